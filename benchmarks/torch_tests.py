@@ -55,7 +55,7 @@ RULES: dict[str, str] = {
     "allocator: memory pools": (
         r"(?i)MemPool|cudagraph_segments|_(begin|end)Allocate|::.*(graph.*(memory|successive|propagates)|_and_graphs)"
     ),
-    "allocator: raw memory": r"raw_alloc",
+    "allocator: raw memory": r"raw_alloc|caching_allocator_alloc",
     "allocator: when freed memory is used again": r"allocation (not|re-used|not re-used)",
     "allocator: its settings, limits and errors": (
         r"::.*(allocator_settings|out_of_memory|memory_fraction|fuzz|workspace|memory_stats|oom)"

@@ -42,19 +42,17 @@ command import torch to look its operator up, which takes a second or two; 20,00
 | approximate | the program runs; it may compute or read other numbers, or take another branch |
 | must be changed (`change`) | the line raises an error, or what it asks for is not there |
 
-What must be changed is listed, and `--all` lists the rest. The exit status is 0 if nothing must be changed, 1 if
-something must, and 2 for a command line or a configuration that cannot be carried out. A finding has `path`, `line`,
-`rule`, `verdict`, `remedy`, and beside them `column` and `text`. The line of a finding in a notebook is that of the
-file. Folders that begin with a dot, virtual environments, `site-packages`, `node_modules` and `__pycache__` are not
-searched.
+The command lists the findings that must be changed, and `--all` lists the rest too. The exit status is 0 if nothing
+must be changed, 1 if something must, and 2 for an invalid command line or configuration. With `--json` a finding has
+`path`, `line`, `column`, `text`, `rule`, `verdict` and `remedy`. In a notebook the line is that of the notebook's file.
+Folders that begin with a dot, virtual environments, `site-packages`, `node_modules` and `__pycache__` are skipped.
 
-The comment `# torchdevice: ignore` leaves the findings of its statement out, `# torchdevice: ignore[device]` those of
-a rule.
+The comment `# torchdevice: ignore` suppresses all findings of its statement, and `# torchdevice: ignore[device]` those
+of one rule.
 
 ## In a project
 
-`pyproject.toml`, the nearest one at or above the working folder, may say what `check` does. The command line counts
-more.
+The nearest `pyproject.toml` at or above the working folder can configure `check`. The command line overrides it.
 
 ```toml
 [tool.torchdevice.check]
@@ -66,11 +64,12 @@ per-file-ignores = {"tests/*" = ["device"]}
 baseline = "torchdevice-baseline.json"    # findings that are known: left out until their line changes
 ```
 
-`torchdevice check . --baseline known.json --write-baseline` writes a baseline of what is found today, so that only
-new findings fail. A finding there is a file, a rule and the text of a line, so edits of other lines keep it.
+`torchdevice check . --baseline known.json --write-baseline` records today's findings, and from then on
+only new ones fail. The baseline identifies a finding by file, rule and text of the line, so editing other lines does
+not bring it back.
 
-With [pre-commit](https://pre-commit.com) add the repository with the hook `torchdevice-check`, which runs the command
-that is installed. In a GitHub workflow the action `.github/actions/check` of the repository installs the package,
+For [pre-commit](https://pre-commit.com), add the repository with the hook `torchdevice-check`, which runs the installed
+command. In a GitHub workflow, the action `.github/actions/check` of the repository installs the package,
 checks `paths`, and writes SARIF for code scanning:
 
 ```yaml
@@ -83,14 +82,14 @@ checks `paths`, and writes SARIF for code scanning:
 
 ## What it does not find
 
-The check does not find a device or a dtype that comes from the command line or from data, a method of an object of
-unknown type, and calls within a library. The [report](report.md) of a run shows these too.
+The check misses devices and dtypes that come from the command line or from data, methods of objects of unknown type,
+and calls within libraries. The [report](report.md) of a run shows these too.
 """
 
 _RULES = """
 ## Rules
 
-`torchdevice check --rules` lists them. Each has an example for a Mac, and what the command says of it.
+`torchdevice check --rules` lists the rules. Each has an example and the finding that the command prints for a Mac.
 """
 
 _EXAMPLES = {

@@ -947,7 +947,6 @@ def many_channels_of_a_layer(correct: bool) -> None:
 # ---- what is known to be wrong ---------------------------------------------------------------------------------------
 
 SILENT = {
-    "weights_in_several_pieces",
     "results_of_two_graphs_in_one_pool",
 }
 """Cases that are not found: no rule has them yet, or the simulation's memory is another than a GPU's."""

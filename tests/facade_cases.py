@@ -446,26 +446,6 @@ def _stream_set() -> bool:
     return inner == stream != before == c.current_stream()
 
 
-def _raw_memory() -> bool:
-    before = c.memory_allocated()
-    address = c.caching_allocator_alloc(8)
-    if not isinstance(address, int) or address < 2:
-        return False
-    during = c.memory_allocated()
-    c.caching_allocator_delete(address)
-    return (during, c.memory_allocated()) == (before + 512, before)
-
-
-def _raw_delete() -> bool:
-    try:
-        c.caching_allocator_delete(1)
-    except RuntimeError as error:
-        if "invalid device pointer" not in str(error):
-            raise
-        return _raw_memory()
-    return False
-
-
 def _caching_allocator() -> bool:
     read = []
     for value in (False, True):
@@ -706,8 +686,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.get_allocator_backend": lambda: c.get_allocator_backend() == "native",
     "torch.cuda.caching_allocator_enable": _caching_allocator,
     "torch.cuda.caching_allocator_disabled": _caching_allocator_off,
-    "torch.cuda.caching_allocator_alloc": _raw_memory,
-    "torch.cuda.caching_allocator_delete": _raw_delete,
+    "torch.cuda.caching_allocator_alloc": lambda: c.caching_allocator_alloc(8),
+    "torch.cuda.caching_allocator_delete": lambda: c.caching_allocator_delete(8),
     "torch.cuda.change_current_allocator": lambda: c.change_current_allocator(c.memory._CUDAAllocator(None)),
     "torch.cuda.CUDAPluggableAllocator": lambda: c.CUDAPluggableAllocator("none.so", "alloc", "free"),
     "torch.cuda.MemPool": lambda: c.MemPool().use_count() == 1,

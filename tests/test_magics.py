@@ -73,6 +73,7 @@ class TestForTheSession:
             ("vax", "'vax' is not a target"),
             ("cpu --memory much", "memory='much' is not a size"),
             ("cpu --bogus", "unrecognized arguments: --bogus. %torchdevice --help lists"),
+            ("cpu 'x", "No closing quotation"),
             ("cpu --target mps", "'cpu' and 'mps' are both given"),
         ],
     )
@@ -90,10 +91,36 @@ class TestForTheSession:
         assert run(session, "%torchdevice on").options.target is None
         run(session, "%torchdevice off")
 
+    @pytest.mark.parametrize(
+        "again", ["%torchdevice cpu", "%torchdevice on", "torchdevice.enable('cpu', propagate=True)"]
+    )
+    def test_it_keeps_no_option_of_the_one_before(self, session: Any, again: str) -> None:
+        run(session, "%torchdevice simulated:cuda:2 --memory 1GiB --strict --float64 error")
+        run(session, again)
+        options = torchdevice.current().options
+        assert (options.memory, options.strict, options.float64) == (None, False, "float32")
+        assert torchdevice.current().runtime.target == "cpu"
+        run(session, "%torchdevice off")
+
+    def test_variables_of_the_user_stay(self, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCHDEVICE_STRICT", "1")
+        monkeypatch.setenv("TORCHDEVICE_TARGET", "simulated:cuda")
+        for line in ("cpu --float64 error", "on", "cpu --float64 error"):
+            run(session, f"%torchdevice {line}")
+            assert torchdevice.current().options.strict
+            assert torchdevice.current().runtime.target == ("simulated:cuda:1" if line == "on" else "cpu")
+        run(session, "%torchdevice off")
+        assert os.environ["TORCHDEVICE_TARGET"] == "simulated:cuda"
+
     def test_help(self, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
         run(session, "%torchdevice --help")
         said = capsys.readouterr().out
-        assert "%%torchdevice TARGET" in said and "--memory" in said and torchdevice.current() is None
+        assert (
+            said.startswith("usage: %torchdevice TARGET")
+            and "%%torchdevice TARGET" in said
+            and "--memory" in said
+            and torchdevice.current() is None
+        )
 
     def test_the_package_has_its_name(self, session: Any) -> None:
         assert run(session, "torchdevice") is torchdevice

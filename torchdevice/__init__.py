@@ -10,52 +10,16 @@ process in which the package is imported before pytest is.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from torchdevice import errors as errors
-    from torchdevice.activation import current as current
-    from torchdevice.activation import disable as disable
-    from torchdevice.activation import enable as enable
-    from torchdevice.activation import portable as portable
-    from torchdevice.activation import simulate as simulate
-    from torchdevice.devices.module import ModuleRuntime as ModuleRuntime
-    from torchdevice.devices.registry import register_runtime as register_runtime
-    from torchdevice.devices.runtime import Mark as Mark
-    from torchdevice.devices.runtime import Memory as Memory
-    from torchdevice.devices.runtime import Runtime as Runtime
-    from torchdevice.devices.runtime import Stat as Stat
-    from torchdevice.foundation.fidelity import Fidelity as Fidelity
-    from torchdevice.journal.callers import Site as Site
-    from torchdevice.journal.journal import Entry as Entry
-    from torchdevice.journal.journal import Journal as Journal
-    from torchdevice.options import Options as Options
-    from torchdevice.report import Report as Report
-    from torchdevice.scope import Scope as Scope
-    from torchdevice.target_selection import TorchDevice as TorchDevice
-    from torchdevice.transfer import DeviceSpec as DeviceSpec
-    from torchdevice.transfer import Prefetcher as Prefetcher
-    from torchdevice.transfer import ToDevice as ToDevice
+_STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 
-    __version__: str
-
-_NAMES = {
-    "activation": "current disable enable portable simulate",
-    "devices.module": "ModuleRuntime",
-    "devices.registry": "register_runtime",
-    "devices.runtime": "Mark Memory Runtime Stat",
-    "foundation.fidelity": "Fidelity",
-    "journal.callers": "Site",
-    "journal.journal": "Entry Journal",
-    "options": "Options",
-    "report": "Report",
-    "scope": "Scope",
-    "target_selection": "TorchDevice",
-    "transfer": "DeviceSpec Prefetcher ToDevice",
+_MODULES = {
+    name: module for module, name in re.findall(r"^from (torchdevice\.\S+) import (\w+) as", _STUB, re.MULTILINE)
 }
-"""Module -> the public names that it defines."""
-
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+"""Public name -> the module that defines it, as the stub for type checkers imports it from there."""
 
 __all__ = [*_MODULES, "errors"]
 
@@ -72,7 +36,7 @@ def __getattr__(name: str) -> Any:
     importlib.import_module("torch")  # first, so that its entry point finds this package whole
     with importlib.import_module("torchdevice.foundation.garbage_collection").paused():
         importlib.import_module("torchdevice.foundation.torch_internals")  # before a private name of torch is read
-        value = getattr(importlib.import_module(f"torchdevice.{_MODULES[name]}"), name)
+        value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

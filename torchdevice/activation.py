@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
@@ -19,7 +19,7 @@ from torchdevice.engines import held_functions
 from torchdevice.errors import ScopeError
 from torchdevice.foundation import run_folder
 from torchdevice.foundation.environment import REPORT
-from torchdevice.foundation.uncaught_errors import Hooks
+from torchdevice.foundation.uncaught_errors import Hooks, ipython
 from torchdevice.options import Options
 from torchdevice.scope import Joining, Scope, leave
 
@@ -107,7 +107,7 @@ def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **option
 def enable(target: str | torch.device | None = None, *, propagate: bool = False, **options: Any) -> Scope:
     """Activate a scope for the rest of the process: this thread and the ones it starts, until :func:`disable`.
 
-    The last call counts: it takes the place of the program's calls before, in this thread.
+    The last call counts: it takes the place of the program's calls before, in this thread, with their options.
 
     Args:
         propagate: Also set ``TORCHDEVICE=1`` and the variables of all options in the environment until then, so that
@@ -117,20 +117,18 @@ def enable(target: str | torch.device | None = None, *, propagate: bool = False,
     Returns:
         The scope.
     """
-    return enable_again(_options.chosen({"target": target, **options}), propagate=propagate)
-
-
-def enable_again(options: Options, *, propagate: bool) -> Scope:
-    """Activate a scope as :func:`enable` does, in place of those that the program has activated before."""
     thread_state.settle()  # an interrupt may have lost the mode of the scope in force
     before = _enabled_by_program()
+    # Without the variables that the scopes in force have set for child processes.
+    variables = ChainMap(*(entry.environment for entry in before), os.environ)  # type: ignore[arg-type]
+    chosen = _options.chosen({"target": target, **options}, variables)
     if before and before[-1] is state.entries[-1]:
         scope: Scope = before[-1].owner
-        if scope.options == options and bool(before[-1].environment) is propagate:
+        if scope.options == chosen and bool(before[-1].environment) is propagate:
             return scope
-    target_selection.resolve(options)  # raises, if it does, before the scope in force is left
+    target_selection.resolve(chosen)  # raises, if it does, before the scope in force is left
     _end(before)
-    return enable_chosen(options, propagate=propagate, enabled_by="program")
+    return enable_chosen(chosen, propagate=propagate, enabled_by="program")
 
 
 def _enabled_by_program() -> list[Entry]:
@@ -158,11 +156,10 @@ def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run",
         entry = scope._entry_to_leave()
         if propagate:
             _options.set_environment(variables_of(scope), entry.environment)
-        shell = _shell()
-        entry.hooks = Hooks(shell, shows_errors)
+        entry.hooks = Hooks(shows_errors)
         entry.hooks.begin()
-        if shell is not None:
-            shell.events.register("pre_run_cell", _before_cell)
+        if session := ipython():
+            session.events.register("pre_run_cell", _before_cell)
         return scope
     except BaseException:
         _end([entry for entry in state.entries if entry.owner is scope])
@@ -184,20 +181,15 @@ def _end(entries: Sequence[Entry]) -> None:
     """Undo what :func:`enable_chosen` has made, the last first."""
     for entry in reversed(entries):
         undo(_undo_all, entry)
-    shell = _shell()
-    if shell is not None and _before_cell in shell.events.callbacks["pre_run_cell"]:
-        shell.events.unregister("pre_run_cell", _before_cell)
+    session = ipython()
+    if session and _before_cell in session.events.callbacks["pre_run_cell"]:
+        session.events.unregister("pre_run_cell", _before_cell)
 
 
 def _undo_all(entry: Entry) -> None:
     # All steps, also if one fails or is interrupted: without its entry nothing would restore the variables.
     hooks = () if entry.hooks is None else (lambda entry: entry.hooks.end(),)
     do_all((lambda entry: _options.set_environment(entry.environment), *hooks, leave), entry)
-
-
-def _shell() -> Any:
-    """Return IPython's session; None in other programs."""
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 def _before_cell(_: Any) -> None:

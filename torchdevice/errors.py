@@ -89,14 +89,9 @@ class AnotherPatcherError(TorchDeviceError, RuntimeError):
     patcher: str
 
 
+@dataclass(eq=False, repr=False)
 class SecondCopyError(TorchDeviceError, RuntimeError):
     """The package was imported twice in this process, as two sets of modules."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "torchdevice was imported twice in this process, and only the first of the two copies can change torch. "
-            "Use the first one, and leave its modules in sys.modules, or start a new process."
-        )
 
 
 @dataclass(eq=False, repr=False)

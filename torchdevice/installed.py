@@ -16,10 +16,10 @@ from torchdevice.core.importing import LateModules, Refused
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
-from torchdevice.torch_apis.distributed import data_parallel, dtensor, process_groups, sharded_attention
+from torchdevice.torch_apis.distributed import data_parallel, dtensor, launcher, process_groups, sharded_attention
 
 # The other files of these folders import torch.distributed and torch's compilers, which many programs never need.
-_OF_LARGE_FOLDERS = (torch_compile, data_parallel, dtensor, process_groups, sharded_attention)
+_OF_LARGE_FOLDERS = (torch_compile, data_parallel, dtensor, launcher, process_groups, sharded_attention)
 
 AREAS = (
     *(

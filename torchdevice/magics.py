@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import shlex
 import sys
@@ -38,13 +39,18 @@ def add(ipython: Any) -> None:
         ``%torchdevice simulated:cuda:2 --memory 8GiB`` enters it, in place of one before; ``%torchdevice off`` leaves
         it, and ``%torchdevice --help`` lists the options.
         """
-        words = shlex.split(line)
-        if _HELP in words:
-            print(_parser().format_help())
-            return None
-        if cell is None:
-            return _for_session(words)
-        with Scope(_chosen(words)):
+        try:
+            words = shlex.split(line)
+            if _HELP in words:
+                print(_parser().format_help())
+                return None
+            if cell is None:
+                return _leave() if words == [_OFF] else activation.enable(**_given(words), propagate=True)
+            scope = Scope(_options.chosen(_given(words)))
+            target_selection.resolve(scope.options)
+        except (TorchDeviceError, ValueError, TypeError) as error:
+            raise UsageError(str(error)) from error  # IPython shows one line
+        with scope:
             return _run(ipython, cell)
 
     ipython.register_magic_function(torchdevice, "line_cell", _NAME)
@@ -59,13 +65,6 @@ def remove(ipython: Any) -> None:
         ipython.magics_manager.magics[kind].pop(_NAME, None)
 
 
-def _for_session(words: list[str]) -> Scope | None:
-    if words == [_OFF]:
-        _leave()
-        return None
-    return activation.enable_again(_chosen(words), propagate=True)
-
-
 def _leave() -> None:
     if activation.is_enabled():
         activation.disable()
@@ -74,7 +73,7 @@ def _leave() -> None:
 def _run(ipython: Any, cell: str) -> Any:
     """Run a cell, and return the value of its last line where that is an expression."""
     code = ipython.transform_cell(cell)
-    name = ipython.compile.cache(code)  # so that tracebacks show the lines
+    name = ipython.compile.cache(code, ipython.execution_count)  # so that tracebacks show the lines
     tree = ipython.compile.ast_parse(code, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, name, "exec"), ipython.user_ns)
@@ -87,7 +86,7 @@ class _Parser(MagicArgumentParser):  # type: ignore[misc]
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog=f"%{_NAME}", usage=_USAGE.replace("%", "%%"))
+    parser = _Parser(prog=f"%{_NAME}", usage=_USAGE.replace("%", "%%"), formatter_class=argparse.HelpFormatter)
     parser.allow_abbrev = False
     parser.add_argument("first", nargs="?", metavar="TARGET", help=f"the target, or {_ON}, or {_OFF}")
     parser.add_argument(_HELP, action="store_true", help="list the options")
@@ -95,11 +94,11 @@ def _parser() -> _Parser:
     return parser
 
 
-def _chosen(words: list[str]) -> _options.Options:
+def _given(words: list[str]) -> dict[str, Any]:
     """Return the options that a line gives: the target first or by its flag, and the others by their flags.
 
     Raises:
-        UsageError: An option is none, or has no such value, or the target cannot be had. IPython shows one line.
+        UsageError: An option does not exist, or the target is given twice.
     """
     given = vars(_parser().parse_args(words))
     del given["help"]
@@ -108,9 +107,4 @@ def _chosen(words: list[str]) -> _options.Options:
         raise UsageError(f"{first!r} and {given['target']!r} are both given as the target. Name one.")
     if first != _ON:
         given["target"] = first or given["target"]
-    try:
-        found = _options.chosen(given)
-        target_selection.resolve(found)
-    except (TorchDeviceError, ValueError, TypeError) as error:
-        raise UsageError(str(error)) from error
-    return found
+    return given

@@ -196,46 +196,47 @@ class Options:
     """The options of a scope. Every value is checked.
 
     Attributes:
-        target: The device that stands in: cpu, mps, xpu, cuda, the name of a PrivateUse1 backend, or a simulated device
-            such as simulated:cuda:2. Left out, the first available of cuda, mps, xpu, a PrivateUse1 backend and cpu.
+        target: The device that runs the program: cpu, mps, xpu, cuda, the name of a PrivateUse1 backend, or a simulated
+            device such as simulated:cuda:2. Default: the first available of cuda, mps, xpu, a PrivateUse1 backend and
+            cpu; under plan, simulated:cuda.
         devices: The number of accelerators that the program sees; a higher ordinal raises CUDA's 'invalid device
-            ordinal'. Left out, the number of the target's devices, and a higher ordinal means device 0.
-        identity: The device that tensors report: target, or program for the accelerator that the program is written
-            for. Left out, program on simulated devices but a Mac, and target elsewhere.
+            ordinal'. Default: the number of the target's devices, and a higher ordinal means device 0.
+        identity: The device that tensors report: target for the target itself, or program for the accelerator that the
+            program is written for. Default: program on simulated devices except a Mac, and target elsewhere.
         strict: Raise FidelityError where the target would only approximate a request.
-        float64: What is done with float64 and complex128 on a target that lacks them: float32 with a warning, cpu to
-            keep such tensors on the CPU and run their operators there, or error for torch's own error.
-        autocast: What autocast in float16 or bfloat16 computes in on a CPU. auto is bfloat16 where the CPU has
-            instructions for it, and float32 where it has none, which is several times faster there.
-        half_products: What products of float16 and bfloat16 tensors are computed in on a CPU: float32, rounded once, or
-            what torch does there (target). auto is float32 for a dtype that the CPU has no instructions for.
+        float64: How to treat float64 and complex128 on a target that lacks them: float32 with a warning, cpu to keep
+            such tensors on the CPU and run their operators there, or error for torch's own error.
+        autocast: The dtype in which autocast to float16 or bfloat16 computes on a CPU. auto is bfloat16 on a CPU with
+            instructions for it, and otherwise float32, which is several times faster there.
+        half_products: The precision in which products of float16 and bfloat16 tensors are computed on a CPU: float32,
+            rounded once, or target for torch's own. auto is float32 for a dtype that the CPU has no instructions for.
         capability: The CUDA compute capability that torch.cuda.get_device_capability() returns.
-        memory: Memory of each simulated device, in bytes or as a text such as 8GiB. Left out, no limit.
+        memory: Memory of each simulated device, in bytes or as a text such as 8GiB. Default: no limit.
         properties: Fields of torch.cuda.get_device_properties() and the values to return; on the command line a JSON
             object.
         written_for: The accelerator that the program is written for. Others are absent, as on a machine without them.
             any is cuda, and names and devices of the others work too, though none of them is reported as available.
-        races: What is done where kernels on different streams of a simulated device use the same memory and nothing
-            orders them: error, or warn. Left out, nothing is looked for.
-        asynchronous: On simulated devices, let copies with non_blocking=True from and to page-locked memory go on after
-            the call, until the program waits for them.
-        random: The numbers that simulated devices draw: their own, by a seed and an offset as CUDA's, or for each seed
-            the CPU's, to compare a program with itself on the CPU.
-        compute: meta: tensors of simulated devices have shapes and memory, but no values, so that a program is planned
-            that is too large for this machine. Left out, values are computed.
-        values: assume: where a program without values (compute='meta') reads some, they are 0, a condition is False,
-            and a result whose size depends on them has the size for ones; each line is in the report. Left out, an
-            error.
-        verify: Compute every operator of the target on the CPU too, on a CPU target in float64, and say which differ
-            beyond the tolerances of torch.testing; FILE.json is where the findings are written.
-        verify_sample: The fraction of the calls of each operator that verify looks at: 0.1 for every tenth, and the
+        races: Look for kernels on different streams of a simulated device that use the same memory without anything
+            ordering them: error raises, and warn warns. Default: do not look.
+        asynchronous: On simulated devices, let copies with non_blocking=True from and to page-locked memory continue
+            after the call, until the program waits for them.
+        random: The numbers that simulated devices draw: device for their own, by a seed and an offset as CUDA's, or cpu
+            for the CPU's numbers of each seed, to compare a program with its run on the CPU.
+        compute: meta: tensors of simulated devices have shapes and memory but no values, which is enough to plan a
+            program that is too large for this machine. Default: compute values.
+        values: assume: where a program without values (compute='meta') reads one, a number is 0, a condition is False,
+            and a result whose size depends on values has the size for ones; the report lists each such line. Default:
+            an error.
+        verify: Compute every operator of the target on the CPU too (on a CPU target in float64), and report those that
+            differ beyond the tolerances of torch.testing. The findings are written to FILE.json.
+        verify_sample: The fraction of the calls of each operator that verify checks: 0.1 for every tenth, and the
             first.
-        verify_only: The operators that verify looks at, such as mm,addcmul_. Left out, all of torch's.
-        engine: How a scope sees torch's calls: mode sees every call, wrap those that can carry a device. auto is wrap
-            where no module that uses torch was imported before the scope of a whole process (run, TORCHDEVICE=1,
-            enable()), and mode elsewhere.
-        native: Whether the kernels in C++ that 'torchdevice native build' compiles compute on simulated devices: auto
-            where they are built, never, or always, which is an error where they are not.
+        verify_only: The operators that verify checks, such as mm,addcmul_. Default: all of torch's.
+        engine: How a scope sees torch's calls: mode sees every call, wrap only those that can carry a device. auto is
+            wrap for the scope of a whole process (run, TORCHDEVICE=1, enable()) if no module that uses torch was
+            imported before it, and mode otherwise.
+        native: Whether simulated devices compute with the C++ kernels that 'torchdevice native build' compiles: auto if
+            they are built, never, or always, which is an error if they are not built.
         implied: The names of the options whose values the call did not give: those of variables and of files.
     """
 
@@ -356,11 +357,12 @@ def _attributes(docstring: str) -> Iterator[tuple[str, str]]:
 # ---- the ways in -----------------------------------------------------------------------------------------------------
 
 
-def chosen(given: Mapping[str, Any], **defaults: Any) -> Options:
+def chosen(given: Mapping[str, Any], /, variables: Mapping[str, str | None] = os.environ, **defaults: Any) -> Options:
     """Return the options of a call.
 
     Args:
         given: The options of the call. The value None leaves an option out.
+        variables: Where the options' variables are read.
         **defaults: Defaults that replace those of the record.
 
     Raises:
@@ -371,7 +373,7 @@ def chosen(given: Mapping[str, Any], **defaults: Any) -> Options:
     if unknown:
         raise TypeError(f"{unknown[0]!r} is not an option. Use one of {', '.join(declarations())}.")
     said = {name: value for name, value in given.items() if value is not None}
-    others = {**defaults, **from_environment()}
+    others = {**defaults, **from_environment(variables)}
     others = {**_implied_by(said.get("target", others.get("target"))), **others}
     return Options(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
 
@@ -417,13 +419,13 @@ def spelled(name: str, value: str, way: str) -> str:
     return ways.get(way, f'{name}="{value}"')
 
 
-def from_environment() -> dict[str, Any]:
+def from_environment(variables: Mapping[str, str | None] = os.environ) -> dict[str, Any]:
     """Return the options whose variables are set.
 
     Raises:
         ValueError: A variable's text is not valid for its option; the message names the variable.
     """
-    return from_texts(variable_of, os.environ.get, "Or unset the variable.")
+    return from_texts(variable_of, variables.get, "Or unset the variable.")
 
 
 def from_texts(key_of: Callable[[str], str], read: Callable[[str], str | None], remedy: str) -> dict[str, Any]:

@@ -48,9 +48,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         const=True,
         metavar="FILE",
         type=report_file,
-        help="say at the end what each line asked for and what was done; with =FILE.html or =FILE.json write it",
+        help="print a report of rewritten calls at the end; with =FILE write a page (FILE.html) or data (FILE.json)",
     )
-    parser.addini(_ISOLATION, "what a failed device ends: the 'test', or the 'session' as on a GPU", default="test")
+    parser.addini(
+        _ISOLATION,
+        "how long a failed device stays lost: the 'test', or the 'session' as on a GPU",
+        default="test",
+    )
     for name in _options.declarations():
         parser.addini(_options.pytest_key_of(name), f"the same as {_options.pytest_flag_of(name)}", default="")
 

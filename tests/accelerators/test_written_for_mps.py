@@ -28,6 +28,12 @@ def mps(target: str) -> Iterator[torchdevice.Scope]:
         yield scope
 
 
+@pytest.fixture
+def kind(target: str) -> str:
+    """The target's own device type, also of the Mac in the box, which is ``mps`` by default."""
+    return target.partition(":")[0]
+
+
 def test_what_is_available(mps: torchdevice.Scope) -> None:
     assert torch.backends.mps.is_available() and torch.backends.mps.is_built()
     assert torch.mps.is_available() and torch.mps.device_count() == 1
@@ -50,12 +56,12 @@ def test_nothing_of_it_stays(target: str) -> None:
             assert torch.backends.mps.is_available() == (target == MAC) and torch.cuda.is_available()
 
 
-def test_mps_is_another_device_until_it_is_used(target: str, kind: str) -> None:
+def test_mps_is_another_device_until_it_is_used(target: str) -> None:
     device = torch.device("mps")
     with torchdevice.portable(target, written_for="any"):
         x = torch.ones(1, device="cuda")
         assert device.type == "mps" and x.device != device and x.device == torch.ones(1, device=device).device
-        assert torch.Generator(device).device.type == kind
+        assert torch.Generator(device).device == x.device
         assert torch.mps.current_allocated_memory() >= 0
         assert torch.backends.mps.is_available() == (target == MAC)
 
@@ -142,10 +148,13 @@ def test_an_event_outlives_its_scope(target: str, recwarn: pytest.WarningsRecord
 
 
 @pytest.mark.skipif(not hasattr(torch.mps, "Stream"), reason="torch 2.14 and later have streams of MPS")
-def test_streams_are_refused(mps: torchdevice.Scope) -> None:
-    for call in (torch.mps.Stream, torch.mps.current_stream):
-        with pytest.raises(NotSupportedError, match="in one order"):
-            call()
+def test_there_is_one_stream(mps: torchdevice.Scope) -> None:
+    only = torch.mps.current_stream()
+    assert only == torch.mps.default_stream()
+    with torch.mps.stream(only), torch.mps.stream(None):
+        assert torch.ones(2, device="mps").sum() == 2
+    with pytest.raises(NotSupportedError, match="in one order"):
+        torch.mps.Stream()
 
 
 def test_functions_that_need_metal_raise(mps: torchdevice.Scope) -> None:

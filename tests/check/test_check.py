@@ -234,6 +234,34 @@ OPERATORS = [
         noise = np.random.randn(4) * 2
         torch.from_numpy(noise.reshape(2, 2)).to(device)  #: approximate
         torch.tensor(np.zeros(2))[0].cuda()  #: approximate
+        torch.as_tensor(np.zeros(2), device="cuda")  #: approximate
+        torch.as_tensor(np.zeros(2), device="cpu")
+        """,
+        "mps",
+    ),
+    Case(
+        "dtype",
+        """
+        import numpy as np, torch
+        def load():
+            return np.zeros(2)
+        def moved(array):
+            return torch.from_numpy(array).to("cuda")  #: approximate
+        def either(array):
+            return torch.from_numpy(array).to("cuda")
+        def again(array):
+            return again(array) if array else torch.from_numpy(array).cuda()
+        class Data:
+            def values(self):
+                return load()
+            def batch(self):
+                return torch.tensor(self.values()).cuda()  #: approximate
+        moved(np.ones(3))
+        moved(array=load())
+        either(np.ones(3))
+        either(np.ones(3, dtype=np.float32))
+        torch.from_numpy(load()).cuda()  #: approximate
+        torch.from_numpy(other.load()).cuda()
         """,
         "mps",
     ),
@@ -279,6 +307,9 @@ OPERATORS = [
         nn.LSTM(3, 4, proj_size=0)
         nn.LSTM(3, 4)
         nn.ConvTranspose3d(1, 1, 2).half()  #: approximate
+        nn.ConvTranspose3d(1, 1, 2).to("cuda", torch.float16)  #: approximate
+        nn.ConvTranspose3d(1, 1, 2, device="cuda", dtype=torch.bfloat16)  #: approximate
+        nn.ConvTranspose3d(1, 1, 2).to("cuda", torch.float32)
         nn.ConvTranspose2d(1, 1, 2).half()
         """,
         "mps",

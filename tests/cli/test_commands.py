@@ -26,6 +26,16 @@ MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.
 pytestmark = [pytest.mark.sampled(2), pytest.mark.one_engine]
 
 
+@pytest.mark.parametrize("command", [("check", "--rules"), ("check", "--all", "--json", __file__), ("run", "--help")])
+def test_a_command_ends_quietly_where_nobody_reads_its_output(command: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "torchdevice", *command]
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert done.stderr == "" and done.returncode in (0, 1)
+
+
 class TestParsing:
     @pytest.mark.parametrize("command", COMMANDS)
     def test_help_has_an_example(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -386,20 +386,20 @@ def test_settings_change_the_allocator(variable: str | None, monkeypatch: pytest
 
 
 def test_a_nested_scope_leaves_the_settings_of_the_outer_one() -> None:
-    def found() -> tuple[int, float]:
+    def found() -> tuple[int, bool]:
         settings = torch.cuda.memory._snapshot()["allocator_settings"]
-        return settings["max_split_size"], settings["garbage_collection_threshold"]
+        return settings["max_split_size"], settings["expandable_segments"]
 
     with torchdevice.simulate():
         torch._C._accelerator_setAllocatorSettings("max_split_size_mb:40")
         for options in ({}, {"count": 3, "memory": "1GiB"}):
             with torchdevice.simulate(**options):
-                assert found() == (40 * MIB, 0.0)
-                torch._C._accelerator_setAllocatorSettings("garbage_collection_threshold:0.5")
-                assert found() == (-1, 0.5)
-            assert found() == (40 * MIB, 0.0)
+                assert found() == (40 * MIB, False)
+                torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+                assert found() == (-1, True)
+            assert found() == (40 * MIB, False)
     with torchdevice.simulate():
-        assert found() == (-1, 0.0)
+        assert found() == (-1, False)
 
 
 def test_a_nested_scope_leaves_the_cached_segments_of_the_outer_one() -> None:

@@ -14,6 +14,7 @@ from conftest import MetaRuntime
 from places import ROOT
 
 import torchdevice
+from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import CpuFallback
 from torchdevice.fallback.kernel_registration import Registrations
 from torchdevice.fallback.missing_operators import overload
@@ -217,7 +218,7 @@ def planted(operators: tuple[str, ...], kernel: Callable[[str], Kernel]) -> Iter
 
 @contextlib.contextmanager
 def guarded(faults: tuple[Fault, ...] = FAULTS) -> Iterator[None]:
-    installation = installing.installation(KEY, lambda: faults)
+    installation = Installation(lambda: [Registrations(KEY, lambda: installing.kernels(KEY, faults))])
     installation.hold(installation)
     try:
         yield

@@ -133,6 +133,36 @@ def _others() -> dict[str, Any]:
     }
 
 
+def _observed() -> dict[str, Any]:
+    """Return what a hook is told of collectives, and which collectives are refused."""
+    os.environ["TORCH_NCCL_NAN_CHECK"] = "1"
+    group, infos = dist.new_group(), []
+    group._register_on_completion_hook(infos.append)
+    numbers = torch.ones(2, device="cuda")
+    dist.all_reduce(numbers, group=group)
+    dist.all_gather([torch.empty_like(numbers) for _ in range(2)], numbers, group=group)
+    found = {
+        "hook": [[info.op_type.name, info.seq, info.time_started <= info.time_finished] for info in infos],
+        "sequence": group._get_sequence_number_for_group(),
+        "NaN": _error(lambda: dist.all_reduce(numbers * float("nan"), group=group)),
+    }
+    late = dist.new_group()
+    dist.barrier(late)
+    if dist.get_rank() == 0:
+        short = datetime.timedelta(seconds=0.5)
+        found["late"] = "Timed out waiting 500ms" in _error(lambda: late.allreduce([numbers], timeout=short))
+    dist.barrier()
+    return found
+
+
+def _error(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def _shared_device() -> list[float]:
     """Return a sum over the ranks of a gloo group that are on one device, which NCCL refuses."""
     torch.cuda.set_device(0)
@@ -151,7 +181,7 @@ def _program(folder: str) -> None:
     gloo = dist.ProcessGroupGloo(store, rank, 2, TIMEOUT)
     plain._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
     plain._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    found = [outcomes("cuda", dist.group.WORLD), outcomes("cpu", plain), _others(), _shared_device()]
+    found = [outcomes("cuda", dist.group.WORLD), outcomes("cpu", plain), _others(), _shared_device(), _observed()]
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -370,6 +370,26 @@ class TestSentences:
             "The journal's limit was reached: 1 call more, not told apart.",
         ]
 
+    def test_where_the_program_failed(self) -> None:
+        processes = [Process("main", 1, failure="failed at a.py:1 with ValueError: x")]
+        processes += [Process(f"rank {index}", 2, failure="failed at b.py:2 with KeyError: 1") for index in (0, 1)]
+        assert formatting.missing(self.report(processes=processes)) == [
+            "rank 0 failed at b.py:2 with KeyError: 1",
+            "the program failed at a.py:1 with ValueError: x",
+        ]
+
+    def test_devices_of_ranks_are_one_row(self) -> None:
+        asked = [("cuda:0", "mps:0"), ("cuda:2", "mps:2"), ("cuda:1", "mps:1"), ("cuda:1", "cpu"), ("x", "y")]
+        given = [dataclasses.replace(self.row(f"rank {at}"), asked=a, done=d) for at, (a, d) in enumerate(asked)]
+        found = {(row.asked, row.done): (row.count, len(row.processes)) for row in rows.folded(given)}
+        count = given[0].count
+        assert found == {
+            ("cuda:0-2", "mps:0-2"): (3 * count, 3),
+            ("cuda:1", "cpu"): (count, 1),
+            ("x", "y"): (count, 1),
+        }
+        assert (rows.numbers([0, 2]), rows.numbers([4])) == ("0, 2", "4")
+
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,8 @@ def unary(x, out, N: tl.constexpr, WHICH: tl.constexpr):
         result = tanh(values)
     elif WHICH == "pow":
         result = libdevice.pow(values, values)
+    elif WHICH == "div_rn":
+        result = libdevice.div_rn(values, values + 1)
     elif WHICH == "rsqrt":
         result = libdevice.rsqrt(values)
     elif WHICH == "cumsum":
@@ -73,7 +75,7 @@ def unary(x, out, N: tl.constexpr, WHICH: tl.constexpr):
 
 @triton.jit
 def asked_of_libdevice(x, out):
-    tl.store(out, libdevice.cyl_bessel_i0(tl.load(x)))
+    tl.store(out, libdevice.erfcinv(tl.load(x)))
 
 
 @triton.jit
@@ -245,6 +247,59 @@ def tuned(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
         tl.store(out + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
 
 
+@triton.jit
+def without_tensors(N: tl.constexpr):
+    print("at", tl.arange(0, N) + tl.program_id(0))
+
+
+@triton.jit
+def given_tuples(out, values, pair):
+    tl.static_assert(pair[1] is None)
+    tl.store(out, tl.load(values[0]) + values[1] + pair[0])
+    tl.store(out + 1, len(((1, 2) and (3,)) or (4, 5)))
+
+
+@triton.jit
+def of_one_element(x):
+    if tl.load(x + tl.arange(0, 1)) > 1:
+        tl.store(x, 0)
+
+
+@triton.jit
+def toward_zero(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.load(x + at).to(tl.float16, fp_downcast_rounding="rtz"))
+
+
+@triton.jit
+def count_bits(x, out, N: tl.constexpr):
+    tl.store(out, tl.sum(tl.load(x + tl.arange(0, N)) > 0, dtype=tl.int1).to(tl.int32))
+
+
+@triton.jit
+def bounded(x, out, N: tl.constexpr):
+    values = tl.load(x + tl.arange(0, N))
+    tl.store(out + tl.arange(0, N), tl.maximum(values, 0.0))
+    tl.store(out + N + tl.arange(0, N), tl.clamp(values, -1.0, 1.0))
+
+
+@triton.jit
+def scaled(a, a_scale, b, out, N: tl.constexpr, K: tl.constexpr):
+    rows, depth = tl.arange(0, N), tl.arange(0, K)
+    left = tl.load(a + rows[:, None] * (K // 2) + tl.arange(0, K // 2)[None, :])
+    factors = tl.load(a_scale + rows[:, None] * (K // 32) + tl.arange(0, K // 32)[None, :])
+    right = tl.load(b + depth[:, None] * N + rows[None, :])
+    tl.store(out + rows[:, None] * N + rows[None, :], tl.dot_scaled(left, factors, "e2m1", right, None, "bf16"))
+
+
+@triton.jit
+def reduced_by_descriptor(x, out, N: tl.constexpr):
+    sink = tl.make_tensor_descriptor(out, shape=[N, N], strides=[N, 1], block_shape=[N, N])
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    sink.atomic_add([0, 0], tl.load(x + at))
+    sink.atomic_and([0, 0], tl.load(x + at))
+
+
 # ---- kernels with mistakes -------------------------------------------------------------------------------------------
 
 
@@ -282,6 +337,12 @@ def neighbours(x, out, n, BLOCK: tl.constexpr):
 @triton.jit
 def asserted(x, LIMIT: tl.constexpr):
     tl.device_assert(tl.load(x) < LIMIT, "too large")
+
+
+@triton.jit
+def statically(x, LIMIT: tl.constexpr):
+    tl.static_assert(LIMIT > 1, "too large")
+    tl.store(x, LIMIT)
 
 
 @triton.jit

@@ -152,6 +152,7 @@ def _libdevice() -> Pairs:
     yield from _by("tanh by value", torch.tanh)
     yield from _by("pow", lambda x: x**x)
     yield from _by("rsqrt", torch.rsqrt)
+    yield from _by("div_rn", lambda x: x / (x + 1))
 
 
 @feature("functions of `libdevice` that torch and NumPy lack")
@@ -245,6 +246,59 @@ def _atomics() -> Pairs:
         out = on_device(2, dtype=dtype)
         kernels.extremes[(4,)](out, x, BLOCK=16)
         yield out, torch.stack([values.max(), values.min()])
+
+
+@feature("`tl.dot_scaled` of float4, bfloat16 and others")
+def _scaled_products() -> Pairs:
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    codes, exponents = torch.randint(0, 16, (16, 64)), torch.randint(120, 134, (16, 2), dtype=torch.uint8)
+    packed = (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    right = torch.randn(64, 16).bfloat16()
+    out = on_device(16, 16)
+    kernels.scaled[(1,)](packed.cuda(), exponents.cuda(), right.cuda(), out, N=16, K=64)
+    factors = torch.exp2(exponents.float() - 127).repeat_interleave(32, dim=1)
+    yield out, (numbers[codes] * factors) @ right.float()
+
+
+@feature("casts toward zero")
+def _toward_zero() -> Pairs:
+    values, x = made(1024)
+    out = on_device(1024, dtype=torch.float16)
+    kernels.toward_zero[(1,)](x, out, N=1024)
+    bits = values.half().view(torch.int16)
+    yield out, torch.where(values.half().float().abs() > values.abs(), bits - 1, bits).view(torch.float16)
+
+
+@feature("tuples of tensors, numbers and None as arguments")
+def _tuples() -> Pairs:
+    out = on_device(2)
+    kernels.given_tuples[(1,)](out, (torch.ones(1).cuda(), 2), (3, None))
+    yield out, torch.tensor([6.0, 1.0])
+
+
+@feature("sums of int1, which wrap")
+def _sums_of_bits() -> Pairs:
+    for count in (10, 11):
+        values = torch.cat([torch.ones(count), torch.zeros(64 - count)])
+        out = on_device(1, dtype=torch.int32)
+        kernels.count_bits[(1,)](values.cuda(), out, N=64)
+        yield out, torch.tensor([count % 2], dtype=torch.int32)
+
+
+@feature("NaN in `tl.maximum`, `tl.minimum`, `tl.clamp`")
+def _not_numbers() -> Pairs:
+    values = torch.tensor([float("nan"), -3.0, 0.5, 3.0])
+    out = on_device(8)
+    kernels.bounded[(1,)](values.cuda(), out, N=4)
+    yield out, torch.tensor([0, 0, 0.5, 3, -1, -1, 0.5, 1])
+
+
+@feature("reductions by tensor descriptors")
+def _descriptor_reductions() -> Pairs:
+    values = torch.randint(0, 100, (16, 16), dtype=torch.int32)
+    out = torch.ones(16, 16, dtype=torch.uint32).cuda()
+    kernels.reduced_by_descriptor[(1,)](values.to(torch.uint32).cuda(), out, N=16)
+    yield out, ((values + 1) & values).to(torch.uint32)
 
 
 @feature("locks by `tl.atomic_cas` and `tl.atomic_xchg`")

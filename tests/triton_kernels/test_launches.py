@@ -371,3 +371,33 @@ def test_the_page_has_the_table() -> None:
 
     page = (Path(__file__).parents[2] / "docs" / "triton.md").read_text()
     assert "\n".join(f"| {name} | {fidelity} |" for name, fidelity in FEATURES.items()) in page
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_launch_without_tensors_prints(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with torchdevice.portable(target):
+        kernels.without_tensors[(2,)](N=2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("pid")]
+    assert lines == [f"pid ({i}, 0, 0) idx ({j}) at: {i + j}" for i in range(2) for j in range(2)]
+
+
+def test_a_launch_returns_the_compiled_kernel() -> None:
+    with torchdevice.simulate():
+        x = torch.zeros(32, device="cuda")
+        launched = kernels.ranged[(1,)](x, N=32)
+        assert x.all() and ".target sm_80" in launched.asm["ptx"]
+
+
+def test_a_condition_of_a_block_with_one_element() -> None:
+    with torchdevice.simulate():
+        for given, left in ((1, 1), (2, 0)):
+            x = torch.tensor([given], device="cuda")
+            kernels.of_one_element[(1,)](x)
+            assert x.item() == left
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_drivers_device_is_that_of_tensors(target: str) -> None:
+    with torchdevice.portable(target):
+        device = driver.active.get_active_torch_device()
+        assert torch.zeros(1, device=device).device == torch.zeros(1, device="cuda").device == device

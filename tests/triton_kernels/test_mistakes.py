@@ -16,6 +16,8 @@ from torchdevice.errors import KernelRaceError, RaceWarning
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 import example_kernels as kernels  # noqa: E402
+import triton.language as tl  # noqa: E402
+from triton.compiler.errors import CompilationError  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
 pytestmark = pytest.mark.one_engine
@@ -113,19 +115,26 @@ PLANTED = {
         (RuntimeError, r"Triton Error \[CUDA\]: invalid argument"),
     ),
     "a range that is no power of 2": Planted(
-        lambda right: kernels.ranged[(1,)](ones(32), N=32 if right else 24), (ValueError, "power of 2")
+        lambda right: kernels.ranged[(1,)](ones(32), N=32 if right else 24), (CompilationError, "power of 2")
     ),
     "a condition of several elements": Planted(
         lambda right: kernels.conditional[(1,)](ones(32), ones(1), N=32, WHOLE=not right),
-        (ValueError, "is no condition"),
+        (CompilationError, "is no condition"),
     ),
     "shapes that do not fit": Planted(
         lambda right: kernels.shapes[(1,)](ones(32), ones(32), N=32, M=32 if right else 16),
-        (ValueError, "incompatible"),
+        (CompilationError, "incompatible"),
     ),
     "a product too small for the tensor cores": Planted(
         lambda right: kernels.dotted[(1,)](ones(1024), ones(1024), N=32 if right else 4),
-        (AssertionError, "should have"),
+        (CompilationError, "should have"),
+    ),
+    "a float8 that the GPU has not": Planted(
+        lambda right: kernels.through[(1,)](ones(32), ones(32), N=32, DTYPE=tl.float8e5 if right else tl.float8e4nv),
+        (CompilationError, "not supported in this architecture"),
+    ),
+    "a failed tl.static_assert": Planted(
+        lambda right: kernels.statically[(1,)](ones(1), LIMIT=2 if right else 1), (CompilationError, "too large")
     ),
     "an option that does not exist": Planted(
         lambda right: kernels.ranged[(1,)](ones(32), N=32, **{"num_warps" if right else "warps": 4}),

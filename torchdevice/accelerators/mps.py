@@ -16,7 +16,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import TORCHS_OWN, without_cache, without_original
 from torchdevice.core.replacing import replaces
 from torchdevice.cuda import memory
-from torchdevice.cuda.streams import EventStandIn
+from torchdevice.cuda.streams import EventStandIn, StreamStandIn, current_stream
 from torchdevice.foundation.fidelity import Fidelity
 
 _MPS = "mps"
@@ -92,7 +92,7 @@ def driver_allocated_memory(context: Context) -> int:
     return context.runtime.memory(_index(context)).reserved
 
 
-@supplied_function(["_mps_recommendedMaxMemory", "_mps_maxBufferLength"], native_to=_MPS)
+@supplied_function("_mps_recommendedMaxMemory _mps_maxBufferLength", native_to=_MPS)
 def recommended_max_memory(context: Context) -> int:
     """Return the bytes of the target's memory: one tensor may occupy all of it."""
     return memory.total(context, context.thread.device_index)
@@ -165,6 +165,19 @@ def elapsed_time_of_events(context: Context, start: int, end: int) -> float:
     if elapsed < 0:
         raise RuntimeError(f"End event {end} was not recorded after start event {start}")
     return elapsed
+
+
+# ---- streams, which torch 2.14 and later have ------------------------------------------------------------------------
+
+
+@replaces(getattr(torch.mps, "streams", None), "current_stream", "default_stream", native_to=_MPS, by_value=True)
+def _only_stream(context: Context, original: Any) -> StreamStandIn:
+    return current_stream(context, context.thread.device_index)
+
+
+@supplied_function("_mps_setStream", native_to=_MPS)
+def set_stream(context: Context, stream: StreamStandIn) -> None:
+    """Do nothing: all work is in one stream."""
 
 
 # ---- what torch's own Python asks of the module of any accelerator ---------------------------------------------------

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from torchdevice.check.findings import Verdict
+from torchdevice.check.names import argument
 from torchdevice.check.rules import Found, rule
-from torchdevice.check.source_view import WORDS, View, argument, names_option
+from torchdevice.check.source_view import WORDS, View, names_option
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
 
 _PREFIX = re.compile(rf"({'|'.join(FAMILIES)}):(?:%[ds]|\{{[^}}]*\}})?")

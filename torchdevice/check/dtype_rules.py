@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchdevice.check.findings import Verdict
+from torchdevice.check.names import argument
 from torchdevice.check.rules import Found, rule
-from torchdevice.check.source_view import WORDS, View, argument
+from torchdevice.check.source_view import WORDS, View
 from torchdevice.check.target import torch_object
 from torchdevice.devices.accelerators import SPELLED
 
@@ -27,11 +28,12 @@ _MAX_DEPTH = 12
 def _dtype(node: ast.Attribute | ast.Name | ast.Call | ast.Constant, view: View) -> Iterator[Found]:
     """A dtype that the target cannot hold, such as float64 on MPS: `dtype=torch.float64` with a device, `.double()`,
     `torch.cuda.DoubleTensor`, a variable that surely holds such a dtype, and where a tensor of it moves to the device,
-    also one made from an array of NumPy. There it is kept in the next narrower dtype, which is approximate;
-    `--float64 error` raises at such lines."""
+    also one made from an array of NumPy, which may have come through functions of the file. There it is kept in the
+    next narrower dtype, which is approximate; `--float64 error` raises at such lines."""
     name = _named(node, view) or _held(node, view)
-    if not name and isinstance(node, ast.Call) and view.method(node) in _MOVES and isinstance(node.func, ast.Attribute):
-        name = "" if _names_dtype(node, view) or _goes_to_the_cpu(node, view) else _wide(node.func.value, view)
+    if not name and isinstance(node, ast.Call):
+        moved = _moved(node, view)
+        name = "" if moved is None or _names_dtype(node, view) or _goes_to_the_cpu(node, view) else _wide(moved, view)
     if name and view.target.lacks_dtype(name):
         wide = str(torch_object(name)).removeprefix("torch.")
         kept = _NARROWER.get(wide)
@@ -140,6 +142,14 @@ def _stays_on_the_cpu(node: ast.AST, view: View) -> bool:
     if not isinstance(call, ast.Call) or not view.called(call).startswith("torch."):
         return False
     return argument(call, None, "device") is None
+
+
+def _moved(call: ast.Call, view: View) -> ast.expr | None:
+    """Return the tensor that a call moves to a device, or that it makes there from an array."""
+    if view.method(call) in _MOVES and isinstance(call.func, ast.Attribute):
+        return call.func.value
+    makes = view.called(call) in WORDS["functions of arrays"] and argument(call, None, "device") is not None
+    return call if makes else None
 
 
 def _goes_to_the_cpu(call: ast.Call, view: View) -> bool:

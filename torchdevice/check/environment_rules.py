@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from torchdevice.check.findings import Verdict
+from torchdevice.check.names import argument
 from torchdevice.check.rules import Found, rule
-from torchdevice.check.source_view import View, argument, names_option
+from torchdevice.check.source_view import View, names_option
 from torchdevice.errors import PATCHERS
 from torchdevice.foundation import data_files
 

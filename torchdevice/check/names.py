@@ -36,6 +36,7 @@ class _Given(NamedTuple):
 
 class _Scope:
     def __init__(self, node: ast.AST, around: _Scope | None):
+        self.node = node
         self.around = around
         self.is_class = isinstance(node, ast.ClassDef)
         self.given: dict[str, list[_Given]] = {}
@@ -67,6 +68,7 @@ class Names:
         parents: Node -> the node that it is a part of.
         attributes: Name of an attribute -> the expressions that the source assigns to attributes of that name.
         defined: The names of all functions, methods and classes that the source defines.
+        returned: Name of a function or method -> the expressions that the source returns from it.
         uses_torch: Whether the source imports torch or a part of it.
     """
 
@@ -75,6 +77,8 @@ class Names:
         self.parents: dict[ast.AST, ast.AST] = {}
         self.attributes: dict[str, list[ast.expr]] = {}
         self.defined: set[str] = set()
+        self.returned: dict[str, list[ast.expr]] = {}
+        self._calls: dict[str, list[ast.Call]] = {}
         self.uses_torch = False
         self._scopes: dict[ast.AST, _Scope] = {}
         self._dotted: dict[ast.AST, str | None] = {}
@@ -110,6 +114,10 @@ class Names:
             inner.elsewhere.update(node.names)
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
             inner.give(node.name, _Given())
+        elif isinstance(node, ast.Call):
+            self._calls.setdefault(_own_function(node), []).append(node)
+        elif isinstance(node, ast.Return) and node.value is not None:
+            self.returned.setdefault(getattr(inner.node, "name", ""), []).append(node.value)
         for target, value in _assignments(node):
             if isinstance(target, ast.Name):
                 inner.give(target.id, _Given(value=value))
@@ -167,6 +175,23 @@ class Names:
         scope = self._scopes[node].owner(node.id)
         return [each.value for each in scope.given[node.id] if each.value is not None] if scope is not None else []
 
+    def flowing(self, node: ast.AST) -> list[ast.expr]:
+        """Return :meth:`values` of a node, and what flows there through functions of the source.
+
+        That is what calls pass to a parameter, and what the function that is called returns. Functions that call
+        themselves make circles.
+        """
+        if isinstance(node, ast.Call):
+            return self.returned.get(_own_function(node), []) if self.dotted(node.func) is None else []
+        scope = self._scopes[node].owner(node.id) if isinstance(node, ast.Name) else None
+        if scope is None or not isinstance(node, ast.Name) or not isinstance(scope.node, ast.FunctionDef):
+            return self.values(node)
+        names = [name for name, _ in _parameters(scope.node.args) if name != "self"]
+        position = names.index(node.id) if node.id in names else None
+        calls = self._calls.get(scope.node.name, []) if position is not None else []
+        passed = [argument(call, position, node.id) for call in calls]
+        return [*self.values(node), *(each for each in passed if each is not None)]
+
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes that a node is a part of, the innermost first."""
         while node in self.parents:
@@ -176,6 +201,23 @@ class Names:
     def statement(self, node: ast.AST) -> ast.stmt | None:
         """Return the statement that a node is a part of, or is."""
         return next((each for each in (node, *self.around(node)) if isinstance(each, ast.stmt)), None)
+
+
+def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | None:
+    """Return an argument of a call, by its position or by one of its names; None where it is not there."""
+    for keyword in call.keywords:
+        if keyword.arg in names:
+            return keyword.value
+    positional = call.args[: (position or 0) + 1]
+    if position is None or len(positional) <= position or any(isinstance(each, ast.Starred) for each in positional):
+        return None
+    return positional[position]
+
+
+def _own_function(call: ast.Call) -> str:
+    """Return the name of the function, or of the method of ``self``, that a call may call; else an empty text."""
+    of_self = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "self"
+    return call.func.attr if of_self else getattr(call.func, "id", "")  # type: ignore[attr-defined]
 
 
 def _is_outside(node: ast.AST, child: ast.AST) -> bool:

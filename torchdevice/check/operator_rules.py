@@ -7,8 +7,9 @@ import functools
 from collections.abc import Iterator
 
 from torchdevice.check.findings import Verdict
+from torchdevice.check.names import argument
 from torchdevice.check.rules import Found, rule
-from torchdevice.check.source_view import View, argument
+from torchdevice.check.source_view import View
 from torchdevice.check.target import MAC
 from torchdevice.devices.accelerators import SPELLED
 
@@ -65,7 +66,7 @@ def _mps_arguments(node: ast.Call, view: View) -> Iterator[Found]:
         ("an LSTM with proj_size", projects is not None and getattr(projects, "value", None) != 0),
         (method, method.startswith(_COMPRESSED) and view.is_tensor(node)),
         (function.removeprefix("torch."), function in _MAKES_COMPRESSED and _on_device(node, view)),
-        ("ConvTranspose3d in half precision", method in ("half", "bfloat16") and maker == "torch.nn.ConvTranspose3d"),
+        ("ConvTranspose3d in half precision", "torch.nn.ConvTranspose3d" in (function, maker) and _halves(node, view)),
     ):
         if refused:
             remedy = f"Expect {said} to run on the CPU: {view.target.name} refuses it."
@@ -74,6 +75,14 @@ def _mps_arguments(node: ast.Call, view: View) -> Iterator[Found]:
 
 _COMPRESSED = ("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc")
 _MAKES_COMPRESSED = tuple(f"torch.{each.removeprefix('to_')}_tensor" for each in _COMPRESSED)
+
+
+def _halves(call: ast.Call, view: View) -> bool:
+    given = {view.dotted(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))}
+    return view.method(call) in _HALF or any(f"torch.{name}" in given for name in ("float16", *_HALF))
+
+
+_HALF = ("half", "bfloat16")
 
 
 def _on_device(call: ast.Call, view: View) -> bool:

@@ -82,14 +82,21 @@ class View(Names):
         """
         if depth > _MAX_DEPTH:
             return False
+        inner: Any = None
         if isinstance(node, ast.Call):
-            found = of_call(node)
-            return self.surely(found, of_call, depth + 1) if isinstance(found, ast.AST) else found
-        if isinstance(node, ast.BinOp):
+            inner = of_call(node)
+            if inner and not isinstance(inner, ast.AST):
+                return inner
+        elif isinstance(node, ast.BinOp):
             return self.surely(node.left, of_call, depth + 1) or self.surely(node.right, of_call, depth + 1)
-        values = [node.value] if isinstance(node, ast.Subscript) else self.values(node)
-        known = [self.surely(value, of_call, depth + 1) for value in values]
-        return known[0] if known and all(known) else False
+        elif isinstance(node, ast.Subscript):
+            inner = node.value
+        found = False
+        for value in [inner] if inner else self.flowing(node):
+            found = self.surely(value, of_call, depth + 1)
+            if not found:
+                return False
+        return found
 
     def texts(self, node: ast.AST | None, depth: int = 0) -> Iterator[ast.Constant]:
         """Yield the literal texts that an expression may be, by its branches and the variables it reads."""
@@ -101,17 +108,6 @@ class View(Names):
         parts = node.values if isinstance(node, ast.BoolOp) else self.values(node)
         for value in [node.body, node.orelse] if isinstance(node, ast.IfExp) else parts:
             yield from self.texts(value, depth + 1)
-
-
-def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | None:
-    """Return an argument of a call, by its position or by one of its names; None where it is not there."""
-    for keyword in call.keywords:
-        if keyword.arg in names:
-            return keyword.value
-    positional = call.args[: (position or 0) + 1]
-    if position is None or len(positional) <= position or any(isinstance(each, ast.Starred) for each in positional):
-        return None
-    return positional[position]
 
 
 def names_option(call: ast.AST, word: str) -> bool:

@@ -1,4 +1,4 @@
-"""``torchdevice check``: what of a program a target does otherwise, from its source."""
+"""``torchdevice check``: what will differ on a target, from a program's source."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torchdevice.check import Finding
     from torchdevice.check.configuration import Configuration
 
-_EXAMPLES = """The status is 1 if something must be changed. A comment '# torchdevice: ignore' leaves a line out, and
-'# torchdevice: ignore[rule]' a rule on that line. [tool.torchdevice.check] in pyproject.toml has target, select,
-ignore, exclude, per-file-ignores and baseline; what the command line says counts more.
+_EXAMPLES = """The status is 1 if something must be changed. The comment '# torchdevice: ignore' suppresses all findings
+of a line, and '# torchdevice: ignore[rule]' those of one rule. [tool.torchdevice.check] in pyproject.toml takes
+target, select, ignore, exclude, per-file-ignores and baseline; the command line overrides it.
 
 examples:
   torchdevice check train.py
@@ -38,10 +38,10 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "check", what, _EXAMPLES, lambda options: _check(parser, options))
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks, and folders of them")
     parser.add_argument("--rules", action="store_true", help="list the rules")
-    parser.add_argument("--write-baseline", action="store_true", help="write what is found to the baseline")
+    parser.add_argument("--write-baseline", action="store_true", help="write the findings to the baseline")
     parser.add_argument("--target", help="mps, cpu, cuda, simulated:mps and such; default: cpu")
     parser.add_argument("--all", action="store_true", help="also show what runs as it is, and what is approximate")
-    parser.add_argument("--baseline", metavar="FILE", help="leave out what this file says is known")
+    parser.add_argument("--baseline", metavar="FILE", help="leave out the findings that this file lists")
     for flag, said in (("--select", "apply only these rules"), ("--ignore", "do not apply these rules")):
         parser.add_argument(flag, action="append", default=[], metavar="RULE", help=f"{said}, separated by commas")
     parser.add_argument("--json", action="store_true", help="print data")

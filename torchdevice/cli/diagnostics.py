@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import shutil
-import time
+import timeit
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -23,7 +23,7 @@ from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.devices.registry import runtime
 from torchdevice.errors import PATCHERS, TorchDeviceError
 from torchdevice.foundation import pypi_conflict
-from torchdevice.foundation.environment import REPORT, SAID, SWITCH
+from torchdevice.foundation.environment import COLLECTED, REPORT, SAID, SWITCH
 from torchdevice.foundation.logs import FILE, LEVEL, configure_logging
 from torchdevice.foundation.run_folder import VARIABLE as RUN_FOLDER
 from torchdevice.foundation.tracebacks import FRAMES
@@ -64,9 +64,8 @@ def _device(target: str | None) -> list[Finding]:
         better = [name for name in FAMILIES if not runtime(name).is_available()]
         why = f"the best there is; not available: {', '.join(better)}" if better else "the best there is"
     said = f"{found.target} would stand in: {found.name(0)} ({why})"
-    if found.degraded_notice:
-        return [Finding("device", "ok", said, "to test as strictly as on a GPU: --target simulated:cuda")]
-    return [Finding("device", "ok", said)]
+    remedy = "to test as strictly as on a GPU: --target simulated:cuda" if found.degraded_notice else ""
+    return [Finding("device", "ok", said, remedy)]
 
 
 def _targets() -> list[Finding]:
@@ -117,12 +116,8 @@ def _multiplication(dtype: torch.dtype | None) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several wait for each other, on a busy machine hundreds of times as long as they compute
     matrix = torch.ones(_SIDE, _SIDE)
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        with torch.autocast("cuda", dtype or torch.float16, enabled=dtype is not None):
-            matrix @ matrix
-        times.append(time.perf_counter() - start)
+    with torch.autocast("cuda", dtype or torch.float16, enabled=dtype is not None):
+        times = timeit.repeat(lambda: matrix @ matrix, number=1, repeat=4)
     torch.set_num_threads(threads)
     return min(times[1:])
 
@@ -215,7 +210,7 @@ _OTHERS = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ENABLE_MPS_FALLBACK", "NO_COLOR", "P
 def _variables() -> list[Finding]:
     own = {name: value for name, value in sorted(os.environ.items()) if name.startswith(SWITCH)}
     known = {_options.variable_of(name) for name in _options.declarations()}
-    known |= {SWITCH, LEVEL, FILE, FRAMES, REPORT, SAID, RUN_FOLDER}
+    known |= {SWITCH, LEVEL, FILE, FRAMES, COLLECTED, REPORT, SAID, RUN_FOLDER}
     found = [_unknown(name, known) for name in own if name not in known]
     for check in (_options.from_environment, configure_logging):
         try:

@@ -1,4 +1,4 @@
-"""``torchdevice doctor``: what would stand in on this machine and why, and what is in the way."""
+"""``torchdevice doctor``: which device will be used on this machine and why, and what to fix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ examples:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    what = "Say what would stand in on this machine and why, and what is in the way."
+    what = "Show which device will be used on this machine and why, and what to fix."
     parser = add_command(commands, "doctor", what, _EXAMPLES, _doctor)
     parser.add_argument("--target", help="such as mps, cpu or simulated:mps; left out, the one that would be chosen")
     parser.add_argument("--json", action="store_true", help="print data")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torchdevice.cli import check, doctor, native, plan, report, run
 from torchdevice.cli.parsing import CommandParser
+from torchdevice.cli.usage_errors import output
 from torchdevice.version import __version__
 
 
@@ -24,9 +25,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 if the command line is invalid or cannot be carried out.
         BaseException: What the program of ``torchdevice run`` raises, ``SystemExit`` included.
     """
-    options = parser().parse_args(argv)
-    if not hasattr(options, "rest") and isinstance(sys.stdout, io.TextIOWrapper):  # that of 'run' is the program's
-        sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not text
+    with output():
+        options = parser().parse_args(argv)
+        if not hasattr(options, "rest"):  # else the output is the program's
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not text
+            return options.action(options)
     return options.action(options)
 
 

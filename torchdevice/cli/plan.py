@@ -1,4 +1,4 @@
-"""``torchdevice plan``: what a program needs of a GPU's memory, and which GPUs have so much."""
+"""``torchdevice plan``: how much memory of a GPU a program needs, and which GPUs have that much."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ examples:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    what = "Say what memory of a GPU a program needs, and which GPUs have it. The program runs without values."
+    what = "Report how much GPU memory a program needs, and which GPUs have that much. The program runs without values."
     parser = add_command(commands, "plan", what, _EXAMPLES, lambda options: _plan(parser, options))
     parser.usage = _USAGE
     parser.add_argument("--json", action="store_true", help="print data; what the program prints goes to stderr")

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchdevice.devices.device_models import TARGET
+from torchdevice.foundation import run_folder
+from torchdevice.foundation.environment import COLLECTED
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.options import variable_of
 
@@ -42,11 +44,12 @@ def launched(options: argparse.Namespace) -> list[str]:
 
 @block
 def failing() -> Iterator[None]:
-    """Say in a few lines which ranks failed, in place of the launcher's traceback.
+    """Say in a few lines which ranks failed, in place of the launcher's traceback, and show theirs below.
 
     Raises:
         SystemExit: With status 1, where a rank failed.
     """
+    os.environ[COLLECTED] = "1"
     # What the launcher logs of signals and exit codes is said below, in one line for all ranks that agree.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
@@ -57,6 +60,8 @@ def failing() -> Iterator[None]:
             raise
         print(*_told(failures), sep="\n", file=sys.stderr)
         raise SystemExit(1) from None
+    finally:
+        print(*run_folder.left(".failed"), sep="", end="", file=sys.stderr)
 
 
 def _told(failures: Mapping[int, Any]) -> Iterator[str]:

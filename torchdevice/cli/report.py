@@ -17,7 +17,7 @@ _EXAMPLES = """examples:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    what = "Show what 'torchdevice run --report=FILE.json' wrote; several files as one report."
+    what = "Show reports that 'torchdevice run --report=FILE.json' wrote, several as one."
     parser = add_command(commands, "report", what, _EXAMPLES, _report)
     parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that 'run --report=FILE.json' wrote")
     parser.add_argument("--html", metavar="FILE", help="write one page instead of printing")

@@ -50,7 +50,7 @@ _USAGE = """torchdevice run [options] SCRIPT [args ...]
        torchdevice run [options] - [args ...]
        torchdevice run [options] COMMAND [args ...]"""
 
-_EXAMPLES = """A COMMAND is torchrun, pytest, accelerate, python, or any other that starts Python programs.
+_EXAMPLES = """A COMMAND is torchrun, pytest, accelerate, python, or any other command that starts Python programs.
 
 examples:
   torchdevice run train.py --epochs 3
@@ -61,7 +61,7 @@ examples:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    what = "Run a program as python runs it, in a scope: what it asks of CUDA is done by another device."
+    what = "Run a program as python does, in a scope: another device takes the place of CUDA."
     parser = add_command(commands, "run", what, _EXAMPLES, lambda options: start(parser, options))
     parser.usage = _USAGE
     take_program(parser, ranks.add(parser))
@@ -83,7 +83,7 @@ def take_program(parser: CommandParser, *further: argparse.Action) -> None:
         const=True,  # a text would be checked as a path
         metavar="FILE",
         type=report_file,
-        help="say at the end what was rewritten; with =FILE write that as a page (FILE.html) or as data (FILE.json)",
+        help="print a report of rewritten calls at the end; with =FILE write a page (FILE.html) or data (FILE.json)",
     )
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
     with_value = {name for each in actions if each.nargs is None for name in each.option_strings}

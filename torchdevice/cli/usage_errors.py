@@ -1,7 +1,8 @@
-"""Ends a command that cannot be carried out with one line on stderr and exit status 2."""
+"""How a command ends that cannot be carried out, or whose output nobody reads any more."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -18,6 +19,25 @@ def refusals() -> Iterator[None]:
     """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except (TorchDeviceError, ValueError, TypeError, ImportError, OSError) as error:
         print(f"torchdevice: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+@block
+def output() -> Iterator[None]:
+    """End a command quietly where nobody reads on what it prints, as ``head`` does not.
+
+    Raises:
+        SystemExit: With status 1, where nobody reads on.
+    """
+    try:
+        try:
+            yield
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes what is left at its end
+        raise SystemExit(1) from None

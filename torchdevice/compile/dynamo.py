@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,15 +16,7 @@ from torchdevice.compile.device_interfaces import Interfaces, exchanges
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.importing import Late
-from torchdevice.core.patching import (
-    Callback,
-    Patch,
-    Replaced,
-    ReplacedItem,
-    per_context,
-    replaced_function,
-    together,
-)
+from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, per_context, replaced_function, together
 from torchdevice.core.replacing import LATER
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.cuda.streams import current_stream
@@ -35,44 +29,12 @@ from torchdevice.torch_apis import autocast_lists
 from torchdevice.torch_apis.autocast import dtype_on_target
 
 
-class _Skipped:
-    """The patch that makes Dynamo skip the frames of this package, except those that :func:`_inline` lets it trace.
-
-    Dynamo keeps the folders to skip as one regular expression. Compiling that takes longer than entering a scope, so
-    the expressions with and without this package are kept here.
-    """
-
-    def __init__(self) -> None:
-        self._before: Any = None
-        self._with_us: Any = None
-
-    def install(self) -> None:
-        trace_rules = torch._dynamo.trace_rules
-        before = trace_rules.SKIP_DIRS_RE
-        # The expression is another one if Dynamo or the program has added a folder since, or at the first time.
-        if before is not self._with_us and (self._with_us is None or before is not self._before):
-            self._before = before
-            trace_rules.add("torchdevice")
-            self._with_us = trace_rules.SKIP_DIRS_RE
-            # `add` appends to the list as well, from which a later change would build the expression.
-            trace_rules.SKIP_DIRS[:] = [each for each in trace_rules.SKIP_DIRS if not each.startswith(PACKAGE[:-1])]
-        # Assigned last, and again if nothing has changed: an interrupt may have come before.
-        trace_rules.SKIP_DIRS_RE = self._with_us
-
-    def remove(self) -> None:
-        trace_rules = torch._dynamo.trace_rules
-        # An expression that somebody made in the scope stays.
-        if self._with_us is not None and trace_rules.SKIP_DIRS_RE is self._with_us:
-            trace_rules.SKIP_DIRS_RE = self._before
-
-
 class _DynamoPatches(Late):
     """The patches of Dynamo, installed as soon as it is imported."""
 
     def __init__(self) -> None:
         super().__init__("torch._dynamo")
         self._in_place = False
-        self._skipped = _Skipped()
         self._interfaces = Interfaces()
         self._seen_generators: set[type] = set()
 
@@ -101,12 +63,14 @@ class _DynamoPatches(Late):
     def _make(self) -> list[Patch]:
         torch_internals.check("later", "torch._dynamo")
         output_graph, tensor = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables.tensor.TensorVariable
+        tracing = torch._dynamo.variables.torch
+        overridable = tracing.get_overridable_functions()
         return [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
             replaced_function(output_graph.OutputGraph, "init_ambient_guards", _guard_by_key),
             *_stream_patches(),
             replaced_function(torch._dynamo, "reset", truthfully),
-            self._skipped,
+            Replaced(torch._dynamo.trace_rules, "SKIP_DIRS_RE", _skipping_ours),
             Replaced(torch._dynamo.trace_rules, "is_torch_inline_allowed", _inline),
             Replaced(
                 torch._dynamo.variables.ctx_manager.AutocastModeVariable,
@@ -119,7 +83,11 @@ class _DynamoPatches(Late):
                 "call_torch_function_mode",
                 _call_higher_order,
             ),
-            Callback(_add_constants, _remove_constants),
+            # Folded as a constant: the number is a part of the key that guards the code.
+            Added(tracing.constant_fold_functions, {torch.cuda.device_count: None}),
+            Added(torch._dynamo.utils.common_constant_types, {DeviceProperties}),
+            # torch 2.10 passes some factories to no mode.
+            Added(overridable, _device_constructors() - overridable),
             *unstacked_mode.patches(),
             *exchanges(),
             self._interfaces,
@@ -134,6 +102,11 @@ class _DynamoPatches(Late):
 
 
 WHEN_IMPORTED = LATER["torch._dynamo"] = _DynamoPatches()
+
+
+def _skipping_ours(skipped: re.Pattern[str]) -> re.Pattern[str]:
+    """Return the expression of the folders that Dynamo does not trace, with this package's among them."""
+    return re.compile(rf"{skipped.pattern}|^[^\s<]*{re.escape(Path(PACKAGE).as_posix())}/")
 
 
 def _inline(original: Any) -> Any:
@@ -236,32 +209,6 @@ def _call_higher_order(context: Context, original: Any, self: Any, tx: Any, fn: 
     if serves and isinstance(fn, higher_order) and not types.items:
         return fn._call_function(tx, *call)
     return original(self, tx, fn, types, *call)
-
-
-def _add_constants() -> None:
-    """Let Dynamo fold values that do not change in a scope, and pass all factories to modes (2.10 omits some)."""
-    tracing = torch._dynamo.variables.torch
-    constants: Any = tracing.constant_fold_functions
-    # Folded as a constant: the number is a part of the key that guards the code.
-    constants[torch.cuda.device_count] = None
-    torch._dynamo.utils.common_constant_types.add(DeviceProperties)
-    overridable = tracing.get_overridable_functions()
-    # Those that are absent in this release; only these are taken out again.
-    _shown.update(_device_constructors() - overridable)
-    overridable.update(_shown)
-
-
-def _remove_constants() -> None:
-    tracing = torch._dynamo.variables.torch
-    constants: Any = tracing.constant_fold_functions
-    constants.pop(torch.cuda.device_count, None)
-    torch._dynamo.utils.common_constant_types.discard(DeviceProperties)
-    tracing.get_overridable_functions().difference_update(_shown)
-    _shown.clear()
-
-
-_shown: set[Any] = set()
-"""The factories that were added to Dynamo's list of functions that modes handle."""
 
 
 def truthfully(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:

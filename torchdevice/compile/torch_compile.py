@@ -88,10 +88,10 @@ def _on_target(context: Context, value: Any) -> Any:
 
 def _by_codegen_of_cpu(context: Context, original: Any, device: str) -> Any:
     """``get_scheduling_for_device``: graphs of a device without code of its own are compiled for the CPU."""
-    if not (context.runtime.compile_graph and device == context.device_type):
-        return original(device)
-    made = original("cpu")
-    return made and type(made(None))  # the class, which torch 2.15 requires; for the CPU torch registers a function
+    if context.runtime.compile_graph and device == context.device_type:
+        # The class: torch has a function for the CPU, and refuses that for any other device.
+        return importlib.import_module("torch._inductor.codegen.cpp").CppScheduling
+    return original(device)
 
 
 @replaces("torch.export.pt2_archive._package:AOTICompiledModel", "__call__")

@@ -15,10 +15,11 @@ from torch.overrides import _get_current_function_mode_stack
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, Patch, Replaced, ReplacedItem, replaced_function
+from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, replaced_function
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.engines import wrap
 from torchdevice.errors import FidelityError
+from torchdevice.foundation.per_thread import having
 
 _state = thread_state.state
 
@@ -39,19 +40,15 @@ def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
 
     A frame in which a strict scope refuses something is not compiled, so that the program's own line raises the error.
     """
-    # Both are exchanged back in `finally`, since frames are traced inside each other.
-    before = _state.mode, _state.traced
-    # Wrappers call nothing meanwhile; guards find the mode under `traced`.
-    _state.mode, _state.traced = None, _state.mode
     try:
-        return original(*args, **kwargs)
+        # Wrappers call nothing meanwhile; guards find the mode under `traced`. Frames are traced inside each other.
+        with having(_state, mode=None, traced=_state.mode):
+            return original(*args, **kwargs)
     except GraphRefusedError:
         raise
     except FidelityError as error:
         # Dynamo then runs the frame by Python, where the program's own line raises.
         raise torch._dynamo.exc.Unsupported(str(error)) from error
-    finally:
-        _state.mode, _state.traced = before
 
 
 def _see_mode(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -106,11 +103,8 @@ def _guard_default_device(original: Any) -> Any:
         # In the other threads torch's own value is to be guarded, not this object.
         if not isinstance(present, _DefaultDevice) or _state.mode is not None or _state.traced is not None:
             return original(self, guard)
-        module.CURRENT_DEVICE = present.original
-        try:
+        with having(module, CURRENT_DEVICE=present.original):
             return original(self, guard)
-        finally:
-            module.CURRENT_DEVICE = present  # type: ignore[assignment]
 
     return DEFAULT_DEVICE
 
@@ -137,34 +131,18 @@ def names_in_guards() -> dict[str, Any]:
     return torch._dynamo.guards._get_closure_vars()
 
 
-def _show_originals() -> None:
-    """Let Dynamo trace entry points as their original functions."""
-    builder = torch._dynamo.variables.builder
-    variable_builder: Any = builder.VariableBuilder
-    sourceless: Any = builder.SourcelessBuilder
-    dispatch, handlers = variable_builder._type_dispatch(), sourceless._type_handlers
-    for cls in _classes():
-        dispatch[cls] = lambda self, entry: self._wrap(entry.original)
-        handlers[cls] = lambda tx, entry: sourceless.create(tx, entry.original)
+def _wrap_original(builder: Any, entry: wrap.EntryPoint) -> Any:
+    return builder._wrap(entry.original)
 
 
-@functools.cache  # entering and leaving a scope ask
-def _classes() -> tuple[type[wrap.EntryPoint], ...]:
-    return tuple(wrap.kinds())
-
-
-def _show_nothing() -> None:
-    builder: Any = torch._dynamo.variables.builder
-    dispatch, handlers = builder.VariableBuilder._type_dispatch(), builder.SourcelessBuilder._type_handlers
-    for cls in _classes():
-        dispatch.pop(cls, None)
-        handlers.pop(cls, None)
+def _create_original(tx: Any, entry: wrap.EntryPoint) -> Any:
+    return torch._dynamo.variables.builder.SourcelessBuilder.create(tx, entry.original)
 
 
 def patches() -> list[Patch]:
     """Return the patches of Dynamo, once it is imported."""
     dynamo: Any = torch._dynamo
-    modes = dynamo.variables.torch_function
+    modes, builders, classes = dynamo.variables.torch_function, dynamo.variables.builder, tuple(wrap.kinds())
     return [
         ReplacedItem(names_in_guards(), "___get_torch_function_mode_stack_at", _mode_at),
         replaced_function(dynamo.convert_frame, "trace_frame", _trace_frame),
@@ -173,5 +151,7 @@ def patches() -> list[Patch]:
         replaced_function(dynamo.utils, "set_torch_function_mode_stack", _set_stack),
         Replaced(torch.utils._device, "CURRENT_DEVICE", _DefaultDevice),
         Replaced(dynamo.guards.GuardBuilder, "DEFAULT_DEVICE", _guard_default_device),
-        Callback(_show_originals, _show_nothing),
+        # Dynamo traces entry points as their original functions. It looks its builders up by the exact class.
+        Added(builders.VariableBuilder._type_dispatch(), dict.fromkeys(classes, _wrap_original)),
+        Added(builders.SourcelessBuilder._type_handlers, dict.fromkeys(classes, _create_original)),
     ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ _C = "torch._C."
 
 
 def supplied_function(
-    name: str | Sequence[str],
+    name: str,
     fidelity: Fidelity = Fidelity.EXACT,
     *,
     note: str = "",
@@ -66,7 +66,7 @@ def supplied_function(
     what is done instead. A function with ``on`` reports its calls itself.
 
     Args:
-        name: One name or several: of ``torch._C``, or dotted.
+        name: One name or several, with spaces between: of ``torch._C``, or dotted.
         fidelity: How close the function comes to the accelerator's own.
         note: A description of the function, in a few words; the first line of its docstring if left out.
         native_to: The accelerator that the name belongs to: on a target of that type, and in a program written for
@@ -75,16 +75,13 @@ def supplied_function(
         on: Target -> fidelity and note, for the targets where these differ.
     """
 
-    names = [name] if isinstance(name, str) else name
+    names = name.split()
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         # Functions with a constant or approximate answer report each call; exact ones have nothing to say.
         silent = fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)  # what raises notes that itself
-        called = (
-            function
-            if silent
-            else _reporting(function, names[0], fidelity, note or first_line(function).removeprefix("Return "))
-        )
+        told = note or first_line(function)
+        called = function if silent else _reporting(function, names[0], fidelity, told.removeprefix("Return "))
 
         for each in names:
             dotted = each if "." in each else _C + each
@@ -92,7 +89,7 @@ def supplied_function(
             own = functools.wraps(called)(functools.partial(called)) if called in _named else called
             _named.add(called)
             value = _value_of(own, native_to, dotted if denies else "")
-            add(Supplied(dotted, value, fidelity, note or first_line(function), on or {}, function))
+            add(Supplied(dotted, value, fidelity, told, on or {}, function))
         return function
 
     return register

@@ -26,6 +26,7 @@ from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.errors import FidelityError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger, warn_once
+from torchdevice.foundation.torch_texts import text
 from torchdevice.foundation.tracebacks import add_note
 from torchdevice.journal.journal import Entry, Journal
 from torchdevice.options import Options
@@ -59,7 +60,7 @@ class ThreadValues(threading.local):
         self.device_index = 0
         self.device_text = "0"
         self.streams = CurrentStreams()
-        self.entered_streams: list[tuple[int, int, int]] = []
+        self.entered_streams: list[Any] = []
         self.capture: Any = None
         self.at_exit: list[Callable[[], None]] = []
         self.at_return: list[Callable[[], None]] = []
@@ -117,6 +118,14 @@ class Context:
         user: The id of the process that was the first to use the accelerator; None before one has.
     """
 
+    way = ""
+    asks = False
+    machine: Any = None
+    policy: Any = None
+    user: int | None = None
+    _initialized = False
+    _device_count: int | None = None
+
     def __init__(
         self,
         options: Options,
@@ -127,12 +136,8 @@ class Context:
         self.options = options
         self.runtime = runtime
         self.journal = journal
-        self.way = ""
         self.device_type = runtime.device_type
         self.family = runtime.family
-        self.asks = False
-        self.machine: Any = None
-        self.policy: Any = None
         self.simulated_by: Context | None = runtime.simulated_by
         # "any" is CUDA for everything that must have one answer, such as which accelerator is available.
         anyone = options.written_for == "any"
@@ -161,15 +166,11 @@ class Context:
         self.stream_observers: list[StreamObserver] = []
         self.out_of_memory_observers: list[Callable[[int, int, int, int], None]] = []
         self.entries: set[object] = set()
-        self.user: int | None = None
         self.registered_memory: dict[int, int] = {}
-        self._initialized = False
         self._join = join
-        self._device_count: int | None = None
         self._pinned: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._pinned_memory: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._bound: dict[Any, Any] = {}
-        self.key = ""
         # Computes `key`, which compiled code needs before anybody has asked for the number of devices.
         self.count_devices_again()
 
@@ -195,10 +196,7 @@ class Context:
         if self._initialized and self.user == os.getpid():  # as `is_initialized` does it, without its frame
             return
         if self.is_in_bad_fork:
-            raise RuntimeError(
-                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
-                "'spawn' start method"
-            )
+            raise RuntimeError(text("forked"))
         self.runtime.initialize()
         # Before `_initialized`, which is read together with the process id that this sets.
         self.touch()
@@ -258,7 +256,7 @@ class Context:
 
     def target_index(self, index: int) -> int:
         """Return the index of the target's device for one of the program's ordinals."""
-        return index if index < self.runtime.device_count() else 0
+        return index if index and index < self.runtime.device_count() else 0
 
     def is_targets(self, device: torch.device) -> bool:
         """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""

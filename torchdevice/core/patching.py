@@ -206,6 +206,25 @@ class ReplacedItem:
             self._owner[self._name] = self._original
 
 
+class Added:
+    """Entries that a dictionary or a set of torch's has in scopes only.
+
+    Args:
+        container: The dictionary or the set.
+        entries: What it lacks outside of scopes: a mapping for a dictionary, a set for a set.
+    """
+
+    def __init__(self, container: Any, entries: Any):
+        self._container, self._entries = container, entries
+
+    def install(self) -> None:
+        self._container.update(self._entries)
+
+    def remove(self) -> None:
+        for each in self._entries:
+            self._container.discard(each) if isinstance(self._container, set) else self._container.pop(each, None)
+
+
 def replaced_function(
     owner: Any,
     name: str,

@@ -14,6 +14,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.devices.stream_order import Stream, StreamObserver
+from torchdevice.foundation.torch_texts import text
 
 NOT_PERMITTED = "operation not permitted when stream is capturing"
 INVALIDATED = "operation failed due to a previous error during capture"
@@ -22,9 +23,9 @@ ISOLATION = "dependency created on uncaptured work in another stream"
 UNJOINED = "capturing stream has unjoined work"
 
 
-def error(text: str) -> torch.AcceleratorError:
+def error(kind: str) -> torch.AcceleratorError:
     """Return CUDA's error with a text."""
-    return torch.AcceleratorError(f"CUDA error: {text}")
+    return torch.AcceleratorError(f"CUDA error: {kind}")
 
 
 def current_capture() -> Any:
@@ -46,10 +47,7 @@ def not_while_capturing(attempt: str | None = None) -> None:
     if attempt is None:
         capture.failed = True
         raise error(NOT_PERMITTED)
-    raise RuntimeError(
-        f"{attempt} during CUDA graph capture. If you need this call to be captured, please file an issue. Current "
-        "cudaStreamCaptureStatus: cudaStreamCaptureStatusActive"
-    )
+    raise RuntimeError(text("not while capturing", attempt=attempt))
 
 
 class CaptureOrder(StreamObserver):
@@ -94,9 +92,9 @@ class CaptureOrder(StreamObserver):
         if any(known.get(stream, 0) < clock.get(stream, 0) for stream, clock in self.clocks.items()):
             self._refuse(UNJOINED)
 
-    def _refuse(self, text: str) -> None:
+    def _refuse(self, kind: str) -> None:
         self._capture.failed = True
-        raise error(text)
+        raise error(kind)
 
     @property
     def _is_unsafe_here(self) -> bool:

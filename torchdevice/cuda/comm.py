@@ -16,6 +16,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.replacing import replaces
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.torch_texts import text
 
 _OUTPUT = "Expected all output tensors to be CUDA tensors, but output tensor at index"
 
@@ -82,11 +83,8 @@ def _on_stream(streams: Sequence[Any] | None, i: int, device: int) -> Iterator[N
     if stream is None:
         yield
         return
-    _require(
-        stream.device_index == device,
-        f"Expected the device associated with the stream at index {i} (was {stream.device_index}) to match the device "
-        f"supplied at that index (expected {device})",
-    )
+    wrong = text("stream of another device", i=i, index=stream.device_index, expected=device)
+    _require(stream.device_index == device, wrong)
     with stream:
         yield
 
@@ -125,17 +123,11 @@ def comm_scatter_out(
     dim = _wrapped(dim, tensor)
     for i, each in enumerate(out):
         _require_on_device(context, each, _OUTPUT, i)
-        _require(
-            _without(dim, each) == _without(dim, tensor),
-            f"Output tensor at index {i} has incorrect shape: {list(each.shape)}. Expected same shape except for "
-            f"scatter dim {dim} as the source tensor: {list(tensor.shape)}",
-        )
+        wrong = text("scattered out of shape", i=i, shape=list(each.shape), dim=dim, source=list(tensor.shape))
+        _require(_without(dim, each) == _without(dim, tensor), wrong)
     sizes = [each.size(dim) for each in out]
-    _require(
-        sum(sizes) == tensor.size(dim),
-        f"Total size for output tensors along scatter dim {dim} does not match the source tensor size at dim {dim}. "
-        f"Expected {tensor.size(dim)}, but got total size {sum(sizes)}",
-    )
+    wrong = text("scattered out of size", dim=dim, expected=tensor.size(dim), total=sum(sizes))
+    _require(sum(sizes) == tensor.size(dim), wrong)
     for i, (each, chunk) in enumerate(zip(out, tensor.split(sizes, dim), strict=True)):
         with _on_stream(streams, i, each.get_device()):
             each.copy_(chunk, non_blocking=True)
@@ -161,11 +153,8 @@ def _shape_of_all(context: Context, tensors: Sequence[torch.Tensor], dim: int) -
     expected = list(tensors[0].shape)
     for i, tensor in enumerate(tensors):
         _require_on_device(context, tensor, _INPUT, i)
-        _require(
-            tensor.dim() == len(expected),
-            f"Expected all input tensors to have the same number of dimensions, but tensor at index {i}has "
-            f"{tensor.dim()} dimensions, (expected {len(expected)})",
-        )
+        wrong = text("gathered dimensions", i=i, dims=tensor.dim(), expected=len(expected))
+        _require(tensor.dim() == len(expected), wrong)
         expected[dim] = tensor.size(dim)
         shape = list(tensor.shape)
         _require(shape == expected, f"Input tensor at index {i} has invalid shape {shape}, but expected {expected}")

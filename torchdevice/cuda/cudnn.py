@@ -1,4 +1,4 @@
-"""cuDNN, for ``torch/backends/cudnn``: it is reported as available, and accepts no tensor."""
+"""cuDNN, for ``torch/backends/cudnn``: it is reported as available, and computes nothing but on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -50,10 +50,19 @@ if vars(type(torch.backends.cudnn)).get("benchmark_limit") is None:
 
 @replaces(torch.backends.cudnn, "is_acceptable", native_to="cuda")
 def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> bool:
-    """Return False also for a tensor that reports a CUDA device: no cuDNN could compute with it."""
-    return False
+    """Ask the device: the tensor may report CUDA where no cuDNN could compute with it."""
+    return context.runtime.is_on_cudnn(tensor)
 
 
-@replaces(torch.backends.cudnn, "version", native_to="cuda")
-def _version(context: Context, original: Any) -> int:
-    return CUDNN
+@replaces(torch, "_use_cudnn_rnn_flatten_weight", native_to="cuda")
+def _use_flatten_weight(context: Context, original: Any) -> bool:
+    """Return True: modules ask for weights that are on cuDNN."""
+    return True
+
+
+@replaces("torch.backends.cudnn.rnn", "get_cudnn_mode", native_to="cuda")
+def _mode(context: Context, original: Any, mode: str) -> int:
+    return ("RNN_RELU", "RNN_TANH", "LSTM", "GRU").index(mode)  # cuDNN's cudnnRNNMode_t
+
+
+replaces(torch.backends.cudnn, "version", native_to="cuda")(lambda *_: CUDNN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import sys
 import time
 import uuid
@@ -15,7 +16,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, replaced_function, without_cache
+from torchdevice.core.patching import Callback, replaced_function, without_cache, without_original
 from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.cuda import memory, sleeping
 from torchdevice.devices.accelerators import of_module
@@ -60,14 +61,8 @@ def set_device(context: Context, device: int) -> None:
 
 
 # Those with "maybe" avoid creating a device context, which a stand-in device does not have.
-@supplied_function(
-    [
-        "_cuda_exchangeDevice",
-        "_cuda_maybeExchangeDevice",
-        "torch.cuda._exchange_device",
-        "torch.cuda._maybe_exchange_device",
-    ]
-)
+@supplied_function("_cuda_exchangeDevice _cuda_maybeExchangeDevice")
+@supplied_function("torch.cuda._exchange_device torch.cuda._maybe_exchange_device")
 def exchange_device(context: Context, device: int) -> int:
     """Set the current device and return the previous ordinal. A negative ordinal sets nothing and returns -1."""
     if device < 0:
@@ -217,6 +212,12 @@ def _init(context: Context, original: Any) -> None:
     original()
 
 
+def _lazy_init(context: Context, original: Any) -> None:
+    """``_lazy_init``, with which most functions of the module begin: it has nothing to do but to refuse a fork."""
+    if context.user != os.getpid() and context.is_in_bad_fork:
+        original()
+
+
 def _device_properties(context: Context, original: Any, index: int) -> DeviceProperties:
     context.initialize()
     return properties_of(context, index)
@@ -236,14 +237,8 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
     return without_cache(context, original, device)
 
 
-@replaces(torch._utils, "_get_current_device_index", native_to="cuda")
-def _ordinal(context: Context, original: Any) -> int:
-    return context.thread.device_index
-
-
-@replaces(torch.cuda, "_is_in_bad_fork")
-def _is_in_bad_fork(context: Context, original: Any) -> bool:
-    return context.is_in_bad_fork
+replaces(torch._utils, "_get_current_device_index", native_to="cuda")(lambda context, _: context.thread.device_index)
+replaces(torch.cuda, "_is_in_bad_fork")(without_original(is_in_bad_fork))
 
 
 def processor_utilization(context: Context, name: str) -> float:
@@ -262,6 +257,7 @@ def _utilization(context: Context, original: Any, device: Any = None) -> int:
 def replaces_functions(module: Any, properties: Callable[..., Any]) -> None:
     """Replace functions of an accelerator's module: its flag, the properties of its devices, and their ordinals."""
     replaces(module, "_initialized", makes=True)(lambda original: InitializedFlag(original, module))
+    replaces(module, "_lazy_init", by_value=True)(_lazy_init)
     # There only once torch has initialised the accelerator.
     REPLACED.append(replaced_function(module, "_get_device_properties", properties, may_be_absent=True))
     replaces(module._utils, "_get_device_index", by_value=True)(get_device_index)

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice.core import thread_state
 from torchdevice.cuda.capture_rules import CaptureOrder, not_while_capturing
+from torchdevice.devices.runtime import Runtime
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation import dispatch_modes
 from torchdevice.foundation.interrupt_safe_exit import block
@@ -98,10 +99,15 @@ class _Step(NamedTuple):
 
 _EASY = frozenset({torch.float32, torch.float64})
 
+_RESIZING = frozenset({"aten::mse_loss"})
+"""Operators whose kernel gives ``out`` another size on its way (torch 2.15), and so another memory."""
+
 
 @functools.cache
 def _with_out(op: Any) -> Any:
     """Return the overload of an operator that writes its only result to ``out`` by a kernel of the CPU, or None."""
+    if op._schema.name in _RESIZING:
+        return None
     packet, wanted = op._overloadpacket, [(each.name, str(each.type)) for each in op._schema.arguments]
     for each in (getattr(packet, overload) for overload in packet.overloads() if overload.endswith("out")):
         *others, out = [(argument.name, str(argument.type)) for argument in each._schema.arguments]
@@ -114,15 +120,9 @@ class Capture(TorchDispatchMode):
     """A capture, in progress while the mode is entered.
 
     Args:
-        device_type: The type of the device whose work is captured; None for the CPU, where the program's work on the
-            host cannot be told from the work that CUDA would capture.
+        runtime: The device whose work is captured.
         generators: The generators of the graph's random numbers: the device's default generator and those that the
             program registered.
-        numbers_of: Returns the generator that draws the numbers for one that may share its state. A replay draws from
-            the state that a generator had at the capture.
-        same_memory: Returns another tensor with the memory of a tensor.
-        copy: Returns a copy of a tensor. CUDA's captures copy nothing, so the copy should not count as memory.
-        host_alias: Returns the CPU tensor with the memory of a tensor; None where there is none.
 
     Attributes:
         failed: Whether the program called an operator that cannot be captured.
@@ -131,25 +131,15 @@ class Capture(TorchDispatchMode):
 
     order: CaptureOrder
 
-    def __init__(
-        self,
-        device_type: str | None,
-        generators: Sequence[torch.Generator],
-        numbers_of: Callable[[torch.Generator], torch.Generator],
-        same_memory: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
-        copy: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone,
-        host_alias: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None,
-    ):
+    def __init__(self, runtime: Runtime, generators: Sequence[torch.Generator]):
         super().__init__()
-        self._numbers_of = numbers_of
-        self._same_memory = same_memory
-        self._copy = copy
-        self._host_alias = host_alias
+        self._runtime = runtime
+        # None on the CPU, where the program's work on the host cannot be told from the work that CUDA would capture.
+        self._device_type = None if runtime.shares_host_memory else runtime.device_type
         self._kernels: list[Callable[[], Any]] = []
         self.failed = False
         # At the beginning, so that the end of the capture can restore them.
         self._random_states = [(generator, generator.get_state()) for generator in generators]
-        self._device_type = device_type
         self._steps: list[_Step] = []
         self._made: set[int] = set()
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -199,7 +189,7 @@ class Capture(TorchDispatchMode):
             if storage not in self._made:
                 self._made.add(storage)
                 whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
-                self._before.append((whole, self._copy(whole)))
+                self._before.append((whole, self._runtime.copy_outside(whole)))
 
     @block
     def _undeclared_writes(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
@@ -213,7 +203,7 @@ class Capture(TorchDispatchMode):
             yield
             return
         theirs = [tensor for tensor in tensors((args, kwargs)) if self._may_be_written(tensor)]
-        before = [(tensor.detach(), self._copy(tensor)) for tensor in theirs]
+        before = [(tensor.detach(), self._runtime.copy_outside(tensor)) for tensor in theirs]
         yield
         self._before.extend((tensor, held) for tensor, held in before if not same_bits(tensor, held))
 
@@ -228,10 +218,9 @@ class Capture(TorchDispatchMode):
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         made = _made_by(func, result)
         self._made.update(tensor.untyped_storage()._cdata for tensor in made if tensor.layout is torch.strided)
-        if made or any(
-            map(is_written, func._schema.arguments)
-        ):  # a view need not be made again: its memory is written by a recorded operator
-            recorded = _Recorded(func, self._same_memory, self._numbers_of)
+        # A view need not be made again: its memory is written by a recorded operator.
+        if made or any(map(is_written, func._schema.arguments)):
+            recorded = _Recorded(func, self._runtime)
             self._steps.append(_Step(func, *recorded.take((args, kwargs, made))))
 
     def do(self, function: Callable[..., Any], *args: Any) -> None:
@@ -277,7 +266,7 @@ class Capture(TorchDispatchMode):
         asks = context is None or context.asks or context.options.verify
         with _as_kernels_do():
             if not (asks or self._kernels):
-                self._kernels = [step.kernel(self._host_alias) for step in self._steps]
+                self._kernels = [step.kernel(self._runtime.host_alias) for step in self._steps]
             for run in [step.run for step in self._steps] if asks else self._kernels:
                 run()
 
@@ -299,15 +288,15 @@ def _made_by(op: Any, result: Any) -> list[torch.Tensor]:
 class _Recorded(StandIns):
     """What a step keeps of its arguments: tensors that share the memory, whose sizes the program cannot change."""
 
-    def __init__(self, op: Any, same_memory: Callable[..., torch.Tensor], numbers_of: Callable[..., torch.Generator]):
+    def __init__(self, op: Any, runtime: Runtime):
         super().__init__(op)
-        self._same_memory, self._numbers_of = same_memory, numbers_of
+        self._runtime = runtime
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._same_memory(tensor) if type(tensor) in _PLAIN else tensor
+        return self._runtime.same_memory(tensor) if type(tensor) in _PLAIN else tensor
 
     def other(self, value: Any) -> Any:
-        return self._numbers_of(value) if isinstance(value, torch._C.Generator) else value
+        return self._runtime.numbers_of(value) if isinstance(value, torch._C.Generator) else value
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

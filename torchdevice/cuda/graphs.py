@@ -19,6 +19,7 @@ from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.cuda.graph_capture import Capture
 from torchdevice.devices.private_pools import PrivatePools, new_id
+from torchdevice.foundation.torch_texts import text
 from torchdevice.journal.callers import program_line, warn_at
 
 
@@ -33,21 +34,6 @@ _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "
 
 
 # The texts of aten/src/ATen/cuda/CUDAGraph.cpp.
-
-_DEFAULT_STREAM = (
-    "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the "
-    "default stream.)"
-)
-
-_OWNS_GRAPH = "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
-
-_EMPTY = (
-    "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
-)
-
-_NOT_CAPTURED = "Called CUDAGraph::replay without a preceding successful capture."
-
-_NO_DEBUG_MODE = "CUDA Graphs debug not enabled, please call with [graph].enable_debug_mode()"
 
 
 def _release_nothing() -> None:
@@ -113,19 +99,14 @@ class GraphStandIn:
             raise error(NOT_PERMITTED)
         # Id 0 is the default stream, on which CUDA refuses a capture.
         if not thread.streams.get(thread.device_index, 0):
-            raise RuntimeError(_DEFAULT_STREAM)
+            raise RuntimeError(text("capture on the default stream"))
         if self._captured is not None:
-            raise RuntimeError(_OWNS_GRAPH)
+            raise RuntimeError(text("captured twice"))
         runtime = self._context.runtime
         index = self._context.target_index(thread.device_index)
         generator = runtime.default_generator(index)
         self._pool = new_id(for_graph=True) if pool is None else tuple(pool)
-        # None where the tensors cannot be told from the host's.
-        told_apart = None if runtime.shares_host_memory else runtime.device_type
-        generators = [generator, *self._generators]
-        self._capture = thread.capture = Capture(
-            told_apart, generators, runtime.numbers_of, runtime.same_memory, runtime.copy_outside, runtime.host_alias
-        )
+        self._capture = thread.capture = Capture(runtime, [generator, *self._generators])
         stream = thread.device_index, thread.streams.get(thread.device_index, 0)
         self._capture.order = CaptureOrder(self._context, self._capture, stream, capture_error_mode)
         self._context.stream_observers.append(self._capture.order)
@@ -179,7 +160,7 @@ class GraphStandIn:
             raise error(INVALIDATED)
         capture.order.check_end()
         if not capture.has_work:
-            warn_at(program_line(), UserWarning(_EMPTY), UserWarning)
+            warn_at(program_line(), UserWarning(text("empty graph")), UserWarning)
         self._captured = capture
         self._run_hooks("capture_end")
         self.instantiate()
@@ -191,7 +172,7 @@ class GraphStandIn:
     def replay(self) -> None:
         """Run the recorded operators again and write their results to the memory of the recorded results."""
         if self._captured is None:
-            raise RuntimeError(_NOT_CAPTURED)
+            raise RuntimeError(text("replay of no capture"))
         self._run_hooks("replay_start")
         try:
             self._captured.replay()
@@ -218,7 +199,7 @@ class GraphStandIn:
     def debug_dump(self, debug_path: str, *, verbose: bool = True) -> None:
         """Write the recorded operators, in their order, to a file in the DOT language."""
         if not self._is_debugged:
-            warn_at(program_line(), UserWarning(_NO_DEBUG_MODE), UserWarning)
+            warn_at(program_line(), UserWarning(text("no debug mode")), UserWarning)
         elif self._captured is not None:
             Path(debug_path).write_text(self._captured.as_dot(), encoding="utf-8")
 

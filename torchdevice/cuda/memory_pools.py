@@ -13,16 +13,12 @@ from torchdevice.core import thread_state
 from torchdevice.core.bindings import imported_by_value, supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.replacing import replaces
-from torchdevice.cuda import streams
-from torchdevice.cuda.unsupported import POINTER, POOL
+from torchdevice.cuda.unsupported import POOL
 from torchdevice.devices.private_pools import PoolId, PrivatePools, new_id
 from torchdevice.foundation.fidelity import Fidelity
 
 NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))
 """The fidelity of memory pools on targets that have another allocator."""
-
-NO_ADDRESSES = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POINTER))
-"""The fidelity of addresses on such targets."""
 
 
 class MemPoolStandIn:
@@ -98,14 +94,6 @@ def begin_allocate_current_thread_to_pool(context: Context, device: int, mempool
     _begin(context, device, mempool_id, lambda: threading.get_ident() == thread)
 
 
-@supplied_function("_cuda_beginAllocateCurrentStreamToPool", on=NO_POOLS)
-def begin_allocate_current_stream_to_pool(context: Context, device: int, mempool_id: PoolId) -> None:
-    """Serve the allocations on this thread's current stream of a device from a pool."""
-    index = context.target_index(device)
-    stream = context.thread.streams.get(index, 0)
-    _begin(context, device, mempool_id, lambda: context.thread.streams.get(index, 0) == stream)
-
-
 @supplied_function("_cuda_endAllocateToPool", on=NO_POOLS)
 def end_allocate_to_pool(context: Context, device: int, mempool_id: PoolId) -> None:
     """Serve allocations from a pool no more."""
@@ -117,34 +105,6 @@ def release_pool(context: Context, device: int, mempool_id: PoolId) -> None:
     """Count one use of a pool less."""
     _pools(context, device).release_private(mempool_id)
 
-
-@supplied_function("_cuda_cudaCachingAllocator_raw_alloc", on=NO_ADDRESSES)
-def raw_alloc(context: Context, size: int, cuda_stream: int) -> int:
-    """Return the address of new memory of this thread's current device."""
-    device = context.thread.device_index
-    if context.runtime.private_pools(context.target_index(device)) is None:
-        thread_state.refuse(f"torch.{context.program}.caching_allocator_alloc", POINTER)
-    before = streams.get_current_stream(context, device)
-    streams.set_stream(context, *streams.get_stream_from_external(context, cuda_stream, device))
-    try:
-        with torch._C.DisableTorchFunction():
-            place = torch.device(context.device_type, context.target_index(device))
-            memory = torch.empty(size, dtype=torch.uint8, device=place)
-    finally:
-        streams.set_stream(context, *before)
-    _raw[memory.data_ptr()] = memory
-    return memory.data_ptr()
-
-
-@supplied_function("_cuda_cudaCachingAllocator_raw_delete", on=NO_ADDRESSES)
-def raw_delete(context: Context, mem_ptr: int) -> None:
-    """Free memory that was allocated by its address."""
-    if mem_ptr and _raw.pop(mem_ptr, None) is None:
-        raise RuntimeError(f"invalid device pointer: {mem_ptr:#x}")  # CUDACachingAllocator.cpp
-
-
-_raw: dict[int, torch.Tensor] = {}
-"""Address -> the tensor that holds raw memory until the program deletes it, also after the scope."""
 
 _BY_VALUE = "_cuda_beginAllocateCurrentThreadToPool _cuda_beginAllocateToPool _cuda_endAllocateToPool _cuda_releasePool"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from typing import Any
 
@@ -69,16 +70,6 @@ def _end(profiled: Any) -> None:
         profiled.__exit__(None, None, None)
 
 
-_NAMES = {
-    "rangePushA": "range_push",
-    "rangePop": "range_pop",
-    "rangeStartA": "range_start",
-    "rangeEnd": "range_end",
-    "markA": "mark",
-}
-"""A function of the library -> that of ``torch.cuda.nvtx`` which calls it."""
-
-
 @replaces(torch.cuda.nvtx, "_nvtx", makes=True)
 class _NvtxByScope:
     """``torch.cuda.nvtx._nvtx``: the stand-in in threads that are in a scope, torch's own object in the others."""
@@ -91,7 +82,7 @@ class _NvtxByScope:
         context = thread_state.state.for_cuda
         if context is None:
             return getattr(self._original, name)
-        context.report(
-            f"torch.cuda.nvtx.{_NAMES[name]}", "what torch.profiler shows as record_function", Fidelity.INERT
-        )
+        # torch's name for `rangePushA` is `range_push`.
+        asked = re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name.removesuffix("A"))
+        context.report(f"torch.cuda.nvtx.{asked}", "what torch.profiler shows as record_function", Fidelity.INERT)
         return getattr(self._ours, name)

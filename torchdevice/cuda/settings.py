@@ -48,16 +48,6 @@ for _why, _defaults in _STORED.items():
         _store(_setter, _default, _why)
 
 
-def _resets(name: str) -> None:
-    @supplied_function(f"_cuda_reset{name}", note="Drop the size that was stored, so that CUDA's default applies.")
-    def reset(context: Context) -> None:
-        context.settings.pop(f"_cuda_set{name}", None)
-
-
-for _name in ("CublasWorkspaceSize", "CublasLtWorkspaceSize"):
-    _resets(_name)
-
-
 _DEFAULT_PLAN_CACHE_SIZE = 4096
 """``CUFFT_DEFAULT_CACHE_SIZE`` of aten/src/ATen/native/cuda/CuFFTPlanCache.h."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +21,11 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function
-from torchdevice.core.context import Context
+from torchdevice.core.context import Context, ThreadValues
 from torchdevice.core.patching import original_of, replaced_function, subclass_in_place_of
 from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.cuda import device_queries
-from torchdevice.cuda.sleeping import busy_until
+from torchdevice.cuda.sleeping import Sleeping, busy_until
 from torchdevice.devices.accelerators import conventional_modules
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import Mark, device_of
@@ -226,19 +227,21 @@ class StreamStandIn(torch.Stream):
         return self._context.target_index(self.device_index)
 
     def __enter__(self) -> StreamStandIn:
-        thread = self._context.thread
-        # What to restore, since the program may change the stream or the device within the block.
-        before = thread.device_index, self.device_index, thread.streams.get(self.device_index, 0)
-        thread.entered_streams.append(before)
-        thread.streams[self.device_index] = self.stream_id
-        thread.select(self.device_index)
+        self._context.thread.entered_streams.append(self.select(self._context.thread))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        thread = self._context.thread
-        outer_index, device_index, stream_id = thread.entered_streams.pop()
-        thread.select(outer_index)
-        thread.streams[device_index] = stream_id
+        _restore(*self._context.thread.entered_streams.pop())
+
+    def select(self, thread: ThreadValues) -> tuple[ThreadValues, int, int, int]:
+        """Make the stream and its device current, and return what restores the others."""
+        # The program may change the stream or the device within the block.
+        index, outer_index = self.device_index, thread.device_index
+        before = thread, outer_index, index, thread.streams.get(index, 0)
+        thread.streams[index] = self.stream_id
+        if index != outer_index:
+            thread.select(index)
+        return before
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, torch.Stream):
@@ -250,6 +253,12 @@ class StreamStandIn(torch.Stream):
 
     def __repr__(self) -> str:
         return f"<{self.module.__name__}.Stream device={self.device} stream_id={self.stream_id}>"
+
+
+def _restore(thread: ThreadValues, outer_index: int, index: int, stream_id: int) -> None:
+    thread.streams[index] = stream_id
+    if outer_index != thread.device_index:
+        thread.select(outer_index)
 
 
 class EventStandIn(torch.Event):
@@ -326,10 +335,11 @@ class EventStandIn(torch.Event):
                 observer.event_created(self._number)
             observer.event_recorded(self._number, on)
         self._recorded_on = index
-        self._mark = context.runtime.mark(context.target_index(index), timing=self._timing)
-        self._done_at = busy_until(context, on)
-        # What `_sleep` adds to the time of the event, in milliseconds as `elapsed_time` counts.
-        self._late = max(0.0, self._done_at - time.perf_counter()) * 1e3
+        self._mark = context.runtime.mark(index and context.target_index(index), timing=self._timing)
+        if Sleeping in context.settings:  # asked here, because few programs call `_sleep`
+            self._done_at = busy_until(context, on)
+            # What `_sleep` adds to the time of the event, in milliseconds as `elapsed_time` counts.
+            self._late = max(0.0, self._done_at - time.perf_counter()) * 1e3
 
     def wait(self, stream: Any = None) -> None:
         """Make later work of a stream wait for the event; all work runs in one order, so that costs nothing."""
@@ -507,6 +517,25 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
         return event(context, *args, **kwargs)
 
     # Torch's class may lack it without a driver.
+    @replaces(stream.module.StreamContext, "__init__")
+    def init_context(context: Context, original: Any, self: Any, stream: Any) -> None:
+        self.stream, self.idx = stream, context.thread.device_index
+        self.src_prev_stream = self.dst_prev_stream = None
+
+    @replaces(stream.module.StreamContext, "__enter__")
+    def enter_context(context: Context, original: Any, self: Any) -> None:
+        """Select the stream as torch does, without its questions, which are 20 frames of Python."""
+        if type(self.stream) is not stream:
+            return original(self)
+        if context.user != os.getpid():
+            context.initialize()  # raises after a fork
+        self._torchdevice_before = self.stream.select(context.thread)
+
+    @replaces(stream.module.StreamContext, "__exit__")
+    def exit_context(context: Context, original: Any, self: Any, *raised: Any) -> None:
+        before = vars(self).pop("_torchdevice_before", None)
+        _restore(*before) if before is not None else original(self, *raised)
+
     REPLACED.append(
         replaced_function(
             stream.module.Stream, "priority_range", lambda *_: stream.priority_range(), may_be_absent=True

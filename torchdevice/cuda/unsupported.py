@@ -20,7 +20,7 @@ from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 
 _TABLE = data_files.read(__file__, "unsupported.json")
-POINTER, POOL = _TABLE["pointers"]["remedy"], _TABLE["pools"]["remedy"]
+POOL = _TABLE["pools"]["remedy"]
 
 
 def _rows() -> Iterator[tuple[str, str, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 from torchdevice.foundation import data_files
+from torchdevice.foundation.torch_texts import text
 
 _TABLE = data_files.read(__file__, "device_properties.json")
 
@@ -47,11 +48,7 @@ class DeviceProperties(_constants("_CudaDeviceProperties")):  # type: ignore[mis
     is_integrated: int
 
     def __repr__(self) -> str:
-        return (
-            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
-            f"total_memory={self.total_memory // 2**20}MB, multi_processor_count={self.multi_processor_count}, "
-            f"uuid={self.uuid}, L2_cache_size={self.L2_cache_size // 2**20}MB)"
-        )
+        return text("properties of CUDA", self, self.total_memory // 2**20, self.L2_cache_size // 2**20)
 
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
@@ -79,11 +76,7 @@ class XpuDeviceProperties(_constants("_XpuDeviceProperties")):  # type: ignore[m
     uuid: uuids.UUID
 
     def __repr__(self) -> str:
-        return (
-            f"_XpuDeviceProperties(name='{self.name}', platform_name='{self.platform_name}', type='{self.type}', "
-            f"total_memory={self.total_memory // 2**20}MB, max_compute_units={self.max_compute_units}, "
-            f"uuid={self.uuid}, has_fp64={int(self.has_fp64)})"
-        )
+        return text("properties of XPU", self, self.total_memory // 2**20)
 
 
 SETTABLE: Mapping[str, type] = {

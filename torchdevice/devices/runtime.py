@@ -190,6 +190,10 @@ class Runtime(abc.ABC):
         """
         return "" if self.compiles else f"Inductor makes no code for {self.target!r}"
 
+    def is_on_cudnn(self, tensor: torch.Tensor) -> bool:
+        """Return whether ``torch.backends.cudnn`` accepts a tensor of the device."""
+        return False
+
     def runs_on_host(self) -> bool:
         """Return whether this thread runs compiled code with the host's tensors in the place of the device's."""
         return False
@@ -269,17 +273,10 @@ class Runtime(abc.ABC):
 
     def segments(self, index: int) -> list[Segment]:
         """Return the segments of the device's allocator. The base class makes one of each block."""
-        return [
-            Segment(
-                block.device,
-                0,
-                block.size > _LARGE,
-                False,
-                (0, 0),
-                (Part(block.address, block.size, block.requested, "active_allocated", block.address),),
-            )
-            for block in sorted(self.blocks(index))
-        ]
+        blocks = sorted(self.blocks(index))
+        parts = [Part(each.address, each.size, each.requested, "active_allocated", each.address) for each in blocks]
+        pairs = zip(blocks, parts, strict=True)
+        return [Segment(block.device, 0, block.size > _LARGE, False, (0, 0), (part,)) for block, part in pairs]
 
     def watch_allocations(self, observer: Observer, context: Any) -> Callable[[], None]:
         """Call an observer for each allocation of a context from now on.

@@ -111,13 +111,10 @@ def outliving(context: Context, held: list[Any], func: Any, args: tuple[Any, ...
     """Call a function, and let the object in ``held`` go afterwards, with the mode."""
     result = func(*args, **kwargs)
     # A gradient or a storage usually ends without a function in Python.
-    if held[0] is not None and not (type(held[0]) in _QUIET and _ends_quietly(held[0])):
+    quiet = type(held[0]) in _QUIET and not weakref.getweakrefcount(held[0]) and not vars(held[0])
+    if held[0] is not None and not quiet:
         with_mode(context, held.clear)
     return result
 
 
 _QUIET = {torch.Tensor, torch.UntypedStorage}
-
-
-def _ends_quietly(held: Any) -> bool:
-    return not weakref.getweakrefcount(held) and not vars(held)

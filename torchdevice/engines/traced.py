@@ -49,17 +49,8 @@ def with_nothing_in_place(function: F) -> F:
 @functools.cache  # entering and leaving a scope ask, once Dynamo is imported
 def files() -> frozenset[str]:
     """Return the files whose functions Dynamo traces as part of a program; it skips the rest of this package."""
-    paths = {
-        __file__,
-        inspect.getfile(DeviceMode),
-        inspect.getfile(Context),
-        inspect.getfile(moves),
-        inspect.getfile(float64_policy),
-        inspect.getfile(half_precision_matmul),
-        inspect.getfile(stand_ins),
-        *(inspect.getfile(rewriter) for rewriter in rewriters.REGISTERED.values() if rewriter is not None),
-    }
-    return frozenset(paths)
+    in_files: Any = (DeviceMode, Context, moves, float64_policy, half_precision_matmul, stand_ins)
+    return frozenset({__file__, *map(inspect.getfile, (*in_files, *filter(None, rewriters.REGISTERED.values())))})
 
 
 @_constant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,6 +10,14 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
+from torchdevice.core.patching import Installation
+
+
+@functools.cache
+def installation(kernels: Callable[..., Mapping[str, Callable[..., Any]]], key: str, *more: Any) -> Installation:
+    """Return what puts ``kernels(key, *more)`` in place under the dispatch key; one object for equal arguments."""
+    registrations = Registrations(key, functools.partial(kernels, key, *more))
+    return Installation(lambda: [registrations])
 
 
 class Registrations:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import run
-from torchdevice.fallback.kernel_registration import Registrations
+from torchdevice.fallback.kernel_registration import installation
+from torchdevice.foundation.torch_texts import text
 
 VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
 """torch's own switch. A program's setting is respected: ``0`` leaves torch's error, ``1`` torch's own fallback."""
@@ -34,13 +35,7 @@ _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 def error_text(operator: str) -> str:
     """Return the text of torch's error for an operator without a kernel (aten/src/ATen/mps/MPSFallback.mm)."""
-    return (
-        f"The operator '{operator}' is not currently implemented for the MPS device. If you want this op to be "
-        f"considered for addition please comment on https://github.com/pytorch/pytorch/issues/141287 and mention "
-        f"use-case, that resulted in missing op as well as commit hash {torch.version.git_version}. As a temporary "
-        f"fix, you can set the environment variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback "
-        f"for this op. WARNING: this will be slower than running natively on MPS."
-    )
+    return text("missing on MPS", operator=operator, commit=torch.version.git_version)
 
 
 def run_on_cpu(context: Context | None, name: str, op: Any, args: Any, kwargs: Any) -> Any:
@@ -101,14 +96,9 @@ def overload(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), variant or "default")
 
 
-@functools.cache
-def installation(
-    key: str, lacks: Callable[[str], bool] | None = None, otherwise: Callable[..., Any] | None = None
-) -> Installation:
-    """Return the installation of the kernels for a dispatch key, see :func:`lacking` and :func:`kernel_of`."""
-    return Installation(
-        lambda: [Registrations(key, lambda: {name: kernel_of(name, key, otherwise) for name in lacking(key, lacks)})]
-    )
+def kernels(key: str, lacks: Any = None, otherwise: Any = None) -> Mapping[str, Callable[..., Any]]:
+    """Return the kernels for a dispatch key, see :func:`lacking` and :func:`kernel_of`."""
+    return {name: kernel_of(name, key, otherwise) for name in lacking(key, lacks)}
 
 
 def needed(context: Context) -> list[Installation]:
@@ -117,4 +107,4 @@ def needed(context: Context) -> list[Installation]:
     key = runtime.missing_operators_key
     if key is None or VARIABLE in os.environ:
         return []
-    return [installation(key, runtime.lacks_kernel, runtime.run_for_others)]
+    return [installation(kernels, key, runtime.lacks_kernel, runtime.run_for_others)]

@@ -18,7 +18,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import run
-from torchdevice.fallback.kernel_registration import Registrations
+from torchdevice.fallback.kernel_registration import installation
 from torchdevice.fallback.missing_operators import VARIABLE, overload
 from torchdevice.foundation import data_files
 
@@ -89,13 +89,7 @@ def _kernel(name: str, key: str) -> Callable[..., Any]:
     return kernel
 
 
-@functools.cache
-def installation(key: str) -> Installation:
-    """Return the installation of the kernels under a dispatch key."""
-    return Installation(lambda: [Registrations(key, lambda: kernels(key))])
-
-
 def needed(context: Context) -> list[Installation]:
     """Return the installations that a context needs for its target."""
     key = context.runtime.refusing_key
-    return [installation(key)] if key is not None and not context.options.strict else []
+    return [installation(kernels, key)] if key is not None and not context.options.strict else []

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 SWITCH = "TORCHDEVICE"
 
+COLLECTED = "TORCHDEVICE_COLLECTED"
+"""The variable that says that the first process of the run shows the tracebacks of ranks."""
+
 REPORT = "TORCHDEVICE_REPORT"
 """The variable that has the processes of a run leave their parts of its report."""
 

@@ -22,7 +22,7 @@ VARIABLE = "TORCHDEVICE_RUN_FOLDER"
 _NAME = re.compile(r"torchdevice-run-([0-9a-f]{8})-([0-9]+)-[0-9a-f]+")
 """Where the first process is, its number, and what no other run has."""
 
-_CONTENT = re.compile(r"[0-9a-f]{8}|[0-9]+-[0-9a-f]{8}\.(?:begun|part|json)")
+_CONTENT = re.compile(r"[0-9a-f]{8}|[0-9]+-[0-9a-f]{8}\.(?:begun|part|json|failed)")
 """What a run writes: folders of what was said, and files of its processes."""
 
 
@@ -58,6 +58,23 @@ def write(path: Path, text: str) -> None:
     unfinished = path.with_suffix(".part")
     unfinished.write_text(text)
     unfinished.replace(path)
+
+
+def leave(suffix: str, text: str) -> bool:
+    """Leave a text to the first process of the run, and return whether that was possible."""
+    folder = path()
+    with contextlib.suppress(OSError):  # nothing can be written there
+        if folder is not None and not leads():
+            folder.mkdir(mode=0o700, exist_ok=True)
+            write(folder / f"{os.getpid()}-{secrets.token_hex(4)}{suffix}", text)
+            return True
+    return False
+
+
+def left(suffix: str) -> list[str]:
+    """Return the texts that processes of the run have left."""
+    folder = path()
+    return [] if folder is None else [each.read_text() for each in sorted(folder.glob(f"*{suffix}"))]
 
 
 def remove(folder: str | os.PathLike[str]) -> None:

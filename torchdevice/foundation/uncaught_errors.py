@@ -1,6 +1,7 @@
 """How an error that nobody catches is shown while ``enable`` is in force: without this package's frames.
 
-Ranks that fail alike show one traceback, and a line each for the others.
+Each rank says in a line where it failed. Of the ranks that fail alike one leaves its traceback to the command that
+started them, which shows it below these lines.
 """
 
 from __future__ import annotations
@@ -11,27 +12,44 @@ import sys
 import threading
 import traceback
 import zlib
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
 from torchdevice.foundation import run_folder
+from torchdevice.foundation.environment import COLLECTED
 from torchdevice.foundation.tracebacks import last_place, trim
+
+
+def ipython() -> Any:
+    """Return IPython's session, an ``InteractiveShell``; None in other programs."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 class Hooks:
     """The hooks that show errors of the main thread, of other threads and, in a notebook, of cells.
 
     Args:
-        shell: IPython's ``InteractiveShell``; None in other programs.
         of_main: Whether errors of the main thread are shown, too. Under ``torchdevice run`` the command shows them.
+
+    Attributes:
+        exit_said: Where the program of a rank called ``sys.exit``, and with what; empty where it did not.
     """
 
-    def __init__(self, shell: Any = None, of_main: bool = True):
+    def __init__(self, of_main: bool = True):
         self._before = sys.excepthook, threading.excepthook, sys.exit
-        exits = _exit if "RANK" in os.environ else sys.exit
+        self.exit_said = ""
+        exits: Callable[..., NoReturn] = self._exit if "RANK" in os.environ else sys.exit
         self._own = self._show if of_main else sys.excepthook, self._show_of_thread, exits
-        self._shell = shell
+        self._shell = ipython()
         self._types = (Exception,)
+
+    @functools.wraps(sys.exit)
+    def _exit(self, status: Any = None, /) -> NoReturn:
+        code, caller = status or 0, sys._getframe(1)
+        place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
+        self.exit_said = f" at {place} with exit code {code if isinstance(code, int) else 1}"
+        raise SystemExit(status)
 
     def begin(self) -> None:
         """Show errors from now on."""
@@ -58,9 +76,11 @@ class Hooks:
         # The text of the error is not part of the place: it may name the rank's own device.
         places = [(each.filename, each.lineno) for each in traceback.extract_tb(frames)]
         shown, alike = (_another_rank_shows(kind.__qualname__, places, *text) for text in ((), (said,)))
-        if shown:
-            text = "." if alike else f": {said}"
-            print(f"rank {os.environ['RANK']}: the same error at {last_place(value)}{text}", file=sys.stderr)
+        rank = os.environ.get("RANK")
+        left = shown or (COLLECTED in os.environ and run_folder.leave(".failed", _of_rank(rank, value)))
+        if left:
+            text = ", as another rank did." if alike else f": {said}"
+            print(f"rank {rank} failed at {last_place(value)}{text}", file=sys.stderr)
         else:
             self._before[0](kind, value, frames)
 
@@ -76,25 +96,20 @@ def _show_in_cell(
     shell.showtraceback((kind, value, value.__traceback__), tb_offset=tb_offset)
 
 
+def _of_rank(rank: str | None, error: BaseException) -> str:
+    return f"torchdevice: the traceback of rank {rank}:\n{''.join(traceback.format_exception(error))}"
+
+
 def _another_rank_shows(*what: Any) -> bool:
     return "RANK" in os.environ and not run_folder.claim(f"{zlib.crc32(repr(what).encode()):08x}")
 
 
-def told_end() -> str:
+def told_end(hooks: Hooks | None) -> str:
     """Return how this process ends: with which exit code or error, and at which line, as far as that is known."""
+    return told_failure() or f"ended{hooks.exit_said if hooks else ''}"
+
+
+def told_failure() -> str:
+    """Return at which line an error ended this process, and the error; nothing where none did."""
     error = getattr(sys, "last_value", None)
-    if error is not None:
-        return f"failed at {last_place(error)} with {type(error).__name__}: {error}"
-    return f"ended{_exits[-1]}" if _exits else "ended"
-
-
-_exits: list[str] = []
-"""Where the program of a rank called ``sys.exit``, and with what."""
-
-
-@functools.wraps(sys.exit)
-def _exit(status: Any = None, /) -> NoReturn:
-    code, caller = status or 0, sys._getframe(1)
-    place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
-    _exits.append(f" at {place} with exit code {code if isinstance(code, int) else 1}")
-    raise SystemExit(status)
+    return "" if error is None else f"failed at {last_place(error)} with {type(error).__name__}: {error}"

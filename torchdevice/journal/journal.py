@@ -58,8 +58,7 @@ class Journal:
         self.began: Callable[[], None] | None = None
         self._max_entries = max_entries
         # Keyed by the id of the code object, whose own hash reads all of its bytecode. ``_codes`` keeps the ids valid.
-        self._entries: dict[tuple[int | str, ...], Entry] = {}
-        self._of_program: dict[tuple[int | str, ...], Entry] = {}  # of calls that no library made
+        self._entries: dict[tuple[int | str | None, ...], Entry] = {}
         self._codes: dict[int, CodeType] = {}
         self._distances: dict[tuple[int, int], int] = {}
 
@@ -77,12 +76,13 @@ class Journal:
         """
         above += 1
         frame = sys._getframe(above)
-        key: tuple[int | str, ...] = (id(frame.f_code), frame.f_lasti, requested, done)
-        entry = self._of_program.get(key)
-        if entry is not None:
-            entry.count += 1
-            return entry
         while True:
+            # Of the entries only those of calls that no library made have such a key.
+            key: tuple[int | str | None, ...] = (id(frame.f_code), frame.f_lasti, requested, done)
+            entry = self._entries.get(key)
+            if entry is not None:
+                entry.count += 1
+                return entry
             kind = KINDS.get(frame.f_code.co_filename)
             if kind is None:
                 kind = kind_of(frame)
@@ -91,17 +91,14 @@ class Journal:
             above += 1
             frame = frame.f_back
         program: FrameType | None = frame if kind is PROGRAM else self._program_of(frame, above)
-        key = (id(frame.f_code), frame.f_lasti, requested, done)
-        if program is not frame and program is not None:
-            key = (*key, id(program.f_code), program.f_lasti)
-        entry = self._entries.get(key)
+        if program is not frame:
+            key = (*key, *((None,) if program is None else (id(program.f_code), program.f_lasti)))
+            entry = self._entries.get(key)
         if entry is None:
             if len(self._entries) >= self._max_entries:
                 self.overflow += 1
                 return None
             entry = self._new(key, frame, program, Entry(site_of(program or frame), requested, done, fidelity))
-        if program is frame:
-            self._of_program[key] = entry
         entry.count += 1
         return entry
 
@@ -128,7 +125,9 @@ class Journal:
             self._codes[id(frame.f_code)] = frame.f_code
         return found
 
-    def _new(self, key: tuple[int | str, ...], frame: FrameType, program: FrameType | None, entry: Entry) -> Entry:
+    def _new(
+        self, key: tuple[int | str | None, ...], frame: FrameType, program: FrameType | None, entry: Entry
+    ) -> Entry:
         if not self._entries and self.began is not None:
             self.began()
         if program is not None and program is not frame:
@@ -140,7 +139,6 @@ class Journal:
     def clear(self) -> None:
         """Forget everything: a forked process counts what it does itself."""
         self._entries.clear()
-        self._of_program.clear()
         self.findings.clear()
         self.overflow = 0
 

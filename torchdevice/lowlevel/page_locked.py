@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchdevice.foundation.per_thread import PerThread
 from torchdevice.lowlevel.lazy_initialization import library
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
@@ -46,13 +46,8 @@ _served: set[object] = set()
 """A key for each model that is served."""
 
 
-class _Asked(threading.local):
-    """Whether this thread has asked for the allocator, and not yet whether memory is page-locked."""
-
-    allocator = False
-
-
-_asked = _Asked()
+_asked = PerThread(allocator=False)
+"""Whether this thread has asked for the allocator, and not yet whether memory is page-locked."""
 
 
 def register() -> bool:

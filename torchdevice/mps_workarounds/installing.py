@@ -13,7 +13,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation
-from torchdevice.fallback.kernel_registration import Registrations
+from torchdevice.fallback.kernel_registration import installation
 from torchdevice.fallback.missing_operators import overload
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.mps_workarounds import guards
@@ -40,9 +40,10 @@ def guarded_on(key: str) -> set[str]:
     return {name for name in names if _has_kernel(name, key)}
 
 
-def kernels(key: str, faults: Iterable[Fault]) -> Mapping[str, Callable[..., Any]]:
-    """Return the guarded kernel of each operator of some faults that has a kernel under a dispatch key."""
-    names = ((f"aten::{name}", fault) for fault in faults for name in fault.operators)
+def kernels(key: str, faults: Iterable[Fault] | None = None) -> Mapping[str, Callable[..., Any]]:
+    """Return the guarded kernel of each operator of some faults, or those here, that has one under a dispatch key."""
+    chosen = here() if faults is None else faults
+    names = ((f"aten::{name}", fault) for fault in chosen for name in fault.operators)
     return {name: _guarded(name, key, fault) for name, fault in names if _has_kernel(name, key)}
 
 
@@ -66,16 +67,7 @@ def _guarded(name: str, key: str, fault: Fault) -> Callable[..., Any]:
     return kernel
 
 
-def installation(key: str, faults: Callable[[], Iterable[Fault]] = here) -> Installation:
-    """Return the installation of the guards under a dispatch key."""
-    registrations = Registrations(key, lambda: kernels(key, faults()))
-    return Installation(lambda: [registrations])
-
-
-_of_key = functools.cache(installation)
-
-
 def needed(context: Context) -> list[Installation]:
     """Return the installations that a context needs for its target."""
     key = context.runtime.known_faults_key
-    return [_of_key(key)] if key is not None else []
+    return [installation(kernels, key)] if key is not None else []

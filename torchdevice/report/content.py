@@ -15,7 +15,7 @@ from torchdevice.journal.discrepancies import merged as merged_findings
 from torchdevice.journal.journal import Journal
 from torchdevice.options import Options
 from torchdevice.report import reading
-from torchdevice.report.rows import Group, Row, merged, rows_of
+from torchdevice.report.rows import Group, Row, folded, rows_of
 from torchdevice.version import versions
 
 C = TypeVar("C", bound="Content")
@@ -34,12 +34,14 @@ class Process:
         end: ``"reported"``; ``"running"`` when the report was made; ``"lost"`` where it was killed before it could say
             what it did.
         calls: How many calls it counted.
+        failure: At which line an error ended it, and the error; empty where none did.
     """
 
     name: str
     pid: int
     end: str = "reported"
     calls: int = 0
+    failure: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,17 +121,18 @@ class Content:
         others = list(others)
         return dataclasses.replace(
             self,
-            rows=tuple(merged(row for report in (self, *others) for row in report.rows)),
+            rows=tuple(folded(row for report in (self, *others) for row in report.rows)),
             processes=(*self.processes, *(each for report in others for each in report.processes), *lost),
             left_out=self.left_out + sum(report.left_out for report in others),
             findings=tuple(merged_findings(each for report in (self, *others) for each in report.findings)),
             verified=_sums(report.verified for report in (self, *others)),
         )
 
-    def renamed(self: C, name: str) -> C:
-        """Return the report of one process with another name for the process."""
+    def renamed(self: C, name: str, **changes: Any) -> C:
+        """Return the report of one process with another name, or other fields, of the process."""
         rows = tuple(dataclasses.replace(row, processes=[name]) for row in self.rows)
-        return dataclasses.replace(self, rows=rows, processes=(dataclasses.replace(self.processes[0], name=name),))
+        process = dataclasses.replace(self.processes[0], name=name, **changes)
+        return dataclasses.replace(self, rows=rows, processes=(process,))
 
     @property
     def totals(self) -> Totals:

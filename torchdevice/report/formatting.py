@@ -11,7 +11,7 @@ from torchdevice.foundation.byte_sizes import scaled
 from torchdevice.journal.discrepancies import LEFT_OUT
 from torchdevice.report import source
 from torchdevice.report.content import Content, Totals
-from torchdevice.report.rows import Group, Row
+from torchdevice.report.rows import Group, Row, numbers
 
 EXPLANATIONS = {
     Group.NUMBERS: "the program may compute or read other numbers: approximate, downcast, fell back",
@@ -23,6 +23,8 @@ EXPLANATIONS = {
 def program(report: Content) -> str:
     """Return the command line of a report, without the folders of the program."""
     first, *rest = report.program or ("",)
+    if first.endswith("ipykernel_launcher.py"):
+        return "a notebook"
     return source.printable(shlex.join([os.path.basename(first) or "python", *rest]))
 
 
@@ -109,22 +111,22 @@ def processes(row: Row, report: Content) -> str:
         return ""
     ranks = sorted(int(each[5:]) for each in row.processes if re.fullmatch("rank [0-9]+", each))
     if len(ranks) > 1:
-        together = ranks[-1] - ranks[0] == len(ranks) - 1
-        folded = f"ranks {ranks[0]}-{ranks[-1]}" if together else f"ranks {', '.join(map(str, ranks))}"
         others = [each for each in row.processes if not re.fullmatch("rank [0-9]+", each)]
-        return ", ".join([folded, *others])
+        return ", ".join([f"ranks {numbers(ranks)}", *others])
     first = ", ".join(row.processes[:4])
     return first if len(row.processes) <= 4 else f"{first} and {len(row.processes) - 4} more"
 
 
 def missing(report: Content) -> list[str]:
-    """Return a sentence for each process whose doings are not in the report, and for what was left out."""
+    """Return a sentence for each failure, each process whose doings are not in the report, and for calls left out."""
     ends = {
         "running": "is still running; what it did is not in this report.",
         "lost": "was killed before it could say what it did.",
     }
+    failures = {each.failure: each.name for each in reversed(report.processes) if each.failure}  # alike ones once
     silent = [each for each in report.processes if each.end != "reported"]
-    said = [f"{each.name} (process {each.pid}) {ends[each.end]}" for each in silent]
+    said = [f"{'the program' if name == 'main' else name} {failure}" for failure, name in failures.items()]
+    said += [f"{each.name} (process {each.pid}) {ends[each.end]}" for each in silent]
     if report.left_out:
         said.append(f"The journal's limit was reached: {plural(report.left_out, 'call')} more, not told apart.")
     return said

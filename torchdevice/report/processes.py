@@ -20,6 +20,7 @@ from pathlib import Path
 
 from torchdevice.foundation import forks, run_folder
 from torchdevice.foundation.environment import REPORT
+from torchdevice.foundation.uncaught_errors import told_failure
 from torchdevice.journal.journal import Journal
 from torchdevice.report.content import Process
 from torchdevice.report.rendering import Report
@@ -85,7 +86,7 @@ class _Member:
             self._forget()
         elif len(self._journal) or self._journal.findings.compared:
             with contextlib.suppress(OSError):  # the folder is gone where the first process has ended
-                run_folder.write(self._own(folder, ".json"), self._describe().renamed(_name()).to_json(indent=None))
+                run_folder.write(self._own(folder, ".json"), self._described(_name()).to_json(indent=None))
                 self._own(folder, ".begun").unlink(missing_ok=True)
 
     def _forget(self) -> None:
@@ -99,7 +100,7 @@ class _Member:
 
     def joined(self) -> Report:
         """Return the report of all processes."""
-        own, folder = self._describe(), run_folder.path()
+        own, folder = self._described("main"), run_folder.path()
         if folder is None or not folder.is_dir():
             return own
         reports = [Report.from_dict(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
@@ -108,6 +109,9 @@ class _Member:
         lost = [dataclasses.replace(each, end=end) for each, end in zip(begun, ends, strict=True)]
         reports.sort(key=lambda report: report.processes[0].name)
         return own.joined(_told_apart(reports), lost)
+
+    def _described(self, name: str) -> Report:
+        return self._describe().renamed(name, failure=told_failure())
 
     def _own(self, folder: Path, suffix: str) -> Path:
         return folder / f"{os.getpid()}-{self._token}{suffix}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterable
+import functools
+import re
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from torchdevice.foundation.fidelity import Fidelity
@@ -118,6 +120,34 @@ def merged(rows: Iterable[Row]) -> list[Row]:
         known = found.get(key)
         found[key] = row if known is None else _sum(known, row)
     return _ordered(found.values())
+
+
+def folded(rows: Iterable[Row]) -> list[Row]:
+    """Return merged rows with those made one that differ in indices of devices alone, as those of ranks do."""
+    found: dict[Any, list[Row]] = {}
+    for row in merged(rows):
+        asked, done = (_INDEX.sub("", text) for text in (row.asked, row.done))
+        found.setdefault((row.file, row.line, asked, done, row.fidelity), []).append(row)
+    return _ordered([functools.reduce(_sum, alike, _of_all(alike)) for alike in found.values()])
+
+
+_INDEX = re.compile(r"(?<=[a-z]:)\d+")
+
+
+def _of_all(rows: Sequence[Row]) -> Row:
+    """Return a row without calls that names the devices of all."""
+    texts: dict[str, Any] = {}
+    for name in ("asked", "done"):
+        given = list(dict.fromkeys(getattr(row, name) for row in rows))
+        indices = sorted({int(index) for text in given for index in _INDEX.findall(text)})
+        texts[name] = _INDEX.sub(numbers(indices), given[0]) if len(given) > 1 else given[0]
+    return dataclasses.replace(rows[0], count=0, seconds=0.0, bytes=0, libraries=[], **texts)
+
+
+def numbers(found: Sequence[int]) -> str:
+    """Return sorted numbers as a person writes them: ``"0-3"``, or ``"0, 2"``."""
+    together = len(found) > 1 and found[-1] - found[0] == len(found) - 1
+    return f"{found[0]}-{found[-1]}" if together else ", ".join(map(str, found))
 
 
 def _ordered(rows: Collection[Row]) -> list[Row]:

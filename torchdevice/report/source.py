@@ -6,6 +6,8 @@ import linecache
 import os
 import re
 
+from torchdevice.foundation.uncaught_errors import ipython
+
 AROUND = 3
 """How many lines are kept on each side of a line."""
 
@@ -46,7 +48,10 @@ def printable(text: str) -> str:
 
 
 def short(file: str) -> str:
-    """Return the name of a file, fit to be printed, without the folders that say nothing."""
+    """Return the name of a file, fit to be printed, without the folders that say nothing; IPython names its cells."""
+    session = ipython()
+    if session and (cell := session.compile.format_code_name(file)):
+        return cell[1]
     file = printable(file)
     if not os.path.isabs(file):
         return file

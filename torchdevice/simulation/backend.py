@@ -149,6 +149,7 @@ def _register_kernels() -> None:
             op = overload_of(name)
             kernel = op.decompose if name in COMPOSED else recurrent_networks.kernel_of(op)
             aten.impl(name, guarded(refusals_of(op), kernel), key)
+    aten.impl("_cudnn_rnn_flatten_weight", recurrent_networks.flatten, "PrivateUse1")
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in sorted(_named().difference(handwritten_kernels.SPECIAL, quantized.MAKING, nested.MAKING)):

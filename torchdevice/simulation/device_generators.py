@@ -17,15 +17,11 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.cuda.capture_rules import current_capture, not_while_capturing
+from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import machine, policy
 
 Drawing = Callable[[Callable[..., Any], int, list[Any], dict[str, Any]], Any]
 
-
-_OTHER_SEED = (
-    "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same as the "
-    "original seed."
-)
 
 _PER_KERNEL = 4
 """By how much a kernel moves the offset of a generator. Philox makes four numbers at a time, and counts in them."""
@@ -147,7 +143,7 @@ class Generator(torch.Generator):
                 if new_state.numel() not in (8, 16):
                     raise RuntimeError("RNG state is wrong size")
                 if capture is not None and new_state[:8].tolist() != self._state.read()[:8].tolist():
-                    raise RuntimeError(_OTHER_SEED)
+                    raise RuntimeError(text("another seed"))
             if capture is None:
                 self._state.load(new_state)
             else:
@@ -159,7 +155,7 @@ class Generator(torch.Generator):
         if current_capture() is None:
             self._state.begin(seed)
         elif seed != self.initial_seed():
-            raise RuntimeError(_OTHER_SEED)
+            raise RuntimeError(text("another seed"))
         return self
 
     def seed(self) -> int:

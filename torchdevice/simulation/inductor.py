@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from torchdevice.foundation.per_thread import PerThread, having
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, without_mode, wrapped
 from torchdevice.simulation.policy import DEVICE_TYPE
@@ -76,24 +76,16 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
     return run
 
 
-class _Thread(threading.local):
-    """The calls of compiled code in this thread that have not returned."""
-
-    calls = 0
-
-
-thread = _Thread()
+thread = PerThread(calls=0)
+"""How many calls of compiled code have not returned."""
 
 
 def _communicating(compiled: Compiled) -> Compiled:
     """Return compiled code during which process groups take CPU tensors."""
 
     def run(given: list[Any]) -> Any:
-        before, thread.calls = thread.calls, thread.calls + 1
-        try:
+        with having(thread, calls=thread.calls + 1):
             return compiled(given)
-        finally:
-            thread.calls = before
 
     return run
 

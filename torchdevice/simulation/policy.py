@@ -9,7 +9,8 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,8 +23,9 @@ from torchdevice.fallback.cpu_fallback import counted
 from torchdevice.foundation import forks
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.per_thread import having
 from torchdevice.foundation.stand_ins import tensors
+from torchdevice.foundation.torch_texts import text
 from torchdevice.journal.callers import program_line, site_of
 from torchdevice.simulation.machine import Machine
 from torchdevice.simulation.profiles import Profile, missing_on_cuda
@@ -52,15 +54,9 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@block
-def being(name: str) -> Iterator[None]:
+def being(name: str) -> AbstractContextManager[None]:
     """Set a flag of :class:`_Thread` in this thread."""
-    before = getattr(_thread, name)
-    setattr(_thread, name, True)
-    try:
-        yield
-    finally:
-        setattr(_thread, name, before)
+    return having(_thread, **{name: True})
 
 
 class Policy:
@@ -302,11 +298,8 @@ def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> Runti
         return None
     if wanted > total:
         return RuntimeError(f"Invalid buffer size: {written(wanted)}")
-    return RuntimeError(
-        f"MPS backend out of memory (MPS allocated: {written(allocated)}, other allocations: 0 bytes, max allowed: "
-        f"{written(allowed)}). Tried to allocate {written(wanted)} on private pool. Use "
-        "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause system failure)."
-    )
+    figures = {"allocated": written(allocated), "allowed": written(allowed), "wanted": written(wanted)}
+    return RuntimeError(text("out of memory on MPS", **figures))
 
 
 def provides(op: Any) -> bool:

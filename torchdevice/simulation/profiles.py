@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from torchdevice.devices import device_models
+from torchdevice.foundation.torch_texts import text
 
 _COMPOSITE = re.compile(r"\bComposite\w+")
 
@@ -79,10 +80,8 @@ class Profile:
         if dtype in FLOAT8:
             kind = name.capitalize()
             return f"Trying to convert {kind} to the MPS backend but it does not have support for that dtype."
-        return (
-            f"Cannot convert a MPS Tensor to {name} dtype as the MPS framework doesn't support {name}. "
-            f"Please use {'float32' if dtype.is_floating_point else 'complex64'} instead."
-        )
+        other = "float32" if dtype.is_floating_point else "complex64"
+        return text("dtype missing on MPS", name=name, other=other)
 
 
 FLOAT8 = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))
@@ -104,12 +103,7 @@ PROFILES: Mapping[str, Profile] = {
 def missing_on_cuda(operator: str, backend: str = "CUDA") -> str:
     """Return torch's text for an operator that CUDA lacks (aten/src/ATen/core/dispatch/OperatorEntry.cpp)."""
     cpu = backend.replace("CUDA", "CPU").replace("MPS", "CPU")
-    return (
-        f"Could not run '{operator}' with arguments from the '{backend}' backend. This could be because the operator "
-        f"doesn't exist for this backend, or was omitted during the selective/custom build process (if using custom "
-        f"build). If you are a Facebook employee using PyTorch on mobile, please visit https://fburl.com/ptmfixes for "
-        f"possible resolutions. '{operator}' is only available for these backends: [{cpu}]."
-    )
+    return text("missing on CUDA", operator=operator, backend=backend, cpu=cpu)
 
 
 def find(name: str) -> Profile | None:

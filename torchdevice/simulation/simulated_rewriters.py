@@ -138,15 +138,11 @@ def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 _NAMING_DEVICES = (
-    torch.Tensor.numpy,
-    torch.Tensor.set_,
-    torch.Tensor.tensor_split,
-    torch.tensor_split,
-    torch.lstm,
-    torch.gru,
-    torch.rnn_tanh,
-    torch.rnn_relu,
-    torch._pack_padded_sequence,
+    *(getattr(torch.Tensor, name) for name in ["numpy", "set_", "tensor_split"]),
+    *(
+        getattr(torch, name)
+        for name in ["tensor_split", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pack_padded_sequence"]
+    ),
 )
 
 

@@ -27,6 +27,7 @@ from torchdevice.simulation import (
     simulated_rewriters,
 )
 from torchdevice.simulation.allocator import allocator_settings, storages, stream_uses
+from torchdevice.simulation.kernels import recurrent_networks
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, index_of
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
@@ -81,6 +82,10 @@ class SimulatedRuntime(Runtime):
         if self.profile.lacks_anything:
             return f"Inductor's code has what {self.profile.name!r} lacks"
         return inductor.obstacle(gm)
+
+    def is_on_cudnn(self, tensor: torch.Tensor) -> bool:
+        with torch._C.DisableTorchFunction():
+            return self.profile.stands_for_cuda and recurrent_networks.is_on_cudnn(tensor)
 
     def runs_on_host(self) -> bool:
         return inductor.thread.calls > 0
@@ -144,8 +149,10 @@ class SimulatedRuntime(Runtime):
         policy.check_alive()
 
     def mark(self, index: int, *, timing: bool) -> Mark:
-        policy.check_alive()
-        return HostMark()
+        context = thread_state.state.context
+        if context is None or context.asks:  # as after an error of the device
+            policy.check_alive()
+        return HostMark() if timing else _UNTIMED
 
     def device_count(self) -> int:
         return self._count
@@ -221,6 +228,9 @@ class SimulatedRuntime(Runtime):
             return registry.runtime("cpu").out_of_memory(error)
         index = context.thread.device_index
         return storages.device(index).refusal(wanted, self.total_memory(index))
+
+
+_UNTIMED = HostMark()
 
 
 def _begin(context: Context) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,9 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.devices.runtime import Runtime
 from torchdevice.fallback.missing_operators import overload
+from torchdevice.foundation.per_thread import PerThread
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
+from torchdevice.foundation.torch_texts import text
 
 SPARE = "ipu"
 """The device type whose autocast stands for CUDA's lists on the CPU and on MPS, also in graphs of Dynamo."""
@@ -45,12 +46,6 @@ dtypes as without them, and those with complex results, which do not exist in bf
 _BY_CUDNN = [f"{name}.{given}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for given in ("input", "data")]
 """Operators that CUDA runs by ``_cudnn_rnn``, which a file of its own casts (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
 
-_UNSAFE = """torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.
-Many models use a sigmoid layer right before the binary cross entropy layer.
-In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits
-or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are
-safe to autocast."""
-
 _is_enabled, _set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
 _set_included = torch._C._dispatch_tls_set_dispatch_key_included
 _INCLUDED = getattr(torch._C.DispatchKey, _SPARE_KEY)  # not by name, which torch takes long to parse
@@ -62,12 +57,8 @@ _below_autocast = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Auto
 # ---- regions ---------------------------------------------------------------------------------------------------------
 
 
-class _ThreadRegion(threading.local):
-    kind: str | None = None
-    """The device type for which this thread uses the lists under the spare key, if any."""
-
-
-_region = _ThreadRegion()
+_region = PerThread(kind=None)
+"""The device type for which a thread uses the lists under the spare key, if any."""
 
 
 class Region:
@@ -270,7 +261,7 @@ _DTYPES: dict[str, Callable[[str, Any], torch.dtype | None]] = {
 
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
-    raise RuntimeError(_UNSAFE)
+    raise RuntimeError(text("unsafe to autocast"))
 
 
 def _is_eligible(value: Any, kind: str) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,18 +25,14 @@ from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.engines.mode import with_mode
 from torchdevice.engines.rewriters import rewrites
 from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.per_thread import PerThread
 
 _STEPS = ("forward", "setup_context", "backward", "jvp", "vmap")
 """What a program writes in a custom function."""
 
 
-class _Taken(threading.local):
-    """The error that a device guard took away from this thread's engine, if any."""
-
-    error: BaseException | None = None
-
-
-taken = _Taken()
+taken = PerThread(error=None)
+"""The error that a device guard took away from this thread's engine, if any."""
 
 
 @replaces(torch.autograd.Variable, "_execution_engine", makes=True)

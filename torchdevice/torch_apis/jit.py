@@ -17,7 +17,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import original_of
 from torchdevice.core.replacing import replaces
 from torchdevice.engines import float64_policy
-from torchdevice.foundation import dispatch_modes
+from torchdevice.foundation import dispatch_modes, templates
 
 _DOUBLES = {7: torch.float64, 10: torch.complex128}
 """The dtypes that a target may lack, by their numbers in graphs (c10/core/ScalarType.h)."""
@@ -85,27 +85,6 @@ def _graphs_of_class(script_class: Any) -> Iterator[Any]:
             yield method.graph
 
 
-_REPLACEMENTS = """
-def of_text(spelled: str) -> Device:
-    accelerator = spelled.split(":")[0]
-    if accelerator in {accelerators}:
-        return torch.device({target!r}{index})
-    return torch.device(spelled)
-
-def of_device(device: Device) -> Device:
-    if device.type in {accelerators}:
-        return of_text(str(device))
-    return device
-
-def cuda(x: Tensor) -> Tensor:
-    return x.to(torch.device({target!r}))
-
-def pin_memory(x: Tensor) -> Tensor:
-    return x
-"""
-"""Functions that replace operations of a graph. They are inlined, so a saved program does not need this package."""
-
-
 class _Rewriting:
     """Rewrites graphs, and the functions they call, for the target of a context."""
 
@@ -114,8 +93,9 @@ class _Rewriting:
         self._seen: set[str] = set()
         accelerators = sorted(context.families - {context.device_type})
         index = " + spelled[len(accelerator):]" if context.device(0).index is not None else ""
+        values = {"accelerators": accelerators, "target": context.device_type, "index": index}
         self._replacements = torch.jit.CompilationUnit(
-            _REPLACEMENTS.format(accelerators=accelerators, target=context.device_type, index=index)
+            templates.filled(__file__, "script_functions.py.jinja", **values)
         )
 
     def rewrite(self, graph: Any) -> None:

@@ -19,6 +19,7 @@ from torchdevice.core.replacing import replaces
 from torchdevice.devices.device_strings import LEGACY_DTYPES, legacy_dtype
 from torchdevice.engines import moves
 from torchdevice.engines.rewriters import convert, move, rewrites, to_host
+from torchdevice.foundation.torch_texts import text
 from torchdevice.torch_apis.default_device import DEFAULT_TYPE
 
 
@@ -73,8 +74,7 @@ def _device_of(context: Context, device: Any) -> torch.device:
         return context.target
     on_target = context.redirect(device)
     if on_target is None:
-        named = torch.device(device).type
-        raise RuntimeError(f"legacy constructor expects device type: cuda but device type: {named} was passed")
+        raise RuntimeError(text("legacy constructor", expected="cuda", given=torch.device(device).type))
     return on_target
 
 
@@ -152,9 +152,7 @@ def _new_tensor(
     target = context.target if device is None else context.redirect(device) or torch.device(device)
     if target.type != context.device_type:
         # torch's words
-        raise RuntimeError(
-            f"legacy constructor expects device type: {context.program} but device type: {target.type} was passed"
-        )
+        raise RuntimeError(text("legacy constructor", expected=context.program, given=target.type))
     with torch._C.DisableTorchFunctionSubclass():
         made = original(torch.Tensor, *args, **kwargs)
     if context.runtime.shares_host_memory:

@@ -7,7 +7,6 @@ functions that check see the program's device.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, Replaced
 from torchdevice.core.replacing import later, replaces
 from torchdevice.engines import moves
+from torchdevice.foundation.per_thread import PerThread, having
 
 
 def _as_program(context: Context, device: Any) -> Any:
@@ -43,22 +43,15 @@ for _package in ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "p
 # ---- accelerate ------------------------------------------------------------------------------------------------------
 
 
-class _Checking(threading.local):
-    depth = 0
-
-
-_checking = _Checking()
+_checking = PerThread(is_on=False)
 
 
 @replaces("accelerate.accelerator:Accelerator", "__init__", native_to="cuda", sees_scope=True)
 @replaces("accelerate.accelerator", "get_mixed_precision_context_manager", native_to="cuda", sees_scope=True)
 def _while_checking(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function of accelerate in which the device of its state is the program's."""
-    _checking.depth += 1
-    try:
+    with having(_checking, is_on=True):
         return original(*args, **kwargs)
-    finally:
-        _checking.depth -= 1
 
 
 class _DeviceOfState:
@@ -69,7 +62,7 @@ class _DeviceOfState:
             raise AttributeError("device")  # as without the attribute; Python then calls __getattr__ of a state
         device = vars(state)["device"]
         context = thread_state.state.context
-        return _as_program(context, device) if _checking.depth and context is not None else device
+        return _as_program(context, device) if _checking.is_on and context is not None else device
 
     def __set__(self, state: Any, device: Any) -> None:
         vars(state)["device"] = device

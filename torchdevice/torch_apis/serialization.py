@@ -18,12 +18,7 @@ from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.engines import float64_policy, moves
 from torchdevice.fallback.doubles import HostDouble
-
-_NOT_THERE = (
-    "Attempting to deserialize object on {0} device {1.index} but torch.{1.accelerator}.device_count() is {2}. Please "
-    "use torch.load with map_location to map your storages to an existing device."
-)
-"""torch's words, torch/serialization.py."""
+from torchdevice.foundation.torch_texts import text
 
 _PRIORITY = 5  # torch asks in ascending order; its own entries have 10 (cpu) and more
 
@@ -51,7 +46,8 @@ def _deserialize(storage: Any, location: str) -> Any:
     spelling = parse(location)
     if spelling is not None:
         if context.device_count and spelling.index is not None and not context.accepts(spelling.index):
-            raise RuntimeError(_NOT_THERE.format(spelling.accelerator.upper(), spelling, context.device_count))
+            kind, count = spelling.accelerator.upper(), context.device_count
+            raise RuntimeError(text("device not there", kind=kind, count=count, **vars(spelling)))
         # A file is not the program: the same program wrote it, on another target.
         known = spelling.accelerator in (context.family, *context.families)
         device = context.redirect(location if known else str(Spelling(context.program, spelling.index)))

@@ -43,7 +43,7 @@ class StandInDriver(DriverBase):  # type: ignore[misc]
         return target_of(self._context)
 
     def get_active_torch_device(self) -> torch.device:
-        return self._context.program_device(self.get_current_device())
+        return self._context.shown(self._context.device(self.get_current_device()))
 
     def get_device_interface(self) -> Any:
         return torch.cuda

@@ -40,13 +40,13 @@ running = _Running()
 
 # ---- source ----------------------------------------------------------------------------------------------------------
 
-_FUNCTION, _ATTRIBUTE, _LOGICAL, _ASSIGNED = (
-    f"_triton_{name}" for name in ("function", "attribute", "logical", "assigned")
+_FUNCTION, _ATTRIBUTE, _LOGICAL, _ASSIGNED, _CONSTANT = (
+    f"_triton_{name}" for name in ("function", "attribute", "logical", "assigned", "constant")
 )
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Rewrites calls, ``and`` and ``or``, and assignments, by which Triton makes tensors of numbers."""
+    """Rewrites calls, ``and``, ``or`` and ``is``, and assignments, by which Triton makes tensors of numbers."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
@@ -68,6 +68,12 @@ class _Rewriter(ast.NodeTransformer):
         nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
         return _call(_LOGICAL, ast.Constant(name), *(ast.Lambda(nothing, value) for value in node.values))
 
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            node.left = _call(_CONSTANT, node.left)
+        return node
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.decorator_list, node.returns = [], None
         # The values of the original function, which Python evaluated when it was defined.
@@ -82,7 +88,7 @@ def _call(name: str, *args: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), list(args), [])
 
 
-def _line_of(kernel: Any) -> int:
+def line_of(kernel: Any) -> int:
     """Return the line of a kernel's ``def``, below its decorators."""
     lines = enumerate(kernel.raw_src, kernel.starting_line_number)
     return next(number for number, text in lines if text.lstrip().startswith("def "))
@@ -105,7 +111,7 @@ def function_of(kernel: Any) -> Callable[..., Any]:
     original = kernel.fn
     own = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
     free = (*own, *_FREE)
-    code = _code_of(kernel.src, original.__code__.co_filename, _line_of(kernel), free)
+    code = _code_of(kernel.src, original.__code__.co_filename, line_of(kernel), free)
     cells = tuple(own[name] if name in own else types.CellType(_FREE[name]) for name in code.co_freevars)
     function = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, cells)
     function.__kwdefaults__ = original.__kwdefaults__
@@ -159,7 +165,7 @@ def _logical(name: str, *operands: Callable[[], Any]) -> Any:
         if not isinstance(value, core.tensor):
             if bool(value) is (name == "logical_or"):
                 return value
-            result = value if result is None else result
+            result = result if isinstance(result, core.tensor) else value
         else:
             is_first = not isinstance(result, core.tensor)
             result = value if is_first else getattr(running.semantic, name)(result, value)
@@ -184,7 +190,7 @@ def _static_range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -
 
 def _static_assert(condition: Any, message: Any = "") -> None:
     if not condition:
-        raise AssertionError(f"tl.static_assert failed: {message}")
+        raise triton.CompileTimeAssertionFailure(None, None, message)
 
 
 # ---- reductions and scans --------------------------------------------------------------------------------------------
@@ -277,11 +283,22 @@ def _scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **option
     return made if isinstance(input, (tuple, core.tuple)) else made[0]
 
 
+def _dot_scaled(*args: Any, **kwargs: Any) -> Any:
+    # The formats are constants, of which Triton's semantic takes the value.
+    given = [core.constexpr(each) if isinstance(each, str) else each for each in args]
+    named = {name: core.constexpr(each) if isinstance(each, str) else each for name, each in kwargs.items()}
+    return tl.dot_scaled(*given, _semantic=running.semantic, **named)
+
+
+def _print(*args: Any, **kwargs: Any) -> Any:
+    return tl.device_print(*args, _semantic=running.semantic, **kwargs)
+
+
 def _hint(input: Any, values: Any = None, **options: Any) -> Any:
     return input
 
 
-_INEXACT = frozenset(each for each in (tl.bfloat16, tl.float8e5, tl.float8e4nv, tl.float8e4b8, tl.float8e5b16))
+_INEXACT = frozenset((tl.int1, tl.bfloat16, tl.float8e5, tl.float8e4nv, tl.float8e4b8, tl.float8e5b16))
 
 _OWN: dict[Any, Callable[..., Any]] = {
     builtins.range: _range,
@@ -289,6 +306,8 @@ _OWN: dict[Any, Callable[..., Any]] = {
     tl.static_range: _static_range,
     tl.static_assert: _static_assert,
     tl.static_print: builtins.print,
+    builtins.print: _print,
+    tl.dot_scaled: _dot_scaled,
     core.reduce: _reduce,
     triton.reduce_with_indices: _reduce_with_indices,
     core.associative_scan: _scan,
@@ -302,6 +321,7 @@ _FREE: dict[str, Callable[..., Any]] = {
     _FUNCTION: called,
     _ATTRIBUTE: attribute,
     _LOGICAL: _logical,
+    _CONSTANT: triton.constant,
     _ASSIGNED: lambda value: running.semantic.to_tensor(value, False),
 }
 """The names that :class:`_Rewriter` puts into a kernel."""
@@ -327,7 +347,7 @@ def truth(original: Any) -> Any:
         # Triton's own code asks whether there is a tensor at all.
         if running.semantic is None or not _FREE.keys() & sys._getframe(1).f_code.co_freevars:
             return True
-        if self.type.is_block():
+        if self.type.is_block() and self.numel.value > 1:
             raise ValueError("a tensor of several elements is no condition. Reduce it by tl.max, or use tl.where.")
         return bool(running.semantic.builder.one(self.handle))
 
@@ -359,7 +379,13 @@ def transposed(original: Any) -> property:
 
 def dtype_to_ir(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``dtype.to_ir``, which in MLIR does not tell signed integers from unsigned ones."""
-    return lambda self, builder: tl.dtype(self.name) if isinstance(builder, NumpyBuilder) else original(self, builder)
+
+    def to_ir(self: Any, builder: Any) -> Any:
+        if not isinstance(builder, NumpyBuilder) or not builder.supports(self):
+            return original(self, builder)
+        return tl.dtype(self.name)
+
+    return to_ir
 
 
 OPERATORS = tuple(

@@ -7,6 +7,7 @@ a kernel of the CPU.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import itertools
@@ -20,7 +21,7 @@ import torch
 
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
-from torchdevice.errors import KernelRaceError, RaceWarning
+from torchdevice.errors import KernelRaceError, RaceWarning, TorchDeviceError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
@@ -29,7 +30,7 @@ from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
 from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.driver import target_of
-from torchdevice.triton_kernels.kernel_functions import as_jit, function_of, running, tensor_of
+from torchdevice.triton_kernels.kernel_functions import as_jit, function_of, line_of, running, tensor_of
 from torchdevice.triton_kernels.memory_checks import Memory, Races
 from torchdevice.triton_kernels.numpy_builder import DivergedError, NumpyBuilder
 from torchdevice.triton_kernels.triton_internals import TensorDescriptor, core, type_of
@@ -46,6 +47,9 @@ _ELEMENTS, _INSTANCES = 2**18, 1024
 
 _DEPTH = 6
 """How often a group may part before its instances run one by one."""
+
+_OTHER_ERRORS = (torch.AcceleratorError, TorchDeviceError, triton.TritonError, MemoryError, Warning)
+"""What a kernel's code may raise besides the errors that Triton's compiler would find in it."""
 
 _SECONDS = 10.0
 """How often a long launch says how far it is."""
@@ -75,10 +79,11 @@ class Launch:
         self.grid: tuple[int, ...] = (1, 1, 1)
         self.instance: tuple[int, ...] = (0, 0, 0)
 
-    def compiled(self) -> Any:
-        """Return what Triton compiles of the kernel for the scope's compute capability, which needs no GPU."""
+    def compiling(self) -> Callable[[], Any]:
+        """Return what compiles the kernel for the scope's compute capability, by Triton, which needs no GPU."""
         source = triton.ASTSource(self.kernel, self.signature, self._constants, self._attributes)
-        return triton.compile_kernel(source, target=target_of(self.context), options=self.options.__dict__)
+        target = target_of(self.context)
+        return functools.partial(triton.compile_kernel, source, target=target, options=self.options.__dict__)
 
     def start(self, grid: Any) -> None:
         """Run the grid, after what CUDA checks at a launch."""
@@ -101,7 +106,10 @@ class Launch:
             # Below autograd and the count of versions: a kernel's writes are noticed by neither on a GPU.
             with torch._C.DisableTorchFunction(), _below_autograd(), ExcludeDispatchKeyGuard(_VERSIONS):
                 launch = torch.ops.torchdevice_triton.launch.default
-                launch(list(storages.values()), number)
+                if storages:
+                    launch(list(storages.values()), number)
+                else:
+                    self.run([])  # torch's dispatcher finds no device
         finally:
             # A graph that was captured runs the launch again.
             if self.context.thread.capture is None:
@@ -181,14 +189,16 @@ class Launch:
         self.instance = tuple(group[0].tolist())
         try:
             call()
+            builder.show_printed()
             return
         except DivergedError as error:
+            builder.printed.clear()
             values = error.values
             memory.undo()
-        except Exception as error:
-            if hasattr(error, "add_note") and not isinstance(error, (torch.AcceleratorError, KernelRaceError)):
-                error.add_note(f"{self.place()} raised it.")  # the other two say it; Python 3.10 has no notes
+        except _OTHER_ERRORS:
             raise
+        except Exception as error:
+            raise self._compilation_error(error) from error
         parts = np.unique(values)
         if len(parts) > len(group) // 2 or depth == _DEPTH:
             # Nearly each goes its own way, and so will those to come.
@@ -196,6 +206,14 @@ class Launch:
             parts, values = np.arange(len(group)), np.arange(len(group))
         for part in parts:
             self._run_group(builder, call, group[values == part], depth + 1)
+
+    def _compilation_error(self, error: Exception) -> Exception:
+        """Return the error of Triton's compiler, which shows the source, for one that a kernel's code raised."""
+        line = _line_in(self.kernel.fn.__code__.co_filename) - line_of(self.kernel) + 1
+        made = triton.CompilationError(self.kernel.src, ast.Pass(lineno=line, col_offset=0), repr(error))
+        if hasattr(made, "add_note"):  # Python 3.10 has no notes
+            made.add_note(f"{self.place()} raised it.")
+        return made  # type: ignore[no-any-return]
 
     def place(self) -> str:
         """Return the kernel, the line of it that runs or has failed, and the instance."""
@@ -246,9 +264,11 @@ class Launch:
 
     def _value(self, kind: Any, value: Any, places: Mapping[int, int]) -> Any:
         if isinstance(kind, tuple):
-            made = [self._value(each, inner, places) for each, inner in zip(kind, value, strict=True)]
-            is_named = isinstance(value, tuple) and type(value) is not tuple
-            return type(value)(*made) if is_named else core.tuple(made)
+            made = [
+                core.constexpr(inner) if each == "constexpr" else self._value(each, inner, places)
+                for each, inner in zip(kind, value, strict=True)
+            ]
+            return type(value)(*made) if hasattr(value, "_fields") else core.tuple(made)
         if kind == "constexpr":
             return value.value if isinstance(value, core.constexpr) else value
         if isinstance(value, TensorDescriptor):
@@ -322,9 +342,26 @@ def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, war
         operator()
         context.report(f"the Triton kernel {kernel.__name__}", "Triton's interpreter, in NumPy", Fidelity.EXACT)
         launch = Launch(context, as_jit(kernel), args, kwargs)
-        return launch.compiled() if warmup else launch.start(grid)
+        if warmup:
+            return launch.compiling()()
+        launch.start(grid)
+        return Compiled(launch.compiling())
     finally:
         _set_eval_frame(before)
+
+
+class Compiled:
+    """What a launch returns: the compiled kernel, which is compiled where the program looks at it.
+
+    Args:
+        compiling: Compiles it.
+    """
+
+    def __init__(self, compiling: Callable[[], Any]):
+        self._compiling = functools.cache(compiling)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiling(), name)
 
 
 run._torchdynamo_disable = True  # type: ignore[attr-defined]  # in compiled code, a launch ends the graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,8 @@ def _rounded_half_away(values: Any) -> Any:
 
 
 _RENAMED = """
-    finite:isfinite llrint:rint nearbyint:rint rcp_rn:reciprocal
+    cyl_bessel_i0:i0 cyl_bessel_i1:i1 fdivide:divide llabs:abs sub:subtract mul:multiply div:divide rcp:reciprocal
+    finite:isfinite llrint:rint nearbyint:rint
     j0:bessel_j0 j1:bessel_j1 y0:bessel_y0 y1:bessel_y1 normcdf:ndtr normcdfinv:ndtri
 """
 """The names of ``libdevice``, and those of NumPy or torch where they differ."""
@@ -52,6 +54,7 @@ def function(symbol: str) -> Callable[..., Any]:
         NotSupportedError: There is none.
     """
     name = symbol.removeprefix("__nv_").removeprefix("fast_")
+    name = re.sub("^[df](add|sub|mul|div|sqrt|rcp)_rn$", r"\1", name)
     # float32, float64, rounded to nearest
     for spelled in (name, name.removesuffix("f"), name.removesuffix("d"), name.removesuffix("_rn")):
         each = _OTHERS.get(spelled, spelled)

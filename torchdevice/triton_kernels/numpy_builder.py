@@ -75,6 +75,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     Attributes:
         group: The instances that run together, as rows of their three numbers. The first axis of every array is that of
             the instances, and has the length 1 where all of them have the same value.
+        printed: The lines that the group prints when it has ended.
     """
 
     def __init__(self, memory: Memory, options: Any, functions: dict[str, Any]):
@@ -82,7 +83,12 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         self.group = np.zeros((1, 3), np.int32)
         self.memory = memory
         self.options = options
+        self.printed: list[str] = []
         self.codegen_fns["min_dot_size"] = functions["min_dot_size"]
+
+    def supports(self, dtype: Any) -> bool:
+        """Return whether the GPU that the scope shows has a dtype."""
+        return not dtype.name.startswith("fp8") or dtype.name in self.options.supported_fp8_dtypes
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("create_", "get_")):
@@ -147,11 +153,13 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
             return super().create_atomic_rmw(op, *made, *rest)
         # Triton's interpreter adds the bits. One element after the other, since addresses may be equal.
         old = np.zeros(values.size, values.dtype)
+        by_op = {ir.ATOMIC_OP.MIN: self.create_minnumf, ir.ATOMIC_OP.MAX: self.create_maxnumf}
+        combine = by_op.get(op, self.create_fadd)
         for index, (address, value, does) in enumerate(zip(at.flat, values.flat, active.flat, strict=True)):
             if does:
                 where, yes, given = np.array([address]), np.array([True]), np.array([value])
                 found = memory_windows.read(where, yes, given, given.dtype)
-                added = self.create_fadd(TensorHandle(found, val.dtype), TensorHandle(given, val.dtype))
+                added = combine(TensorHandle(found, val.dtype), TensorHandle(given, val.dtype))
                 memory_windows.write(where, yes, added.data)
                 old[index] = found[0]
         return TensorHandle(old.reshape(values.shape), val.dtype.scalar)
@@ -192,6 +200,16 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     def create_descriptor_scatter(self, desc: Any, value: Any, x_offsets: Any, y_offset: Any) -> None:
         self.create_masked_store(*desc.pointers([x_offsets.data, y_offset.data], (0, 1), value))
 
+    def create_descriptor_reduce(self, kind: Any, desc: Any, value: Any, indices: Any) -> None:
+        name, dtype = kind.name, value.dtype.scalar
+        if dtype.is_floating():
+            name = name.replace("ADD", "FADD")
+        elif dtype.is_int_unsigned():
+            name = name.replace("M", "UM")
+        pointers, value, mask = desc.pointers([each.data for each in indices], range(len(indices)), value)
+        op = getattr(ir.ATOMIC_OP, name)
+        self.create_atomic_rmw(op, pointers, value, mask, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
+
     def _load_tile(self, tile: _Tile, offsets: Any, checked: Any, padding: Any) -> Any:
         pointers, _, mask = tile.pointers(offsets, checked)
         value = float("nan") if padding == ir.PADDING_OPTION.PAD_NAN else 0
@@ -213,6 +231,17 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
         return encoded(op(decoded(lhs), decoded(rhs), decoded(other)), other.dtype)
 
+    def create_minnumf(self, lhs: Any, rhs: Any) -> Any:
+        return self.binary_op(lhs, rhs, np.fmin)
+
+    def create_maxnumf(self, lhs: Any, rhs: Any) -> Any:
+        return self.binary_op(lhs, rhs, np.fmax)
+
+    def create_clampf(self, arg: Any, low: Any, high: Any, propagate_nans: Any) -> Any:
+        if propagate_nans == ir.PROPAGATE_NAN.ALL:
+            return self.ternary_op(arg, low, high, np.clip)
+        return self.create_minnumf(self.create_maxnumf(arg, low), high)
+
     def create_select(self, cond: Any, lhs: Any, rhs: Any) -> Any:
         chosen = np.where(cond.data, lhs.data, rhs.data)
         return TensorHandle(chosen.astype(numpy_dtype(rhs.dtype), copy=False), rhs.dtype.scalar)
@@ -233,6 +262,24 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     def create_inline_asm(self, *args: Any) -> Any:
         _refuse("inline_asm_elementwise")
 
+    def create_print(self, prefix: str, hex: bool, values: Any, is_signed: Any) -> None:
+        for number, (x, y, z) in enumerate(self.group.tolist()):
+            pid = f"pid ({x}, {y}, {z})"
+            for operand, value in enumerate(values):
+                which = f"(operand {operand}) " if len(values) > 1 else ""
+                data = decoded(value)[number % len(value.data)]
+                for at, element in np.ndenumerate(data):
+                    index = ", ".join(f"{i:{len(str(size - 1))}}" for i, size in zip(at, data.shape, strict=True))
+                    self.printed.append(f"{pid} idx ({index}){prefix}{which}{_shown(element, hex)}")
+            if not values:
+                self.printed.append(f"{pid}{prefix}")
+
+    def show_printed(self) -> None:
+        """Print what the group has printed."""
+        if self.printed:
+            print("\n".join(self.printed))
+            self.printed.clear()
+
     def create_assert(self, condition: Any, message: str, *rest: Any) -> None:
         if not np.all(condition.data if isinstance(condition, TensorHandle) else condition):
             raise cuda_error(DEVICE_ASSERT, f"tl.device_assert failed: {message}")
@@ -246,10 +293,15 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return encoded(values if values.dtype != np.bool_ else values.astype(np.uint8), dst_type)
 
     def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
-        odd = {src.dtype.scalar, dst_type.scalar} & {tl.float8e4b15}
-        if odd or rounding_mode == ir.ROUNDING_MODE.RTZ:
+        if tl.float8e4b15 in (src.dtype.scalar, dst_type.scalar):
             return super().create_fp_to_fp(src, dst_type, rounding_mode)
-        return self.cast_impl(src, dst_type)
+        made = self.cast_impl(src, dst_type)
+        if rounding_mode == ir.ROUNDING_MODE.RTZ:
+            # Where rounding to nearest went away from zero, the bits of the number before, which are less by one.
+            away = np.abs(decoded(made)) > np.abs(decoded(src))
+            bits = made.data.view(f"u{made.data.itemsize}")
+            made = TensorHandle((bits - away).astype(bits.dtype).view(made.data.dtype), made.dtype)
+        return made
 
     def get_bf16(self, value: float) -> Any:
         return encoded(np.array([value], dtype=np.float32), tl.bfloat16)
@@ -307,6 +359,33 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         wide = np.float64 if one.dtype.kind in "iu" or one.dtype == np.float64 else np.float32
         return encoded(np.matmul(one.astype(wide), other.astype(wide)) + decoded(d), d.dtype)
 
+    def create_dot_scaled(
+        self, a: Any, a_scale: Any, a_format: Any, b: Any, b_scale: Any, b_format: Any, fast: bool, *rest: Any
+    ) -> Any:
+        a_packed_by_k, b_packed_by_k, d = rest
+        one = _scaled(decoded(a), a_scale, a_format, -1 if a_packed_by_k else -2)
+        other = _scaled(np.swapaxes(decoded(b), -1, -2), b_scale, b_format, -1 if b_packed_by_k else -2)
+        return encoded(np.matmul(one, np.swapaxes(other, -1, -2)) + decoded(d), d.dtype)
+
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def _scaled(values: Any, scale: Any, kind: Any, packed: int) -> Any:
+    """Return an operand of ``tl.dot_scaled``, whose last axis is summed over."""
+    if kind == ir.ScaleDotElemTypeTY.E2M1:
+        pairs = np.stack([values & 15, values >> 4], axis=values.ndim if packed == -1 else -2)
+        shape = list(values.shape)
+        shape[packed] *= 2
+        values = _E2M1[pairs.reshape(shape)]
+    values = values.astype(np.float32)
+    if scale is None:
+        return values
+    # An exponent alone, or a number in float8.
+    exponents = scale.data.astype(np.int32) - 127
+    factors = decoded(scale) if scale.dtype.is_floating() else np.ldexp(np.float32(1), exponents)
+    return values * np.repeat(factors, values.shape[-1] // factors.shape[-1], axis=-1)
+
 
 class DivergedError(Exception):
     """The instances of a group take different ways.
@@ -351,6 +430,13 @@ class _Tile:
                 mask = mask & (at >= 0) & (at < end)
         pointers = np.broadcast_to(pointers, np.broadcast_shapes(pointers.shape, mask.shape))
         return TensorHandle(pointers, dtype), value, TensorHandle(mask, tl.int1)
+
+
+def _shown(element: Any, hex: bool) -> str:
+    """Return an element as the printf of CUDA shows it."""
+    if hex:
+        return f"0x{int(element.view(f'u{element.itemsize}')):0{2 * element.itemsize}x}"
+    return f"{element:f}" if element.dtype.kind == "f" else str(int(element))
 
 
 def _refuse(name: str, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -239,28 +240,39 @@ def test_two_threads_compute_at_once() -> None:
     assert during[0] > 10
 
 
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Let threads change places at almost every step."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless")
 def test_many_threads_have_exact_figures() -> None:
-    with torchdevice.simulate(count=2, native="always"):
-        failed: list[BaseException] = []
+    for _ in range(12):
+        with torchdevice.simulate(count=2, native="always"):
+            failed: list[BaseException] = []
 
-        def work(index: int) -> None:
-            try:
-                held = [torch.ones(200 + each, device=f"cuda:{index}") for each in range(50)]
-                for _ in range(20):
-                    held = [each + 1 for each in held]
-                    torch.cuda.memory_stats(index)
-                assert [each[0].item() for each in held] == [21] * 50
-            except BaseException as error:
-                failed.append(error)
+            def work(index: int, failed: list[BaseException] = failed) -> None:
+                try:
+                    held = [torch.ones(200 + each, device=f"cuda:{index}") for each in range(50)]
+                    for _ in range(20):
+                        held = [each + 1 for each in held]
+                        torch.cuda.memory_stats(index)
+                    assert [each[0].item() for each in held] == [21] * 50
+                except BaseException as error:
+                    failed.append(error)
 
-        threads = [threading.Thread(target=work, args=(each % 2,)) for each in range(6)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        gc.collect()
-        assert not failed
-        assert [torch.cuda.memory_allocated(each) for each in range(2)] == [0, 0]
+            threads = [threading.Thread(target=work, args=(each % 2,)) for each in range(6)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+            gc.collect()
+            assert not failed
+            assert [torch.cuda.memory_allocated(each) for each in range(2)] == [0, 0]
 
 
 class TestUndo:

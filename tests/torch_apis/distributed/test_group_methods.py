@@ -21,7 +21,7 @@ def test_a_group_takes_every_form_of_its_methods(target: str, tmp_path: Path) ->
     assert run.returncode == 0, run.stderr
     assert "Time stats" not in run.stderr, "DDP's warning of devices without a timer"
     for rank in range(2):
-        ours, gloos, others, shared = json.loads((tmp_path / f"{rank}.json").read_text())
+        ours, gloos, others, shared, observed = json.loads((tmp_path / f"{rank}.json").read_text())
         assert ours == gloos
         assert not [form for form, outcome in gloos.items() if isinstance(outcome, str)], "gloo refuses a form"
         assert others == {
@@ -32,6 +32,12 @@ def test_a_group_takes_every_form_of_its_methods(target: str, tmp_path: Path) ->
             "time-out in minutes": 10.0,
         }
         assert shared == [2.0, 2.0]
+        assert observed == {
+            "hook": [["ALLREDUCE", 1, True], ["ALLGATHER", 2, True]],
+            "sequence": 2,
+            "NaN": "NaN found in input tensor.",
+            **({"late": True} if rank == 0 else {}),
+        }
 
 
 def test_a_fake_group_plans_for_ranks_that_do_not_exist(

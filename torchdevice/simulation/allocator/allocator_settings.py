@@ -42,7 +42,6 @@ class Settings(NamedTuple):
 
     Attributes:
         expandable_segments: Whether segments grow.
-        garbage_collection_threshold: Shown, and not followed: cached blocks stay until memory runs out.
         large_segment_size: The segments of the large pools, in bytes.
         max_non_split_rounding: How many bytes larger than the request a block may be that is too large to be split.
         max_split_size: The bytes from which a block is not split; None for no limit.
@@ -52,7 +51,6 @@ class Settings(NamedTuple):
     """
 
     expandable_segments: bool = False
-    garbage_collection_threshold: float = 0.0
     # 20 MiB: `kLargeBuffer`.
     large_segment_size: int = 20 << 20
     max_non_split_rounding: int = 20 << 20
@@ -88,7 +86,6 @@ class Settings(NamedTuple):
         return {
             # Torch's own sign for no limit.
             "max_split_size": -1 if self.max_split_size is None else self.max_split_size,
-            "garbage_collection_threshold": self.garbage_collection_threshold,
             "expandable_segments": self.expandable_segments,
             "roundup_power2_divisions": {str(1 << at): each for at, each in enumerate(self.divisions)},
         }
@@ -190,7 +187,6 @@ def _fraction(text: str) -> float:
 
 _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
     "expandable_segments": ("expandable_segments", "True".__eq__),  # torch's parser refuses other texts
-    "garbage_collection_threshold": ("garbage_collection_threshold", float),
     "large_segment_size_mb": ("large_segment_size", _mebibytes),
     "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes),
     "max_split_size_mb": ("max_split_size", _mebibytes),

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchdevice.cuda.capture_rules import current_capture
+from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation.allocator import cache_release, expandable_segments, out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, MINIMUM, SMALL, Settings
 from torchdevice.simulation.allocator.allocator_stats import Statistics
@@ -30,12 +31,6 @@ from torchdevice.simulation.allocator.segments import Segments
 # 2^62 is beyond the addresses of every device; the step leaves room for the largest block.
 _LATE_ADDRESSES = itertools.count(1 << 62, 1 << 40)
 """The addresses of late blocks until they have a place. No segment is there."""
-
-
-_CAPTURING = (
-    'captures_underway.empty() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp", please report '
-    "a bug to PyTorch."
-)
 
 
 class Blocks:
@@ -301,7 +296,7 @@ class Blocks:
     def release_cached(self) -> None:
         """Wait for the device, and return the segments without a block in use to the driver."""
         if current_capture() is not None:
-            self.refused = RuntimeError(_CAPTURING)
+            self.refused = RuntimeError(text("emptied while capturing"))
             raise self.refused
         self.statistics.numbers["num_sync_all_streams"] += 1
         self.host_waited()

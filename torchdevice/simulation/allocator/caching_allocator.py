@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torchdevice.devices.allocation_events import Block as Place
-from torchdevice.devices.allocation_events import Observer, Segment
+from torchdevice.devices.allocation_events import Observer
 from torchdevice.devices.runtime import Memory
 from torchdevice.foundation import forks
 from torchdevice.simulation.allocator import cache_release, out_of_memory
@@ -61,6 +62,19 @@ def changing(method: M) -> M:
             raise
 
     return changing  # type: ignore[return-value]
+
+
+def _change_by(path: str, *, answers: bool = False) -> Any:
+    """Return the method that makes a change, or answers, by a method of the blocks or of a part of theirs."""
+    method = operator.attrgetter(path)
+
+    def change(self: Device, *args: Any) -> None:
+        method(self._blocks)(*args)
+
+    def answer(self: Device, *args: Any) -> Any:
+        return method(self._blocks)(*args)
+
+    return changing(answer if answers else change)
 
 
 class Device:
@@ -173,8 +187,12 @@ class Device:
 
         The lock is not held: observers have locks of their own.
         """
-        try:
-            self._blocks.release_ended()
+        ended = self.ended
+        try:  # as the blocks do it, without the time of its frame: most kernels come here
+            while ended:
+                ended.popleft().release()
+        except IndexError:  # another thread was faster
+            return
         except BaseException as error:
             self._recover_from(error)
             raise
@@ -192,15 +210,11 @@ class Device:
         # "May be": blocks that have ended are not sorted yet.
         return bool(self._blocks.pending or self.freed or self.ended)
 
-    @changing
-    def host_waited(self) -> None:
-        """Free the blocks that were freed while another stream used them: the host has waited for the device."""
-        self._blocks.host_waited()
+    host_waited = _change_by("host_waited")
+    """Free the blocks that were freed while another stream used them: the host has waited for the device."""
 
-    @changing
-    def empty_cache(self) -> None:
-        """Return the segments without a block in use to the driver."""
-        self._blocks.release_cached()
+    empty_cache = _change_by("release_cached")
+    """Return the segments without a block in use to the driver."""
 
     @changing
     def begin(self, settings: Settings) -> None:
@@ -212,15 +226,11 @@ class Device:
 
     # ---- private pools -----------------------------------------------------------------------------------------------
 
-    @changing
-    def keep_private(self, owner: Owner) -> None:
-        """Count one more use of a private pool, which is made if there is none of this id."""
-        self._blocks.pools.keep(owner)
+    keep_private = _change_by("pools.keep")
+    """Count one more use of a private pool, which is made if there is none of this id."""
 
-    @changing
-    def release_private(self, owner: Owner) -> None:
-        """Count one use of a private pool less. Its segments may be returned to the driver after the last."""
-        self._blocks.pools.release(owner)
+    release_private = _change_by("pools.release")
+    """Count one use of a private pool less. Its segments may be returned to the driver after the last."""
 
     def uses_of(self, owner: Owner) -> int:
         """Return how often a private pool is in use."""
@@ -240,10 +250,8 @@ class Device:
         """Let a private pool serve the allocations of a thread where ``takes()`` is true."""
         self._blocks.pools.routes.append((owner, takes))
 
-    @changing
-    def unroute(self, owner: Owner) -> None:
-        """End the first route of a private pool."""
-        self._blocks.pools.unroute(owner)
+    unroute = _change_by("pools.unroute")
+    """End the first route of a private pool."""
 
     @property
     def held(self) -> Mapping[int, tuple[Block, int]]:
@@ -258,25 +266,17 @@ class Device:
         whole = self._blocks.statistics.whole
         return Memory(whole.allocated, whole.reserved, whole.peak_allocated, whole.peak_reserved)
 
-    @changing
-    def statistics(self) -> dict[str, Any]:
-        """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
-        return self._blocks.statistics.shown()
+    statistics = _change_by("statistics.shown", answers=True)
+    """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
 
-    @changing
-    def reset_peak(self) -> None:
-        """Reset the peaks to the current values."""
-        self._blocks.statistics.forget_peaks()
+    reset_peak = _change_by("statistics.forget_peaks")
+    """Reset the peaks to the current values."""
 
-    @changing
-    def reset_accumulated(self) -> None:
-        """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to 0."""
-        self._blocks.statistics.forget_totals()
+    reset_accumulated = _change_by("statistics.forget_totals")
+    """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to 0."""
 
-    @changing
-    def segments(self, data: Mapping[Block, int]) -> list[Segment]:
-        """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
-        return self._blocks.segments.shown(data)
+    segments = _change_by("segments.shown", answers=True)
+    """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
 
     def refusal(self, requested: int, total: int) -> str:
         """Count a request that this machine's memory cannot serve, and return the text of CUDA's error."""

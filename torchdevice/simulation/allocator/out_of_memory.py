@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from torchdevice.foundation import torch_texts
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.simulation.allocator.pool_stats import Figures
 
@@ -43,14 +44,13 @@ def text(index: int, wanted: int, limits: Limits, figures: Figures, private: int
     free = max(0, total - figures.reserved)
     allowed = "" if limits.allowed is None else f"{written(limits.allowed)} allowed; "
     in_private = f"with {written(private)} allocated in private pools (e.g., CUDA Graphs), " if private else ""
-    return (
-        f"CUDA out of memory. Tried to allocate {written(wanted)}. GPU {index} has a total capacity of "
-        f"{written(total)} of which {written(free)} is free. Including non-PyTorch "
-        # No other memory of a process is simulated.
-        f"memory, this process has {written(figures.reserved)} memory in use. {allowed}Of the allocated memory "
-        f"{written(figures.allocated + private)} is allocated by PyTorch, {in_private}and "
-        f"{written(figures.reserved - figures.allocated - private)} is reserved by PyTorch but unallocated. If "
-        f"reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
-        f"fragmentation.  See documentation for Memory Management  "
-        f"(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
-    )
+    sizes = {
+        "wanted": wanted,
+        "total": total,
+        "free": free,
+        "reserved": figures.reserved,  # no other memory of a process is simulated
+        "used": figures.allocated + private,
+        "unused": figures.reserved - figures.allocated - private,
+    }
+    shown = {name: written(size) for name, size in sizes.items()}
+    return torch_texts.text("out of memory", index=index, allowed=allowed, in_private=in_private, **shown)

@@ -8,9 +8,9 @@ exclude what a kernel needs while it runs.
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.devices.allocation_events import Block, Observer
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.per_thread import PerThread, having
 from torchdevice.foundation.view_bits import conj, with_bits
 from torchdevice.lowlevel.dlpack_alias import on_cpu, on_device, without_values
 from torchdevice.simulation import machine, policy
@@ -290,23 +290,13 @@ def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
     return Block(index, address, block.size, block.requested, block.address)
 
 
-class _Meant(threading.local):
-    """The device that C++ means where it names none: while it makes a sparse tensor, that of the tensor."""
-
-    index = 0
+meant = PerThread(index=0)
+"""The device that C++ means where it names none: while it makes a sparse tensor, that of the tensor."""
 
 
-meant = _Meant()
-
-
-@block
-def meaning(index: int) -> Iterator[None]:
+def meaning(index: int) -> AbstractContextManager[None]:
     """Let a device without an index be this one, for this thread."""
-    before, meant.index = meant.index, index  # restored, since meanings nest
-    try:
-        yield
-    finally:
-        meant.index = before
+    return having(meant, index=index)
 
 
 def fresh(result: torch.Tensor, index: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchdevice.foundation.stand_ins import given_to, tensors
+from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.profiles import is_structured, unchecked_operators
 
@@ -57,13 +58,8 @@ def _refuse(op: Any, name: str, index: int, first: int) -> None:
     if accepts_cpu_scalars(op):
         # The tensor iterator names the accelerator first.
         one, other = (its, on) if first < 0 else (on, its)
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {one} and {other}!"
-        )
-    raise RuntimeError(
-        f"Expected all tensors to be on the same device, but got {name} is on {its}, different from other tensors on "
-        f"{on} (when checking argument in method wrapper_CUDA_{_wrapper_name(op)})"
-    )
+        raise RuntimeError(text("on two devices", one=one, other=other))
+    raise RuntimeError(text("on another device", name=name, its=its, on=on, wrapper=_wrapper_name(op)))
 
 
 def _spelled(index: int) -> str:

@@ -1,4 +1,4 @@
-"""Recurrent networks as cuDNN differentiates them: in training mode only, and once.
+"""Recurrent networks as cuDNN computes them: weights in one piece, derivatives in training mode only, and once.
 
 cuDNN computes a network where ``torch.backends.cudnn.flags(enabled=False)`` does not forbid it. Its backward is one
 operator (aten/src/ATen/native/cudnn/RNN.cpp), which checks the mode and has no derivative. Here torch composes the
@@ -7,25 +7,21 @@ network of cells, and a node of autograd around the network's inputs refuses wha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from torchdevice.core import thread_state
 from torchdevice.foundation.stand_ins import mapped, tensors
+from torchdevice.foundation.torch_texts import text
+from torchdevice.journal.callers import program_line, warn_at
 from torchdevice.simulation import policy
 
 OPERATORS = tuple(f"{name}.{kind}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("input", "data"))
 
 _DTYPES = (torch.float16, torch.float32, torch.float64)
-
-_TWICE = (
-    "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is not supported for CuDNN RNNs due "
-    "to limitations in the CuDNN API. To run double backwards, please disable the CuDNN backend temporarily while "
-    "running the forward pass of your RNN. For example: \nwith torch.backends.cudnn.flags(enabled=False):\n    output "
-    "= model(inputs)"
-)
-"""Torch's text for a second derivative (torch/csrc/autograd/FunctionsManual.cpp, tools/autograd/derivatives.yaml)."""
 
 
 def is_on_cudnn(input: torch.Tensor) -> bool:
@@ -44,7 +40,7 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         if ctx.train is None:
-            raise NotImplementedError(_TWICE)
+            raise NotImplementedError(text("cuDNN's networks twice"))
         if not ctx.train:
             raise RuntimeError("cudnn RNN backward can only be called in training mode")
         return None, *(_Backward.apply(None, *gradients) if torch.is_grad_enabled() else gradients)
@@ -53,10 +49,12 @@ class _Backward(torch.autograd.Function):
 def kernel_of(op: Any) -> Callable[..., Any]:
     """Return the kernel of a network above autograd."""
     names = [argument.name for argument in op._schema.arguments]
-    train = names.index("train")
+    train, weights = names.index("train"), names.index("params")
 
     def run(*args: Any) -> Any:
         with torch._C.DisableTorchFunction():
+            if _are_in_pieces(args[0], args[weights]):
+                warn_at(program_line(), UserWarning(text("cuDNN's weights in pieces")), UserWarning)
             return op.decompose(*(_watched(args, args[train]) if torch.is_grad_enabled() else args))
 
     return run
@@ -68,3 +66,29 @@ def _watched(args: Any, train: bool) -> Any:
     given = {id(each): each for each in tensors(list(args)) if each.requires_grad}
     watched = dict(zip(given, _Backward.apply(train, *given.values()) if given else (), strict=True))
     return mapped(args, lambda each: watched.get(id(each), each))
+
+
+def _in_order(weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return weights as cuDNN orders them in memory: the matrices of all layers, then the biases."""
+    return sorted(weights, key=lambda each: -each.dim())
+
+
+def flatten(weights: list[torch.Tensor], *rest: Any) -> torch.Tensor:
+    """Move weights to one piece of memory: the kernel of ``_cudnn_rnn_flatten_weight``."""
+    ordered = _in_order(weights)
+    flat = weights[0].new_empty(sum(each.numel() for each in ordered))
+    for weight, part in zip(ordered, flat.split([each.numel() for each in ordered]), strict=True):
+        weight.set_(part.view_as(weight).copy_(weight))
+    return flat
+
+
+def _are_in_pieces(input: torch.Tensor, weights: list[torch.Tensor]) -> bool:
+    """Return whether cuDNN would have to copy weights. Autocast does that for it, and tracers' have no memory."""
+    real = all(type(each) is torch.nn.Parameter for each in weights)
+    if not (real and is_on_cudnn(input) and policy.stands_for_cuda()):
+        return False
+    if thread_state.state.context.shown_as != "cuda":  # modules look for weights on CUDA, and flatten no others
+        return False
+    ordered = _in_order(weights)
+    places = itertools.accumulate((each.nbytes for each in ordered), initial=ordered[0].data_ptr())
+    return any(each.data_ptr() != place for each, place in zip(ordered, places, strict=False))

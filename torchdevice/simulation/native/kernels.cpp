@@ -31,7 +31,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -92,9 +91,9 @@ struct Figures {
 struct Memory;
 struct Block;
 
-// The end of memory of the ledger with this number, among the ends of storages of Python.
+// The end of memory, among the ends of storages of Python.
 struct End {
-  int64_t number;
+  int64_t ledger, number;
 };
 
 struct Pool {
@@ -109,6 +108,7 @@ struct Block {
   Pool* pool;
   Block *previous = nullptr, *next = nullptr;
   Memory* owner = nullptr;  // null for a free block
+  int64_t number = 0, values = 0;  // of the owner, which may have ended where the model in Python leads
 
   bool is_split() const { return previous != nullptr || next != nullptr; }
 };
@@ -129,7 +129,7 @@ struct Ledger : std::enable_shared_from_this<Ledger> {
   std::map<std::pair<int64_t, bool>, Pool> pools;
   std::map<int64_t, Block*> heads;  // address -> the first block of each segment
   int64_t first = 0, end = 0, obtained = 0;
-  std::deque<int64_t> ended;  // memory that ended while the model in Python led
+  std::unordered_map<int64_t, Memory*> owners;  // by number, of those that have not ended; while the model leads
 
   Ledger(int64_t number, int8_t index) : number(number), index(index) {}
 
@@ -247,6 +247,9 @@ struct Ledger : std::enable_shared_from_this<Ledger> {
   // Give memory a block. Return false where only Python can.
   bool take(Memory& memory, int64_t requested, int64_t stream);
 
+  // Let memory have a block of the model in Python, which leads.
+  void own(Memory& memory);
+
   // Take the block of memory that ends.
   void release(Memory& memory);
 
@@ -256,6 +259,8 @@ struct Ledger : std::enable_shared_from_this<Ledger> {
 
 // What a storage of a device keeps.
 struct Memory {
+  inline static std::atomic<int64_t> last{0};
+  const int64_t number = ++last;  // not the address, which another memory has before Python has heard of the end
   c10::intrusive_ptr<StorageImpl> twin;
   void* data;  // of the twin; a storage that has other memory now is not served here
   std::shared_ptr<Ledger> ledger;  // null without a block
@@ -263,14 +268,20 @@ struct Memory {
   bool is_foreign = false;
 };
 
+void hold(Block* block, Memory& memory) {
+  memory.block = block;
+  block->owner = &memory;
+  block->number = memory.number;
+  block->values = reinterpret_cast<int64_t>(memory.data);
+}
+
 bool Ledger::take(Memory& memory, int64_t requested, int64_t stream) {
   int64_t limit = UNKNOWN;
   for (;;) {
     {
       std::lock_guard<std::mutex> guard(mutex);
-      memory.block = leads ? allocate(requested, stream, limit) : nullptr;
-      if (memory.block != nullptr) {
-        memory.block->owner = &memory;
+      if (Block* block = leads ? allocate(requested, stream, limit) : nullptr; block != nullptr) {
+        hold(block, memory);
         memory.ledger = shared_from_this();
         return true;
       }
@@ -289,18 +300,23 @@ bool is_finalizing() {
 #endif
 }
 
+void Ledger::own(Memory& memory) {
+  memory.ledger = shared_from_this();
+  std::lock_guard<std::mutex> guard(mutex);
+  owners[memory.number] = &memory;
+}
+
 void Ledger::release(Memory& memory) {
-  const auto id = reinterpret_cast<int64_t>(&memory);
   {
     std::lock_guard<std::mutex> guard(mutex);
     if (leads) return free(memory.block);
-    ended.push_back(id);
+    owners.erase(memory.number);
   }
   // Storages of Python end too, and all are freed in one order. Torch drops tensors without Python's lock.
   if (Py_IsInitialized() && !is_finalizing()) {
     py::gil_scoped_acquire gil;
     py::error_scope pending;
-    asked("ended", End{number});  // without a step of Python, in which an interrupt could come
+    asked("ended", End{number, memory.number});  // without a step of Python, in which an interrupt could come
   }
 }
 
@@ -328,6 +344,11 @@ py::tuple Ledger::freeze() {
   {
     py::gil_scoped_release no_gil;
     std::lock_guard<std::mutex> guard(mutex);
+    for (auto& [_, head] : heads) {
+      for (Block* each = leads ? head : nullptr; each != nullptr; each = each->next) {
+        if (each->owner != nullptr) owners[each->number] = each->owner;
+      }
+    }
     leads = false;
   }
   // From here on nobody changes the blocks.
@@ -335,10 +356,8 @@ py::tuple Ledger::freeze() {
   for (auto& [_, head] : heads) {
     py::list blocks;
     for (Block* each = head; each != nullptr; each = each->next) {
-      auto* owner = each->owner;
-      blocks.append(py::make_tuple(
-          each->address, each->size, each->requested, reinterpret_cast<int64_t>(owner),
-          owner == nullptr ? 0 : reinterpret_cast<int64_t>(owner->data)));
+      const int64_t number = each->owner == nullptr ? 0 : each->number;
+      blocks.append(py::make_tuple(each->address, each->size, each->requested, number, each->values));
     }
     segments.append(py::make_tuple(head->pool->stream, head->pool->is_small, blocks));
   }
@@ -355,7 +374,12 @@ bool Ledger::lead(py::dict of_device, const py::tuple& state) {
   const auto figures = state[3].cast<std::vector<std::vector<int64_t>>>();
   const auto addresses = std::tuple(state[0].cast<int64_t>(), state[1].cast<int64_t>(), state[2].cast<int64_t>());
   std::lock_guard<std::mutex> guard(mutex);
-  if (leads || !ended.empty() || PyDict_GetItemString(of_device.ptr(), "_blocks") == nullptr) return false;
+  if (leads || PyDict_GetItemString(of_device.ptr(), "_blocks") == nullptr) return false;
+  for (auto& [_, __, rows] : segments) {
+    for (auto& row : rows) {
+      if (std::get<3>(row) != 0 && owners.count(std::get<3>(row)) == 0) return false;
+    }
+  }
   clear();
   std::tie(first, end, obtained) = addresses;
   read(whole, figures[0]);
@@ -364,11 +388,10 @@ bool Ledger::lead(py::dict of_device, const py::tuple& state) {
   for (auto& [stream, is_small, rows] : segments) {
     Pool& in = pool(stream, is_small);
     Block* previous = nullptr;
-    for (auto& [address, size, requested, owner] : rows) {
+    for (auto& [address, size, requested, number] : rows) {
       auto* block = new Block{address, size, requested, &in, previous};
-      block->owner = reinterpret_cast<Memory*>(owner);
-      if (block->owner != nullptr) {
-        block->owner->block = block;
+      if (number != 0) {
+        hold(block, *owners[number]);
       } else {
         in.free.emplace(std::pair(block->size, block->address), block);
       }
@@ -376,6 +399,7 @@ bool Ledger::lead(py::dict of_device, const py::tuple& state) {
       previous = block;
     }
   }
+  owners.clear();
   PyDict_DelItemString(of_device.ptr(), "_blocks");
   leads = true;
   return true;
@@ -1126,15 +1150,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         const auto &now = self.whole.current, &peak = self.whole.peak;
         return std::tuple(now[ALLOCATED], now[RESERVED], peak[ALLOCATED], peak[RESERVED]);
       })
-      // The number of the memory that ended first of those that were not asked for; 0 without one.
-      .def("next_ended", [](Ledger& self) -> int64_t {
+      // Whether the memory with this number has a block of the model, and has not ended.
+      .def("owns", [](Ledger& self, int64_t number) {
         std::lock_guard<std::mutex> guard(self.mutex);
-        if (self.ended.empty()) return 0;
-        const auto first = self.ended.front();
-        self.ended.pop_front();
-        return first;
+        return self.owners.count(number) != 0;
       });
-  py::class_<End>(m, "End").def("release", [](End& self) { asked("release", self.number); });
+  py::class_<End>(m, "End").def("release", [](End& self) { asked("release", self.ledger, self.number); });
   py::class_<Context, std::shared_ptr<Context>>(m, "Context")
       .def(py::init<>())
       .def_property("serves", [](Context& self) { return self.serves.load(); },
@@ -1166,8 +1187,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     Tensor found = tensor;
     relabel(found, nullptr, ledger->index);
     auto* memory = memory_of(found);
-    memory->ledger = std::move(ledger);
-    return py::make_tuple(found, reinterpret_cast<int64_t>(memory));
+    ledger->own(*memory);
+    return py::make_tuple(found, memory->number);
   });
   // The CPU tensor with the memory of a storage that was made here, the numbers of its memory and ledger, and its index.
   m.def("known", [](int64_t cdata, at::ScalarType dtype) -> py::object {
@@ -1177,7 +1198,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         c10::Storage(memory->twin), DispatchKeySet(DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
     base.unsafeGetTensorImpl()->set_sizes_contiguous(
         {static_cast<int64_t>(memory->twin->nbytes() / c10::elementSize(dtype))});
-    return py::make_tuple(base, reinterpret_cast<int64_t>(memory), memory->ledger ? memory->ledger->number : 0,
+    return py::make_tuple(base, memory->number, memory->ledger ? memory->ledger->number : 0,
                           static_cast<int>(storage_at(cdata)->device().index()));
   });
   // Let a storage have the memory of a CPU tensor from now on. The model in Python has the block for a ledger, if any;
@@ -1187,8 +1208,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     auto* storage = storage_at(cdata);
     if (memory_of(storage) == nullptr && storage->nbytes() != 0) return 0;
     auto memory = memory_for(tensor.unsafeGetTensorImpl(), context.get(), storage->device().index());
-    if (ledger && memory) memory->ledger = std::move(ledger);
-    return adopt(storage, tensor, std::move(memory)) ? reinterpret_cast<int64_t>(memory_of(storage)) : 0;
+    if (ledger && memory) ledger->own(*memory);
+    const int64_t number = memory ? memory->number : 0;
+    return adopt(storage, tensor, std::move(memory)) ? number : 0;
   });
   // Let Python alone serve a storage from now on.
   m.def("disown", [](int64_t cdata) {

@@ -91,7 +91,8 @@ class NativeDevice(Device):
     @changing
     def _hand_over(self) -> bool:
         blocks, statistics = self._blocks, self._blocks.statistics
-        numbers = {block: number for number, (block, _) in blocks.held.items()}
+        # A copy is made at once. A list of the items may collect garbage on the way, and other threads release memory.
+        numbers = {block: number for number, (block, _) in blocks.held.copy().items()}
         rows, used = [], 0
         for _, head in sorted(blocks.segments.heads.items()):
             parts = [(each.address, each.size, each.requested, numbers.get(each, 0)) for each in chain_of(head)]
@@ -111,16 +112,21 @@ class NativeDevice(Device):
 
     def hold(self, block: Block, number: int, memory: Any) -> None:
         """Note that memory of C++, with the values of a CPU tensor, has this block of the model in Python."""
-        self.release_ended()  # memory that has ended may have had the same number
         self._blocks.held[number] = block, memory.data_ptr()
 
-    def release(self) -> None:
-        """Free the block of the storage of C++ that ended first of those that have not been released."""
-        block, values = self._blocks.held.pop(self.ledger.next_ended(), (None, 0))
+    def release(self, number: int) -> None:
+        """Free the block of memory of C++ that has ended. May be called again."""
+        block, values = self._blocks.held.pop(number, (None, 0))
         if block is not None:
             self.freed.append(block)
             for observer in self.observers:
                 observer.freed(values)
+
+    def _recover(self) -> None:
+        for number in list(self._blocks.held):
+            if not self.ledger.owns(number):  # an interrupt came into its release
+                self.release(number)
+        super()._recover()
 
     def limit(self) -> int:
         """Return the bytes that the device may reserve now; -1 for no limit."""

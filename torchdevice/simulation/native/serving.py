@@ -49,8 +49,8 @@ def begin(context: Context) -> None:
         module = building.load()
         if storages.native is None:
             _connect(module)
-        for each in list(_offers):
-            _register(*each)
+        for each, facts in _offers.copy().items():
+            _register(*each, *facts)
         context.policy.native = module.Context()
         _contexts.add(context)
         module.install()
@@ -100,9 +100,9 @@ def _connect(module: Any) -> None:
     current_streams.on_change = module.stream_changed
 
 
-def _release(number: int) -> None:
-    if number in devices:
-        devices[number].release()
+def _release(ledger: int, number: int) -> None:
+    if ledger in devices:
+        devices[ledger].release(number)
 
 
 def _serves(native: Any, on: Any, block: Block | None = None) -> bool:
@@ -116,8 +116,8 @@ def _leads(native: Any, on: Any) -> bool:
     serves = _serves(native, on)
     if serves:
         native.use(on.index, on.ledger)
-        while on.ended:
-            on.ended.popleft().release()
+        if on.ended:
+            on.release_ended()
     return serves and on.hand_over()
 
 
@@ -171,13 +171,13 @@ def offer(op: Any, refused: Iterable[torch.dtype] = (), *, mixes: bool = True, k
         mixes: Whether C++ serves calls whose tensors have several dtypes.
         key: The dispatch key of the kernel.
     """
-    _offers[op, key] = list(refused), mixes
+    facts = _offers[op, key] = list(refused), mixes
     if storages.native is not None:
-        _register(op, key)
+        _register(op, key, *facts)
 
 
-def _register(op: Any, key: str) -> None:
-    name, schema, results, (refused, mixes) = op.name(), op._schema, cpu_kernels.Results(op), _offers[op, key]
+def _register(op: Any, key: str, refused: list[torch.dtype], mixes: bool) -> None:
+    name, schema, results = op.name(), op._schema, cpu_kernels.Results(op)
     scalars = name not in _HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op)
     facts = cpu_kernels.is_view(op), scalars, mixes, results.counts_writes, name in _COPIES
     places = device_generators.place_of(op), cpu_kernels.outs_of(op), results.positions

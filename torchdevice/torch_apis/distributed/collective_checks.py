@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from torchdevice.core.thread_state import state
 from torchdevice.foundation import uncaught_errors
 from torchdevice.journal import callers
 
@@ -155,6 +156,7 @@ class Waiting:
         self._threads: set[int] = set()
         self._number = 0
         self._noted = False
+        self._hooks = next((entry.hooks for entry in state.entries if entry.hooks), None)
         # Multiprocessing's own processes run no handlers of ``atexit``.
         util.Finalize(None, self._end, exitpriority=1)
 
@@ -162,7 +164,7 @@ class Waiting:
         """Tell the other ranks that this one ends, and how."""
         with contextlib.suppress(RuntimeError):  # the store has ended with another rank
             if not self._store.check([_END]):
-                self._store.set(_END, f"rank {self._rank} {uncaught_errors.told_end()}")
+                self._store.set(_END, f"rank {self._rank} {uncaught_errors.told_end(self._hooks)}")
 
     def ended_rank(self) -> str:
         """Return which rank of the program ended first, and how, in a few words."""

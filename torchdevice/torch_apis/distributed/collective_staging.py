@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -63,12 +64,13 @@ class Staging:
 
 @block
 def staged(
-    group: NcclGroup, name: str, tensors: Sequence[torch.Tensor], *alike: Any, parts_differ: bool = False
+    group: NcclGroup, opts: Any, name: str, tensors: Sequence[torch.Tensor], *alike: Any, parts_differ: bool = False
 ) -> Iterator[Staging]:
     """Give the CPU tensors for a collective, once all ranks are in it.
 
     Args:
         group: The group of the ranks.
+        opts: The options that torch gives, with the time-out of the call.
         name: The name of the collective.
         tensors: The tensors that are sent, or received where not every rank sends.
         alike: Further values that must be the same on all ranks.
@@ -77,8 +79,13 @@ def staged(
     with group.naming(name), torch._C.DisableTorchFunction():
         # Ranks must agree on dtypes in any case.
         dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in tensors]
-        group.agree(collective_checks.Call(name, tensors, (dtypes, *map(named, alike))))
+        # In these only the root's tensors are sent.
+        if name not in ("broadcast", "scatter") or opts.rootRank == group.rank():
+            group.check_for_nan(tensors)
+        began = datetime.datetime.now()
+        group.agree(collective_checks.Call(name, tensors, (dtypes, *map(named, alike))), opts.timeout)
         staging = Staging(group, name)
         yield staging
         # Not in a `finally`: after an error nothing is written to the tensors.
         staging.write_back()
+    group.completed(name, began)

@@ -8,9 +8,11 @@ Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/Proces
 
 from __future__ import annotations
 
+import datetime
 import functools
-from collections.abc import Iterator
-from typing import Any
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,10 +25,26 @@ from torchdevice.torch_apis.distributed.collective_works import finished
 
 _memory_format_of = torch._prims_common.suggest_memory_format
 
+_c10d = dist.distributed_c10d
+_OpType = torch._C._distributed_c10d.OpType
+_register_backend = torch._C._distributed_c10d.ProcessGroup._register_backend
+
+_CPU = torch.device("cpu")
+
 _LATE = "Timed out"
 
 _OF_TRANSPORT = "gloo/transport/"
 """A part of the texts of errors of gloo's connections: the folder of the source file."""
+
+
+class WorkInfo(NamedTuple):
+    """What a hook is told of a collective, as by torch's class of that name, of which Python makes no objects."""
+
+    op_type: Any
+    seq: int
+    time_started: datetime.datetime
+    time_finished: datetime.datetime
+    active_duration: datetime.timedelta
 
 
 class NcclGroup(dist.ProcessGroup):
@@ -56,8 +74,15 @@ class NcclGroup(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
         self._store = store
+        self._checks_nan = os.environ.get("TORCH_NCCL_NAN_CHECK") == "1"
+        self._sequence = 0
+        self._hooks: list[Callable[[Any], Any]] = []
         self._takes_cpu = "gloo" in kind or runtime.shares_host_memory
-        self._name = ""
+        self.in_cpp = dist.ProcessGroup(store, rank, size)
+        """torch's own group, whose methods call the operators."""
+        for group in (self, self.in_cpp):
+            # For C++ that asks for a backend, and operators that are called again by themselves.
+            _register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
         # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
         self._knows_devices = size == 1 or runtime.shared_by_ranks or kind == "gloo"
 
@@ -94,6 +119,15 @@ class NcclGroup(dist.ProcessGroup):
             raise ValueError("Tensors must be contiguous")
         return alias
 
+    def check_for_nan(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse NaN in what is sent, where ``TORCH_NCCL_NAN_CHECK`` asked for it when the group was made.
+
+        Raises:
+            RuntimeError: There is one.
+        """
+        if self._checks_nan and any(each.is_floating_point() and each.isnan().any() for each in tensors):
+            raise RuntimeError("NaN found in input tensor.")
+
     # ---- what torch asks of a group --------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
@@ -103,14 +137,6 @@ class NcclGroup(dist.ProcessGroup):
     def get_group_store(self) -> Any:
         """Return the store by which the ranks found each other."""
         return self._store
-
-    def getGroupName(self) -> str:
-        """Return the name that torch gave to the group."""
-        return self._name
-
-    def setGroupName(self, name: str) -> None:
-        """Take the name by which functional collectives find the group."""
-        self._name = name
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -127,10 +153,23 @@ class NcclGroup(dist.ProcessGroup):
         return self.gloo
 
     def _set_sequence_number_for_group(self) -> None:
-        self.gloo._set_sequence_number_for_group()
+        """Begin to count. torch calls it for each group that it makes."""
+        self._sequence = 0
 
     def _get_sequence_number_for_group(self) -> int:
-        return self.gloo._get_sequence_number_for_group()
+        """Return how many collectives this rank has begun."""
+        return self._sequence
+
+    def _register_on_completion_hook(self, hook: Callable[[Any], Any]) -> None:
+        """Call a hook after each collective, in the thread that has called the collective."""
+        self._hooks.append(hook)
+
+    def completed(self, name: str, began: datetime.datetime) -> None:
+        """Tell the hooks that a collective has finished."""
+        ended = datetime.datetime.now()
+        for hook in self._hooks:
+            kind = getattr(_OpType, name.upper(), None) or getattr(_OpType, name.replace("_", "").upper())
+            hook(WorkInfo(kind, self._sequence, began, ended, ended - began))
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Begin a list of collectives that NCCL starts together. Here each is done when it is called."""
@@ -140,28 +179,35 @@ class NcclGroup(dist.ProcessGroup):
 
     # ---- how ranks agree -------------------------------------------------------------------------------------------
 
-    def agree(self, call: collective_checks.Call) -> None:
+    def agree(self, call: collective_checks.Call, timeout: datetime.timedelta) -> None:
         """Wait until all ranks are in a collective.
+
+        Args:
+            call: What this rank calls.
+            timeout: How long to wait; below 0 for the group's time-out.
 
         Raises:
             DistBackendError: They are in different ones, or will never come.
         """
+        self._sequence += 1
         # A single rank agrees with itself.
         if self.size() == 1:
             return
         # Counted before the exchange, since others may read the count while this rank waits.
-        times = self.waiting.begin(self._name)
+        times = self.waiting.begin(self.group_name)
         mine = call.digest()
         of_all = [torch.empty_like(mine) for _ in range(self.size())]
-        work = self.gloo.allgather([of_all], [mine])
+        options = _c10d.AllgatherOptions()
+        options.timeout = timeout
+        work = self.gloo.allgather([of_all], [mine], options)
         self.waiting.wait(
             functools.partial(collective_checks.ended, work),
             call,
-            lambda: collective_checks.Awaited([self._name], times, self.ranks()),
+            lambda: collective_checks.Awaited([self.group_name], times, self.ranks()),
         )
         # Each rank compares by itself, and all come to the same result.
         if any(not torch.equal(each, mine) for each in of_all):
-            raise collective_checks.mismatch(self.group_desc or self._name, self._gathered_texts(str(call)))
+            raise collective_checks.mismatch(self.group_desc or self.group_name, self._gathered_texts(str(call)))
 
     def ranks(self) -> list[int]:
         """Return the ranks of the group, as numbers in the whole program."""

@@ -15,6 +15,7 @@ Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/Proces
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,13 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core import thread_state
-from torchdevice.torch_apis.distributed import collective_checks, gloo_rendezvous, point_to_point
+from torchdevice.torch_apis.distributed import (
+    collective_checks,
+    functional_collectives,
+    gloo_rendezvous,
+    point_to_point,
+)
+from torchdevice.torch_apis.distributed.collective_operators import as_operator
 from torchdevice.torch_apis.distributed.collective_reductions import reduce_flat
 from torchdevice.torch_apis.distributed.collective_staging import staged
 from torchdevice.torch_apis.distributed.collective_works import finished
@@ -57,6 +64,7 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     context = thread_state.state.context
     assert context is not None, "this process group is asked for in scopes only"
     gloo_rendezvous.wait_at_end()
+    functional_collectives.register()
     # Torchrun's agents keep one store for all attempts.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_rendezvous.store_of_this_attempt(store, rank, size)
@@ -71,13 +79,20 @@ def _waiting(store: Any, rank: int, size: int) -> collective_checks.Waiting:
     return default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
 
 
-def _for_each_pair(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method that does a collective for each pair of an output and an input of two lists."""
+def _for_each_pair(collective: Callable[..., Any], options_class: Any, name: str) -> Callable[..., Any]:
+    """Return the method that does a collective for each pair of an output and an input of two lists.
 
-    @in_every_form(_c10d.AllgatherOptions)
+    Args:
+        collective: The method for one pair.
+        options_class: The class of the options of torch's method.
+        name: The name of torch's method.
+    """
+    for_one = inspect.unwrap(collective)  # not an operator for each pair
+
+    @in_every_form(options_class, name)
     def coalesced(self: NcclOnGloo, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
         for output, given in zip(outputs, inputs, strict=True):
-            collective(self, output, given, opts)
+            for_one(self, output, given, opts)
         return finished(outputs)
 
     return coalesced
@@ -91,12 +106,14 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.AllreduceOptions)
     def allreduce(self, tensors: _Tensors, opts: Any) -> Any:
         """Reduce over all ranks, to all of them."""
-        with staged(self, "all_reduce", tensors, opts.reduceOp) as staging:
+        with staged(self, opts, "all_reduce", tensors, opts.reduceOp) as staging:
             for tensor in tensors:
                 self._all_reduce(staging.numbers(tensor, written=True), opts.reduceOp)
         return finished(tensors)
 
-    allreduce_coalesced = allreduce
+    allreduce_coalesced = in_every_form(_c10d.AllreduceCoalescedOptions, "allreduce_coalesced")(
+        inspect.unwrap(allreduce)
+    )
 
     @in_every_form(_c10d.ReduceOptions)
     def reduce(self, tensors: _Tensors, opts: Any) -> Any:
@@ -108,7 +125,7 @@ class NcclOnGloo(NcclGroup):
             to.reduceOp = op
             self.gloo.reduce([flat], to).wait()
 
-        with staged(self, "reduce", tensors, opts.reduceOp, f"to rank {opts.rootRank}") as staging:
+        with staged(self, opts, "reduce", tensors, opts.reduceOp, f"to rank {opts.rootRank}") as staging:
             if self.rank() == opts.rootRank:
                 flat = staging.numbers(tensors[0], written=True)
             else:  # gloo computes in the memory of every rank
@@ -120,12 +137,12 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.ReduceScatterOptions)
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their sizes may differ."""
-        with staged(self, "reduce_scatter", inputs[0], opts.reduceOp) as staging:
+        with staged(self, opts, "reduce_scatter", inputs[0], opts.reduceOp) as staging:
             flats = [staging.numbers(tensor) for tensor in inputs[0]]
             self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, opts.reduceOp)
         return finished(outputs)
 
-    @in_every_form(_c10d.ReduceScatterOptions)
+    @in_every_form(_c10d.ReduceScatterOptions, "_reduce_scatter_base")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """Reduce a tensor over all ranks; each rank gets its part.
 
@@ -137,13 +154,15 @@ class NcclOnGloo(NcclGroup):
             raise TypeError("input tensor must be the same type as the output tensor.")
         if input.numel() != output.numel() * self.size():
             raise ValueError("input tensor must be the same size as output size times world size")
-        with staged(self, "reduce_scatter", [input], opts.reduceOp) as staging:
+        with staged(self, opts, "reduce_scatter", [input], opts.reduceOp) as staging:
             # `split(0)` is an error, and nothing is moved then.
             flats = staging.numbers(input).split(max(1, output.numel()))
             self._reduce_scatter(staging.numbers(output, written=True), flats, opts.reduceOp)
         return finished(output)
 
-    reduce_scatter_single_coalesced = _for_each_pair(reduce_scatter_single)
+    reduce_scatter_single_coalesced = _for_each_pair(
+        reduce_scatter_single, _c10d.ReduceScatterOptions, "reduce_scatter_tensor_coalesced"
+    )
 
     # The names before torch 2.12.
     _reduce_scatter_base = reduce_scatter_single
@@ -171,7 +190,7 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.BroadcastOptions)
     def broadcast(self, tensors: _Tensors, opts: Any) -> Any:
         """Send a tensor of one rank to all."""
-        with staged(self, "broadcast", tensors, f"from rank {opts.rootRank}") as staging:
+        with staged(self, opts, "broadcast", tensors, f"from rank {opts.rootRank}") as staging:
             for tensor in tensors:
                 self._broadcast(staging.bytes(tensor, written=True), opts.rootRank)
         return finished(tensors)
@@ -185,7 +204,7 @@ class NcclOnGloo(NcclGroup):
     def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to all. Their sizes may differ."""
         sizes = [[tensor.numel() for tensor in each] for each in outputs]
-        with staged(self, "all_gather", inputs, sizes, parts_differ=True) as staging:
+        with staged(self, opts, "all_gather", inputs, sizes, parts_differ=True) as staging:
             for gathered, given in zip(outputs, inputs, strict=True):
                 self._all_gather([staging.bytes(tensor, written=True) for tensor in gathered], staging.bytes(given))
         return finished(outputs)
@@ -206,7 +225,7 @@ class NcclOnGloo(NcclGroup):
         # Transposed: torch lists the outputs by rank, `allgather` by input.
         return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
 
-    @in_every_form(_c10d.AllgatherOptions)
+    @in_every_form(_c10d.AllgatherOptions, "_allgather_base")
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """Send a tensor of each rank to all, into one tensor of any shape.
 
@@ -218,14 +237,16 @@ class NcclOnGloo(NcclGroup):
             raise TypeError("output tensor must have the same type as input tensor")
         if input.numel() * self.size() != output.numel():
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
-        with staged(self, "all_gather", [input], [[input.numel()] * self.size()], parts_differ=True) as staging:
+        with staged(self, opts, "all_gather", [input], [[input.numel()] * self.size()], parts_differ=True) as staging:
             given = staging.bytes(input)
             parts = staging.bytes(output, written=True).split(max(1, given.numel()))
             if parts and given.numel():
                 self._all_gather(list(parts), given)
         return finished(output)
 
-    all_gather_single_coalesced = _for_each_pair(all_gather_single)
+    all_gather_single_coalesced = _for_each_pair(
+        all_gather_single, _c10d.AllgatherOptions, "allgather_into_tensor_coalesced"
+    )
 
     # The names before torch 2.12.
     _allgather_base = all_gather_single
@@ -234,7 +255,7 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.GatherOptions)
     def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to one."""
-        with staged(self, "gather", inputs, f"to rank {opts.rootRank}") as staging:
+        with staged(self, opts, "gather", inputs, f"to rank {opts.rootRank}") as staging:
             gathered = [[staging.bytes(tensor, written=True) for tensor in each] for each in outputs]
             self.gloo.gather(gathered, [staging.bytes(inputs[0])], opts).wait()
         return finished(outputs)
@@ -242,7 +263,7 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.ScatterOptions)
     def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Send a tensor of one rank to each."""
-        with staged(self, "scatter", outputs, f"from rank {opts.rootRank}") as staging:
+        with staged(self, opts, "scatter", outputs, f"from rank {opts.rootRank}") as staging:
             scattered = [[staging.bytes(tensor) for tensor in each] for each in inputs]
             self.gloo.scatter([staging.bytes(outputs[0], written=True)], scattered, opts).wait()
         return finished(outputs)
@@ -251,13 +272,13 @@ class NcclOnGloo(NcclGroup):
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to each."""
         # One input stands for the dtype of all.
-        with staged(self, "all_to_all", inputs[:1], parts_differ=True) as staging:
+        with staged(self, opts, "all_to_all", inputs[:1], parts_differ=True) as staging:
             received = [staging.bytes(tensor, written=True) for tensor in outputs]
             sent = [staging.bytes(tensor) for tensor in inputs]
             self._exchange(received, sent)
         return finished(outputs)
 
-    @in_every_form(_c10d.AllToAllOptions)
+    @in_every_form(_c10d.AllToAllOptions, "alltoall_base")
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -271,7 +292,7 @@ class NcclOnGloo(NcclGroup):
         Raises:
             RuntimeError: The sizes do not add up to the tensor's.
         """
-        with staged(self, "all_to_all", [input], parts_differ=True) as staging:
+        with staged(self, opts, "all_to_all", [input], parts_differ=True) as staging:
             received = self._parts(staging.bytes(output, written=True), output, output_sizes)
             self._exchange(received, self._parts(staging.bytes(input), input, input_sizes))
         return finished(output)
@@ -300,16 +321,12 @@ class NcclOnGloo(NcclGroup):
     @in_every_form(_c10d.BarrierOptions)
     def barrier(self, opts: Any) -> Any:
         """Wait for all ranks."""
-        with staged(self, "barrier", []):
+        with staged(self, opts, "barrier", []):
             self.gloo.barrier(opts).wait()
         return finished(None)
 
-    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for all ranks, and name those that do not come. torch offers it for groups that report gloo."""
-        self.gloo.monitored_barrier(*args, **kwargs)
-
     # ---- point to point --------------------------------------------------------------------------------------------
 
-    send = point_to_point.send
-    recv = point_to_point.recv
-    recv_anysource = point_to_point.recv_anysource
+    send = as_operator(point_to_point.send, "send")
+    recv = as_operator(point_to_point.recv, "recv")
+    recv_anysource = as_operator(point_to_point.recv_anysource, "recv_anysource")

@@ -129,7 +129,7 @@ def recv_anysource(group: NcclGroup, tensors: _Tensors, tag: int = 0) -> Any:
 
 def _key(group: NcclGroup, what: str, rank: int | None, tag: int) -> str:
     """Return by what name this rank counts the tensors that it sends to, or receives from, a rank of the group."""
-    return f"{group.getGroupName()} {what} {rank} {tag}"
+    return f"{group.group_name} {what} {rank} {tag}"
 
 
 @block

@@ -138,6 +138,12 @@ def _get_default_timeout(context: Context, original: Any, backend: Any) -> datet
     return _NCCL_TIMEOUT if backend == "nccl" else original(backend)
 
 
+@replaces("torch._C._distributed_c10d:ProcessGroup", "_get_backend", native_to="cuda")
+def _get_backend_of(context: Context, original: Any, self: Any, device: torch.device) -> Any:
+    """``ProcessGroup._get_backend``: a fake group in C++ has one for the target's device."""
+    return original(self, context.redirect(device) or device)
+
+
 @_replaces("split_group")
 def _split_group(
     context: Context,
@@ -176,6 +182,16 @@ def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: 
 
     if not isinstance(group, NcclOnGloo):
         original(group, *args, **kwargs)
+
+
+@replaces("torch.distributed.pipelining.stage:PipelineStage", "_recv_meta", native_to="cuda", optional=True)
+def _received_meta(context: Context, original: Any, self: Any, src_stage: int) -> Any:
+    """``PipelineStage._recv_meta``: the next stage, which tells the outputs' gradients, does not run in a plan."""
+    if FAKE_RANKS not in context.settings or src_stage < self.stage_index:
+        return original(self, src_stage)
+    from torch.distributed.pipelining import stage
+
+    return stage._StageBackwardMeta(stage._derive_grad_metas(self._stage_meta.outputs))
 
 
 class ProcessGroupNCCL:

@@ -1,0 +1,119 @@
+"""What dispatch modes and the profiler see of a rank's collectives, and what the collectives give, as JSON.
+
+The command line says the file for what rank 0 sees, and the backend of the program.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+warnings.simplefilter("ignore")
+BACKEND = sys.argv[2]
+DEVICE = "cpu" if BACKEND == "gloo" else "cuda"
+
+
+class Noting(TorchDispatchMode):
+    """Notes each collective, with the values of its first tensor before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d" and func is not torch.ops.c10d.barrier.default:
+            self.noted.append([str(func), len(args), _first(args).tolist()])
+        return func(*args, **(kwargs or {}))
+
+
+def _first(given: Any) -> torch.Tensor:
+    # The root has lists that others lack.
+    return next(each for each in tree_leaves(given) if isinstance(each, torch.Tensor))
+
+
+def _numbers(count: int = 4) -> torch.Tensor:
+    return torch.arange(float(count), device=DEVICE) + 10 * dist.get_rank()
+
+
+def _move() -> None:
+    """Send a tensor to rank 1."""
+    if dist.get_rank() == 0:
+        dist.send(_numbers(), 1)
+    else:
+        dist.recv(_numbers(), 0)
+
+
+CALLS: list[Callable[[], Any]] = [
+    lambda: dist.all_reduce(_numbers()),
+    lambda: dist.all_reduce(_numbers(), async_op=True).wait(),
+    lambda: dist.broadcast(_numbers(), 0),
+    lambda: dist.reduce(_numbers(), 0),
+    lambda: dist.all_gather([_numbers(), _numbers()], _numbers()),
+    lambda: dist.all_gather_into_tensor(_numbers(8), _numbers()),
+    lambda: dist.reduce_scatter_tensor(_numbers(2), _numbers()),
+    lambda: dist.all_to_all_single(_numbers(), _numbers()),
+    lambda: dist.scatter(_numbers(), [_numbers(), _numbers()] if dist.get_rank() == 0 else None, 0),
+    lambda: dist.gather(_numbers(), [_numbers(), _numbers()] if dist.get_rank() == 0 else None, 0),
+    _move,
+    dist.barrier,
+]
+
+
+def _functional() -> list[Any]:
+    """Return what the functional collectives give that write into a tensor of the program."""
+    functional, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
+    whole, part = torch.empty(8, device=DEVICE), torch.empty(2, device=DEVICE)
+    functional.wait_tensor(functional.all_gather_into_tensor_out(_numbers(), 2, name, out=whole))
+    functional.wait_tensor(functional.reduce_scatter_tensor_out(_numbers(), "sum", 2, name, out=part))
+    return [whole.tolist(), part.tolist()]
+
+
+def _counted() -> dict[str, int]:
+    """Return how often torch counts each collective, below a mode that notes them."""
+    with Noting() as noting, CommDebugMode() as mode:
+        for call in CALLS:
+            call()
+    return {**{str(name): count for name, count in mode.get_comm_counts().items()}, "noted": noting.noted}
+
+
+def _profiled() -> list[str]:
+    with torch.profiler.profile() as profile:
+        dist.all_reduce(_numbers())
+    return [event.name for event in profile.events() if event.name.startswith("c10d::")]
+
+
+def _faked() -> list[int]:
+    with FakeTensorMode():
+        numbers = torch.ones(3, device=DEVICE)
+        dist.all_reduce(numbers)
+    return list(numbers.shape)
+
+
+def _ddp() -> dict[str, int]:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1).to(DEVICE))
+    with CommDebugMode() as mode:
+        model(torch.ones(1, 2, device=DEVICE)).sum().backward()
+    return {str(name): count for name, count in mode.get_comm_counts().items()}
+
+
+def _program(path: str) -> None:
+    dist.init_process_group(BACKEND)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(dist.get_rank())
+    found = [_counted(), _functional(), _profiled(), _faked(), _ddp()]
+    if dist.get_rank() == 0:
+        Path(path).write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _program(sys.argv[1])

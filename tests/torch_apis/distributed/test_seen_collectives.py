@@ -1,0 +1,34 @@
+"""Dispatch modes and the profiler see the collectives of a group for NCCL as they see gloo's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import run_command
+from places import PROGRAMS
+
+pytestmark = pytest.mark.one_engine
+
+PROGRAM = str(PROGRAMS / "seen_collectives.py")
+
+
+@pytest.fixture(scope="module")
+def gloos(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """What plain torch shows of gloo on the CPU."""
+    path = tmp_path_factory.mktemp("gloo") / "seen.json"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run = subprocess.run([*launcher, PROGRAM, str(path), "gloo"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_modes_see_what_they_see_of_gloo(target: str, gloos: object, tmp_path: Path) -> None:
+    path = tmp_path / "seen.json"
+    run = run_command("run", "--target", target, "--ranks", "2", PROGRAM, str(path), "nccl")
+    assert run.returncode == 0, run.stderr
+    assert json.loads(path.read_text()) == gloos

@@ -1,0 +1,33 @@
+"""The public names, for type checkers. ``__init__.py`` reads here in which module each is."""
+
+from typing import Any
+
+from torchdevice import errors as errors
+from torchdevice.activation import current as current
+from torchdevice.activation import disable as disable
+from torchdevice.activation import enable as enable
+from torchdevice.activation import portable as portable
+from torchdevice.activation import simulate as simulate
+from torchdevice.devices.module import ModuleRuntime as ModuleRuntime
+from torchdevice.devices.registry import register_runtime as register_runtime
+from torchdevice.devices.runtime import Mark as Mark
+from torchdevice.devices.runtime import Memory as Memory
+from torchdevice.devices.runtime import Runtime as Runtime
+from torchdevice.devices.runtime import Stat as Stat
+from torchdevice.foundation.fidelity import Fidelity as Fidelity
+from torchdevice.journal.callers import Site as Site
+from torchdevice.journal.journal import Entry as Entry
+from torchdevice.journal.journal import Journal as Journal
+from torchdevice.options import Options as Options
+from torchdevice.report import Report as Report
+from torchdevice.scope import Scope as Scope
+from torchdevice.target_selection import TorchDevice as TorchDevice
+from torchdevice.transfer import DeviceSpec as DeviceSpec
+from torchdevice.transfer import Prefetcher as Prefetcher
+from torchdevice.transfer import ToDevice as ToDevice
+
+__all__: list[str]
+__version__: str
+
+def load_ipython_extension(ipython: Any) -> None: ...
+def unload_ipython_extension(ipython: Any) -> None: ...
