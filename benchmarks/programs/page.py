@@ -46,8 +46,8 @@ CPU target and in its own CPU mode.
 FOOTER = """
 ## What was not run
 
-vLLM, SGLang and OLMo. The first two are too large a download for the machine of these runs. airbench runs a narrower
-network on fewer images than its records do.
+vLLM, SGLang and OLMo. The first two are too large a download for the machine of these runs, and of OLMo's repository it
+could have only a part. airbench runs a narrower network on fewer images than its records do.
 """
 
 

@@ -255,3 +255,24 @@ def test_compilers_that_are_first_imported_in_a_scope(chosen: str, tmp_path: Any
     """They must see that torch is built without CUDA, since they import names of such a build."""
     ran = run_program(tmp_path, f"import torch\n{line}\nprint(torch.ones(2, device='cuda').sum().item())")
     assert ran.stdout.splitlines() == ["2.0"], ran.stderr[-2000:]
+
+
+def test_inductor_is_given_the_class_that_makes_code(chosen: str, tmp_path: Any) -> None:
+    """Torch asks for it by ``issubclass``, of every input of a graph in 2.15."""
+    program = """
+        import torch
+        from torch._inductor import ir
+        from torch._inductor.codegen import common, cpp
+        from torch._inductor.compile_fx import compile_fx
+
+        def compiler(graph, examples):
+            (x,) = examples
+            kind = common.get_scheduling_for_device(x.device.type)
+            print(issubclass(kind, cpp.CppScheduling), ir.is_triton(x.device))
+            return compile_fx(graph, examples)
+
+        common.init_backend_registration()
+        print(torch.compile(lambda x: x + 1, backend=compiler)(torch.ones(2, device="cuda")).tolist())
+    """
+    ran = run_program(tmp_path, program)
+    assert ran.stdout.splitlines() == ["True False", "[2.0, 2.0]"], ran.stderr[-2000:]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import torchdevice
 
 pytestmark = pytest.mark.usefixtures("cuda")
 
@@ -234,3 +237,28 @@ def test_inference_mode_and_anomaly_detection() -> None:
     with torch.autograd.detect_anomaly(check_nan=True), pytest.raises(RuntimeError, match="nan"):
         x = leaf()
         (x * float("nan")).sqrt().sum().backward()
+
+
+def test_programs_that_call_the_engine_themselves(cuda: torchdevice.Scope) -> None:
+    """As Megatron's pipelines do: custom functions run on the calling thread, in the scope."""
+
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            threads.append(threading.current_thread())
+            return gradient * torch.arange(2, device="cuda")
+
+    threads: list[threading.Thread] = []
+    engine: Any = torch.autograd.Variable._execution_engine
+    names = "tensors", "grad_tensors", "keep_graph", "create_graph", "inputs", "allow_unreachable", "accumulate_grad"
+    for by_name in (False, True):
+        x = torch.ones(2, device="cuda", requires_grad=True)
+        result = Counted.apply(x)
+        given = (result,), (torch.ones_like(result),), False, False, (), True, True
+        engine.run_backward(**dict(zip(names, given, strict=True))) if by_name else engine.run_backward(*given)
+        assert x.grad is not None and x.grad.tolist() == [0, 1]
+    assert threads == [threading.current_thread()] * 2

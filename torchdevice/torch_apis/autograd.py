@@ -18,6 +18,7 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
+from torchdevice.core.patching import per_context
 from torchdevice.core.replacing import replaces
 from torchdevice.devices.current_streams import following_nodes
 from torchdevice.engines.error_texts import OF_TORCH, reword
@@ -34,17 +35,23 @@ taken = PerThread(error=None)
 """The error that a device guard took away from this thread's engine, if any."""
 
 
-@replaces(torch.autograd, "_engine_run_backward")
-@replaces(torch.autograd.graph, "_engine_run_backward")
-def _run_backward(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+@replaces(torch.autograd.Variable, "_execution_engine", makes=True)
+def _engine(original: Any) -> Any:
+    """Return an engine for torch's functions, and for programs that call it themselves, as pipelines do."""
+    engine = type("_ImperativeEngine", (type(original),), {})()
+    engine.run_backward = per_context(original.run_backward, _run_backward)
+    return engine
+
+
+def _run_backward(context: Context, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """Call the engine with the mode, and raise the error that was taken away on its way."""
     taken.error = None
     context.runtime.note_memory()
     for observer in context.stream_observers:
         observer.backward_began()
     try:
-        with _in_this_thread(), _on_streams_of_forward(context, args[0]):
-            return with_mode(context, original, *args, **kwargs)
+        with _in_this_thread(), _on_streams_of_forward(context, tensors):
+            return with_mode(context, original, tensors, *args, **kwargs)
     except SystemError as error:  # what Python makes of an error that is gone
         raised = taken.error or error
     except OF_TORCH as error:
