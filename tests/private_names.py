@@ -31,6 +31,7 @@ NOT_OF_TORCH = {
     "_adjust_thread_count": "concurrent.futures",
     "_args_from_interpreter_flags": "subprocess",
     "_asdict": "named tuples",
+    "_fields": "named tuples",
     "_create_worker_context": "concurrent.futures",
     "_getframe": "sys",
     "_is_owned": "threading",

@@ -300,7 +300,7 @@ class Options:
     @functools.cached_property
     def key(self) -> str:
         """Every option as text. Compiled code is guarded by it."""
-        return " ".join(f"{name}={getattr(self, name)}" for name in declarations())
+        return " ".join([f"{name}={getattr(self, name)}" for name in declarations()])
 
     def for_target(self, *, simulated: bool, shares_host_memory: bool, names_count: bool) -> Options:
         """Return these options without those that contradict the target.

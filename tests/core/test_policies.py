@@ -221,13 +221,14 @@ class TestFlags:
         with pytest.raises(RuntimeError, match="Unknown input value"):
             torch.backends.cuda.preferred_linalg_library("best")
 
-    def test_tensors_are_not_acceptable_to_cudnn(self) -> None:
-        """Also where tensors say cuda; otherwise a recurrent network would flatten its weights for cuDNN."""
-        with torchdevice.simulate(identity="program"):
+    @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+    def test_tensors_of_simulated_gpus_alone_are_acceptable_to_cudnn(self, target: str) -> None:
+        """Elsewhere a recurrent network would flatten its weights for a cuDNN that is not there."""
+        with torchdevice.portable(target):
             lstm = torch.nn.LSTM(4, 5, 2).cuda()
             output, _ = lstm(torch.rand(3, 2, 4, device="cuda"))
             lstm.flatten_parameters()
-            assert output.is_cuda and not torch.backends.cudnn.is_acceptable(output)
+            assert torch.backends.cudnn.is_acceptable(output) is (target == "simulated:cuda")
 
 
 # ---- private names, as libraries use them ----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.backends.cudnn import rnn
 
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import supplied_function
@@ -61,7 +62,7 @@ def _use_flatten_weight(context: Context, original: Any) -> bool:
     return True
 
 
-@replaces("torch.backends.cudnn.rnn", "get_cudnn_mode", native_to="cuda")
+@replaces(rnn, "get_cudnn_mode", native_to="cuda")
 def _mode(context: Context, original: Any, mode: str) -> int:
     return ("RNN_RELU", "RNN_TANH", "LSTM", "GRU").index(mode)  # cuDNN's cudnnRNNMode_t
 

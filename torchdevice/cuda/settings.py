@@ -48,6 +48,13 @@ for _why, _defaults in _STORED.items():
         _store(_setter, _default, _why)
 
 
+for _name in ("CublasWorkspaceSize", "CublasLtWorkspaceSize"):
+
+    @supplied_function(f"_cuda_reset{_name}", note="Drop the size that was stored, so that CUDA's default applies.")
+    def _reset(context: Context, set_: str = f"_cuda_set{_name}") -> None:
+        context.settings.pop(set_, None)
+
+
 _DEFAULT_PLAN_CACHE_SIZE = 4096
 """``CUFFT_DEFAULT_CACHE_SIZE`` of aten/src/ATen/native/cuda/CuFFTPlanCache.h."""
 

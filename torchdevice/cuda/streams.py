@@ -336,7 +336,7 @@ class EventStandIn(torch.Event):
         self._mark = context.runtime.mark(index and context.target_index(index), timing=self._timing)
         if self._timing and context.runtime.has_handles and any(each.stream_id for each in context.streams.values()):
             sleeping.begin(context)
-        times = sleeping.times(context)
+        times = context.settings.get(sleeping.Sleeping)
         if times is not None:
             # In milliseconds, as `elapsed_time` counts.
             self._done_at, self._late = times.busy_until(on), times.late(on) * 1e3
