@@ -19,7 +19,7 @@ _OF_BOOL = {_Kind.SUM: _Kind.MAX, _Kind.PRODUCT: _Kind.MIN}
 
 def named(value: Any) -> Any:
     """Return the name of a reduction's operation, and any other value unchanged."""
-    return _kind_of(value)[0].name if isinstance(value, (dist.ReduceOp, _Kind)) else value
+    return value.__getstate__()[0].name if isinstance(value, dist.ReduceOp) else value
 
 
 def reduce_flat(flat: torch.Tensor, op: Any, size: int, reduce: Callable[[torch.Tensor, Any], None]) -> None:
@@ -31,7 +31,8 @@ def reduce_flat(flat: torch.Tensor, op: Any, size: int, reduce: Callable[[torch.
         size: The number of ranks.
         reduce: Does it for a dtype and an operation that gloo has.
     """
-    kind, factor = _kind_of(op)
+    # A ReduceOp shows its kind, and the factor of `PREMUL_SUM`, by its pickled state only.
+    kind, factor = op.__getstate__()
     if kind in _NOT_OF_NCCL:
         raise ValueError(f"Cannot use ReduceOp.{kind.name} with NCCL")
     if flat.is_complex():
@@ -52,9 +53,3 @@ def reduce_flat(flat: torch.Tensor, op: Any, size: int, reduce: Callable[[torch.
     if kind == _Kind.AVG:
         # NCCL divides integers and drops the remainder, towards 0.
         flat.div_(size, rounding_mode=None if flat.is_floating_point() else "trunc")
-
-
-def _kind_of(op: Any) -> tuple[Any, Any]:
-    """Return the operation, and the factor of ``PREMUL_SUM``."""
-    # A ReduceOp shows its kind and factor by its pickled state only.
-    return (op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)).__getstate__()
