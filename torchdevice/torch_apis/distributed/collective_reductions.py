@@ -22,14 +22,15 @@ def named(value: Any) -> Any:
     return value.__getstate__()[0].name if isinstance(value, dist.ReduceOp) else value
 
 
-def reduce_flat(flat: torch.Tensor, op: Any, size: int, reduce: Callable[[torch.Tensor, Any], None]) -> None:
+def reduce_flat(flat: torch.Tensor, op: Any, size: int, collective: Callable[..., Any], options: Any) -> None:
     """Reduce one-dimensional numbers in place.
 
     Args:
         flat: The numbers of this rank.
         op: The operation that the program asks for.
         size: The number of ranks.
-        reduce: Does it for a dtype and an operation that gloo has.
+        collective: gloo's, which does it for the dtypes and operations that gloo has.
+        options: Its options, without the operation.
     """
     # A ReduceOp shows its kind, and the factor of `PREMUL_SUM`, by its pickled state only.
     kind, factor = op.__getstate__()
@@ -49,7 +50,8 @@ def reduce_flat(flat: torch.Tensor, op: Any, size: int, reduce: Callable[[torch.
     if kind == _Kind.PREMUL_SUM:
         # In the rank's own numbers, before they are sent.
         flat.mul_(factor.cpu() if isinstance(factor, torch.Tensor) else factor)
-    reduce(flat, dist.ReduceOp.SUM if kind in (_Kind.PREMUL_SUM, _Kind.AVG) else dist.ReduceOp(kind))
+    options.reduceOp = dist.ReduceOp.SUM if kind in (_Kind.PREMUL_SUM, _Kind.AVG) else dist.ReduceOp(kind)
+    collective([flat], options).wait()
     if kind == _Kind.AVG:
         # NCCL divides integers and drops the remainder, towards 0.
         flat.div_(size, rounding_mode=None if flat.is_floating_point() else "trunc")

@@ -114,19 +114,14 @@ class NcclOnGloo(NcclGroup):
     @as_operator
     def reduce(self, tensors: _Tensors, opts: Any) -> Any:
         """Reduce over all ranks, to one. The tensors of the others stay as they are."""
-        to = _of_root(_c10d.ReduceOptions(), opts.root_rank)
-
-        def reduce(flat: torch.Tensor, op: Any) -> None:
-            to.reduceOp = op
-            self.gloo.reduce([flat], to).wait()
-
         with staged(self, opts, "reduce", tensors, opts.reduce_op, f"to rank {opts.root_rank}") as staging:
             if self.rank() == opts.root_rank:
                 flat = staging.numbers(tensors[0], written=True)
             else:  # gloo computes in the memory of every rank
                 # A copy: the memory of the other ranks must stay as it is.
                 flat = staging.numbers(tensors[0]).clone()
-            reduce_flat(flat, opts.reduce_op, self.size(), reduce)
+            to_root = _of_root(_c10d.ReduceOptions(), opts.root_rank)
+            reduce_flat(flat, opts.reduce_op, self.size(), self.gloo.reduce, to_root)
         return finished(tensors)
 
     @as_operator
@@ -162,13 +157,7 @@ class NcclOnGloo(NcclGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _all_reduce(self, flat: torch.Tensor, op: Any) -> None:
-        options = _c10d.AllreduceOptions()
-
-        def reduce(numbers: torch.Tensor, operation: Any) -> None:
-            options.reduceOp = operation
-            self.gloo.allreduce([numbers], options).wait()
-
-        reduce_flat(flat, op, self.size(), reduce)
+        reduce_flat(flat, op, self.size(), self.gloo.allreduce, _c10d.AllreduceOptions())
 
     def _reduce_scatter(self, output: torch.Tensor, flats: _Tensors, op: Any) -> None:
         if not flats:
