@@ -291,10 +291,6 @@ def _dot_scaled(*args: Any, **kwargs: Any) -> Any:
     return tl.dot_scaled(*given, _semantic=running.semantic, **named)
 
 
-def _hint(input: Any, values: Any = None, **options: Any) -> Any:
-    return input
-
-
 _INEXACT = frozenset((tl.int1, tl.bfloat16, tl.float8e5, tl.float8e4nv, tl.float8e4b8, tl.float8e5b16))
 
 _OWN: dict[Any, Callable[..., Any]] = {
@@ -308,7 +304,8 @@ _OWN: dict[Any, Callable[..., Any]] = {
     core.reduce: _reduce,
     triton.reduce_with_indices: _reduce_with_indices,
     core.associative_scan: _scan,
-    **dict.fromkeys((tl.multiple_of, tl.max_contiguous, tl.max_constancy), _hint),
+    # Hints for the compiler.
+    **dict.fromkeys((tl.multiple_of, tl.max_contiguous, tl.max_constancy), lambda input, *_, **options: input),
 }
 """What runs in the place of functions that Triton's compiler treats in its own way."""
 
