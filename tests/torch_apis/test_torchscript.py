@@ -120,6 +120,15 @@ def test_every_way_to_name_a_device(target: str, kind: str, tmp_path: Path) -> N
     assert result.stdout.count("ran ") == 15
 
 
+def test_a_device_of_two_parts_may_have_a_type_that_an_argument_says(cuda: torchdevice.Scope) -> None:
+    def moved(x: torch.Tensor, kind: str) -> torch.Tensor:
+        return x.to(torch.device(kind, 0))
+
+    function = torch.jit.script(moved)
+    assert function(torch.ones(2), "cuda").device == torch.ones(2, device="cuda").device
+    assert function(torch.ones(2).cuda(), "cpu").device.type == "cpu"
+
+
 @pytest.mark.lacked_by("simulated:mps", "device of its own that TorchScript takes from a list")
 def test_a_device_that_cannot_be_known_is_torchs_error_with_the_line(cuda: torchdevice.Scope) -> None:
     """A tuple of devices is left as it is; the error names the operator and the line."""

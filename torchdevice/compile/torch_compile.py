@@ -73,17 +73,14 @@ _ENTRIES = ("compile_fx", "compile_fx_backward")
 def _runs_by_operators(context: Context, gm: Any, *, ahead: bool = False) -> bool:
     """Return whether Inductor does not compile a graph, which is then reported."""
     for node in gm.graph.nodes:  # the program may have traced it, and seen its own devices
-        node.args, node.kwargs = pytree.tree_map(functools.partial(_on_target, context), (node.args, node.kwargs))
+        given = node.args, node.kwargs
+        node.args, node.kwargs = pytree.tree_map_only(torch.device, lambda each: context.redirect(each) or each, given)
     found = obstacle(context, gm)
     if found and ahead:
         raise NotSupportedError("AOTInductor", f"Package the model in torchdevice.portable('cpu'), since {found}.")
     if found:
         context.report("torch.compile with inductor", f"operator by operator: {found}", Fidelity.APPROXIMATE)
     return bool(found)
-
-
-def _on_target(context: Context, value: Any) -> Any:
-    return (context.redirect(value) or value) if isinstance(value, torch.device) else value
 
 
 def _by_codegen_of_cpu(context: Context, original: Any, device: str) -> Any:

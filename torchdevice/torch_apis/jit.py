@@ -110,7 +110,7 @@ class _Rewriting:
         if kind == "prim::Constant":
             self._rewrite_constant(node)
         elif kind == "aten::device":
-            self._rewrite_conversion(graph, node)
+            self._replace(graph, node, "of_text" if len(list(node.inputs())) == 1 else "of_parts")
         elif kind == "prim::GetAttr" and str(node.output().type()) == "Device":
             self._exchange(graph, node.output())
         elif kind == "aten::cuda":
@@ -156,25 +156,11 @@ class _Rewriting:
             fitting = graph.insertConstant(float64_policy.fit(self._context, _DOUBLES[dtype]))
             node.replaceInput(named["dtype"], fitting)
 
-    def _rewrite_conversion(self, graph: Any, node: Any) -> None:
-        """Rewrite ``torch.device(text)`` or ``torch.device(text, index)``."""
-        values = [each.node() for each in node.inputs()]
-        if len(values) == 1:
-            self._replace(graph, node, "of_text")
-        elif values[0].kind() == "prim::Constant":
-            device = self._context.redirect(values[0].s("value"))
-            if device is not None and device.index is not None:  # the program's index stays
-                graph.setInsertPoint(node)
-                node.replaceInput(0, graph.insertConstant(self._context.device_type))
-            elif device is not None:
-                graph.setInsertPoint(node)
-                node.output().replaceAllUsesWith(graph.insertConstant(device))
-                node.destroy()
-
     def _replace(self, graph: Any, node: Any, name: str) -> None:
-        """Replace a node by the function of that name in ``_REPLACEMENTS``, applied to the node's first input."""
+        """Replace a node by the function of that name in ``_REPLACEMENTS``, applied to the node's first inputs."""
         graph.setInsertPoint(node)
-        (made,) = graph.insertGraph(getattr(self._replacements, name).inlined_graph, [next(iter(node.inputs()))])
+        function = getattr(self._replacements, name).inlined_graph
+        (made,) = graph.insertGraph(function, list(node.inputs())[: len(list(function.inputs()))])
         node.output().replaceAllUsesWith(made)
         node.destroy()
 

@@ -41,7 +41,8 @@ def _impl(
     context: Context, original: Any, self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any
 ) -> None:
     """``Library.impl``: register a kernel that runs with the mode of the scope in which it is called."""
-    kernel = _kernel(fn)
+    # A kernel of torch's stays as it is.
+    kernel = per_context(fn, with_mode) if isinstance(fn, types.FunctionType) and not _is_torchs(fn) else fn
     target_key = _key_of(context.device_type)
     _remove(target_key)  # what the program registers for the target itself comes before what is registered in its place
     original(self, op_name, kernel, dispatch_key, **options)
@@ -111,11 +112,6 @@ def _remove(key: str) -> None:
 def needed(context: Context) -> list[Installation]:
     """Return the installation that a context needs for its target."""
     return [] if context.is_native else [_installation(_key_of(context.device_type))]
-
-
-def _kernel(fn: Any) -> Any:
-    """Return a function that runs a kernel of the program with the mode. A kernel of torch is returned unchanged."""
-    return per_context(fn, with_mode) if isinstance(fn, types.FunctionType) and not _is_torchs(fn) else fn
 
 
 def _is_torchs(kernel: Any) -> bool:

@@ -6,6 +6,7 @@ calls come from the scope's streams and events and from the allocator of the sim
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.cuda._gpu_trace as gpu_trace
@@ -16,33 +17,13 @@ from torchdevice.core.context import Context
 from torchdevice.core.replacing import replaces
 from torchdevice.cuda.streams import handle_of
 from torchdevice.devices.allocation_events import Block
-from torchdevice.devices.stream_order import Stream, StreamObserver
+from torchdevice.devices.stream_order import StreamObserver
 from torchdevice.engines.mode import with_mode
+from torchdevice.foundation import data_files
 
 
 class Trace(StreamObserver):
     """Calls what is registered with ``torch.cuda._gpu_trace``, with the handles of streams and events."""
-
-    def stream_created(self, stream: Stream) -> None:
-        gpu_trace.StreamCreationCallbacks.fire_callbacks(handle_of(stream))
-
-    def event_created(self, event: int) -> None:
-        gpu_trace.EventCreationCallbacks.fire_callbacks(event)
-
-    def event_deleted(self, event: int) -> None:
-        gpu_trace.EventDeletionCallbacks.fire_callbacks(event)
-
-    def event_recorded(self, event: int, stream: Stream) -> None:
-        gpu_trace.EventRecordCallbacks.fire_callbacks(event, handle_of(stream))
-
-    def event_waited(self, event: int, stream: Stream) -> None:
-        gpu_trace.EventWaitCallbacks.fire_callbacks(event, handle_of(stream))
-
-    def event_synchronized(self, event: int) -> None:
-        gpu_trace.EventSynchronizationCallbacks.fire_callbacks(event)
-
-    def stream_synchronized(self, stream: Stream) -> None:
-        gpu_trace.StreamSynchronizationCallbacks.fire_callbacks(handle_of(stream))
 
     def device_synchronized(self, index: int) -> None:
         gpu_trace.DeviceSynchronizationCallbacks.fire_callbacks()
@@ -57,6 +38,20 @@ class Trace(StreamObserver):
 
     def segment_changed(self, action: str, segment: Block, stream: int) -> None:
         """Do nothing: torch's trace knows blocks only."""
+
+
+def _firing(event: str) -> Callable[..., None]:
+    """Return the method that calls what is registered for an event, with the handles of streams."""
+
+    def fire(self: Trace, *told: Any) -> None:
+        handles = (handle_of(each) if isinstance(each, tuple) else each for each in told)
+        getattr(gpu_trace, f"{event}Callbacks").fire_callbacks(*handles)
+
+    return fire
+
+
+for _method, _event in data_files.read(__file__, "gpu_trace.json").items():
+    setattr(Trace, _method, _firing(_event))
 
 
 class _Activation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections import UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
@@ -70,10 +71,7 @@ def mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _numbers() -> Iterator[str]:
-    number = 0
-    while True:
-        yield f"[{number}]"
-        number += 1
+    return map("[{}]".format, itertools.count())
 
 
 def _with_items(batch: Any, items: Iterable[tuple[Any, Any]]) -> Any:

@@ -14,7 +14,11 @@ import torch
 
 from torchdevice.core.context import Context
 from torchdevice.cuda.device_queries import properties_of
+from torchdevice.foundation import data_files
 from torchdevice.triton_kernels.triton_internals import DriverBase, GPUTarget, knobs
+
+_PROPERTIES: dict[str, str] = data_files.read(__file__, "device_properties.json")
+"""The properties of a device, and those of torch."""
 
 
 def target_of(context: Context) -> Any:
@@ -76,15 +80,7 @@ class StandInDriver(DriverBase):  # type: ignore[misc]
 
     def _properties(self, device: int = 0) -> dict[str, int]:
         found = properties_of(self._context, device)
-        return {
-            "max_shared_mem": found.shared_memory_per_block_optin,
-            "max_num_regs": found.regs_per_multiprocessor,
-            "multiprocessor_count": found.multi_processor_count,
-            "warpSize": found.warp_size,
-            "sm_clock_rate": found.clock_rate,
-            "mem_clock_rate": found.memory_clock_rate,
-            "mem_bus_width": found.memory_bus_width,
-        }
+        return {name: getattr(found, place) for name, place in _PROPERTIES.items()}
 
     def _load(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         """Return two handles that stand for nothing, and the registers, spills and threads of a compiled kernel."""

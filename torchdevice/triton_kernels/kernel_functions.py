@@ -131,9 +131,8 @@ def called(function: Any) -> Callable[..., Any]:
     """Return what a call of a function in a kernel runs."""
     if isinstance(function, core.constexpr):
         function = function.value
-    own = _OWN.get(function) if isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType)) else None
-    if own is not None:
-        return own
+    if isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType)):  # others may have no hash
+        function = _OWN.get(function, function)
     if isinstance(function, (triton.JITFunction, triton.InterpretedFunction)):
         return function_of(as_jit(function))
     if getattr(function, "__module__", None) == triton.stub_libdevice.__name__:
@@ -292,14 +291,6 @@ def _dot_scaled(*args: Any, **kwargs: Any) -> Any:
     return tl.dot_scaled(*given, _semantic=running.semantic, **named)
 
 
-def _print(*args: Any, **kwargs: Any) -> Any:
-    return tl.device_print(*args, _semantic=running.semantic, **kwargs)
-
-
-def _hint(input: Any, values: Any = None, **options: Any) -> Any:
-    return input
-
-
 _INEXACT = frozenset((tl.int1, tl.bfloat16, tl.float8e5, tl.float8e4nv, tl.float8e4b8, tl.float8e5b16))
 
 _OWN: dict[Any, Callable[..., Any]] = {
@@ -308,12 +299,13 @@ _OWN: dict[Any, Callable[..., Any]] = {
     tl.static_range: _static_range,
     tl.static_assert: _static_assert,
     tl.static_print: builtins.print,
-    builtins.print: _print,
+    builtins.print: tl.device_print,
     tl.dot_scaled: _dot_scaled,
     core.reduce: _reduce,
     triton.reduce_with_indices: _reduce_with_indices,
     core.associative_scan: _scan,
-    **dict.fromkeys((tl.multiple_of, tl.max_contiguous, tl.max_constancy), _hint),
+    # Hints for the compiler.
+    **dict.fromkeys((tl.multiple_of, tl.max_contiguous, tl.max_constancy), lambda input, *_, **options: input),
 }
 """What runs in the place of functions that Triton's compiler treats in its own way."""
 

@@ -13,6 +13,7 @@ import importlib
 import itertools
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -309,17 +310,9 @@ def _pointers(value: Any) -> Iterator[torch.Tensor]:
 def _line_in(file: str) -> int:
     """Return the line of a file that runs, or that raised the error which is being handled."""
     error = sys.exc_info()[1]
-    lines = []
-    traceback = error.__traceback__ if error is not None else None
-    while traceback is not None:
-        lines += [traceback.tb_lineno] if traceback.tb_frame.f_code.co_filename == file else []
-        traceback = traceback.tb_next
-    if lines:
-        return lines[-1]
-    frame: Any = sys._getframe()
-    while frame is not None and frame.f_code.co_filename != file:
-        frame = frame.f_back
-    return frame.f_lineno if frame is not None else 0
+    raised = [*traceback.walk_tb(error.__traceback__ if error is not None else None)]
+    innermost_first = itertools.chain(reversed(raised), traceback.walk_stack(sys._getframe()))
+    return next((line for frame, line in innermost_first if frame.f_code.co_filename == file), 0)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from torchdevice.core.thread_state import refuse
+from torchdevice.foundation import data_files
 
 
 def by_torch(function: Callable[..., torch.Tensor], *args: Any) -> Any:
@@ -23,14 +24,8 @@ def _rounded_half_away(values: Any) -> Any:
     return np.copysign(np.floor(np.abs(values) + 0.5), values)
 
 
-_RENAMED = """
-    cyl_bessel_i0:i0 cyl_bessel_i1:i1 fdivide:divide llabs:abs sub:subtract mul:multiply div:divide rcp:reciprocal
-    finite:isfinite llrint:rint nearbyint:rint
-    j0:bessel_j0 j1:bessel_j1 y0:bessel_y0 y1:bessel_y1 normcdf:ndtr normcdfinv:ndtri
-"""
+_OTHERS: dict[str, str] = data_files.read(__file__, "libdevice_names.json")
 """The names of ``libdevice``, and those of NumPy or torch where they differ."""
-
-_OTHERS = dict(each.split(":") for each in _RENAMED.split())
 
 _BY_NAME: dict[str, Callable[..., Any]] = {
     "exp10": lambda x: np.power(10, x, dtype=x.dtype),

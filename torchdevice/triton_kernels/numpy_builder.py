@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,16 @@ def _as_tf32(values: Any) -> Any:
     """Round float32 to the 10 bits of TF32's mantissa, to nearest and ties away from zero, as ``cvt.rna`` does."""
     rounded = (values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
     return np.where(np.isfinite(values), rounded.view(np.float32), values)
+
+
+def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation of the builder: what a function makes of its operands' values, in the dtype of the first."""
+
+    def operation(self: Any, arg: Any, *rest: Any) -> Any:
+        values = (each.data if isinstance(each, TensorHandle) else each for each in rest)
+        return TensorHandle(function(arg.data, *values), arg.dtype.scalar)
+
+    return operation
 
 
 class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
@@ -174,7 +185,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return dataclasses.replace(ptr, offsets=moved)
 
     def create_tensor_pointer_load(self, ptr: Any, boundary_check: Any, padding: Any, *rest: Any) -> Any:
-        return self._load_tile(ptr, ptr.offsets, boundary_check, padding)
+        return self._load_tile(ptr.pointers(ptr.offsets, boundary_check), padding)
 
     def create_tensor_pointer_store(self, ptr: Any, value: Any, boundary_check: Any, *rest: Any) -> None:
         self.create_masked_store(*ptr.pointers(ptr.offsets, boundary_check, value))
@@ -188,17 +199,16 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return _Tile(base, shape, strides, block, padding=padding)
 
     def create_descriptor_load(self, desc: Any, indices: Any, *rest: Any) -> Any:
-        return self._load_tile(desc, [each.data for each in indices], range(len(indices)), desc.padding)
+        return self._load_tile(desc.at(indices), desc.padding)
 
     def create_descriptor_store(self, desc: Any, value: Any, indices: Any) -> None:
-        offsets = [each.data for each in indices]
-        self.create_masked_store(*desc.pointers(offsets, range(len(offsets)), value))
+        self.create_masked_store(*desc.at(indices, value))
 
     def create_descriptor_gather(self, desc: Any, x_offsets: Any, y_offset: Any, *rest: Any) -> Any:
-        return self._load_tile(desc, [x_offsets.data, y_offset.data], (0, 1), desc.padding)
+        return self._load_tile(desc.at([x_offsets, y_offset]), desc.padding)
 
     def create_descriptor_scatter(self, desc: Any, value: Any, x_offsets: Any, y_offset: Any) -> None:
-        self.create_masked_store(*desc.pointers([x_offsets.data, y_offset.data], (0, 1), value))
+        self.create_masked_store(*desc.at([x_offsets, y_offset], value))
 
     def create_descriptor_reduce(self, kind: Any, desc: Any, value: Any, indices: Any) -> None:
         name, dtype = kind.name, value.dtype.scalar
@@ -206,12 +216,11 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
             name = name.replace("ADD", "FADD")
         elif dtype.is_int_unsigned():
             name = name.replace("M", "UM")
-        pointers, value, mask = desc.pointers([each.data for each in indices], range(len(indices)), value)
-        op = getattr(ir.ATOMIC_OP, name)
-        self.create_atomic_rmw(op, pointers, value, mask, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
+        how = ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU
+        self.create_atomic_rmw(getattr(ir.ATOMIC_OP, name), *desc.at(indices, value), *how)
 
-    def _load_tile(self, tile: _Tile, offsets: Any, checked: Any, padding: Any) -> Any:
-        pointers, _, mask = tile.pointers(offsets, checked)
+    def _load_tile(self, place: tuple[Any, Any, Any], padding: Any) -> Any:
+        pointers, _, mask = place
         value = float("nan") if padding == ir.PADDING_OPTION.PAD_NAN else 0
         dtype = pointers.get_element_ty()
         return self.create_masked_load(pointers, mask, encoded(np.array(value, np.float64), dtype))
@@ -318,31 +327,19 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         data = arg.data.reshape(arg.data.shape[0], *(1,) * len(ret_ty.shape))
         return TensorHandle(np.broadcast_to(data, (len(data), *ret_ty.shape)), arg.dtype.scalar)
 
-    def create_unsplat(self, arg: Any) -> Any:
-        return TensorHandle(arg.data.reshape(arg.data.shape[0], -1)[:, 0], arg.dtype.scalar)
+    create_unsplat = _of_values(lambda data: data.reshape(len(data), -1)[:, 0])
+    create_broadcast = _of_values(lambda data, shape: np.broadcast_to(data, (len(data), *shape)))
+    create_reshape = _of_values(lambda data, shape, allow_reorder: data.reshape(len(data), *shape))
+    create_expand_dims = _of_values(lambda data, axis: np.expand_dims(data, axis + 1))
+    create_trans = _of_values(lambda data, perm: np.transpose(data, (0, *(axis + 1 for axis in perm))))
+    create_cat = _of_values(lambda *both: np.concatenate(np.broadcast_arrays(*both), axis=1))
+    create_join = _of_values(lambda *both: np.stack(np.broadcast_arrays(*both), axis=-1))
 
-    def create_broadcast(self, arg: Any, shape: Any) -> Any:
-        return TensorHandle(np.broadcast_to(arg.data, (arg.data.shape[0], *shape)), arg.dtype.scalar)
-
-    def create_reshape(self, arg: Any, shape: Any, allow_reorder: bool) -> Any:
-        return TensorHandle(arg.data.reshape(arg.data.shape[0], *shape), arg.dtype.scalar)
-
-    def create_expand_dims(self, arg: Any, axis: int) -> Any:
-        return TensorHandle(np.expand_dims(arg.data, axis + 1), arg.dtype.scalar)
-
-    def create_trans(self, arg: Any, perm: Any) -> Any:
-        return TensorHandle(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype.scalar)
-
-    def create_cat(self, lhs: Any, rhs: Any) -> Any:
-        return TensorHandle(np.concatenate(np.broadcast_arrays(lhs.data, rhs.data), axis=1), lhs.dtype.scalar)
-
-    def create_join(self, lhs: Any, rhs: Any) -> Any:
-        return TensorHandle(np.stack(np.broadcast_arrays(lhs.data, rhs.data), axis=-1), lhs.dtype.scalar)
-
-    def create_gather(self, src: Any, indices: Any, axis: int) -> Any:
-        count = max(len(src.data), len(indices.data))
-        data, at = (np.broadcast_to(each.data, (count, *each.data.shape[1:])) for each in (src, indices))
-        return TensorHandle(np.take_along_axis(data, at, axis=axis + 1), src.dtype.scalar)
+    @_of_values
+    def create_gather(data: Any, at: Any, axis: int) -> Any:
+        count = max(len(data), len(at))
+        data, at = (np.broadcast_to(each, (count, *each.shape[1:])) for each in (data, at))
+        return np.take_along_axis(data, at, axis=axis + 1)
 
     def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
         values, counted = np.broadcast_arrays(data.data, True if mask is None else mask.data)
@@ -409,6 +406,10 @@ class _Tile:
     block: Any
     offsets: Any = None
     padding: Any = None
+
+    def at(self, indices: Any, value: Any = None) -> tuple[Any, Any, Any]:
+        """Return :meth:`pointers` for indices that may all be outside of the tensor."""
+        return self.pointers([each.data for each in indices], range(len(indices)), value)
 
     def pointers(self, offsets: Any, checked: Any, value: Any = None) -> tuple[Any, Any, Any]:
         """Return the pointers, the value that is given and the mask of a block, in the order of a store's arguments.

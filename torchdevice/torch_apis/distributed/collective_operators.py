@@ -6,12 +6,14 @@ all others of the thread runs the collective of a group in Python instead.
 
 from __future__ import annotations
 
+import datetime
 import functools
-import inspect
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils import _python_dispatch
 
 from torchdevice.foundation import dispatch_modes
@@ -20,56 +22,73 @@ from torchdevice.foundation.interrupt_safe_exit import block
 _stack = _python_dispatch._get_current_dispatch_mode_stack
 _pop, _push = _python_dispatch._pop_mode, _python_dispatch._push_mode
 
+_CPU = torch.device("cpu")
+
+_Kind = dist.ReduceOp.RedOpType
+
 
 class _Kernel(_python_dispatch.TorchDispatchMode):
     """Runs a collective in place of the kernel of its operator.
 
     Args:
-        collective: Is called with the operator's tensors, or lists of them, and returns work.
+        collective: Is called with the operator's tensors, or lists of them, and its other arguments by name. It returns
+            work.
+        reduce_op: The operation, which Python cannot read from the operator's argument.
     """
 
-    def __init__(self, collective: Callable[..., Any]):
+    def __init__(self, collective: Callable[..., Any], reduce_op: Any):
         super().__init__()
-        self._collective = collective
+        self._collective, self._reduce_op = collective, reduce_op
         self._work: Any = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch would import Dynamo in every distributed program
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the work, after the tensors that the operator changes if its schema returns them."""
         if func.namespace != "c10d":  # the tensor that torch makes for a barrier
             return dispatch_modes.run(func, args, kwargs or {})
         group = next(place for place, each in enumerate(args) if isinstance(each, torch.ScriptObject))
+        values = {each.name: each.default_value for each in func._schema.arguments}
+        values.update(zip(values, args, strict=False))
+        values["reduce_op"] = self._reduce_op
+        values["timeout"] = datetime.timedelta(milliseconds=values.get("timeout", -1))
         # Kept until the call returns, since torch's C++ keeps only its own part of it.
-        self._work = self._collective(*args[:group])
+        self._work = self._collective(*args[:group], types.SimpleNamespace(**values))
         boxed = self._work.boxed()
         return (args[0], boxed) if len(func._schema.returns) > 1 else boxed
 
 
-def as_operator(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a method of a group that calls the operator, whose kernel is the method given.
+def as_operator(collective: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+    """Return a method of a group, in every form of torch's method, which calls the operator.
 
     Args:
-        method: A collective. Its first arguments are the operator's tensors.
-        name: The name of the method of torch's group.
+        collective: Is called with the group, the operator's tensors and its other arguments, see :class:`_Kernel`.
+        name: The name of the method of torch's group, by default that of the collective.
     """
-    # Without the group, and the options or the tag at the end.
-    tensors = len(inspect.signature(method).parameters) - 2
 
-    @functools.wraps(method)
-    def called(self: Any, *args: Any) -> Any:
-        def collective(*given: Any) -> Any:
-            # A mode may have called the operator with other tensors.
-            given = given[:tensors]
-            return method(self, *given, *args[len(given) :])
-
+    @functools.wraps(collective)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        values = (*args, *kwargs.values())
+        for each in values:
+            if isinstance(each, dist.distributed_c10d.BarrierOptions):
+                each.device = _CPU  # torch makes a tensor there
         # Neither a function mode nor a subclass of tensors sees a method of torch's group.
-        with torch._C.DisableTorchFunction(), _innermost(_Kernel(collective)):
-            return getattr(self.in_cpp, name)(*args)
+        with torch._C.DisableTorchFunction():
+            kernel = _Kernel(functools.partial(collective, self), _reduce_op(values))
+            with _innermost(kernel):
+                return getattr(self.in_cpp, name or collective.__name__)(*args, **kwargs)
 
     return called
+
+
+def _reduce_op(values: Sequence[Any]) -> Any:
+    """Return the operation that one of the arguments of a method is, or that its options name."""
+    given = (getattr(each, "reduceOp", each) for each in values)
+    # torch says of a kind of operations too that it is an operation.
+    found = next((each for each in given if isinstance(each, dist.ReduceOp)), _Kind.SUM)
+    return dist.ReduceOp(found) if isinstance(found, _Kind) else found
 
 
 @block

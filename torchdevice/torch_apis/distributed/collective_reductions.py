@@ -19,19 +19,21 @@ _OF_BOOL = {_Kind.SUM: _Kind.MAX, _Kind.PRODUCT: _Kind.MIN}
 
 def named(value: Any) -> Any:
     """Return the name of a reduction's operation, and any other value unchanged."""
-    return _kind_of(value)[0].name if isinstance(value, (dist.ReduceOp, _Kind)) else value
+    return value.__getstate__()[0].name if isinstance(value, dist.ReduceOp) else value
 
 
-def reduce_flat(flat: torch.Tensor, op: Any, size: int, reduce: Callable[[torch.Tensor, Any], None]) -> None:
+def reduce_flat(flat: torch.Tensor, op: Any, size: int, collective: Callable[..., Any], options: Any) -> None:
     """Reduce one-dimensional numbers in place.
 
     Args:
         flat: The numbers of this rank.
         op: The operation that the program asks for.
         size: The number of ranks.
-        reduce: Does it for a dtype and an operation that gloo has.
+        collective: gloo's, which does it for the dtypes and operations that gloo has.
+        options: Its options, without the operation.
     """
-    kind, factor = _kind_of(op)
+    # A ReduceOp shows its kind, and the factor of `PREMUL_SUM`, by its pickled state only.
+    kind, factor = op.__getstate__()
     if kind in _NOT_OF_NCCL:
         raise ValueError(f"Cannot use ReduceOp.{kind.name} with NCCL")
     if flat.is_complex():
@@ -48,13 +50,8 @@ def reduce_flat(flat: torch.Tensor, op: Any, size: int, reduce: Callable[[torch.
     if kind == _Kind.PREMUL_SUM:
         # In the rank's own numbers, before they are sent.
         flat.mul_(factor.cpu() if isinstance(factor, torch.Tensor) else factor)
-    reduce(flat, dist.ReduceOp.SUM if kind in (_Kind.PREMUL_SUM, _Kind.AVG) else dist.ReduceOp(kind))
+    options.reduceOp = dist.ReduceOp.SUM if kind in (_Kind.PREMUL_SUM, _Kind.AVG) else dist.ReduceOp(kind)
+    collective([flat], options).wait()
     if kind == _Kind.AVG:
         # NCCL divides integers and drops the remainder, towards 0.
         flat.div_(size, rounding_mode=None if flat.is_floating_point() else "trunc")
-
-
-def _kind_of(op: Any) -> tuple[Any, Any]:
-    """Return the operation, and the factor of ``PREMUL_SUM``."""
-    # A ReduceOp shows its kind and factor by its pickled state only.
-    return (op if isinstance(op, dist.ReduceOp) else dist.ReduceOp(op)).__getstate__()

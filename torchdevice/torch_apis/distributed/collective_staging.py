@@ -70,7 +70,7 @@ def staged(
 
     Args:
         group: The group of the ranks.
-        opts: The options that torch gives, with the time-out of the call.
+        opts: The arguments of the operator, with the time-out of the call.
         name: The name of the collective.
         tensors: The tensors that are sent, or received where not every rank sends.
         alike: Further values that must be the same on all ranks.
@@ -80,7 +80,7 @@ def staged(
         # Ranks must agree on dtypes in any case.
         dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in tensors]
         # In these only the root's tensors are sent.
-        if name not in ("broadcast", "scatter") or opts.rootRank == group.rank():
+        if name not in ("broadcast", "scatter") or opts.root_rank == group.rank():
             group.check_for_nan(tensors)
         began = datetime.datetime.now()
         group.agree(collective_checks.Call(name, tensors, (dtypes, *map(named, alike))), opts.timeout)

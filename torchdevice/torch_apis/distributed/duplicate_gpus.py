@@ -1,5 +1,7 @@
 """NCCL's refusal of two ranks on one GPU, at the first collective of a group.
 
+Source of the text: ``C10D_NCCL_CHECK`` (torch/csrc/distributed/c10d/NCCLUtils.hpp) and NCCL (src/init.cc).
+
 Ranks tell each other on which device they are: the machine, as NCCL tells machines apart, and the device's ordinal
 without ``CUDA_VISIBLE_DEVICES``.
 """
@@ -15,15 +17,9 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core.context import visible_ordinals
+from torchdevice.foundation.torch_texts import text
 
 _BITS = 16
-
-_TEXT = (
-    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for "
-    "details), NCCL version {version}\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
-    "Last error:\nDuplicate GPU detected : rank {rank} and rank {other} both on CUDA device {bus:x}"
-)
-"""The text of ``C10D_NCCL_CHECK`` (torch/csrc/distributed/c10d/NCCLUtils.hpp) and of NCCL (src/init.cc)."""
 
 
 def check(rank: int, index: int, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -44,7 +40,7 @@ def check(rank: int, index: int, gather: Callable[[torch.Tensor], torch.Tensor])
             version = ".".join(map(str, torch.cuda.nccl.version()))
             # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses count from 1 here.
             bus = (mine % (1 << _BITS) + 1) << 12
-            raise dist.DistBackendError(_TEXT.format(version=version, rank=rank, other=other, bus=bus))
+            raise dist.DistBackendError(text("duplicate GPU", version=version, rank=rank, other=other, bus=bus))
 
 
 def _identity(index: int) -> int:

@@ -34,7 +34,6 @@ from torchdevice.torch_apis.distributed.collective_operators import as_operator
 from torchdevice.torch_apis.distributed.collective_reductions import reduce_flat
 from torchdevice.torch_apis.distributed.collective_staging import staged
 from torchdevice.torch_apis.distributed.collective_works import finished
-from torchdevice.torch_apis.distributed.method_forms import in_every_form
 from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
 
 _c10d = dist.distributed_c10d
@@ -79,23 +78,22 @@ def _waiting(store: Any, rank: int, size: int) -> collective_checks.Waiting:
     return default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
 
 
-def _for_each_pair(collective: Callable[..., Any], options_class: Any, name: str) -> Callable[..., Any]:
-    """Return the method that does a collective for each pair of an output and an input of two lists.
-
-    Args:
-        collective: The method for one pair.
-        options_class: The class of the options of torch's method.
-        name: The name of torch's method.
-    """
+def _for_each_pair(collective: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return the method of that name, which does a collective for each pair of an output and an input of two lists."""
     for_one = inspect.unwrap(collective)  # not an operator for each pair
 
-    @in_every_form(options_class, name)
     def coalesced(self: NcclOnGloo, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
         for output, given in zip(outputs, inputs, strict=True):
             for_one(self, output, given, opts)
         return finished(outputs)
 
-    return coalesced
+    return as_operator(coalesced, name)
+
+
+def _of_root(options: Any, root: int) -> Any:
+    """Return options for gloo, with the root."""
+    options.rootRank = root
+    return options
 
 
 class NcclOnGloo(NcclGroup):
@@ -103,47 +101,39 @@ class NcclOnGloo(NcclGroup):
 
     # ---- collectives that compute ----------------------------------------------------------------------------------
 
-    @in_every_form(_c10d.AllreduceOptions)
+    @as_operator
     def allreduce(self, tensors: _Tensors, opts: Any) -> Any:
         """Reduce over all ranks, to all of them."""
-        with staged(self, opts, "all_reduce", tensors, opts.reduceOp) as staging:
+        with staged(self, opts, "all_reduce", tensors, opts.reduce_op) as staging:
             for tensor in tensors:
-                self._all_reduce(staging.numbers(tensor, written=True), opts.reduceOp)
+                self._all_reduce(staging.numbers(tensor, written=True), opts.reduce_op)
         return finished(tensors)
 
-    allreduce_coalesced = in_every_form(_c10d.AllreduceCoalescedOptions, "allreduce_coalesced")(
-        inspect.unwrap(allreduce)
-    )
+    allreduce_coalesced = as_operator(inspect.unwrap(allreduce), "allreduce_coalesced")
 
-    @in_every_form(_c10d.ReduceOptions)
+    @as_operator
     def reduce(self, tensors: _Tensors, opts: Any) -> Any:
         """Reduce over all ranks, to one. The tensors of the others stay as they are."""
-        to = _c10d.ReduceOptions()
-        to.rootRank = opts.rootRank
-
-        def reduce(flat: torch.Tensor, op: Any) -> None:
-            to.reduceOp = op
-            self.gloo.reduce([flat], to).wait()
-
-        with staged(self, opts, "reduce", tensors, opts.reduceOp, f"to rank {opts.rootRank}") as staging:
-            if self.rank() == opts.rootRank:
+        with staged(self, opts, "reduce", tensors, opts.reduce_op, f"to rank {opts.root_rank}") as staging:
+            if self.rank() == opts.root_rank:
                 flat = staging.numbers(tensors[0], written=True)
             else:  # gloo computes in the memory of every rank
                 # A copy: the memory of the other ranks must stay as it is.
                 flat = staging.numbers(tensors[0]).clone()
-            reduce_flat(flat, opts.reduceOp, self.size(), reduce)
+            to_root = _of_root(_c10d.ReduceOptions(), opts.root_rank)
+            reduce_flat(flat, opts.reduce_op, self.size(), self.gloo.reduce, to_root)
         return finished(tensors)
 
-    @in_every_form(_c10d.ReduceScatterOptions)
+    @as_operator
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their sizes may differ."""
-        with staged(self, opts, "reduce_scatter", inputs[0], opts.reduceOp) as staging:
+        with staged(self, opts, "reduce_scatter", inputs[0], opts.reduce_op) as staging:
             flats = [staging.numbers(tensor) for tensor in inputs[0]]
-            self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, opts.reduceOp)
+            self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, opts.reduce_op)
         return finished(outputs)
 
-    @in_every_form(_c10d.ReduceScatterOptions, "_reduce_scatter_base")
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+    @as_operator
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """Reduce a tensor over all ranks; each rank gets its part.
 
         Raises:
@@ -154,28 +144,20 @@ class NcclOnGloo(NcclGroup):
             raise TypeError("input tensor must be the same type as the output tensor.")
         if input.numel() != output.numel() * self.size():
             raise ValueError("input tensor must be the same size as output size times world size")
-        with staged(self, opts, "reduce_scatter", [input], opts.reduceOp) as staging:
+        with staged(self, opts, "reduce_scatter", [input], opts.reduce_op) as staging:
             # `split(0)` is an error, and nothing is moved then.
             flats = staging.numbers(input).split(max(1, output.numel()))
-            self._reduce_scatter(staging.numbers(output, written=True), flats, opts.reduceOp)
+            self._reduce_scatter(staging.numbers(output, written=True), flats, opts.reduce_op)
         return finished(output)
 
-    reduce_scatter_single_coalesced = _for_each_pair(
-        reduce_scatter_single, _c10d.ReduceScatterOptions, "reduce_scatter_tensor_coalesced"
-    )
+    reduce_scatter_tensor_coalesced = _for_each_pair(_reduce_scatter_base, "reduce_scatter_tensor_coalesced")
 
-    # The names before torch 2.12.
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    # The names since torch 2.12.
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _all_reduce(self, flat: torch.Tensor, op: Any) -> None:
-        options = _c10d.AllreduceOptions()
-
-        def reduce(numbers: torch.Tensor, operation: Any) -> None:
-            options.reduceOp = operation
-            self.gloo.allreduce([numbers], options).wait()
-
-        reduce_flat(flat, op, self.size(), reduce)
+        reduce_flat(flat, op, self.size(), self.gloo.allreduce, _c10d.AllreduceOptions())
 
     def _reduce_scatter(self, output: torch.Tensor, flats: _Tensors, op: Any) -> None:
         if not flats:
@@ -187,20 +169,18 @@ class NcclOnGloo(NcclGroup):
 
     # ---- collectives that move data --------------------------------------------------------------------------------
 
-    @in_every_form(_c10d.BroadcastOptions)
+    @as_operator
     def broadcast(self, tensors: _Tensors, opts: Any) -> Any:
         """Send a tensor of one rank to all."""
-        with staged(self, opts, "broadcast", tensors, f"from rank {opts.rootRank}") as staging:
+        with staged(self, opts, "broadcast", tensors, f"from rank {opts.root_rank}") as staging:
             for tensor in tensors:
-                self._broadcast(staging.bytes(tensor, written=True), opts.rootRank)
+                self._broadcast(staging.bytes(tensor, written=True), opts.root_rank)
         return finished(tensors)
 
     def _broadcast(self, flat: torch.Tensor, root: int) -> None:
-        options = _c10d.BroadcastOptions()
-        options.rootRank = root
-        self.gloo.broadcast([flat], options).wait()
+        self.gloo.broadcast([flat], _of_root(_c10d.BroadcastOptions(), root)).wait()
 
-    @in_every_form(_c10d.AllgatherOptions)
+    @as_operator
     def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to all. Their sizes may differ."""
         sizes = [[tensor.numel() for tensor in each] for each in outputs]
@@ -219,14 +199,14 @@ class NcclOnGloo(NcclGroup):
         for root, output in enumerate(outputs):
             self._broadcast(output, root)
 
-    @in_every_form(_c10d.AllgatherOptions)
+    @as_operator
     def allgather_coalesced(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Do an all-gather for each input: ``outputs[rank][i]`` is input ``i`` of a rank."""
         # Transposed: torch lists the outputs by rank, `allgather` by input.
-        return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
+        return inspect.unwrap(NcclOnGloo.allgather)(self, list(zip(*outputs, strict=True)), inputs, opts)
 
-    @in_every_form(_c10d.AllgatherOptions, "_allgather_base")
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+    @as_operator
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """Send a tensor of each rank to all, into one tensor of any shape.
 
         Raises:
@@ -244,31 +224,31 @@ class NcclOnGloo(NcclGroup):
                 self._all_gather(list(parts), given)
         return finished(output)
 
-    all_gather_single_coalesced = _for_each_pair(
-        all_gather_single, _c10d.AllgatherOptions, "allgather_into_tensor_coalesced"
-    )
+    allgather_into_tensor_coalesced = _for_each_pair(_allgather_base, "allgather_into_tensor_coalesced")
 
-    # The names before torch 2.12.
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    # The names since torch 2.12.
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    @in_every_form(_c10d.GatherOptions)
+    @as_operator
     def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to one."""
-        with staged(self, opts, "gather", inputs, f"to rank {opts.rootRank}") as staging:
+        with staged(self, opts, "gather", inputs, f"to rank {opts.root_rank}") as staging:
             gathered = [[staging.bytes(tensor, written=True) for tensor in each] for each in outputs]
-            self.gloo.gather(gathered, [staging.bytes(inputs[0])], opts).wait()
+            options = _of_root(_c10d.GatherOptions(), opts.root_rank)
+            self.gloo.gather(gathered, [staging.bytes(inputs[0])], options).wait()
         return finished(outputs)
 
-    @in_every_form(_c10d.ScatterOptions)
+    @as_operator
     def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Send a tensor of one rank to each."""
-        with staged(self, opts, "scatter", outputs, f"from rank {opts.rootRank}") as staging:
+        with staged(self, opts, "scatter", outputs, f"from rank {opts.root_rank}") as staging:
             scattered = [[staging.bytes(tensor) for tensor in each] for each in inputs]
-            self.gloo.scatter([staging.bytes(outputs[0], written=True)], scattered, opts).wait()
+            options = _of_root(_c10d.ScatterOptions(), opts.root_rank)
+            self.gloo.scatter([staging.bytes(outputs[0], written=True)], scattered, options).wait()
         return finished(outputs)
 
-    @in_every_form(_c10d.AllToAllOptions)
+    @as_operator
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to each."""
         # One input stands for the dtype of all.
@@ -278,26 +258,19 @@ class NcclOnGloo(NcclGroup):
             self._exchange(received, sent)
         return finished(outputs)
 
-    @in_every_form(_c10d.AllToAllOptions, "alltoall_base")
-    def all_to_all_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_sizes: list[int],
-        input_sizes: list[int],
-        opts: Any,
-    ) -> Any:
+    @as_operator
+    def alltoall_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         """Send a part of a tensor of each rank to each. Sizes count along dimension 0; without them they are equal.
 
         Raises:
             RuntimeError: The sizes do not add up to the tensor's.
         """
         with staged(self, opts, "all_to_all", [input], parts_differ=True) as staging:
-            received = self._parts(staging.bytes(output, written=True), output, output_sizes)
-            self._exchange(received, self._parts(staging.bytes(input), input, input_sizes))
+            received = self._parts(staging.bytes(output, written=True), output, opts.output_split_sizes)
+            self._exchange(received, self._parts(staging.bytes(input), input, opts.input_split_sizes))
         return finished(output)
 
-    alltoall_base = all_to_all_single  # the name before torch 2.12
+    all_to_all_single = alltoall_base  # the name since torch 2.12
 
     def _parts(self, flat: torch.Tensor, tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
         rows = tensor.size(0) if tensor.dim() else 1
@@ -318,15 +291,15 @@ class NcclOnGloo(NcclGroup):
         for output, part in zip(outputs, received.split(sizes), strict=True):
             output.copy_(part)
 
-    @in_every_form(_c10d.BarrierOptions)
-    def barrier(self, opts: Any) -> Any:
+    @as_operator
+    def barrier(self, tensor: torch.Tensor, opts: Any) -> Any:
         """Wait for all ranks."""
         with staged(self, opts, "barrier", []):
-            self.gloo.barrier(opts).wait()
+            self.gloo.barrier().wait()
         return finished(None)
 
     # ---- point to point --------------------------------------------------------------------------------------------
 
-    send = as_operator(point_to_point.send, "send")
-    recv = as_operator(point_to_point.recv, "recv")
-    recv_anysource = as_operator(point_to_point.recv_anysource, "recv_anysource")
+    send = as_operator(point_to_point.send)
+    recv = as_operator(point_to_point.recv)
+    recv_anysource = as_operator(point_to_point.recv_anysource)

@@ -88,8 +88,9 @@ def _wait(gloo: Any, work: Any, *timeout: Any) -> None:
     work.wait(*timeout)
 
 
-def send(group: NcclGroup, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
+def send(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
     """Begin to send a tensor to a rank."""
+    rank, tag = opts.dst, opts.tag
     call = collective_checks.Call("send", tensors, (f"to rank {rank}",))
     with _staged(group, call) as staging:
         work = group.gloo.send([staging.bytes(tensors[0])], rank, tag)
@@ -99,8 +100,9 @@ def send(group: NcclGroup, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
         return _Begun(group, call, work, staging, collective_checks.Awaited(keys, times, [group.ranks()[rank]]))
 
 
-def recv(group: NcclGroup, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
+def recv(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
     """Begin to receive a tensor from a rank."""
+    rank, tag = opts.src, opts.tag
     call = collective_checks.Call("recv", tensors, (f"from rank {rank}",))
     with _staged(group, call) as staging:
         work = group.gloo.recv([staging.bytes(tensors[0], written=True)], rank, tag)
@@ -109,9 +111,10 @@ def recv(group: NcclGroup, tensors: _Tensors, rank: int, tag: int = 0) -> Any:
         return _Begun(group, call, work, staging, awaited)
 
 
-def recv_anysource(group: NcclGroup, tensors: _Tensors, tag: int = 0) -> Any:
+def recv_anysource(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
     """Begin to receive a tensor from any rank."""
-    call, own = collective_checks.Call("recv", tensors, ("from any rank",)), _key(group, "recv", None, tag)
+    tag, call = opts.tag, collective_checks.Call("recv", tensors, ("from any rank",))
+    own = _key(group, "recv", None, tag)
 
     def received(rank: int) -> None:
         # Known only now: from which rank it came.

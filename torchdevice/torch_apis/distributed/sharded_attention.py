@@ -8,14 +8,14 @@ sequence: torch's own code passes keys and values around the ring of ranks, here
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, Patch
+from torchdevice.core.patching import Added, Patch
 from torchdevice.core.replacing import later, replaces
 
 _API = "torch.distributed.tensor._api"
@@ -34,8 +34,6 @@ _NAMES = {
     _BACKWARD: ("grad_out", "query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal"),
 }
 """The positional arguments of both operators."""
-
-_Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
 
 
 def is_divided(*tensors: Any) -> bool:
@@ -126,10 +124,4 @@ def _enable_ring(context: Context, original: Any) -> None:
 
 @later(_API)
 def _patches_of_tensors(module: Any) -> list[Patch]:
-    handlers: dict[Any, _Handler] = module.DTensor._op_dispatcher._custom_op_handlers
-
-    def remove() -> None:
-        for op in _NAMES:
-            handlers.pop(op, None)
-
-    return [Callback(lambda: handlers.update(dict.fromkeys(_NAMES, _in_parts)), remove)]
+    return [Added(module.DTensor._op_dispatcher._custom_op_handlers, dict.fromkeys(_NAMES, _in_parts))]
