@@ -128,20 +128,22 @@ def folded(rows: Iterable[Row]) -> list[Row]:
     for row in merged(rows):
         asked, done = (_INDEX.sub("", text) for text in (row.asked, row.done))
         found.setdefault((row.file, row.line, asked, done, row.fidelity), []).append(row)
-    return _ordered([functools.reduce(_sum, alike, _of_all(alike)) for alike in found.values()])
+    return _ordered([_one_of(alike) for alike in found.values()])
 
 
 _INDEX = re.compile(r"(?<=[a-z]:)\d+")
 
 
-def _of_all(rows: Sequence[Row]) -> Row:
-    """Return a row without calls that names the devices of all."""
-    texts: dict[str, Any] = {}
-    for name in ("asked", "done"):
-        given = list(dict.fromkeys(getattr(row, name) for row in rows))
-        indices = sorted({int(index) for text in given for index in _INDEX.findall(text)})
-        texts[name] = _INDEX.sub(numbers(indices), given[0]) if len(given) > 1 else given[0]
-    return dataclasses.replace(rows[0], count=0, seconds=0.0, bytes=0, libraries=[], **texts)
+def _one_of(rows: Sequence[Row]) -> Row:
+    """Return the sum of rows, with the devices of all."""
+    texts: dict[str, Any] = {name: _joined(getattr(row, name) for row in rows) for name in ("asked", "done")}
+    return dataclasses.replace(functools.reduce(_sum, rows), **texts)
+
+
+def _joined(texts: Iterable[str]) -> str:
+    first, *others = dict.fromkeys(texts)
+    indices = sorted({int(index) for text in (first, *others) for index in _INDEX.findall(text)})
+    return _INDEX.sub(numbers(indices), first) if others else first
 
 
 def numbers(found: Sequence[int]) -> str:
