@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -97,19 +98,10 @@ def rows_of(entries: Iterable[Entry], process: str) -> list[Row]:
 def _row(entry: Entry, process: str) -> Row:
     site, library = entry.site, entry.library
     first, passage = source.around(site.file, site.line)
-    return Row(
-        **vars(site),
-        first=first,
-        passage=passage,
-        asked=entry.requested,
-        done=entry.done,
-        fidelity=entry.fidelity,
-        count=entry.count,
-        seconds=entry.seconds,
-        bytes=entry.bytes,
-        libraries=[LibraryLine(**vars(library), count=entry.count)] if library else [],
-        processes=[process],
-    )
+    same = {name: getattr(entry, name) for name in ("done", "fidelity", "count", "seconds", "bytes")}
+    libraries = [LibraryLine(**vars(library), count=entry.count)] if library else []
+    more: dict[str, Any] = {"asked": entry.requested, "libraries": libraries, "processes": [process]}
+    return Row(**vars(site), first=first, passage=passage, **same, **more)
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
@@ -168,16 +160,14 @@ def _ordered(rows: Collection[Row]) -> list[Row]:
 
 
 def _sum(one: Row, other: Row) -> Row:
-    counts: dict[tuple[str, int, str], int] = {}
+    counts: Counter[tuple[str, int, str]] = Counter()
     for each in (*one.libraries, *other.libraries):
-        key = each.file, each.line, each.function
-        counts[key] = counts.get(key, 0) + each.count
-    libraries = [LibraryLine(*key, count) for key, count in counts.items()]
+        counts[each.file, each.line, each.function] += each.count
     return dataclasses.replace(
         one,
         count=one.count + other.count,
         seconds=one.seconds + other.seconds,
         bytes=one.bytes + other.bytes,
-        libraries=sorted(libraries, key=lambda each: -each.count),
+        libraries=[LibraryLine(*key, count) for key, count in counts.most_common()],
         processes=list(dict.fromkeys((*one.processes, *other.processes))),
     )
