@@ -240,9 +240,7 @@ class Options:
         implied: The names of the options whose values the call did not give: those of variables and of files.
     """
 
-    target: str | torch.device | None = _option(  # noqa: RUF009, as of the other options
-        None, _target, kw_only=False
-    )
+    target: str | torch.device | None = _option(None, _target, kw_only=False)  # noqa: RUF009, as of the others
     devices: int | None = _option(None, _devices, parse=_literal)
     identity: Literal["target", "program"] | None = _choice(None, "target", "program")
     strict: bool = _option(False, _switch, parse=_truth, show=lambda value: str(int(value)))

@@ -246,12 +246,8 @@ def _fill(entry: Entry, context: Context) -> None:
     wraps = context.options.engine == "wrap" if mode is None else mode is state.mode
     entry.mode = mode if mode is not None else DeviceMode(context)
     entry.unstacked = entry.mode if wraps else state.mode
-    of_target = [
-        *missing_operators.needed(context),
-        *installing.needed(context),
-        *refused_backward.needed(context),
-        *library.needed(context),
-    ]
+    conditional = (missing_operators, installing, refused_backward, library)
+    of_target = [part for each in conditional for part in each.needed(context)]
     entry.parts = [INSTALLATION, *of_target, *(wrap.needed(context) if wraps else ())]
 
 
