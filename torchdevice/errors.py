@@ -127,11 +127,7 @@ class ExtensionRefusedError(NotSupportedError, OSError):
 
     def __init__(self, extension: str):
         self.extension = extension
-        super().__init__(
-            f"the extension {extension!r}",
-            "It has code for an accelerator's own compiler, which runs on that accelerator only. Use the fallback in "
-            "plain PyTorch or C++ of the library that builds it, or build it without torchdevice.",
-        )
+        super().__init__(f"the extension {extension!r}", _TEXTS["extension"])
 
 
 class TorchVersionError(TorchDeviceError, ImportError):

@@ -47,9 +47,7 @@ def _check(options: argparse.Namespace) -> int:
         changes = [finding for finding in findings if finding.verdict is Verdict.CHANGE]
         if options.write_baseline:
             if not baseline:
-                raise ValueError(
-                    "--write-baseline names no file. Add --baseline FILE, or 'baseline' in pyproject.toml."
-                )
+                raise ValueError("--write-baseline names no file. Add --baseline FILE, or set it in pyproject.toml.")
             configuration.write_baseline(Path(baseline), changes)
             return 0
         _show(findings, findings if options.all else changes, len(files), options)

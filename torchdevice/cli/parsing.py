@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 
 from torchdevice.foundation import data_files
 
-_COMMANDS = data_files.read(__file__, "commands.json")
-"""Command -> its texts, as lines where they have several, and its arguments."""
+COMMANDS = data_files.read(__file__, "commands.json")
+"""Command -> its texts, as lines where they have several, and its arguments; the command line's own texts; and the flag
+that asks for a report. A flag without its text is true: a text would be checked as a path."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -71,7 +72,7 @@ def add_command(commands: Any, name: str, action: Callable[[Any], int], **types:
         action: Runs it with what was parsed, and returns the exit status. ``parser`` in the namespace is its parser.
         **types: Argument -> the function that makes its value from a text.
     """
-    texts = _COMMANDS[name]
+    texts = COMMANDS[name]
     description = texts["description"]
     usage, epilog = ("\n".join(texts.get(part, ())) or None for part in ("usage", "epilog"))
     help = (description[0].lower() + description[1:]).partition(". ")[0].rstrip(".")

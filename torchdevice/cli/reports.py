@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchdevice.cli.parsing import COMMANDS
 from torchdevice.foundation.logs import logger
 
 if TYPE_CHECKING:
@@ -33,14 +34,7 @@ def output_file(*endings: str) -> Callable[[str], str]:
 
 def add_report_flag(add: Callable[..., Any], flag: str = "--report") -> None:
     """Add the flag that asks for a report, by ``add_argument`` of argparse or ``addoption`` of pytest."""
-    add(
-        flag,
-        nargs="?",
-        const=True,  # a text would be checked as a path
-        metavar="FILE",
-        type=output_file(".html", ".json"),
-        help="print a report of rewritten calls at the end; with =FILE write a page (FILE.html) or data (FILE.json)",
-    )
+    add(flag, type=output_file(".html", ".json"), **COMMANDS["--report"])
 
 
 def show_report(file: str | bool, report: Report) -> None:
