@@ -33,7 +33,7 @@ class Extended(Options):
             tastes.
     """
 
-    flavour: str = record._option("plain", **record._one_of("flavour", "plain", "sweet"))
+    flavour: str = record._choice("plain", "plain", "sweet")
 
 
 @pytest.fixture

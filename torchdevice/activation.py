@@ -21,7 +21,7 @@ from torchdevice.foundation import run_folder
 from torchdevice.foundation.environment import REPORT
 from torchdevice.foundation.uncaught_errors import Hooks, ipython
 from torchdevice.options import Options
-from torchdevice.scope import Joining, Scope, leave
+from torchdevice.scope import Joining, Scope, leave, left_too_early
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -224,10 +224,7 @@ def disable() -> None:
     innermost = last is state.entries[-1]
     _end(enabled)
     if not innermost:
-        raise ScopeError(
-            f"{last.owner!r} was disabled before a scope entered after it was left. Leave scopes in the reverse order "
-            f"of entry; it has been left, and the later one is still active."
-        )
+        raise left_too_early(last.owner, "disabled")
 
 
 def current() -> Scope | None:

@@ -1,6 +1,6 @@
 """Every exception and warning that this package raises. Each keeps the facts that it reports as attributes.
 
-``errors.json`` has the texts of those that are dataclasses, by the name of the class.
+``errors.json`` has the texts of most of them, by the name of the class.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ _TEXTS: dict[str, str] = json.loads(Path(__file__).with_name("errors.json").read
 
 
 class TorchDeviceError(Exception):
-    """Base of all exceptions of this package. A dataclass among them puts its fields into its text."""
+    """Base of all exceptions here. One with a text in ``errors.json`` is a dataclass that shows its fields."""
+
+    def __init_subclass__(cls) -> None:
+        if cls.__name__ in _TEXTS:
+            dataclass(eq=False, repr=False)(cls)
 
     def __post_init__(self) -> None:
         values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
@@ -46,7 +50,6 @@ class UnknownTargetError(TorchDeviceError, ValueError):
         )
 
 
-@dataclass(eq=False, repr=False)
 class TargetUnavailableError(TorchDeviceError, RuntimeError):
     """The requested target is a device type that this machine or this build of torch lacks.
 
@@ -59,7 +62,6 @@ class TargetUnavailableError(TorchDeviceError, RuntimeError):
     remedy: str
 
 
-@dataclass(eq=False, repr=False)
 class NativeKernelsError(TorchDeviceError, RuntimeError):
     """The kernels of simulated devices in C++ were demanded and are not there, or cannot be built.
 
@@ -78,7 +80,6 @@ PATCHERS = ("torch_npu.contrib.transfer_to_npu", "torchada", "TorchDevice", "mps
 """Modules of other packages that replace parts of torch for the whole process."""
 
 
-@dataclass(eq=False, repr=False)
 class AnotherPatcherError(TorchDeviceError, RuntimeError):
     """The program imports a package that replaces parts of torch for the whole process, before a scope or in one.
 
@@ -89,12 +90,10 @@ class AnotherPatcherError(TorchDeviceError, RuntimeError):
     patcher: str
 
 
-@dataclass(eq=False, repr=False)
 class SecondCopyError(TorchDeviceError, RuntimeError):
     """The package was imported twice in this process, as two sets of modules."""
 
 
-@dataclass(eq=False, repr=False)
 class FidelityError(TorchDeviceError, RuntimeError):
     """In a scope with ``strict=True`` the program made a request that would not be exact.
 
@@ -107,7 +106,6 @@ class FidelityError(TorchDeviceError, RuntimeError):
     done: str
 
 
-@dataclass(eq=False, repr=False)
 class NotSupportedError(TorchDeviceError, NotImplementedError, RuntimeError):
     """The program called a function of an accelerator that has no equivalent on a stand-in device.
 
@@ -129,14 +127,9 @@ class ExtensionRefusedError(NotSupportedError, OSError):
 
     def __init__(self, extension: str):
         self.extension = extension
-        super().__init__(
-            f"the extension {extension!r}",
-            "It has code for an accelerator's own compiler, which runs on that accelerator only. Use the fallback in "
-            "plain PyTorch or C++ of the library that builds it, or build it without torchdevice.",
-        )
+        super().__init__(f"the extension {extension!r}", _TEXTS["extension"])
 
 
-@dataclass(eq=False, repr=False)
 class TorchVersionError(TorchDeviceError, ImportError):
     """The installed torch lacks a private name that this package uses.
 
@@ -151,7 +144,6 @@ class TorchVersionError(TorchDeviceError, ImportError):
     affected: str
 
 
-@dataclass(eq=False, repr=False)
 class TritonVersionError(TorchDeviceError, ImportError):
     """The installed Triton lacks a private name by which its kernels run without a GPU.
 
@@ -164,7 +156,6 @@ class TritonVersionError(TorchDeviceError, ImportError):
     version: str
 
 
-@dataclass(eq=False, repr=False)
 class EngineUnavailableError(TorchDeviceError, RuntimeError):
     """``engine="wrap"`` cannot replace the constructor of ``torch.device`` in this Python.
 
@@ -236,7 +227,6 @@ class KernelRaceError(RaceError):
     __init__ = GraphRaceError.__init__
 
 
-@dataclass(eq=False, repr=False)
 class CopyInFlightError(TorchDeviceError, RuntimeError):
     """The host wrote to page-locked memory before it had waited for a copy from it, in an asynchronous scope.
 
@@ -249,7 +239,6 @@ class CopyInFlightError(TorchDeviceError, RuntimeError):
     stream: tuple[int, int]
 
 
-@dataclass(eq=False, repr=False)
 class IndicesInFlightError(TorchDeviceError, RuntimeError):
     """A kernel reads the indices of a sparse tensor before its stream has waited for their copy.
 
@@ -266,7 +255,6 @@ class IndicesInFlightError(TorchDeviceError, RuntimeError):
     reader: tuple[int, int]
 
 
-@dataclass(eq=False, repr=False)
 class NoValueError(TorchDeviceError, RuntimeError):
     """A call needs the values of tensors in a scope that computes none, with ``compute="meta"``.
 
@@ -281,7 +269,6 @@ class RaceWarning(UserWarning):
     """A race, in a scope with ``races="warn"``. The text is that of :class:`RaceError`."""
 
 
-@dataclass(eq=False, repr=False)
 class DivergenceError(TorchDeviceError, RuntimeError):
     """An operator does something else than the CPU, in a scope with ``verify=`` and ``strict=True``.
 
@@ -296,7 +283,6 @@ class DivergenceWarning(UserWarning):
     """An operator does something else than the CPU, in a scope with ``verify=``; with the text of the error."""
 
 
-@dataclass(eq=False, repr=False)
 class BackendTakenError(TorchDeviceError, RuntimeError):
     """Another out-of-tree backend is registered, and torch has room for only one, which the simulated device needs.
 
@@ -307,7 +293,6 @@ class BackendTakenError(TorchDeviceError, RuntimeError):
     name: str
 
 
-@dataclass(eq=False, repr=False)
 class WrongDeviceError(TorchDeviceError, RuntimeError):
     """A batch was given to a move that starts on another device.
 

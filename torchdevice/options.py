@@ -39,7 +39,7 @@ class Declaration(NamedTuple):
 
     Attributes:
         check: Returns the value to use for a given value, or raises a ValueError or TypeError that names the value and
-            a remedy.
+            a remedy. As it is declared, it also takes the name of the option, first.
         parse: Returns the value for a text of the command line or of a variable. ``check`` is applied to the result.
         show: Returns the text from which ``parse`` makes a value.
         choices: The texts that are accepted, where there are few.
@@ -47,7 +47,7 @@ class Declaration(NamedTuple):
         text: What the option does, for the command line and the documentation. The docstring of the record has it.
     """
 
-    check: Callable[[Any], Any]
+    check: Callable[..., Any]
     parse: Callable[[str], Any] = str
     show: Callable[[Any], str] = str
     choices: tuple[str, ...] = ()
@@ -55,24 +55,25 @@ class Declaration(NamedTuple):
     text: str = ""
 
 
-def _option(default: Any, check: Callable[[Any], Any], *, kw_only: bool = True, **more: Any) -> Any:
+def _option(default: Any, check: Callable[[str, Any], Any], *, kw_only: bool = True, **more: Any) -> Any:
     return dataclasses.field(default=default, kw_only=kw_only, metadata={"option": Declaration(check, **more)})
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _one_of(name: str, *choices: str, optional: bool = False) -> dict[str, Any]:
+def _choice(default: str | None, *choices: str) -> Any:
+    """Return the field of an option that takes few texts, and that may be left out where None is the default."""
     listed = " or ".join(filter(None, [", ".join(map(repr, choices[:-1])), repr(choices[-1])]))
 
-    def check(value: Any) -> str | None:
-        if optional and (value is None or value is False):
+    def check(name: str, value: Any) -> str | None:
+        if default is None and (value is None or value is False):
             return None
         if not isinstance(value, str) or value not in choices:
-            raise ValueError(f"{name}={value!r} is not known. Use {listed}{', or leave it out' if optional else ''}.")
+            raise ValueError(f"{name}={value!r} is not known. Use {listed}{'' if default else ', or leave it out'}.")
         return value
 
-    return {"check": check, "choices": choices}
+    return _option(default, check, choices=choices)
 
 
 MOST_DEVICES = 128
@@ -97,7 +98,7 @@ def checked_count(name: str, value: Any) -> int:
     return value
 
 
-def _target(value: Any) -> Any:
+def _target(name: str, value: Any) -> Any:
     # Not imported: pytest reads the options wherever the plugin is installed, and need not wait for torch.
     torch = sys.modules.get("torch")
     if not (value is None or isinstance(value, str) or (torch is not None and isinstance(value, torch.device))):
@@ -105,17 +106,14 @@ def _target(value: Any) -> Any:
     return device_models.absolute(value) if isinstance(value, str) else value
 
 
-def _devices(value: Any) -> int | None:
-    return None if value is None else checked_count("devices", value)
+def _devices(name: str, value: Any) -> int | None:
+    return None if value is None else checked_count(name, value)
 
 
-def _switch(name: str) -> dict[str, Any]:
-    def check(value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}={value!r} is not a bool. Use True or False.")
-        return value
-
-    return {"check": check, "parse": _truth, "show": lambda value: str(int(value))}
+def _switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} is not a bool. Use True or False.")
+    return value
 
 
 def _truth(text: str) -> bool:
@@ -128,14 +126,14 @@ def _truth(text: str) -> bool:
     raise ValueError(f"{text!r} is neither yes nor no. Use 1 or 0.")
 
 
-def _capability(value: Any) -> tuple[int, int]:
+def _capability(name: str, value: Any) -> tuple[int, int]:
     numbers = isinstance(value, (tuple, list)) and len(value) == 2
     if not numbers or not all(is_number(n, least=0) for n in value):
         raise ValueError(f"capability={value!r} is not a compute capability. Use a pair such as (8, 0), in a text 8.0.")
     return value[0], value[1]
 
 
-def _memory(value: Any, name: str = "memory", least: int = 1) -> int | None:
+def _memory(name: str, value: Any, least: int = 1) -> int | None:
     if isinstance(value, str):
         value = _bytes(value, name)
     if value is not None and not is_number(value, least=least):
@@ -151,7 +149,7 @@ def _bytes(text: str, name: str) -> int:
     return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
 
 
-def _verify(value: Any) -> bool | str | None:
+def _verify(name: str, value: Any) -> bool | str | None:
     if value is None or isinstance(value, bool):
         return value or None
     if not isinstance(value, str) or not value.endswith(".json"):
@@ -161,13 +159,13 @@ def _verify(value: Any) -> bool | str | None:
     return os.path.abspath(value)
 
 
-def _verify_sample(value: Any) -> float:
+def _verify_sample(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
         raise ValueError(f"verify_sample={value!r} is not a fraction. Use a number above 0, and 1 for every call.")
     return float(value)
 
 
-def _verify_only(value: Any) -> tuple[str, ...] | None:
+def _verify_only(name: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
     names = value.split(",") if isinstance(value, str) else value
@@ -242,21 +240,13 @@ class Options:
         implied: The names of the options whose values the call did not give: those of variables and of files.
     """
 
-    target: str | torch.device | None = _option(  # noqa: RUF009, as of the other options
-        None, _target, kw_only=False
-    )
+    target: str | torch.device | None = _option(None, _target, kw_only=False)  # noqa: RUF009, as of the others
     devices: int | None = _option(None, _devices, parse=_literal)
-    identity: Literal["target", "program"] | None = _option(
-        None, **_one_of("identity", "target", "program", optional=True)
-    )
-    strict: bool = _option(False, **_switch("strict"))
-    float64: Literal["float32", "cpu", "error"] = _option("float32", **_one_of("float64", "float32", "cpu", "error"))
-    autocast: Literal["auto", "bfloat16", "float32"] = _option(
-        "auto", **_one_of("autocast", "auto", "bfloat16", "float32")
-    )
-    half_products: Literal["auto", "float32", "target"] = _option(
-        "auto", **_one_of("half_products", "auto", "float32", "target")
-    )
+    identity: Literal["target", "program"] | None = _choice(None, "target", "program")
+    strict: bool = _option(False, _switch, parse=_truth, show=lambda value: str(int(value)))
+    float64: Literal["float32", "cpu", "error"] = _choice("float32", "float32", "cpu", "error")
+    autocast: Literal["auto", "bfloat16", "float32"] = _choice("auto", "auto", "bfloat16", "float32")
+    half_products: Literal["auto", "float32", "target"] = _choice("auto", "auto", "float32", "target")
     capability: tuple[int, int] = _option(
         (8, 0),
         _capability,
@@ -264,21 +254,19 @@ class Options:
         show=lambda value: "{}.{}".format(*value),
     )
     memory: int | str | None = _option(None, _memory)
-    context: int | str | None = _option(None, functools.partial(_memory, name="context", least=0))
+    context: int | str | None = _option(None, functools.partial(_memory, least=0))
     properties: Mapping[str, Any] | None = _option(
         None,
-        lambda value: None if value is None else device_properties.checked(value),
+        lambda name, value: None if value is None else device_properties.checked(value),
         parse=_literal,
         show=lambda value: json.dumps(value, default=str, sort_keys=True),
     )
-    written_for: Family | Literal["any"] = _option(  # noqa: RUF009, as of the other options
-        "cuda", **_one_of("written_for", *FAMILIES, "any")
-    )
-    races: Literal["error", "warn"] | None = _option(None, **_one_of("races", "error", "warn", optional=True))
-    asynchronous: bool = _option(False, **_switch("asynchronous"))
-    random: Literal["device", "cpu"] = _option("device", **_one_of("random", "device", "cpu"))
-    compute: Literal["meta"] | None = _option(None, **_one_of("compute", "meta", optional=True))
-    values: Literal["assume"] | None = _option(None, **_one_of("values", "assume", optional=True))
+    written_for: Family | Literal["any"] = _choice("cuda", *FAMILIES, "any")  # noqa: RUF009, as of the others
+    races: Literal["error", "warn"] | None = _choice(None, "error", "warn")
+    asynchronous: bool = _option(False, _switch, parse=_truth, show=lambda value: str(int(value)))
+    random: Literal["device", "cpu"] = _choice("device", "device", "cpu")
+    compute: Literal["meta"] | None = _choice(None, "meta")
+    values: Literal["assume"] | None = _choice(None, "assume")
     verify: bool | str | None = _option(
         None,
         _verify,
@@ -289,8 +277,8 @@ class Options:
     )
     verify_sample: float = _option(1.0, _verify_sample, parse=_literal)
     verify_only: str | tuple[str, ...] | None = _option(None, _verify_only, show=lambda value: ",".join(value or ()))
-    engine: Literal["auto", "mode", "wrap"] = _option("auto", **_one_of("engine", "auto", "mode", "wrap"))
-    native: Literal["auto", "never", "always"] = _option("auto", **_one_of("native", "auto", "never", "always"))
+    engine: Literal["auto", "mode", "wrap"] = _choice("auto", "auto", "mode", "wrap")
+    native: Literal["auto", "never", "always"] = _choice("auto", "auto", "never", "always")
     implied: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -346,8 +334,11 @@ class Options:
 def declarations() -> dict[str, Declaration]:
     """Return the declaration of each option, by name, in order."""
     said = {name: text for kind in reversed(Options.__mro__) for name, text in _attributes(kind.__doc__ or "")}
-    fields = [field for field in dataclasses.fields(Options) if field.metadata]
-    return {field.name: field.metadata["option"]._replace(text=said.get(field.name, "")) for field in fields}
+    found = {field.name: field.metadata["option"] for field in dataclasses.fields(Options) if field.metadata}
+    return {
+        name: option._replace(check=functools.partial(option.check, name), text=said.get(name, ""))
+        for name, option in found.items()
+    }
 
 
 def _attributes(docstring: str) -> Iterator[tuple[str, str]]:

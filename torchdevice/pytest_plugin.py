@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from torchdevice import options as _options
-from torchdevice.cli.reports import report_file
+from torchdevice.cli.reports import add_report_flag
 from torchdevice.errors import TorchDeviceError
 from torchdevice.foundation.environment import switched_off, switched_on
 from torchdevice.pytest_summary import Summary
@@ -42,14 +42,7 @@ _scopes_of_marks = pytest.StashKey["Scope"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--torchdevice`` for the target, a flag for each other option of a scope, and a key for each option."""
     _options.add_flags(parser.getgroup("torchdevice").addoption, _options.pytest_flag_of)
-    parser.getgroup("torchdevice").addoption(
-        _REPORT,
-        nargs="?",
-        const=True,
-        metavar="FILE",
-        type=report_file,
-        help="print a report of rewritten calls at the end; with =FILE write a page (FILE.html) or data (FILE.json)",
-    )
+    add_report_flag(parser.getgroup("torchdevice").addoption, _REPORT)
     parser.addini(
         _ISOLATION,
         "how long a failed device stays lost: the 'test', or the 'session' as on a GPU",

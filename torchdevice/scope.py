@@ -47,6 +47,14 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def left_too_early(scope: Scope, how: str) -> ScopeError:
+    """Return the error of a scope that was not the innermost one."""
+    return ScopeError(
+        f"{scope!r} was {how} before a scope entered after it was left. Leave scopes in the reverse order of entry; it "
+        f"has been left, and the later one is still active."
+    )
+
+
 class _Leaving(Leaving):
     """One use of a scope by a ``with`` statement."""
 
@@ -65,10 +73,7 @@ class _Leaving(Leaving):
         if exc_info and exc_info[1] is not None:
             trim(exc_info[1])
         if not innermost:
-            raise ScopeError(
-                f"{self._scope!r} was left before a scope entered after it. Leave scopes in the reverse order of "
-                f"entry; it has been left, and the later one is still active."
-            )
+            raise left_too_early(self._scope, "left")
 
     def late(self) -> None:
         if self._entry is None:
@@ -144,11 +149,8 @@ class Scope(AbstractContextManager["Scope"]):
         if context is not None and context.runtime is runtime:
             context.count_devices_again()
             return context
-        self._context = Context(fitting, runtime, self.journal, self._join)
+        self._context = Context(fitting, runtime, self.journal, functools.partial(Joining, self))
         return self._context
-
-    def _join(self, context: Context, forced_cpu: bool) -> Joining:
-        return Joining(self, context, forced_cpu)
 
     def __enter__(self, enabled_by: str = "") -> Scope:
         # Once per thread: nested entries need not look for other tools again.
@@ -244,12 +246,8 @@ def _fill(entry: Entry, context: Context) -> None:
     wraps = context.options.engine == "wrap" if mode is None else mode is state.mode
     entry.mode = mode if mode is not None else DeviceMode(context)
     entry.unstacked = entry.mode if wraps else state.mode
-    of_target = [
-        *missing_operators.needed(context),
-        *installing.needed(context),
-        *refused_backward.needed(context),
-        *library.needed(context),
-    ]
+    conditional = (missing_operators, installing, refused_backward, library)
+    of_target = [part for each in conditional for part in each.needed(context)]
     entry.parts = [INSTALLATION, *of_target, *(wrap.needed(context) if wraps else ())]
 
 

@@ -60,20 +60,16 @@ def _finding(node: ast.AST, found: Found, rule: str, view: View, source: Source,
     line = getattr(node, "lineno", 1)
     text = lines[min(line, len(lines)) - 1]
     column = len(text.encode()[: getattr(node, "col_offset", 0)].decode(errors="ignore")) + 1
-    place = source.place(line)
     first, last = _extent(node, view)
     return Finding(
         path=source.path,
-        line=place.line,
         rule=rule,
-        verdict=found.verdict,
-        remedy=found.remedy,
         column=column,
         text=text.strip(),
-        cell=place.cell,
         first=first,
         last=last,
-        leaves_trace=found.leaves_trace,
+        **vars(source.place(line)),
+        **found._asdict(),
     )
 
 

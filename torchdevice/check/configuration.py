@@ -77,14 +77,10 @@ def of_project(folder: Path) -> Configuration:
     for key, value in table.items():
         if key not in keys:
             raise ValueError(f"{file} has {key!r} in {_TABLE}, which is not known. Use keys among {', '.join(keys)}.")
-        _check_kind(file, key, value)
+        wanted = _WANTED.get(key, "a list of texts")
+        if _kind(value) != wanted:
+            raise ValueError(f"{file} has {key} = {value!r} in {_TABLE}, which is not {wanted}. Write {wanted}.")
     return Configuration(file.parent, **{keys[key].name: value for key, value in table.items()})
-
-
-def _check_kind(file: Path, key: str, value: Any) -> None:
-    wanted = _WANTED.get(key, "a list of texts")
-    if _kind(value) != wanted:
-        raise ValueError(f"{file} has {key} = {value!r} in {_TABLE}, which is not {wanted}. Write {wanted}.")
 
 
 _WANTED = {"target": "a text", "baseline": "a text", "per-file-ignores": "a table of lists of texts"}

@@ -68,9 +68,8 @@ def _extension(node: ast.Call, view: View) -> Iterator[Found]:
 
 def _has_cuda_sources(call: ast.Call) -> bool:
     with_cuda = argument(call, None, "with_cuda")
-    if isinstance(with_cuda, ast.Constant) and with_cuda.value:
-        return True
-    if argument(call, None, "cuda_sources") is not None:
+    is_asked = isinstance(with_cuda, ast.Constant) and with_cuda.value
+    if is_asked or argument(call, None, "cuda_sources") is not None:
         return True
     sources = argument(call, 1, "sources")
     texts = (each.value for each in ast.walk(sources) if isinstance(each, ast.Constant)) if sources is not None else ()

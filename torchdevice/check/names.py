@@ -184,13 +184,13 @@ class Names:
         if isinstance(node, ast.Call):
             return self.returned.get(_own_function(node), []) if self.dotted(node.func) is None else []
         scope = self._scopes[node].owner(node.id) if isinstance(node, ast.Name) else None
-        if scope is None or not isinstance(node, ast.Name) or not isinstance(scope.node, ast.FunctionDef):
-            return self.values(node)
-        names = [name for name, _ in _parameters(scope.node.args) if name != "self"]
-        position = names.index(node.id) if node.id in names else None
-        calls = self._calls.get(scope.node.name, []) if position is not None else []
-        passed = [argument(call, position, node.id) for call in calls]
-        return [*self.values(node), *(each for each in passed if each is not None)]
+        found = self.values(node)
+        if isinstance(node, ast.Name) and scope is not None and isinstance(scope.node, ast.FunctionDef):
+            names = [name for name, _ in _parameters(scope.node.args) if name != "self"]
+            for call in self._calls.get(scope.node.name, []) if node.id in names else ():
+                passed = argument(call, names.index(node.id), node.id)
+                found = [*found, passed] if passed is not None else found
+        return found
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes that a node is a part of, the innermost first."""

@@ -13,8 +13,8 @@ are torch's own objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from torchdevice import installed
 from torchdevice.core.bindings import SUPPLIED
@@ -46,28 +46,21 @@ class Declared(NamedTuple):
 PUBLIC_NAMES: dict[str, Declared] = {}
 
 
-def _rows() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for module, rows in _TABLE["modules"].items():
-        for row in rows:
-            yield from ((module, name, row) for name in row["names"].split())
-
-
 def _differences(on: str | dict[str, tuple[str, str]]) -> Mapping[str, tuple[Fidelity, str]]:
     if isinstance(on, str):
         return SUPPLIED[f"torch._C.{on}"].on
     return {target: (Fidelity(fidelity), note) for target, (fidelity, note) in on.items()}
 
 
-for _module, _name, _row in _rows():
-    PUBLIC_NAMES[f"{_module}.{_name}"] = (
-        PUBLIC_NAMES[f"{_row['as']}.{_name}"]
-        if "as" in _row
-        else Declared(
-            Fidelity(_row.get("fidelity", "exact")),
-            _row["does"],
-            {**_differences(_row.get("on", {})), **_differences(_TABLE["on"].get(_module, {}))},
-        )
-    )
+for _module, _rows in _TABLE["modules"].items():
+    for _row in _rows:
+        for _name in _row["names"].split():
+            _on = {**_differences(_row.get("on", {})), **_differences(_TABLE["on"].get(_module, {}))}
+            PUBLIC_NAMES[f"{_module}.{_name}"] = (
+                PUBLIC_NAMES[f"{_row['as']}.{_name}"]
+                if "as" in _row
+                else Declared(Fidelity(_row.get("fidelity", "exact")), _row["does"], _on)
+            )
 
 UNTOUCHED = frozenset(f"{module}.{name}" for module, names in _TABLE["untouched"].items() for name in names.split())
 """Public names that use no device."""

@@ -19,47 +19,17 @@ if TYPE_CHECKING:
     from torchdevice.check import Finding
     from torchdevice.check.configuration import Configuration
 
-_EXAMPLES = """The status is 1 if something must be changed. The comment '# torchdevice: ignore' suppresses all findings
-of a line, and '# torchdevice: ignore[rule]' those of one rule. [tool.torchdevice.check] in pyproject.toml takes
-target, select, ignore, exclude, per-file-ignores and baseline; the command line overrides it.
-
-examples:
-  torchdevice check train.py
-  torchdevice check --all train.py
-  torchdevice check src --baseline known.json --write-baseline
-  torchdevice check src notebooks --target mps
-  torchdevice check . --target mps --ignore device --sarif=findings.sarif
-  torchdevice check --rules"""
-
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    what = "Report, line by line, what will differ on a target. Your code is parsed, not run."
-    parser = add_command(commands, "check", what, _EXAMPLES, lambda options: _check(parser, options))
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks, and folders of them")
-    parser.add_argument("--rules", action="store_true", help="list the rules")
-    parser.add_argument("--write-baseline", action="store_true", help="write the findings to the baseline")
-    parser.add_argument("--target", help="mps, cpu, cuda, simulated:mps and such; default: cpu")
-    parser.add_argument("--all", action="store_true", help="also show what runs as it is, and what is approximate")
-    parser.add_argument("--baseline", metavar="FILE", help="leave out the findings that this file lists")
-    for flag, said in (("--select", "apply only these rules"), ("--ignore", "do not apply these rules")):
-        parser.add_argument(flag, action="append", default=[], metavar="RULE", help=f"{said}, separated by commas")
-    parser.add_argument("--json", action="store_true", help="print data")
-    parser.add_argument(
-        "--sarif",
-        nargs="?",
-        const=True,  # a text would be checked as a path
-        metavar="FILE",
-        type=output_file(".sarif", ".json"),
-        help="print SARIF 2.1.0, which code hosts take; with =FILE write it to a file",
-    )
+    add_command(commands, "check", _check, sarif=output_file(".sarif", ".json"))
 
 
-def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> int:
     if options.rules:
         return _list_rules()
     if not options.paths:
-        parser.error("which files? Name a PATH: a file, a notebook or a folder")
+        options.parser.error("which files? Name a PATH: a file, a notebook or a folder")
     from torchdevice.check import Target, Verdict, check_file, configuration, sources
 
     with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
@@ -77,9 +47,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         changes = [finding for finding in findings if finding.verdict is Verdict.CHANGE]
         if options.write_baseline:
             if not baseline:
-                raise ValueError(
-                    "--write-baseline names no file. Add --baseline FILE, or 'baseline' in pyproject.toml."
-                )
+                raise ValueError("--write-baseline names no file. Add --baseline FILE, or set it in pyproject.toml.")
             configuration.write_baseline(Path(baseline), changes)
             return 0
         _show(findings, findings if options.all else changes, len(files), options)

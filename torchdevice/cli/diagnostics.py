@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.metadata
 import importlib.util
@@ -9,7 +10,6 @@ import os
 import re
 import shutil
 import timeit
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NamedTuple
@@ -48,7 +48,10 @@ class Finding(NamedTuple):
 
 def examine(target: str | None) -> list[Finding]:
     """Return the findings of all examinations, for a target or for the one that would be chosen."""
-    return [*_device(target), *(finding for look in _EXAMINATIONS for finding in look())]
+    targets = Finding("targets", "ok", f"--target takes {', '.join(target_selection.known_targets())}")
+    native = Finding("native", "ok", f"kernels of simulated devices: {building.said('auto')}")
+    looks = (_build, _memory, _speed, _compiler, _patchers, _packages, _activation, _variables)
+    return [*_device(target), targets, native, *(finding for look in looks for finding in look())]
 
 
 def _device(target: str | None) -> list[Finding]:
@@ -66,10 +69,6 @@ def _device(target: str | None) -> list[Finding]:
     said = f"{found.target} would stand in: {found.name(0)} ({why})"
     remedy = "to test as strictly as on a GPU: --target simulated:cuda" if found.degraded_notice else ""
     return [Finding("device", "ok", said, remedy)]
-
-
-def _targets() -> list[Finding]:
-    return [Finding("targets", "ok", f"--target takes {', '.join(target_selection.known_targets())}")]
 
 
 def _build() -> list[Finding]:
@@ -131,10 +130,6 @@ def _compiler() -> list[Finding]:
     return [Finding("compiler", "warning", said, "install g++ (or set CXX), or use torch.compile(backend='eager')")]
 
 
-def _native() -> list[Finding]:
-    return [Finding("native", "ok", f"kernels of simulated devices: {building.said('auto')}")]
-
-
 def _patchers() -> list[Finding]:
     """Look for packages that replace parts of torch for the whole process. Nothing is imported for it."""
     installed = sorted({name.partition(".")[0] for name in PATCHERS if _place_of(name.partition(".")[0])})
@@ -153,22 +148,12 @@ def _place_of(package: str) -> ModuleSpec | None:
 
 
 def _packages() -> list[Finding]:
-    found = [*_namesake(), *_other_builds()]
-    return found or [Finding("packages", "ok", "torchvision and torchaudio, where installed, are of torch's build")]
-
-
-def _namesake() -> list[Finding]:
-    try:
-        version = importlib.metadata.version("torchdevice")
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    said = f"another project of that name, torchdevice {version}, is installed in its place"
-    return [Finding("packages", "problem", said, pypi_conflict.REMEDY)]
-
-
-def _other_builds() -> list[Finding]:
     """Compare the builds of torch's sister packages with torch's: one for CUDA fails to import beside one without."""
     found = []
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("torchdevice")
+        said = f"another project of that name, torchdevice {version}, is installed in its place"
+        found.append(Finding("packages", "problem", said, pypi_conflict.REMEDY))
     for name in ("torchvision", "torchaudio"):
         cuda = _cuda_of(name)
         if cuda and cuda != torch.version.cuda:
@@ -176,7 +161,7 @@ def _other_builds() -> list[Finding]:
             index = f"cu{torch.version.cuda.replace('.', '')}" if torch.version.cuda else "cpu"
             remedy = f"pip install --force-reinstall {name} --index-url https://download.pytorch.org/whl/{index}"
             found.append(Finding("packages", "problem", f"{name} is for CUDA {cuda}, and torch {ours}", remedy))
-    return found
+    return found or [Finding("packages", "ok", "torchvision and torchaudio, where installed, are of torch's build")]
 
 
 def _cuda_of(package: str) -> str | None:
@@ -211,7 +196,11 @@ def _variables() -> list[Finding]:
     own = {name: value for name, value in sorted(os.environ.items()) if name.startswith(SWITCH)}
     known = {_options.variable_of(name) for name in _options.declarations()}
     known |= {SWITCH, LEVEL, FILE, FRAMES, COLLECTED, REPORT, SAID, RUN_FOLDER}
-    found = [_unknown(name, known) for name in own if name not in known]
+    found = []
+    for name in sorted(own.keys() - known):
+        near = difflib.get_close_matches(name, sorted(known), n=1)
+        remedy = f"did you mean {near[0]}?" if near else "see docs/options.md"
+        found.append(Finding("variables", "warning", f"{name} is not a variable of torchdevice", remedy))
     for check in (_options.from_environment, configure_logging):
         try:
             check()
@@ -220,23 +209,3 @@ def _variables() -> list[Finding]:
     shown = {**own, **{name: os.environ[name] for name in _OTHERS if os.environ.get(name)}}
     said = ", ".join(f"{name}={value}" for name, value in shown.items() if name in known or name in _OTHERS)
     return [*found, Finding("variables", "ok", f"in force: {said}" if said else "none is set")]
-
-
-def _unknown(name: str, known: set[str]) -> Finding:
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    remedy = f"did you mean {near[0]}?" if near else "see docs/options.md"
-    return Finding("variables", "warning", f"{name} is not a variable of torchdevice", remedy)
-
-
-_EXAMINATIONS: tuple[Callable[[], list[Finding]], ...] = (
-    _targets,
-    _build,
-    _memory,
-    _speed,
-    _compiler,
-    _native,
-    _patchers,
-    _packages,
-    _activation,
-    _variables,
-)

@@ -12,20 +12,10 @@ from torchdevice.cli.usage_errors import refusals
 from torchdevice.foundation.environment import switched_off
 from torchdevice.version import versions
 
-_EXAMPLES = """A line says ok, warning or problem; what to do about it stands below. The status is 1 for a problem.
-
-examples:
-  torchdevice doctor
-  torchdevice doctor --target simulated:mps
-  torchdevice doctor --json"""
-
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    what = "Show which device will be used on this machine and why, and what to fix."
-    parser = add_command(commands, "doctor", what, _EXAMPLES, _doctor)
-    parser.add_argument("--target", help="such as mps, cpu or simulated:mps; left out, the one that would be chosen")
-    parser.add_argument("--json", action="store_true", help="print data")
+    add_command(commands, "doctor", _doctor)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from torchdevice.cli import check, doctor, native, plan, report, run
-from torchdevice.cli.parsing import CommandParser
+from torchdevice.cli.parsing import COMMANDS, CommandParser
 from torchdevice.cli.usage_errors import output
 from torchdevice.version import __version__
 
@@ -36,11 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> CommandParser:
     """Return the parser of the command line, with all commands."""
-    found = CommandParser(
-        prog="torchdevice",
-        description="Run CUDA-written PyTorch programs where there is no CUDA.",
-        epilog="example:\n  torchdevice run train.py --epochs 3\n\n'torchdevice COMMAND --help' says more.",
-    )
+    found = CommandParser(prog="torchdevice", **COMMANDS["torchdevice"])
     found.add_argument("--version", action="version", version=f"torchdevice {__version__}")
     commands = found.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     for command in (run, plan, check, doctor, report, native):

@@ -9,20 +9,10 @@ from torchdevice.cli.parsing import add_command
 from torchdevice.cli.usage_errors import refusals
 from torchdevice.foundation.environment import switched_off
 
-_EXAMPLES = """Simulated devices compute by kernels in Python, or several times faster by kernels in C++ that are
-built once for each torch and Python. Scopes use them where they are built; the option native= says otherwise.
-
-examples:
-  torchdevice native build
-  torchdevice native clean"""
-
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    parser = add_command(
-        commands, "native", "Build or remove the kernels of simulated devices in C++.", _EXAMPLES, _native
-    )
-    parser.add_argument("step", choices=("build", "clean"), help="what to do")
+    add_command(commands, "native", _native)
 
 
 def _native(options: argparse.Namespace) -> int:

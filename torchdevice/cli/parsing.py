@@ -8,16 +8,21 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from torchdevice.foundation import data_files
+
+COMMANDS = data_files.read(__file__, "commands.json")
+"""Command -> its texts, as lines where they have several, and its arguments; the command line's own texts; and the flag
+that asks for a report. A flag without its text is true: a text would be checked as a path."""
+
 
 class CommandParser(argparse.ArgumentParser):
     """The parser of one command: it refuses what it does not know itself, with its own usage.
 
     Attributes:
-        split: Divides the words of a command that ends in somebody else's: into its own, and the rest, which becomes
-            ``rest`` in the namespace.
+        ends_in_program: Whether the command ends in words of a program, which become ``rest`` in the namespace.
     """
 
-    split: Callable[[Sequence[str]], tuple[list[str], list[str]]] | None = None
+    ends_in_program = False
 
     def __init__(self, *args: Any, **kwargs: Any):
         # A flag must be spelled out, so that a new one never takes the meaning from an old one that was shortened.
@@ -27,16 +32,28 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command, and refuse the words that it does not know."""
-        rest: list[str] = []
-        if self.split is not None:
-            args, rest = self.split(args)
+        rest: Sequence[str] = []
+        if self.ends_in_program:
+            args, rest = self._split(args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             meant = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
-        if self.split is not None:
+        if self.ends_in_program:
             found.own, found.rest = args, rest
         return found, unknown
+
+    def _split(self, words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the words of this command, and those from the program on."""
+        index = 0
+        while index < len(words) and words[index].startswith("-") and words[index] != "-":
+            if words[index][:2] in ("-m", "-c"):
+                break
+            if words[index] == "--":
+                return words[:index], words[index + 1 :]
+            flag = self._option_string_actions.get(words[index])
+            index += 2 if flag is not None and flag.nargs is None else 1
+        return words[:index], words[index:]
 
     def error(self, message: str) -> NoReturn:
         """Print the usage of this command and what is wrong, and exit with status 2."""
@@ -46,19 +63,24 @@ class CommandParser(argparse.ArgumentParser):
         super().error(message)
 
 
-def add_command(commands: Any, name: str, description: str, epilog: str, action: Callable[[Any], int]) -> CommandParser:
-    """Add a command to a command line.
+def add_command(commands: Any, name: str, action: Callable[[Any], int], **types: Any) -> CommandParser:
+    """Add a command to a command line. The list of commands shows the first sentence of its description.
 
     Args:
         commands: The commands of the command line.
         name: The command.
-        description: What it does, in sentences. The list of commands shows the first one.
-        epilog: What its help says last.
-        action: Runs it with what was parsed, and returns the exit status.
+        action: Runs it with what was parsed, and returns the exit status. ``parser`` in the namespace is its parser.
+        **types: Argument -> the function that makes its value from a text.
     """
+    texts = COMMANDS[name]
+    description = texts["description"]
+    usage, epilog = ("\n".join(texts.get(part, ())) or None for part in ("usage", "epilog"))
     help = (description[0].lower() + description[1:]).partition(". ")[0].rstrip(".")
-    parser: CommandParser = commands.add_parser(name, help=help, description=description, epilog=epilog)
-    parser.set_defaults(action=action)
+    parser: CommandParser = commands.add_parser(name, help=help, description=description, usage=usage, epilog=epilog)
+    for argument, more in texts["arguments"].items():
+        name = argument.lstrip("-").replace("-", "_")
+        parser.add_argument(argument, **more, **({"type": types[name]} if name in types else {}))
+    parser.set_defaults(action=action, parser=parser)
     return parser
 
 

@@ -10,39 +10,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchdevice.cli import columns, ranks, run
-from torchdevice.cli.parsing import CommandParser, add_command
+from torchdevice.cli.parsing import add_command
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
 
-_USAGE = """torchdevice plan [options] SCRIPT [args ...]
-       torchdevice plan [options] -m MODULE [args ...]"""
-
-_EXAMPLES = """The program runs without values on a simulated GPU of 1 TiB: give it one epoch, or a few steps.
-
-examples:
-  torchdevice plan train.py --max-steps 2
-  torchdevice plan --target simulated:cuda:2 train.py
-  torchdevice plan --json train.py > plan.json"""
-
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    what = "Report how much GPU memory a program needs, and which GPUs have that much. The program runs without values."
-    parser = add_command(commands, "plan", what, _EXAMPLES, lambda options: _plan(parser, options))
-    parser.usage = _USAGE
-    parser.add_argument("--json", action="store_true", help="print data; what the program prints goes to stderr")
-    world_size = parser.add_argument(
-        "--world-size",
-        metavar="N",
-        type=ranks.number,
-        help="plan rank 0 of N, for a program that torchrun starts; the other ranks do not run",
-    )
-    run.take_program(parser, world_size)
+    parser = add_command(commands, "plan", _plan, world_size=ranks.number)
+    run.take_program(parser)
     parser.set_defaults(ranks=None)
 
 
-def _plan(parser: CommandParser, options: argparse.Namespace) -> int:
+def _plan(options: argparse.Namespace) -> int:
     file = None
     if options.json:
         file = os.fdopen(os.dup(1), "w")
@@ -55,7 +36,7 @@ def _plan(parser: CommandParser, options: argparse.Namespace) -> int:
         size = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(options.world_size))
         os.environ.update(rank | size | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
     options.compute, options.values = "meta", "assume"
-    return run.start(parser, options)
+    return run.start(options)
 
 
 def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report], None]:

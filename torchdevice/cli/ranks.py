@@ -18,17 +18,6 @@ from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.options import variable_of
 
 
-def add(parser: argparse.ArgumentParser) -> argparse.Action:
-    """Add the flag to a command line."""
-    return parser.add_argument(
-        "--ranks",
-        metavar="N",
-        type=number,
-        help="start the SCRIPT or MODULE N times, as torchrun does on one machine; each rank has a device, unless "
-        "--devices or the target says how many there are",
-    )
-
-
 def launched(options: argparse.Namespace) -> list[str]:
     """Return the words that start a program in the ranks that were asked for, and give each rank a device.
 

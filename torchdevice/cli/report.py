@@ -10,18 +10,10 @@ from typing import Any
 from torchdevice.cli.parsing import add_command
 from torchdevice.cli.usage_errors import refusals
 
-_EXAMPLES = """examples:
-  torchdevice report monday.json
-  torchdevice report monday.json tuesday.json --html both.html"""
-
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    what = "Show reports that 'torchdevice run --report=FILE.json' wrote, several as one."
-    parser = add_command(commands, "report", what, _EXAMPLES, _report)
-    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that 'run --report=FILE.json' wrote")
-    parser.add_argument("--html", metavar="FILE", help="write one page instead of printing")
-    parser.add_argument("--json", metavar="FILE", help="write data instead of printing")
+    add_command(commands, "report", _report)
 
 
 def _report(options: argparse.Namespace) -> int:

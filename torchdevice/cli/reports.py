@@ -9,8 +9,9 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from torchdevice.cli.parsing import COMMANDS
 from torchdevice.foundation.logs import logger
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def output_file(*endings: str) -> Callable[[str], str]:
     return checked
 
 
-report_file = output_file(".html", ".json")
+def add_report_flag(add: Callable[..., Any], flag: str = "--report") -> None:
+    """Add the flag that asks for a report, by ``add_argument`` of argparse or ``addoption`` of pytest."""
+    add(flag, type=output_file(".html", ".json"), **COMMANDS["--report"])
 
 
 def show_report(file: str | bool, report: Report) -> None:

@@ -32,7 +32,7 @@ from torchdevice import options as _options
 from torchdevice.cli import programs, ranks
 from torchdevice.cli.parsing import CommandParser, add_command
 from torchdevice.cli.programs import Program
-from torchdevice.cli.reports import report_file, show_report, show_verified
+from torchdevice.cli.reports import add_report_flag, show_report, show_verified
 from torchdevice.cli.usage_errors import refusals
 from torchdevice.foundation import garbage_collection, run_folder
 from torchdevice.foundation.environment import SWITCH
@@ -44,75 +44,32 @@ if TYPE_CHECKING:
     from torchdevice.scope import Scope
 
 
-_USAGE = """torchdevice run [options] SCRIPT [args ...]
-       torchdevice run [options] -m MODULE [args ...]
-       torchdevice run [options] -c CODE [args ...]
-       torchdevice run [options] - [args ...]
-       torchdevice run [options] COMMAND [args ...]"""
-
-_EXAMPLES = """A COMMAND is torchrun, pytest, accelerate, python, or any other command that starts Python programs.
-
-examples:
-  torchdevice run train.py --epochs 3
-  torchdevice run --report=report.html torchrun --nproc-per-node 2 train.py
-  torchdevice run --target simulated:cuda:2 --memory 8GiB -m package.train
-  torchdevice run --target simulated:cuda --ranks 4 train_ddp.py"""
-
-
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    what = "Run a program as python does, in a scope: another device takes the place of CUDA."
-    parser = add_command(commands, "run", what, _EXAMPLES, lambda options: start(parser, options))
-    parser.usage = _USAGE
-    take_program(parser, ranks.add(parser))
+    parser = add_command(commands, "run", start, ranks=ranks.number)
+    take_program(parser)
     parser.set_defaults(plan=None)
 
 
-def take_program(parser: CommandParser, *further: argparse.Action) -> None:
-    """Let a parser take the options of a scope, and a program after them.
-
-    Args:
-        parser: The parser.
-        further: Other flags that the parser has.
-    """
-    actions = [*further]
-    _options.add_flags(lambda *names, **more: actions.append(parser.add_argument(*names, **more)))
-    parser.add_argument(
-        "--report",
-        nargs="?",
-        const=True,  # a text would be checked as a path
-        metavar="FILE",
-        type=report_file,
-        help="print a report of rewritten calls at the end; with =FILE write a page (FILE.html) or data (FILE.json)",
-    )
+def take_program(parser: CommandParser) -> None:
+    """Let a parser take the options of a scope, and a program after them."""
+    _options.add_flags(parser.add_argument)
+    add_report_flag(parser.add_argument)
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
-    with_value = {name for each in actions if each.nargs is None for name in each.option_strings}
-    parser.split = functools.partial(_split, with_value)
+    parser.ends_in_program = True
 
 
-def _split(with_value: set[str], words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words of this command, and those from the program on."""
-    index = 0
-    while index < len(words) and words[index].startswith("-") and words[index] != "-":
-        if words[index][:2] in ("-m", "-c"):
-            break
-        if words[index] == "--":
-            return list(words[:index]), list(words[index + 1 :])
-        index += 2 if words[index] in with_value else 1
-    return list(words[:index]), list(words[index:])
-
-
-def start(parser: CommandParser, options: argparse.Namespace) -> int:
+def start(options: argparse.Namespace) -> int:
     """Run the program that the options name."""
     if options.quiet:
         os.environ["TORCHDEVICE_LOG"] = "ERROR"
     if not options.rest:
-        parser.error("which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, or a COMMAND")
+        options.parser.error("which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, or a COMMAND")
     with refusals():
         program = programs.named(options.rest if options.ranks is None else ranks.launched(options))
     if program.interpreter:  # again, in an interpreter with these flags
-        again = ["-m", "torchdevice", *parser.prog.split()[1:], *options.own, *program.argv] if program.argv else []
-        return _become([*program.interpreter, *again])
+        command = ["-m", "torchdevice", *options.parser.prog.split()[1:]]
+        return _become([*program.interpreter, *([*command, *options.own, *program.argv] if program.argv else [])])
     if program.is_command:
         return _start_command(options, program)
     if isinstance(program.source, bytes) and not _is_valid(program.source):

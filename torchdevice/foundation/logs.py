@@ -57,7 +57,9 @@ def configure_logging() -> None:
     if not level and not path and logger.handlers:
         return
     with _configuring:
-        number = _number_of(level or "INFO")
+        number = logging.getLevelName((level or "INFO").upper())
+        if not isinstance(number, int):
+            raise ValueError(f"{LEVEL}={level!r} is not a level. Use DEBUG, INFO, WARNING or ERROR.")
         files = [each.baseFilename for each in logger.handlers if isinstance(each, _VariableFileHandler)]
         if path and os.path.abspath(path) not in files:
             _attach(_file_handler(path))
@@ -65,13 +67,6 @@ def configure_logging() -> None:
             logger.setLevel(number)
         if not any(isinstance(handler, _Stderr) for handler in logger.handlers):
             _attach(_Stderr())
-
-
-def _number_of(level: str) -> int:
-    number = logging.getLevelName(level.upper())
-    if not isinstance(number, int):
-        raise ValueError(f"{LEVEL}={level!r} is not a level. Use DEBUG, INFO, WARNING or ERROR.")
-    return number
 
 
 def _file_handler(path: str) -> logging.Handler:

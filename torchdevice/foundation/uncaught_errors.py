@@ -26,6 +26,9 @@ def ipython() -> Any:
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
+_HOOKS: tuple[tuple[Any, str], ...] = ((sys, "excepthook"), (threading, "excepthook"), (sys, "exit"))
+
+
 class Hooks:
     """The hooks that show errors of the main thread, of other threads and, in a notebook, of cells.
 
@@ -60,12 +63,9 @@ class Hooks:
 
     def end(self) -> None:
         """Put the hooks back, but not those in whose place the program has put others. May be called again."""
-        if sys.excepthook is self._own[0]:
-            sys.excepthook = self._before[0]
-        if threading.excepthook is self._own[1]:
-            threading.excepthook = self._before[1]
-        if sys.exit is self._own[2]:
-            sys.exit = self._before[2]
+        for (module, name), own, before in zip(_HOOKS, self._own, self._before, strict=True):
+            if getattr(module, name) is own:
+                setattr(module, name, before)
         if self._shell is not None and self._shell.custom_exceptions is self._types:
             self._shell.set_custom_exc((), None)
 

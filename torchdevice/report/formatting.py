@@ -33,16 +33,6 @@ def editor_link(row: Row) -> str:
     return f"vscode://file{urllib.parse.quote(os.fsencode(row.file))}:{row.line}"
 
 
-def device(report: Content) -> str:
-    """Return what stood in for what."""
-    return f"{report.target} in place of {report.written_for}"
-
-
-def versions(report: Content) -> str:
-    """Return the versions that a report was made with."""
-    return ", ".join(f"{name} {version}" for name, version in report.versions.items())
-
-
 def plural(count: int, noun: str) -> str:
     """Return a number of things."""
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"

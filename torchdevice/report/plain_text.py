@@ -29,7 +29,8 @@ def rendered(report: Content) -> list[Line]:
 
 def heading(report: Content) -> list[str]:
     """Return the totals, and what is not in the report."""
-    lines = [f"torchdevice: report of {formatting.program(report)}, run on {formatting.device(report)}"]
+    device = f"{report.target} in place of {report.written_for}"
+    lines = [f"torchdevice: report of {formatting.program(report)}, run on {device}"]
     if len(report.processes) > 1:
         lines.append(f"  {formatting.plural(len(report.processes), 'process')}")
     lines.extend(f"  {sentence}" for sentence in formatting.missing(report))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from html import escape
 from typing import TYPE_CHECKING, TextIO
 
-from torchdevice.foundation import styled_text
-from torchdevice.report.content import Content
+from torchdevice.foundation import styled_text, templates
+from torchdevice.report import formatting, plain_text, source
+from torchdevice.report.content import Content, Totals
+from torchdevice.report.rows import Group
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -22,14 +25,15 @@ class Report(Content):
 
     def to_html(self) -> str:
         """Return one page that needs nothing else: no network, light and dark, sortable, readable on a phone."""
-        from torchdevice.report import page
-
-        return page.rendered(self)
+        more = {"text": formatting, "place": source.place, "Group": Group, "Totals": Totals}
+        return templates.filled(__file__, "page.html", report=self, **more)
 
     def _repr_html_(self) -> str:
-        from torchdevice.report import page
-
-        return page.framed(self)
+        # In a frame, so that neither the page nor the notebook changes how the other looks.
+        return (
+            f'<iframe srcdoc="{escape(self.to_html())}" title="torchdevice report" loading="lazy" '
+            f'style="width: 100%; height: 40rem; border: 0"></iframe>'
+        )
 
     def __str__(self) -> str:
         return styled_text.plain(self._lines())
@@ -38,8 +42,6 @@ class Report(Content):
         return styled_text.coloured(self._lines())
 
     def _lines(self) -> list[styled_text.Line]:
-        from torchdevice.report import plain_text
-
         return plain_text.rendered(self)
 
     def show(self, file: TextIO | None = None) -> None:

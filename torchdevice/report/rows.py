@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -97,19 +98,10 @@ def rows_of(entries: Iterable[Entry], process: str) -> list[Row]:
 def _row(entry: Entry, process: str) -> Row:
     site, library = entry.site, entry.library
     first, passage = source.around(site.file, site.line)
-    return Row(
-        **vars(site),
-        first=first,
-        passage=passage,
-        asked=entry.requested,
-        done=entry.done,
-        fidelity=entry.fidelity,
-        count=entry.count,
-        seconds=entry.seconds,
-        bytes=entry.bytes,
-        libraries=[LibraryLine(**vars(library), count=entry.count)] if library else [],
-        processes=[process],
-    )
+    same = {name: getattr(entry, name) for name in ("done", "fidelity", "count", "seconds", "bytes")}
+    libraries = [LibraryLine(**vars(library), count=entry.count)] if library else []
+    more: dict[str, Any] = {"asked": entry.requested, "libraries": libraries, "processes": [process]}
+    return Row(**vars(site), first=first, passage=passage, **same, **more)
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
@@ -128,20 +120,22 @@ def folded(rows: Iterable[Row]) -> list[Row]:
     for row in merged(rows):
         asked, done = (_INDEX.sub("", text) for text in (row.asked, row.done))
         found.setdefault((row.file, row.line, asked, done, row.fidelity), []).append(row)
-    return _ordered([functools.reduce(_sum, alike, _of_all(alike)) for alike in found.values()])
+    return _ordered([_one_of(alike) for alike in found.values()])
 
 
 _INDEX = re.compile(r"(?<=[a-z]:)\d+")
 
 
-def _of_all(rows: Sequence[Row]) -> Row:
-    """Return a row without calls that names the devices of all."""
-    texts: dict[str, Any] = {}
-    for name in ("asked", "done"):
-        given = list(dict.fromkeys(getattr(row, name) for row in rows))
-        indices = sorted({int(index) for text in given for index in _INDEX.findall(text)})
-        texts[name] = _INDEX.sub(numbers(indices), given[0]) if len(given) > 1 else given[0]
-    return dataclasses.replace(rows[0], count=0, seconds=0.0, bytes=0, libraries=[], **texts)
+def _one_of(rows: Sequence[Row]) -> Row:
+    """Return the sum of rows, with the devices of all."""
+    texts: dict[str, Any] = {name: _joined(getattr(row, name) for row in rows) for name in ("asked", "done")}
+    return dataclasses.replace(functools.reduce(_sum, rows), **texts)
+
+
+def _joined(texts: Iterable[str]) -> str:
+    first, *others = dict.fromkeys(texts)
+    indices = sorted({int(index) for text in (first, *others) for index in _INDEX.findall(text)})
+    return _INDEX.sub(numbers(indices), first) if others else first
 
 
 def numbers(found: Sequence[int]) -> str:
@@ -166,16 +160,14 @@ def _ordered(rows: Collection[Row]) -> list[Row]:
 
 
 def _sum(one: Row, other: Row) -> Row:
-    counts: dict[tuple[str, int, str], int] = {}
+    counts: Counter[tuple[str, int, str]] = Counter()
     for each in (*one.libraries, *other.libraries):
-        key = each.file, each.line, each.function
-        counts[key] = counts.get(key, 0) + each.count
-    libraries = [LibraryLine(*key, count) for key, count in counts.items()]
+        counts[each.file, each.line, each.function] += each.count
     return dataclasses.replace(
         one,
         count=one.count + other.count,
         seconds=one.seconds + other.seconds,
         bytes=one.bytes + other.bytes,
-        libraries=sorted(libraries, key=lambda each: -each.count),
+        libraries=[LibraryLine(*key, count) for key, count in counts.most_common()],
         processes=list(dict.fromkeys((*one.processes, *other.processes))),
     )

@@ -19,11 +19,8 @@ _CPU = torch.device("cpu")
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 WIDE = {
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float32: torch.float64,
-    torch.complex32: torch.complex128,
-    torch.complex64: torch.complex128,
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
 }
 """Dtype -> the dtype of a more precise reference."""
 

@@ -50,7 +50,9 @@ def write(context: Context, operator: Operator, inputs: Inputs, finding: Finding
     # Beside the file of findings, or in the working folder.
     named = context.options.verify
     folder = Path(named).with_suffix("") if isinstance(named, str) else Path(_FOLDER)
-    if sum(1 for each in context.journal.findings if each.script) >= _MOST or _size(inputs) > _LARGEST:
+    kept = zip(inputs.starts, inputs.memories, strict=True)
+    size = sum(memory.numel() - start for start, memory in kept) if inputs.has_values else 0
+    if sum(1 for each in context.journal.findings if each.script) >= _MOST or size > _LARGEST:
         return ""
     name = f"{operator.name.partition('::')[2]}-{Path(finding.site.file).stem[:_LONGEST]}-{finding.site.line}"
     path = folder / (re.sub(r"[^\w.-]+", "-", name) + ".py")
@@ -64,11 +66,6 @@ def write(context: Context, operator: Operator, inputs: Inputs, finding: Finding
         logger.warning("the program that shows %s alone could not be written: %s", operator.name, error)
         return ""
     return os.fspath(path)
-
-
-def _size(inputs: Inputs) -> int:
-    kept = zip(inputs.starts, inputs.memories, strict=True)
-    return sum(memory.numel() - start for start, memory in kept) if inputs.has_values else 0
 
 
 class _Memory(NamedTuple):
@@ -118,6 +115,7 @@ class _Program:
         saved = {m.name: m.values for m in self._memories.values() if m.values is not None and not _is_inline(m)}
         inline = [m.values for m in self._memories.values() if m.values is not None and _is_inline(m)]
         places = self._inputs.places.items()
+        device, family = self._context.device_type, self._context.program
         target, against = self._context.runtime.target, "in float64" if self._wide else "the CPU"
         text = templates.filled(
             __file__,
@@ -134,19 +132,12 @@ class _Program:
             tensors=[(self._names[key], self._memories[at.memory, at.dtype], at) for key, at in places],
             call=self._call(),
             target=_literal(target),
-            device=self._device(),
-            family=self._context.program,
-            is_default=self._context.program == Options().written_for,
+            device=f"{family}:{self._inputs.index_on(device)}" if self._simulated else device,
+            family=family,
+            is_default=family == Options().written_for,
             same=_literal(f"{finding.operator} gives the same on {target} and {against}"),
         )
         return text, saved
-
-    def _device(self) -> str:
-        """Return the device to compute on, as the program spells it."""
-        device = self._context.device_type
-        if not self._simulated:
-            return device
-        return f"{self._context.program}:{self._inputs.index_on(device)}"
 
     def _call(self) -> str:
         namespace, _, name = self._operator.name.partition("::")

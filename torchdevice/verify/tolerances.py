@@ -32,22 +32,11 @@ def of_properties(actual: torch.Tensor, expected: torch.Tensor, *, wide: bool) -
     """Return how shape or dtype differ; a reference in float64 has the right kind of dtype only."""
     if actual.shape != expected.shape:
         return Difference("shape", f"has shape {tuple(actual.shape)} instead of {tuple(expected.shape)}")
-    if wide and _kind_of(actual.dtype) == _kind_of(expected.dtype) in (_FLOAT, _COMPLEX):
+    kind, right = ((each.dtype.is_floating_point, each.dtype.is_complex) for each in (actual, expected))
+    if actual.dtype == expected.dtype or (wide and kind == right and any(kind)):
         return None
-    if actual.dtype != expected.dtype:
-        return Difference("dtype", f"has dtype {_spelled(actual.dtype)} instead of {_spelled(expected.dtype)}")
-    return None
-
-
-_FLOAT, _COMPLEX = "float", "complex"
-
-
-def _kind_of(dtype: torch.dtype) -> object:
-    return _COMPLEX if dtype.is_complex else _FLOAT if dtype.is_floating_point else dtype
-
-
-def _spelled(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    found, wanted = (str(each.dtype).removeprefix("torch.") for each in (actual, expected))
+    return Difference("dtype", f"has dtype {found} instead of {wanted}")
 
 
 def of_values(actual: torch.Tensor, expected: torch.Tensor, more: torch.Tensor | None = None) -> Difference | None:
