@@ -138,9 +138,8 @@ def get_memory_fraction(context: Context, device: int) -> float:
 
 def total(context: Context, device: int) -> int:
     """Return the bytes of memory of a device: the scope's property ``total_memory``, or the target's memory."""
-    return (context.options.properties or {}).get("total_memory") or context.runtime.total_memory(
-        _target_index(context, device)
-    )
+    given = (context.options.properties or {}).get("total_memory")
+    return given or context.runtime.total_memory(_target_index(context, device))
 
 
 def mem_get_info(context: Context, device: int) -> tuple[int, int]:
