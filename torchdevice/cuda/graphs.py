@@ -32,13 +32,6 @@ _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "
 """The moments at which torch runs the hooks of a graph."""
 
 
-# The texts of aten/src/ATen/cuda/CUDAGraph.cpp.
-
-
-def _release_nothing() -> None:
-    """Do nothing: the graph keeps no pool."""
-
-
 class GraphStandIn:
     """Stands in for ``torch.cuda.CUDAGraph``: records operators once and runs them again."""
 
@@ -50,7 +43,7 @@ class GraphStandIn:
         self._capture: Capture | None = None
         self._captured: Capture | None = None
         self._pool: Any = None
-        self._release: Callable[[], Any] = _release_nothing
+        self._release: Callable[[], Any] = int  # does nothing: the graph keeps no pool
         self._pools: PrivatePools | None = None
         self._retained: list[Any] = []
         self._generators: list[torch.Generator] = []
