@@ -196,10 +196,7 @@ def _new_graph(context: Context, original: Any, cls: type, keep_graph: bool = Fa
     return GraphStandIn(context)
 
 
-def _forget_stream() -> None:
-    torch.cuda.graph.default_capture_stream = None  # type: ignore[assignment]
-
-
+_forget_stream = functools.partial(setattr, torch.cuda.graph, "default_capture_stream", None)  # in C
 REPLACED.append(Callback(_forget_stream, _forget_stream))
 imported_by_value(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing _graph_pool_handle")
 

@@ -98,7 +98,7 @@ class SimulatedRuntime(Runtime):
     def location_tag(self) -> str:
         return self.profile.accelerator
 
-    @property
+    @functools.cached_property  # each entry of a scope reads it
     def rewriters(self) -> Mapping[Any, Any]:
         return simulated_rewriters.TABLE_OF_CUDA if self.profile.stands_for_cuda else simulated_rewriters.TABLE
 
