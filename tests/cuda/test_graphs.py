@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,19 +173,6 @@ def test_a_graph_without_work_is_warned_of() -> None:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             pass
     assert [each.filename for each in warned] == [__file__]
-
-
-def test_a_dump_names_the_operators_in_their_order(tmp_path: Path) -> None:
-    x, file, graph = torch.ones(2, device="cuda"), tmp_path / "graph.dot", torch.cuda.CUDAGraph()
-    graph.enable_debug_mode()
-    with torch.cuda.graph(graph):
-        (x + 1).exp()
-    graph.debug_dump(str(file))
-    assert re.findall(r'label="aten.(\w+)', file.read_text()) == ["add", "exp"]
-    other = torch.cuda.CUDAGraph()
-    with pytest.warns(UserWarning, match="enable_debug_mode"):
-        other.debug_dump(str(tmp_path / "other.dot"))
-    assert not (tmp_path / "other.dot").exists()
 
 
 def test_an_exception_of_the_program_ends_the_capture() -> None:

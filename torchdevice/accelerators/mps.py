@@ -124,28 +124,16 @@ def release_event(context: Context, event: int) -> None:
     _events.pop(event, None)
 
 
-@supplied_function("_mps_recordEvent", native_to=_MPS)
-def record_event(context: Context, event: int) -> None:
-    """Record the present point of the target's work in an event."""
-    _events[event].record()
+def _supply_method(name: str, method: str, note: str) -> None:
+    @supplied_function(f"_mps_{name}", note=note, native_to=_MPS)
+    def of_event(context: Context, event: int) -> Any:
+        return getattr(_events[event], method)()
 
 
-@supplied_function("_mps_waitForEvent", native_to=_MPS)
-def wait_for_event(context: Context, event: int) -> None:
-    """Make later work wait for an event. The target runs all work in the order of submission."""
-    _events[event].wait()
-
-
-@supplied_function("_mps_queryEvent", native_to=_MPS)
-def query_event(context: Context, event: int) -> bool:
-    """Return whether the work before the event is done."""
-    return _events[event].query()
-
-
-@supplied_function("_mps_synchronizeEvent", native_to=_MPS)
-def synchronize_event(context: Context, event: int) -> None:
-    """Wait for the work before the event."""
-    _events[event].synchronize()
+_supply_method("recordEvent", "record", "Record the present point of the target's work in an event.")
+_supply_method("waitForEvent", "wait", "Make later work wait. The target runs all work in the order of submission.")
+_supply_method("queryEvent", "query", "Return whether the work before the event is done.")
+_supply_method("synchronizeEvent", "synchronize", "Wait for the work before the event.")
 
 
 @supplied_function("_mps_elapsedTimeOfEvents", native_to=_MPS)

@@ -380,6 +380,11 @@ class Context:
         self.thread.redirects.clear()  # their answers were the accelerator
         return torch.device("cpu")
 
+    def tell(self, event: str, *values: Any) -> None:
+        """Tell the observers of streams of a call that orders work: ``event`` is their method."""
+        for observer in self.stream_observers:
+            getattr(observer, event)(*values)
+
     # ---- values ------------------------------------------------------------------------------------------------------
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:

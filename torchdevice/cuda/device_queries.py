@@ -102,8 +102,7 @@ def synchronize(context: Context) -> None:
 def synchronize_device(context: Context, index: int) -> None:
     """Wait for the work of one of the program's devices."""
     context.runtime.synchronize(context.target_index(index))
-    for observer in context.stream_observers:
-        observer.device_synchronized(index)
+    context.tell("device_synchronized", index)
 
 
 @supplied_function("_cuda_sleep")

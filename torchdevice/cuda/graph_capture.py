@@ -238,12 +238,6 @@ class Capture(TorchDispatchMode):
         """Whether an operator was recorded."""
         return bool(self._steps)
 
-    def as_dot(self) -> str:
-        """Return the recorded operators in their order, in the DOT language."""
-        nodes = "".join(f'  {i} [label="{step.op}"];\n' for i, step in enumerate(self._steps))
-        edges = "".join(f"  {i - 1} -> {i};\n" for i in range(1, len(self._steps)))
-        return f"digraph cuda_graph {{\n{nodes}{edges}}}\n"
-
     def abandon(self) -> None:
         """Leave a capture that the program did not end, and restore the program's tensors and generators."""
         self.__exit__(None, None, None)

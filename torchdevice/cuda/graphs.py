@@ -6,7 +6,6 @@ import collections
 import functools
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -33,13 +32,6 @@ _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "
 """The moments at which torch runs the hooks of a graph."""
 
 
-# The texts of aten/src/ATen/cuda/CUDAGraph.cpp.
-
-
-def _release_nothing() -> None:
-    """Do nothing: the graph keeps no pool."""
-
-
 class GraphStandIn:
     """Stands in for ``torch.cuda.CUDAGraph``: records operators once and runs them again."""
 
@@ -51,12 +43,11 @@ class GraphStandIn:
         self._capture: Capture | None = None
         self._captured: Capture | None = None
         self._pool: Any = None
-        self._release: Callable[[], Any] = _release_nothing
+        self._release: Callable[[], Any] = int  # does nothing: the graph keeps no pool
         self._pools: PrivatePools | None = None
         self._retained: list[Any] = []
         self._generators: list[torch.Generator] = []
         self._recorded_exec_ids: set[int] = set()  # torch.cuda.graph adds to it (torch 2.15 and later)
-        self._is_debugged = False
         for moment in _HOOKED:
             # Ordered: hooks run in the order in which they were registered.
             setattr(self, f"_{moment}_hooks", collections.OrderedDict())
@@ -153,8 +144,7 @@ class GraphStandIn:
         self._end_following(capture)
         # Nothing is computed during a capture on CUDA.
         capture.put_back()
-        for observer in self._context.stream_observers:
-            observer.graph_captured(id(self), capture.order.clocks, capture.inputs())
+        self._context.tell("graph_captured", id(self), capture.order.clocks, capture.inputs())
         if capture.failed:
             self._release()
             raise error(INVALIDATED)
@@ -176,8 +166,7 @@ class GraphStandIn:
         self._run_hooks("replay_start")
         try:
             self._captured.replay()
-            for observer in self._context.stream_observers:
-                observer.graph_replayed(id(self), self._pool, self._context.thread.device_index)
+            self._context.tell("graph_replayed", id(self), self._pool, self._context.thread.device_index)
         finally:
             self._run_hooks("replay_end")
 
@@ -193,21 +182,13 @@ class GraphStandIn:
         return self._pool
 
     def enable_debug_mode(self) -> None:
-        """Let :meth:`debug_dump` write a file."""
-        self._is_debugged = True
-
-    def debug_dump(self, debug_path: str, *, verbose: bool = True) -> None:
-        """Write the recorded operators, in their order, to a file in the DOT language."""
-        if not self._is_debugged:
-            warn_at(program_line(), UserWarning(text("no debug mode")), UserWarning)
-        elif self._captured is not None:
-            Path(debug_path).write_text(self._captured.as_dot(), encoding="utf-8")
+        """Do nothing: :meth:`debug_dump` has no graph of CUDA's to write."""
 
     def raw_cuda_graph(self) -> NoReturn:
         """Raise: there is no ``cudaGraph_t``."""
         thread_state.refuse("torch.cuda.CUDAGraph.raw_cuda_graph", "There is no cudaGraph_t. Use replay().")
 
-    raw_cuda_graph_exec = get_graph_data = raw_cuda_graph
+    raw_cuda_graph_exec = get_graph_data = debug_dump = raw_cuda_graph
 
 
 @replaces(torch.cuda.CUDAGraph, "__new__")
@@ -215,10 +196,7 @@ def _new_graph(context: Context, original: Any, cls: type, keep_graph: bool = Fa
     return GraphStandIn(context)
 
 
-def _forget_stream() -> None:
-    torch.cuda.graph.default_capture_stream = None  # type: ignore[assignment]
-
-
+_forget_stream = functools.partial(setattr, torch.cuda.graph, "default_capture_stream", None)  # in C
 REPLACED.append(Callback(_forget_stream, _forget_stream))
 imported_by_value(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing _graph_pool_handle")
 

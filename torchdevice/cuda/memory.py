@@ -51,11 +51,7 @@ def out_of_memory_error(context: Context) -> type[RuntimeError]:
     return class_for_out_of_memory(context, sys.exc_info()[1])
 
 
-def _zeros() -> dict[str, int]:
-    return {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
-
-
-def _figures(current: int, peak: int) -> dict[str, int]:
+def _figures(current: int = 0, peak: int = 0) -> dict[str, int]:
     """Return the figures of one key. The sums of allocations are the least that explain the peak."""
     return {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
 
@@ -78,12 +74,12 @@ def memory_stats(context: Context, device: int) -> dict[str, Any]:
     report(context, "torch.cuda.memory_stats")
     index = _target_index(context, device)
     memory = context.runtime.memory(index)
-    stats: dict[str, Any] = {name: {pool: _zeros() for pool in KEYS["pools"]} for name in KEYS["of pools"]}
+    stats: dict[str, Any] = {name: {pool: _figures() for pool in KEYS["pools"]} for name in KEYS["of pools"]}
     allocated = _figures(memory.allocated, memory.peak_allocated)
     for name in ("active_bytes", "allocated_bytes", "requested_bytes"):
         stats[name]["all"] = dict(allocated)
     stats["reserved_bytes"]["all"] = _figures(memory.reserved, memory.peak_reserved)
-    stats.update({name: _zeros() for name in KEYS["of the whole"]}, **dict.fromkeys(KEYS["numbers"], 0))
+    stats.update({name: _figures() for name in KEYS["of the whole"]}, **dict.fromkeys(KEYS["numbers"], 0))
     for name, kept in context.runtime.statistics(index).items():
         stats[name] = _shown(kept)
     return stats
@@ -138,9 +134,8 @@ def get_memory_fraction(context: Context, device: int) -> float:
 
 def total(context: Context, device: int) -> int:
     """Return the bytes of memory of a device: the scope's property ``total_memory``, or the target's memory."""
-    return (context.options.properties or {}).get("total_memory") or context.runtime.total_memory(
-        _target_index(context, device)
-    )
+    given = (context.options.properties or {}).get("total_memory")
+    return given or context.runtime.total_memory(_target_index(context, device))
 
 
 def mem_get_info(context: Context, device: int) -> tuple[int, int]:

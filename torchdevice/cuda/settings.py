@@ -20,9 +20,7 @@ from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 
 _STORED: dict[str, dict[str, Any]] = {
-    "the target has one linear algebra library": {
-        "_set_linalg_preferred_backend": torch._C._LinalgBackend.Default,
-    },
+    "the target has one linear algebra library": {"_set_linalg_preferred_backend": torch._C._LinalgBackend.Default},
     "the target has one BLAS": {"_set_blas_preferred_backend": torch._C._BlasBackend.Default},
     **data_files.read(__file__, "settings.json"),
 }

@@ -206,15 +206,13 @@ class StreamStandIn(torch.Stream):
         is_busy = times is not None and times.busy_until(self._identity) > times.now()
         done = not is_busy and self._context.runtime.mark(self._target_index, timing=False).query()
         if done:
-            for observer in self._context.stream_observers:
-                observer.stream_queried(self._identity)
+            self._context.tell("stream_queried", self._identity)
         return done
 
     def synchronize(self) -> None:
         """Wait for the work of the stream's device."""
         self._context.runtime.synchronize(self._target_index)
-        for observer in self._context.stream_observers:
-            observer.stream_synchronized(self._identity)
+        self._context.tell("stream_synchronized", self._identity)
 
     @property
     def _identity(self) -> Stream:
@@ -354,8 +352,7 @@ class EventStandIn(torch.Event):
             return True
         done = self._is_done()
         if done:
-            for observer in self._context.stream_observers:
-                observer.event_queried(self._number)
+            self._context.tell("event_queried", self._number)
         return done
 
     def _is_done(self) -> bool:
@@ -366,8 +363,7 @@ class EventStandIn(torch.Event):
         """Wait for the work before the recorded point."""
         if self._mark is not None:
             self._mark.synchronize()
-            for observer in self._context.stream_observers:
-                observer.event_synchronized(self._number)
+            self._context.tell("event_synchronized", self._number)
 
     def __del__(self) -> None:
         # `__new__` may have been interrupted before the attribute was there.
@@ -435,8 +431,7 @@ def new_stream(
     stream = _remembered(context, made(context, next(_ids), index, priority))
     if context.runtime.has_handles:
         context.stream_handles[handle_of(stream._identity)] = stream._identity
-    for observer in context.stream_observers:
-        observer.stream_created(stream._identity)
+    context.tell("stream_created", stream._identity)
     return stream
 
 

@@ -61,9 +61,8 @@ class ModuleRuntime(Runtime):
     def _named(self, name: str) -> Any:
         found = getattr(self.module, name, None)
         if not found:  # absent, or an empty tuple of generators
-            raise NotSupportedError(
-                f"torch.{self.device_type}.{name}", f"The {self.device_type!r} backend does not provide it."
-            )
+            kind = self.device_type
+            raise NotSupportedError(f"torch.{kind}.{name}", f"The {kind!r} backend does not provide it.")
         return found
 
     def _call(self, name: str, *args: Any) -> Any:

@@ -71,5 +71,4 @@ def runtime(device_type: str) -> Runtime:
 
 @functools.cache
 def _own_runtime(device_type: str) -> Runtime:
-    made = _WITHOUT_CONVENTION.get(device_type)
-    return ModuleRuntime(device_type) if made is None else made()
+    return _WITHOUT_CONVENTION.get(device_type, functools.partial(ModuleRuntime, device_type))()

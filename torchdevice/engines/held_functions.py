@@ -50,9 +50,8 @@ def _is_of_torch(value: object) -> bool:
 def _can_hold(main: types.ModuleType) -> bool:
     """Return whether ``__main__`` defines or keeps anything but modules, plain values and what it has imported."""
     for name, value in list(vars(main).items()):
-        imported = (
-            issubclass(type(value), (*_NAMED, types.ModuleType)) and getattr(value, "__module__", None) != "__main__"
-        )
+        named = issubclass(type(value), (*_NAMED, types.ModuleType))
+        imported = named and getattr(value, "__module__", None) != "__main__"
         if not (imported or type(value) in _PLAIN or (name.startswith("__") and name.endswith("__"))):
             return True
     return False

@@ -165,11 +165,8 @@ class _Naming(EntryPoint):
                         context.journal.record(requested, done, _EXACT, above=1)
                     if not context.runtime.shares_host_memory:
                         return result
-                    return (
-                        moves.moved(context, args[0], result, _DEVICE)
-                        if args and result is args[0]
-                        else moves.mark(result, _DEVICE)
-                    )
+                    stayed = args and result is args[0]
+                    return moves.moved(context, result, result, _DEVICE) if stayed else moves.mark(result, _DEVICE)
                 except OF_TORCH:
                     pass  # the mode repeats the call below, outside this clause, as in `LastResort`
                 finally:

@@ -128,9 +128,8 @@ def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwar
             return original(cls, *args, device=device, **kwargs)
         policy.check_scope()
         size = args[0] if args else kwargs.get("size", 0)
-        memory = (
-            torch.empty(size, dtype=torch.uint8) if isinstance(size, int) else torch.tensor(size, dtype=torch.uint8)
-        )
+        make: Any = torch.empty if isinstance(size, int) else torch.tensor
+        memory = make(size, dtype=torch.uint8)
         context = _scope()
         device = (context and context.redirect(device)) or device
         return storages.fresh(memory, device.index or 0).untyped_storage()
@@ -161,15 +160,8 @@ def _register_kernels() -> None:
     non_functional = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, non_functional)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
-    _libraries.extend(
-        (
-            fallback,
-            aten,
-            quantized.register(aten),
-            *autocast_lists.register(DEVICE_TYPE, "AutocastPrivateUse1"),
-            *sparse.register(),
-        )
-    )
+    casts = autocast_lists.register(DEVICE_TYPE, "AutocastPrivateUse1")
+    _libraries.extend((fallback, aten, quantized.register(aten), *casts, *sparse.register()))
 
 
 def _named() -> set[str]:

@@ -311,9 +311,7 @@ def _from_argument(run: Callable[..., Any], index: int, args: list[Any], kwargs:
     # A generator of the CPU that the program made, given to a kernel of the device.
     if given is not None and not is_of_device(given):
         if index >= 0:
-            raise RuntimeError(
-                f"Expected a {policy.spelled(index).split(':')[0]!r} device type for generator but found 'cpu'"
-            )
+            raise RuntimeError(text("generator of the CPU", kind=policy.spelled(index).split(":")[0]))
         return run(*args, **kwargs)
     return run(*args, **{**kwargs, "generator": next_numbers(default_generator(index) if given is None else given)})
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +22,7 @@ from torchdevice.fallback.cpu_fallback import counted
 from torchdevice.foundation import forks
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.per_thread import having
+from torchdevice.foundation.per_thread import PerThread, having
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.foundation.torch_texts import text
 from torchdevice.journal.callers import program_line, site_of
@@ -35,27 +34,17 @@ DEVICE_TYPE = "simulated"
 """The name of the device type."""
 
 
-class _Thread(threading.local):
-    """What the kernels of a thread do at present.
+_thread = PerThread(lifted=False, holds_doubles=False, falling_back=False, recorded=False)
+"""What the kernels of a thread do at present.
 
-    Attributes:
-        lifted: They refuse nothing: this package itself calls operators.
-        holds_doubles: They refuse no dtype: torch composes the operator differently on the real device.
-        falling_back: They run an operator that the device lacks.
-        recorded: Recorders look at the operator within which they run.
-    """
-
-    lifted = False
-    holds_doubles = False
-    falling_back = False
-    recorded = False
-
-
-_thread = _Thread()
+``lifted``: they refuse nothing, because this package itself calls operators. ``holds_doubles``: they refuse no dtype,
+because torch composes the operator differently on the real device. ``falling_back``: they run an operator that the
+device lacks. ``recorded``: recorders look at the operator within which they run.
+"""
 
 
 def being(name: str) -> AbstractContextManager[None]:
-    """Set a flag of :class:`_Thread` in this thread."""
+    """Set a flag of :data:`_thread` in this thread."""
     return having(_thread, **{name: True})
 
 
@@ -198,10 +187,8 @@ def lose(why: str, kind: tuple[str, str] = DEVICE_ASSERT) -> None:
     """Let every later call on the machine of this thread's scope fail, as after an error of a kernel of CUDA's."""
     context = thread_state.state.context
     assert context is not None
-    _set_lost(
-        context.machine,
-        (kind, f"An earlier call failed at {site_of(program_line())}, and CUDA runs nothing after that. {why}"),
-    )
+    why = f"An earlier call failed at {site_of(program_line())}, and CUDA runs nothing after that. {why}"
+    _set_lost(context.machine, (kind, why))
 
 
 def replace_lost() -> None:

@@ -124,9 +124,14 @@ def _is_for_cpu(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 _OF_TENSORS = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ bernoulli multinomial"
 
+
+def _named(owner: Any, names: str) -> tuple[Any, ...]:
+    return tuple(getattr(owner, name) for name in names.split())
+
+
 _DRAWING = (
-    *(getattr(torch, name) for name in ["rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"]),
-    *(getattr(torch.Tensor, name) for name in _OF_TENSORS.split()),
+    *_named(torch, "rand randn randint randperm normal bernoulli multinomial"),
+    *_named(torch.Tensor, _OF_TENSORS),
 )
 """Functions that programs pass a generator."""
 
@@ -138,11 +143,8 @@ def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 _NAMING_DEVICES = (
-    *(getattr(torch.Tensor, name) for name in ["numpy", "set_", "tensor_split"]),
-    *(
-        getattr(torch, name)
-        for name in ["tensor_split", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pack_padded_sequence"]
-    ),
+    *_named(torch.Tensor, "numpy set_ tensor_split"),
+    *_named(torch, "tensor_split lstm gru rnn_tanh rnn_relu _pack_padded_sequence"),
 )
 
 

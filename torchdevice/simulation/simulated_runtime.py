@@ -15,7 +15,7 @@ from torchdevice.devices import registry
 from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps_runtime import says_refused
-from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Memory, Runtime
+from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Runtime
 from torchdevice.lowlevel import page_locked
 from torchdevice.simulation import (
     backend,
@@ -34,6 +34,11 @@ from torchdevice.simulation.observe import assumed_values, async_copies, host_wa
 from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention
 from torchdevice.torch_apis import sanitizer
+
+
+def _of_memory(name: str) -> Any:
+    """Return the method that is that of a device's memory."""
+    return lambda self, index: getattr(storages.device(index), name)()
 
 
 class SimulatedRuntime(Runtime):
@@ -93,7 +98,7 @@ class SimulatedRuntime(Runtime):
     def location_tag(self) -> str:
         return self.profile.accelerator
 
-    @property
+    @functools.cached_property  # each entry of a scope reads it
     def rewriters(self) -> Mapping[Any, Any]:
         return simulated_rewriters.TABLE_OF_CUDA if self.profile.stands_for_cuda else simulated_rewriters.TABLE
 
@@ -167,14 +172,8 @@ class SimulatedRuntime(Runtime):
         # Never negative: the limit may have been lowered below what is reserved.
         return self.memory_limit - min(self.memory_limit, device.figures().reserved + self.taken)
 
-    def memory(self, index: int) -> Memory:
-        return storages.device(index).figures()
-
-    def statistics(self, index: int) -> Mapping[str, Any]:
-        return storages.device(index).statistics()
-
-    def reset_accumulated_memory(self, index: int) -> None:
-        storages.device(index).reset_accumulated()
+    memory, statistics = _of_memory("figures"), _of_memory("statistics")
+    reset_peak_memory, reset_accumulated_memory = _of_memory("reset_peak"), _of_memory("reset_accumulated")
 
     def blocks(self, index: int) -> list[Block]:
         return [storages.shown(index, *each) for each in storages.blocks(storages.device(index)).items()]
@@ -185,9 +184,6 @@ class SimulatedRuntime(Runtime):
 
     def watch_allocations(self, observer: Observer, context: Any) -> Callable[[], None]:
         return storages.observe(observer, context.machine)
-
-    def reset_peak_memory(self, index: int) -> None:
-        storages.device(index).reset_peak()
 
     def limit_memory(self, index: int, fraction: float | None) -> bool:
         return True

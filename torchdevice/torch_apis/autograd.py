@@ -47,8 +47,7 @@ def _run_backward(context: Context, original: Any, tensors: Any, *args: Any, **k
     """Call the engine with the mode, and raise the error that was taken away on its way."""
     taken.error = None
     context.runtime.note_memory()
-    for observer in context.stream_observers:
-        observer.backward_began()
+    context.tell("backward_began")
     try:
         with _in_this_thread(), _on_streams_of_forward(context, tensors):
             return with_mode(context, original, tensors, *args, **kwargs)

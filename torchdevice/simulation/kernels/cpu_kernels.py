@@ -149,18 +149,11 @@ def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
 def make_coo(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     """Return a COO tensor of its indices and values, on their device, with the shape of ``like``."""
     indices, values = parts
-    return _make_sparse(
-        like.sparse_dim(),
-        like.dense_dim(),
-        like.shape,
-        indices,
-        values,
-        dtype=values.dtype,
-        layout=torch.sparse_coo,
-        # By the index and not by `.device`, which the mode rewrites.
-        device=_CPU if index_of(values) < 0 else torch.device(policy.DEVICE_TYPE, index_of(values)),
-        is_coalesced=like.is_coalesced(),
-    )
+    # By the index and not by `.device`, which the mode rewrites.
+    device = _CPU if index_of(values) < 0 else torch.device(policy.DEVICE_TYPE, index_of(values))
+    made = like.sparse_dim(), like.dense_dim(), like.shape, indices, values
+    kind = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": device}
+    return _make_sparse(*made, **kind, is_coalesced=like.is_coalesced())
 
 
 def make_compressed(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:

@@ -222,17 +222,14 @@ def attend(
             attention.check(attention.Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
             return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
-        same = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1 and all(
-            map(_is_real, tensors)
-        )
-        free = same and not (attn_mask is not None and attn_mask.requires_grad) and policy.provides(_FLASH_KERNEL)
-        if free and _chooses_flash(tensors, dropout_p, is_causal, **options):
-            return _FLASH_KERNEL(
-                query, key, value, dropout_p, is_causal, attn_mask=_added(attn_mask, query), scale=scale
-            )[0]
-        return _aten.scaled_dot_product_attention.default.decompose(
-            query, key, value, attn_mask, dropout_p, is_causal, **options
-        )
+        alike = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
+        free = alike and all(map(_is_real, tensors)) and policy.provides(_FLASH_KERNEL)
+        mask_learns = attn_mask is not None and attn_mask.requires_grad
+        call = query, key, value, dropout_p, is_causal
+        if free and not mask_learns and _chooses_flash(tensors, dropout_p, is_causal, **options):
+            return _FLASH_KERNEL(*call, attn_mask=_added(attn_mask, query), scale=scale)[0]
+        composed = _aten.scaled_dot_product_attention.default.decompose
+        return composed(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
 
 def _added(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
@@ -253,7 +250,12 @@ def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causa
     return bool(chosen == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value)
 
 
-_run_convolution = Pipeline(_aten.convolution.default, refusals=lambda op: ()).run
+def _accepted(op: Any) -> Callable[..., Any]:
+    """Return an operator's kernel, for calls that were not refused."""
+    return Pipeline(op, refusals=lambda op: ()).run
+
+
+_run_convolution = _accepted(_aten.convolution.default)
 
 
 @special("convolution")
@@ -277,7 +279,7 @@ def convolve(*args: Any) -> torch.Tensor:
 
 
 def _ctc(overload: str) -> Callable[..., Any]:
-    run = Pipeline(getattr(_aten._ctc_loss, overload), refusals=lambda op: ()).run
+    run = _accepted(getattr(_aten._ctc_loss, overload))
 
     def kernel(log_probs: torch.Tensor, targets: torch.Tensor, *lengths_and_options: Any, **options: Any) -> Any:
         """Torch's kernels do not look at the targets: the CPU's ends the process where one is far out of range."""
@@ -320,11 +322,6 @@ _FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 # ---- linear algebra by cuSOLVER's names ------------------------------------------------------------------------------
-
-
-def _accepted(op: Any) -> Callable[..., Any]:
-    """Return an operator's kernel, for calls that were not refused."""
-    return Pipeline(op, refusals=lambda op: ()).run
 
 
 _run_svd, _run_lstsq = _accepted(_aten._linalg_svd.default), _accepted(_aten.linalg_lstsq.default)

@@ -84,9 +84,8 @@ def flatten(weights: list[torch.Tensor], *rest: Any) -> torch.Tensor:
 def _are_in_pieces(input: torch.Tensor, weights: list[torch.Tensor]) -> bool:
     """Return whether cuDNN would have to copy weights. Autocast does that for it, and tracers' have no memory."""
     real = all(type(each) is torch.nn.Parameter for each in weights)
-    if not (real and is_on_cudnn(input) and policy.stands_for_cuda()):
-        return False
-    if policy.spelled(0) != "cuda:0":  # modules look for weights on CUDA, and flatten no others
+    # Modules look for weights on CUDA, and flatten no others.
+    if not (real and is_on_cudnn(input) and policy.stands_for_cuda() and policy.spelled(0) == "cuda:0"):
         return False
     ordered = _in_order(weights)
     places = itertools.accumulate((each.nbytes for each in ordered), initial=ordered[0].data_ptr())

@@ -123,9 +123,8 @@ class Races(Order):
         for earlier in memory.left:
             if not _knows(clock, earlier):
                 now = self._access("an allocation", stream, True, 0, block.size)
-                self._report(
-                    earlier, now, f"Call record_stream({_spelled(earlier.stream)}) before the tensor is freed."
-                )
+                remedy = f"Call record_stream({_spelled(earlier.stream)}) before the tensor is freed."
+                self._report(earlier, now, remedy)
 
     # ---- kernels -----------------------------------------------------------------------------------------------------
 

@@ -142,17 +142,7 @@ def refusal(kernel: str, call: Any) -> str | None:
     facts = _Facts(call)
     checks = (check for check in _TABLE["kernels"][kernel] if not (nested and check in _DENSE))
     failed = next((check for check in checks if _CHECKS[check](facts)), None)
-    return None if failed is None else _TABLE["texts"][failed].format_map(_Shown(facts))
-
-
-class _Shown(dict):
-    """The facts of a call by the names in the texts."""
-
-    def __init__(self, facts: Any):
-        self._facts = facts
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(self._facts, name)
+    return None if failed is None else _TABLE["texts"][failed].format(facts)
 
 
 def can_use(kernel: str, call: Any, debug: bool) -> bool:

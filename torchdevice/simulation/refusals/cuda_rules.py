@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchdevice.foundation.stand_ins import tensors
+from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.kernels.recurrent_networks import is_on_cudnn
@@ -33,11 +34,9 @@ def _type(tensor: torch.Tensor) -> str:
 def _parameters(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
     """Refuse parameters of another dtype than the input's: the kernels of norms take one dtype."""
     other = next((each for each in tensors(parameters) if dtype_of(each) != dtype_of(input)), None)
-    return (
-        ""
-        if other is None
-        else f"expected scalar type {scalar_type(dtype_of(input))} but found {scalar_type(dtype_of(other))}"
-    )
+    if other is None:
+        return ""
+    return f"expected scalar type {scalar_type(dtype_of(input))} but found {scalar_type(dtype_of(other))}"
 
 
 def _convolution(input: torch.Tensor, weight: torch.Tensor, bias: Any = None, *rest: Any, **out: Any) -> str:
@@ -63,9 +62,7 @@ def _int_mm(self: torch.Tensor, mat2: torch.Tensor, **out: Any) -> Any:
 def _scaled_mm(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
     capability = policy.capability()
     if capability is not None and capability < _FLOAT8:
-        return (
-            "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+"
-        )
+        return text("products without float8")
     one, other = "x".join(map(str, self.shape)), "x".join(map(str, mat2.shape))
     return (
         (
@@ -87,10 +84,7 @@ def _two_e5m2(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) 
 
 
 def _odd_sizes(sizes: Any) -> Any:
-    return any(size & (size - 1) for size in sizes) and (
-        "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, but got a "
-        f"signal size of{list(sizes)}"
-    )
+    return any(size & (size - 1) for size in sizes) and text("half of cuFFT", sizes=list(sizes))
 
 
 def _fft(self: torch.Tensor, dim: list[int], normalization: int, last: Any = None, **out: Any) -> Any:
@@ -114,10 +108,7 @@ def _ffts_of_reals(self: torch.Tensor, s: Any = None, dim: Any = None, norm: Any
 
 
 def _svd(A: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
-    return driver not in (None, "gesvd", "gesvdj", "gesvda") and (
-        f"torch.linalg.svd: unknown svd driver {driver} in svd_cusolver computation. Check doc at "
-        "https://pytorch.org/docs/stable/generated/torch.linalg.svd.html"
-    )
+    return driver not in (None, "gesvd", "gesvdj", "gesvda") and text("driver of svd", driver=driver)
 
 
 def _lstsq(self: torch.Tensor, b: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchdevice.foundation import data_files
+from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator, name_of
@@ -39,11 +40,7 @@ def _channels(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any)
 
 def _pooled(self: torch.Tensor, output_size: list[int], *args: Any, **out: Any) -> Any:
     odd = any(size % wanted for size, wanted in zip(self.shape[-2:], output_size, strict=False) if wanted)
-    return odd and (
-        "Adaptive pool MPS: input sizes must be divisible by output sizes. Non-divisible input sizes are not "
-        "implemented on MPS device yet. For now, you can manually transfer tensor to cpu in this case. Please refer to "
-        "[this issue](https://github.com/pytorch/pytorch/issues/96056)"
-    )
+    return odd and text("pooled on MPS")
 
 
 RULES = by_operator(

@@ -16,6 +16,7 @@ import torch
 
 from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import given_to
+from torchdevice.foundation.torch_texts import text
 
 
 class Nondeterministic(NamedTuple):
@@ -66,21 +67,6 @@ def refusal(found: Nondeterministic, op: Any, args: tuple[Any, ...], kwargs: Map
     if not found.concerns(given_to(op, args, kwargs)):
         return None
     if torch.is_deterministic_algorithms_warn_only_enabled():
-        warnings.warn(
-            f"{found.kernel} does not have a deterministic implementation, but you set "
-            f"'torch.use_deterministic_algorithms(True, warn_only=True)'. {_FILE}",
-            stacklevel=2,
-        )
+        warnings.warn(text("nondeterministic, and warned", kernel=found.kernel), stacklevel=2)
         return None
-    return (
-        f"{found.kernel} does not have a deterministic implementation, but you set "
-        f"'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation, or you can "
-        f"use the 'warn_only=True' option, if that's acceptable for your application. {_FILE_ALSO}"
-    )
-
-
-_FILE = (
-    "You can file an issue at https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic "
-    "support for this operation."
-)
-_FILE_ALSO = _FILE.replace("can file", "can also file")
+    return text("nondeterministic", kernel=found.kernel)
