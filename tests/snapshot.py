@@ -132,6 +132,7 @@ def take() -> dict[str, Any]:
         "excluded keys": str(torch._C._dispatch_tls_local_exclude_set()),
         "autocast dtype": {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda", "mps")},
         "default dtype": torch.get_default_dtype(),
+        "flags": {name: getattr(torch._C, name)() for name in _FLAGS},
         "visible": {
             "is_available": torch.cuda.is_available(),
             "is_initialized": torch.cuda.is_initialized(),
@@ -143,6 +144,21 @@ def take() -> dict[str, Any]:
             "xpu": (torch.xpu.is_available(), torch.xpu.is_initialized()),
         },
     }
+
+
+_FLAGS = (
+    "_get_cudnn_enabled",
+    "_get_cudnn_benchmark",
+    "_get_cudnn_deterministic",
+    "_get_mkldnn_enabled",
+    "_get_nnpack_enabled",
+    "_get_deterministic_algorithms",
+    "_get_flash_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled",
+    "_get_math_sdp_enabled",
+    "_get_cudnn_sdp_enabled",
+)
+"""The process's flags that choose kernels, by the functions of ``torch._C`` that read them."""
 
 
 PRECISIONS = [
