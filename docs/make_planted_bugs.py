@@ -18,8 +18,8 @@ from planted_bugs import BUGS, Planted  # noqa: E402
 BEGIN, END = "<!-- Made by docs/make_planted_bugs.py: begin -->\n", "<!-- end -->\n"
 
 _CORPUS = """
-Of {count} bugs that people had on GPUs and on Macs, {found} end as on the real device: with its text, or with
-wrong data. Of their correct twins {wrong} fail. They are in `tests/corpus.py` with their sources.
+Of {count} bugs that people had on GPUs and on Macs, {found} end as on the real device, with its text or with
+wrong data, or with the race that makes the data wrong there. Of their correct twins {wrong} fail. They are in `tests/corpus.py` with their sources.
 
 | class | bugs | found | correct programs that fail |
 |---|---|---|---|

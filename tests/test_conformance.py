@@ -40,8 +40,7 @@ def test_the_command_records_how_each_case_ended(command: tuple[str, Any]) -> No
         "twin": None,
     }
     assert record["device"] == "simulated" and record["torch"]
-    assert "results_of_two_graphs_in_one_pool: 'wrong data' was expected" in printed
-    assert "2 cases, 1 differences" in printed
+    assert "2 cases, 0 differences" in printed
 
 
 @pytest.mark.sampled(1)

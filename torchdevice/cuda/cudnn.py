@@ -56,15 +56,9 @@ def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> boo
     return context.runtime.has_handles and torch._C._get_cudnn_enabled() and known and tensor.is_cuda
 
 
-@replaces(torch, "_use_cudnn_rnn_flatten_weight", native_to="cuda")
-def _use_flatten_weight(context: Context, original: Any) -> bool:
-    """Return True: modules ask for weights that are on cuDNN."""
-    return True
+# Modules ask this for weights that are on cuDNN.
+replaces(torch, "_use_cudnn_rnn_flatten_weight", native_to="cuda")(lambda *_: True)
 
-
-@replaces(rnn, "get_cudnn_mode", native_to="cuda")
-def _mode(context: Context, original: Any, mode: str) -> int:
-    return ("RNN_RELU", "RNN_TANH", "LSTM", "GRU").index(mode)  # cuDNN's cudnnRNNMode_t
-
-
+_MODES = ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")  # in the order of cuDNN's cudnnRNNMode_t
+replaces(rnn, "get_cudnn_mode", native_to="cuda")(lambda _, original, mode: _MODES.index(mode))
 replaces(torch.backends.cudnn, "version", native_to="cuda")(lambda *_: CUDNN)

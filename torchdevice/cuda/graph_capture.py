@@ -51,10 +51,6 @@ _below_autograd = torch._C._AutoDispatchBelowAutograd
 _VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
-_INPLACE_VIEW = torch.Tag.inplace_view
-"""Marks operators that change a tensor's sizes and strides and no memory. The host runs them during a capture only."""
-
-
 class _Step(NamedTuple):
     """One recorded operator.
 
@@ -126,10 +122,13 @@ class Capture(TorchDispatchMode):
 
     Attributes:
         failed: Whether the program called an operator that cannot be captured.
+        memory: The blocks that are allocated during the capture, as an observer of memory adds them.
         order: The streams that take part. Whoever enters the mode sets it.
+        steps: The operators that were recorded.
     """
 
     order: CaptureOrder
+    memory: list[Any]
 
     def __init__(self, runtime: Runtime, generators: Sequence[torch.Generator]):
         super().__init__()
@@ -137,10 +136,10 @@ class Capture(TorchDispatchMode):
         # None on the CPU, where the program's work on the host cannot be told from the work that CUDA would capture.
         self._device_type = None if runtime.shares_host_memory else runtime.device_type
         self._kernels: list[Callable[[], Any]] = []
-        self.failed = False
+        self.failed, self.memory = False, []
         # At the beginning, so that the end of the capture can restore them.
         self._random_states = [(generator, generator.get_state()) for generator in generators]
-        self._steps: list[_Step] = []
+        self.steps: list[_Step] = []
         self._made: set[int] = set()
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -151,7 +150,7 @@ class Capture(TorchDispatchMode):
         self._refuse_waiting(func, args, kwargs)
         self._refuse_generator(args, kwargs)
         # `squeeze_` and its like change the tensor object alone, which a replay must not do again.
-        if _INPLACE_VIEW in func.tags:
+        if torch.Tag.inplace_view in func.tags:
             return dispatch_modes.run(func, args, kwargs)
         self._save_before_write(func, args, kwargs)
         with self._undeclared_writes(func, args, kwargs):
@@ -220,28 +219,17 @@ class Capture(TorchDispatchMode):
         self._made.update(tensor.untyped_storage()._cdata for tensor in made if tensor.layout is torch.strided)
         # A view need not be made again: its memory is written by a recorded operator.
         if made or any(map(is_written, func._schema.arguments)):
-            recorded = _Recorded(func, self._runtime)
-            self._steps.append(_Step(func, *recorded.take((args, kwargs, made))))
+            self.steps.append(_Step(func, *_Recorded(func, self._runtime).take((args, kwargs, made))))
 
     def do(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function that has no result, as each replay does at this place."""
         function(*args)
-        self._steps.append(_Step(function, args, {}, []))
+        self.steps.append(_Step(function, args, {}, []))
 
     def inputs(self) -> set[int]:
         """Return the addresses of the memory that the graph uses and that it did not allocate."""
-        used = _addresses([(step.args, step.kwargs) for step in self._steps], self._device_type)
-        return used - _addresses([step.made for step in self._steps], self._device_type)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether an operator was recorded."""
-        return bool(self._steps)
-
-    def abandon(self) -> None:
-        """Leave a capture that the program did not end, and restore the program's tensors and generators."""
-        self.__exit__(None, None, None)
-        self.put_back()
+        used = _addresses([(step.args, step.kwargs) for step in self.steps], self._device_type)
+        return used - _addresses([step.made for step in self.steps], self._device_type)
 
     def put_back(self) -> None:
         """Restore the program's tensors and generators to their states at the beginning of the capture."""
@@ -260,8 +248,8 @@ class Capture(TorchDispatchMode):
         asks = context is None or context.asks or context.options.verify
         with _as_kernels_do():
             if not (asks or self._kernels):
-                self._kernels = [step.kernel(self._runtime.host_alias) for step in self._steps]
-            for run in [step.run for step in self._steps] if asks else self._kernels:
+                self._kernels = [step.kernel(self._runtime.host_alias) for step in self.steps]
+            for run in [step.run for step in self.steps] if asks else self._kernels:
                 run()
 
 

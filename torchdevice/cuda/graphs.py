@@ -129,7 +129,8 @@ class GraphStandIn:
         capture, self._capture, self._context.thread.capture = self._capture, None, None
         if capture is not None:
             self._end_following(capture)
-            capture.abandon()
+            capture.__exit__(None, None, None)
+            capture.put_back()
             self._release()
 
     def capture_end(self) -> None:
@@ -144,12 +145,12 @@ class GraphStandIn:
         self._end_following(capture)
         # Nothing is computed during a capture on CUDA.
         capture.put_back()
-        self._context.tell("graph_captured", id(self), capture.order.clocks, capture.inputs())
+        self._context.tell("graph_captured", id(self), self._pool, capture)
         if capture.failed:
             self._release()
             raise error(INVALIDATED)
         capture.order.check_end()
-        if not capture.has_work:
+        if not capture.steps:
             warn_at(program_line(), UserWarning(text("empty graph")), UserWarning)
         self._captured = capture
         self._run_hooks("capture_end")
@@ -201,7 +202,5 @@ REPLACED.append(Callback(_forget_stream, _forget_stream))
 imported_by_value(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing _graph_pool_handle")
 
 
-@replaces("torch.cuda._graph_annotations", "_is_tools_id_unavailable", native_to="cuda")
-def _is_tools_id_unavailable(context: Context, original: Any) -> bool:
-    # torch 2.14 takes any answer of the package cuda-bindings but one for the driver's, also where there is no driver.
-    return True
+# torch 2.14 takes any answer of the package cuda-bindings but one for the driver's, also where there is no driver.
+replaces("torch.cuda._graph_annotations", "_is_tools_id_unavailable", native_to="cuda")(lambda *_: True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 Stream = tuple[int, int]
@@ -57,8 +56,8 @@ class StreamObserver:
     def collectives_waited(self) -> None:
         """The current stream of each device waits for the collectives so far."""
 
-    def graph_captured(self, graph: int, streams: Iterable[Stream], inputs: Iterable[int]) -> None:
-        """A graph is captured on streams. It uses memory at addresses that it did not allocate."""
+    def graph_captured(self, graph: int, pool: Any, capture: Any) -> None:
+        """A graph is captured, with a memory pool: a ``Capture`` of ``cuda/graph_capture.py``."""
 
     def graph_replayed(self, graph: int, pool: Any, index: int) -> None:
         """A graph was replayed on a device's current stream. Its results are in a memory pool."""

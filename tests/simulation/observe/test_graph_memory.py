@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -104,3 +105,20 @@ def test_what_a_capture_recorded_orders_nothing_because_it_did_not_run() -> None
     for graph in graphs:
         graph.replay()
     assert x.tolist() == [30, 30, 30, 30]
+
+
+@pytest.mark.parametrize("order", ["abc", "abcabc", "acb", "abcacb", "acab", "acbb"])
+@pytest.mark.parametrize("shares", [False, True], ids=["pools of their own", "one pool"])
+def test_a_dropped_result_holds_until_another_graph_of_its_pool_has_its_memory(order: str, shares: bool) -> None:
+    """The graph ``b`` reads what ``a`` has made. ``c`` has the memory of it if it shares the pool."""
+    x, pool = torch.ones(4, device="cuda"), torch.cuda.graph_pool_handle()
+    a, made = captured(lambda: x * 2, pool)
+    b, result = captured(functools.partial(torch.add, made, 1), pool)
+    made = None
+    c, last = captured(lambda: x * 3, pool if shares else None)
+    graphs, is_wrong = {"a": a, "b": b, "c": c}, "cb" in order and shares
+    with pytest.raises(GraphRaceError) if is_wrong else contextlib.nullcontext():
+        for each in order:
+            graphs[each].replay()
+    assert is_wrong or result.tolist() == [3, 3, 3, 3]
+    assert last.shape == (4,)

@@ -11,7 +11,6 @@ not seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -55,11 +54,16 @@ class Accesses:
 
 
 class _Memory:
-    """A block of memory, the stream for which it was allocated, and the accesses that a later one may race with."""
+    """A block of memory, the stream for which it was allocated, and the accesses that a later one may race with.
 
-    def __init__(self, stream: Stream, size: int):
-        self.stream = stream
-        self.size = size
+    Attributes:
+        pool: The memory pool of the graph whose capture allocated it; None for other memory.
+    """
+
+    pool: Any = None
+
+    def __init__(self, stream: Stream, block: Block):
+        self.stream, self.size, self.place = stream, block.size, block.place or 0
         self.accesses = Accesses()
         self.left: list[Access] = []  # those that nothing orders before the block is given out again
         self.used_by: set[Stream] = set()
@@ -78,7 +82,9 @@ class Races(Order):
         self._memory: dict[int, _Memory] = {}
         self._freed: list[_Memory] = []
         self._told: set[tuple[Any, ...]] = set()
-        self._inputs: dict[int, dict[int, _Memory]] = {}  # of each graph, by addresses
+        # Of each graph: its inputs by their addresses, and what it allocated.
+        self._graphs: dict[int, tuple[dict[int, _Memory], list[_Memory]]] = {}
+        self._written: dict[Any, dict[_Memory, None]] = {}  # in each pool by replays, in their order
         self._pools: dict[Any, tuple[int, Access]] = {}  # the graph that was last replayed in each pool
 
     # ---- memory ------------------------------------------------------------------------------------------------------
@@ -92,7 +98,9 @@ class Races(Order):
             if again is not None:
                 self._freed.remove(again)
                 self._look_at_freed(again, stream, block)
-            self._memory[block.address] = _Memory(stream, block.size)
+            memory = self._memory[block.address] = _Memory(stream, block)
+            if self.context.thread.capture is not None:
+                self.context.thread.capture.memory.append(memory)
 
     def segment_changed(self, action: str, segment: Block, stream: int) -> None:
         """Do nothing: races are about blocks."""
@@ -177,8 +185,10 @@ class Races(Order):
         memory.accesses.cell(access).append(access)
 
     def _report(self, earlier: Access, later: Access, remedy: str) -> None:
-        line = (earlier.site, earlier.name, later.site, later.name)
         error = RaceError(earlier, later, _spelled(earlier.stream), _spelled(later.stream), remedy)
+        self._tell(error, (earlier.site, earlier.name, later.site, later.name))
+
+    def _tell(self, error: RaceError, line: tuple[Any, ...]) -> None:
         if self._raises:
             raise error
         # Once for each pair of lines: a loop would warn at each turn.
@@ -188,11 +198,14 @@ class Races(Order):
 
     # ---- graphs ------------------------------------------------------------------------------------------------------
 
-    def graph_captured(self, graph: int, streams: Iterable[Stream], inputs: Iterable[int]) -> None:
+    def graph_captured(self, graph: int, pool: Any, capture: Any) -> None:
         with self.lock:
-            for stream in streams:  # on CUDA nothing was computed that later work would have to wait for
+            for stream in capture.order.clocks:  # on CUDA nothing was computed that later work would have to wait for
                 self.stream_synchronized(stream)
-            self._inputs[graph] = {each: self._memory[each] for each in inputs if each in self._memory}
+            inputs = {each: self._memory[each] for each in capture.inputs() if each in self._memory}
+            self._graphs[graph] = inputs, capture.memory
+            for memory in capture.memory:
+                memory.pool = pool
 
     def graph_replayed(self, graph: int, pool: Any, index: int) -> None:
         """Look whether the memory of a graph is its own: its inputs are there, and no other graph in its pool runs.
@@ -201,17 +214,25 @@ class Races(Order):
             RaceError: It is not, and the option says ``"error"``.
         """
         with self.lock:
-            inputs = self._inputs.get(graph, {}).items()
-            if any(self._memory.get(address) is not memory for address, memory in inputs):
-                error = GraphRaceError(_LOST.format(site_of(program_line())))
-                if self._raises:
-                    raise error
-                warn_at(program_line(), RaceWarning(str(error)), RaceWarning)
+            written, (inputs, made) = self._written.setdefault(pool, {}), self._graphs.get(graph, ({}, []))
+            for address, memory in inputs.items():
+                if self._memory.get(address) is not memory and not (memory.pool == pool and _is_last(memory, written)):
+                    site = site_of(program_line())
+                    self._tell(GraphRaceError(_LOST.format(site)), (site,))
+            for memory in made:
+                written[memory] = written.pop(memory, None)  # it becomes the last one
             now = self._access("the graph", self.current(index), True, 0, 1)
             other, earlier = self._pools.get(pool, (graph, now))
             self._pools[pool] = graph, now
             if other != graph and not _knows(self.clock(now.stream), earlier):
                 self._report(earlier, now, _wait_for(earlier.stream, now.stream))
+
+
+def _is_last(memory: _Memory, written: dict[_Memory, None]) -> bool:
+    """Return whether no replay has written to a block since the graph that allocated it."""
+    first, last = memory.place, memory.place + memory.size
+    near = (each for each in reversed(written) if each.place < last and first < each.place + each.size)
+    return next(near, memory) is memory
 
 
 _LOST = (
