@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from torchdevice.triton_kernels import triton_internals as triton
-from torchdevice.triton_kernels.numpy_builder import NumpyBuilder, encoded
+from torchdevice.triton_kernels.numpy_builder import SMALL_FLOATS, NumpyBuilder, encoded
 from torchdevice.triton_kernels.triton_internals import TensorHandle, core, numpy_dtype, tl
 
 
@@ -204,7 +204,7 @@ _UFUNCS: dict[Any, Any] = {
 """Functions of Triton with which NumPy reduces in one call, of dtypes that it has."""
 
 
-def _as_tensors(arrays: list[Any], like: tuple[Any, ...]) -> tuple[Any, ...]:
+def _as_tensors(arrays: list[Any], like: Any) -> Any:
     """Return tensors of a kernel; the first axis of the arrays is that of the instances."""
     made = []
     for array, each in zip(arrays, like, strict=True):
@@ -291,7 +291,7 @@ def _dot_scaled(*args: Any, **kwargs: Any) -> Any:
     return tl.dot_scaled(*given, _semantic=running.semantic, **named)
 
 
-_INEXACT = frozenset((tl.int1, tl.bfloat16, tl.float8e5, tl.float8e4nv, tl.float8e4b8, tl.float8e5b16))
+_INEXACT = frozenset((tl.int1, *SMALL_FLOATS))
 
 _OWN: dict[Any, Callable[..., Any]] = {
     builtins.range: _range,

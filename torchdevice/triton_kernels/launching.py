@@ -373,12 +373,7 @@ def run_tuned(context: Context, original: Any, tuner: Any, *args: Any, **kwargs:
     return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
-class Launcher:
-    """What a kernel that ``warmup`` compiled is launched by: ``driver.launcher_cls``."""
-
-    def __init__(self, source: Any, metadata: Any):
-        self._kernel = source.fn
-
-    def __call__(self, x: int, y: int, z: int, stream: int, function: Any, *rest: Any) -> None:
-        # The packed metadata, that of the launch and two hooks come before the arguments.
-        self._kernel.run(*rest[4:], grid=(x, y, z), warmup=False)
+def launcher(source: Any, metadata: Any) -> Callable[..., None]:
+    """Return what a kernel that ``warmup`` compiled is launched by: ``driver.launcher_cls``."""
+    # The stream, the function, the packed metadata, that of the launch and two hooks come before the arguments.
+    return lambda *grid_and_rest: source.fn.run(*grid_and_rest[9:], grid=grid_and_rest[:3], warmup=False)

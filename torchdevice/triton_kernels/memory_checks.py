@@ -109,7 +109,12 @@ class Memory:
             outside = active & ((pointers < region.first) | (pointers + np.uint64(size) > region.first + region.size))
             instance = np.nonzero(outside)[0][0]
             one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
-            self._fault(_told(region, pointers[one], active[one], outside[one], size, access), group[instance])
+            text = (
+                f"{access} {size} bytes at offset {int(pointers[one][outside[one]][0]) - region.first} of the "
+                f"{region.size} bytes of argument {region.name} ({int(outside[one].sum())} of "
+                f"{int(active[one].sum())} lanes that the mask lets through are outside)"
+            )
+            self._fault(text, group[instance])
         if self._races is not None:
             self._races.note(region, (found - np.uint64(region.first)) // np.uint64(region.itemsize), access)
         return np.uint64(region.offset % 2**64)
@@ -126,14 +131,6 @@ class Memory:
         for at, active, values in reversed(self.logs or []):
             memory_windows.write(at, active, values)
         self.logs = None
-
-
-def _told(region: Region, pointers: Any, active: Any, outside: Any, size: int, access: str) -> str:
-    offset = int(pointers[outside][0]) - region.first
-    return (
-        f"{access} {size} bytes at offset {offset} of the {region.size} bytes of argument {region.name} "
-        f"({int(outside.sum())} of {int(active.sum())} lanes that the mask lets through are outside)"
-    )
 
 
 class Races:
