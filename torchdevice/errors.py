@@ -227,6 +227,12 @@ class KernelRaceError(RaceError):
     __init__ = GraphRaceError.__init__
 
 
+class UninitializedReadError(TorchDeviceError, RuntimeError):
+    """A Triton kernel reads memory that nothing has written, in a scope with ``uninitialized="error"``."""
+
+    __init__ = GraphRaceError.__init__
+
+
 class CopyInFlightError(TorchDeviceError, RuntimeError):
     """The host wrote to page-locked memory before it had waited for a copy from it, in an asynchronous scope.
 

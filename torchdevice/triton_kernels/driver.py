@@ -78,8 +78,9 @@ class StandInDriver(DriverBase):  # type: ignore[misc]
     def clear_cache(self, cache: torch.Tensor) -> None:
         cache.zero_()
 
-    def _properties(self, device: int = 0) -> dict[str, int]:
-        found = properties_of(self._context, device)
+    def _properties(self, device: int | None) -> dict[str, int]:
+        # On a CPU target the index of torch.device("cuda") is None.
+        found = properties_of(self._context, self.get_current_device() if device is None else device)
         return {name: getattr(found, place) for name, place in _PROPERTIES.items()}
 
     def _load(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:

@@ -22,7 +22,7 @@ import torch
 
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
-from torchdevice.errors import KernelRaceError, RaceWarning, TorchDeviceError
+from torchdevice.errors import KernelRaceError, RaceWarning, TorchDeviceError, UninitializedReadError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
@@ -43,8 +43,8 @@ _VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 _LIMITS = (2**31 - 1, 65535, 65535)
 """The largest grid of CUDA."""
 
-_ELEMENTS, _INSTANCES = 2**18, 1024
-"""How many elements the blocks of a group may have, and how many instances a group."""
+_ELEMENTS, _FIRST, _INSTANCES = 2**18, 64, 1024
+"""How many elements the blocks of a group may have, and how many instances the first group and the others."""
 
 _DEPTH = 6
 """How often a group may part before its instances run one by one."""
@@ -148,7 +148,8 @@ class Launch:
     def run(self, wholes: list[torch.Tensor]) -> None:
         """Run all instances on CPU tensors that cover the storages."""
         races = Races(self._report_race) if self.context.options.races else None
-        memory = Memory(self.fault, self._is_allocated, races)
+        unwritten = self._report_unwritten if self.context.options.uninitialized else None
+        memory = Memory(self.fault, self._is_allocated, races, unwritten)
         places = {
             address: memory.place(" or ".join(map(repr, dict.fromkeys(names))), whole)
             for (address, names), whole in zip(self._names.items(), wholes, strict=True)
@@ -164,12 +165,15 @@ class Launch:
             running.semantic = before
 
     def _run_instances(self, builder: NumpyBuilder, races: Races | None, args: list[Any], kwargs: Any) -> None:
-        """Run the instances in groups, after the first one alone, which shows how large its blocks are."""
+        """Run the instances in groups, of which the first one shows how large a block is."""
         function, memory = function_of(self.kernel), builder.memory
         x, y, z = self.grid
         total, done, told = x * y * z, 0, time.monotonic()
+        # glibc keeps blocks of the size of one that was freed. It would map and clear an operation's arrays anew.
+        np.empty(_ELEMENTS * 64, np.uint8)
         builder.set_grid_dim(x, y, z)
-        size, self._whole = 1, races is None
+        self._whole = races is None
+        size = _FIRST if self._whole else 1
         while done < total:
             # x is the innermost, in the order in which CUDA begins the blocks.
             numbers = np.arange(done, min(done + size, total))
@@ -237,6 +241,10 @@ class Launch:
             return first > _ZERO_PAGE  # the process's memory, of which nobody keeps a list
         blocks = runtime.blocks(self.context.thread.device_index) if self.context.policy is not None else []
         return any(each.address <= first and end <= each.address + each.requested for each in blocks)
+
+    def _report_unwritten(self, what: str, instance: Any) -> None:
+        self.instance = tuple(map(int, instance))
+        raise UninitializedReadError(f"{self.place()} {what}. Write the memory first, or make it by torch.zeros.")
 
     def _report_race(self, what: str, number: int) -> None:
         x, y, _ = self.grid

@@ -14,8 +14,13 @@ import numpy as np
 import torch
 
 from torchdevice.lowlevel import memory_windows
+from torchdevice.simulation.observe.unwritten_memory import PATTERN
 
-_SHIFT = 44
+_Raises = Callable[[str, Any], None]
+
+_SHIFT, _FIRST = 44, 16
+"""Regions begin above the addresses of processes (48 bits), which kernels may read from memory."""
+
 _ALIGNMENT = 4095
 """Addresses keep their last bits, since kernels may ask whether they are aligned."""
 
@@ -46,6 +51,7 @@ class Memory:
         foreign: Returns whether an address of the process that no argument has may be used: that of a tensor whose
             pointer the program took itself.
         races: Told of each access; None where nothing looks for races.
+        unwritten: Raises, as ``fault``, for reading what nothing has written; None where nothing looks for that.
 
     Attributes:
         largest: The largest number of elements that an instance has accessed at once.
@@ -53,9 +59,13 @@ class Memory:
     """
 
     def __init__(
-        self, fault: Callable[[str, Any], None], foreign: Callable[[int, int], bool], races: Races | None = None
+        self,
+        fault: _Raises,
+        foreign: Callable[[int, int], bool],
+        races: Races | None = None,
+        unwritten: _Raises | None = None,
     ):
-        self._fault, self._foreign, self._races = fault, foreign, races
+        self._fault, self._foreign, self._races, self._unwritten = fault, foreign, races, unwritten
         self._regions: list[Region] = []
         self.largest = 1
         self.logs: list[tuple[Any, Any, Any]] | None = None
@@ -67,7 +77,7 @@ class Memory:
             name: The arguments that have it.
             memory: A CPU tensor that covers it.
         """
-        address, number = memory.data_ptr(), len(self._regions) + 1
+        address, number = memory.data_ptr(), len(self._regions) + _FIRST
         first = (number << _SHIFT) + (1 << (_SHIFT - 1)) + (address & _ALIGNMENT)
         size = memory.untyped_storage().nbytes() if memory.numel() else 0
         self._regions.append(Region(name, first, size, address - first, memory.itemsize))
@@ -99,25 +109,37 @@ class Memory:
     def _offset(self, number: int, pointers: Any, active: Any, found: Any, size: int, access: str, group: Any) -> Any:
         """Return what leads from addresses of one region to those of the process, if all are in the storage."""
         lowest, highest = int(found.min()), int(found.max())
-        if not 0 < number <= len(self._regions):
+        if not 0 <= number - _FIRST < len(self._regions):
             if not self._foreign(lowest, highest + size):
                 text = f"{access} {size} bytes at the address {lowest:#x}, which is no tensor's on the device"
                 self._fault(text, group[0])
             return np.uint64(0)
-        region = self._regions[number - 1]
+        region = self._regions[number - _FIRST]
         if lowest < region.first or highest + size > region.first + region.size:
             outside = active & ((pointers < region.first) | (pointers + np.uint64(size) > region.first + region.size))
-            instance = np.nonzero(outside)[0][0]
-            one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
-            text = (
-                f"{access} {size} bytes at offset {int(pointers[one][outside[one]][0]) - region.first} of the "
-                f"{region.size} bytes of argument {region.name} ({int(outside[one].sum())} of "
-                f"{int(active[one].sum())} lanes that the mask lets through are outside)"
-            )
-            self._fault(text, group[instance])
+            self._tell(self._fault, region, pointers, active, outside, f"{access} {size} bytes", "are outside", group)
         if self._races is not None:
             self._races.note(region, (found - np.uint64(region.first)) // np.uint64(region.itemsize), access)
-        return np.uint64(region.offset % 2**64)
+        offset = np.uint64(region.offset % 2**64)
+        if self._unwritten is not None and access != "writes":
+            words = (pointers + offset) & ~np.uint64(3)
+            found = memory_windows.read(words, active, np.zeros(words.shape, np.uint32), np.dtype(np.uint32))
+            unwritten = active & (found == PATTERN)
+            if unwritten.any():
+                why = "read what nothing has written"
+                self._tell(self._unwritten, region, pointers, active, unwritten, f"{access} {size} bytes", why, group)
+        return offset
+
+    def _tell(
+        self, raises: _Raises, region: Region, pointers: Any, active: Any, wrong: Any, what: str, why: str, group: Any
+    ) -> None:
+        """Raise for the lanes of the first instance that do something wrong."""
+        instance = np.nonzero(wrong)[0][0]
+        one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
+        offset = int(pointers[one][wrong[one]][0]) - region.first
+        lanes = f"{int(wrong[one].sum())} of {int(active[one].sum())} lanes that the mask lets through {why}"
+        text = f"{what} at offset {offset} of the {region.size} bytes of argument {region.name} ({lanes})"
+        raises(text, group[instance])
 
     # ---- going back --------------------------------------------------------------------------------------------------
 
