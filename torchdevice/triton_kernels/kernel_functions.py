@@ -75,11 +75,9 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.decorator_list, node.returns = [], None
+        node.decorator_list = []
         # The values of the original function, which Python evaluated when it was defined.
         node.args.defaults, node.args.kw_defaults = [], [None] * len(node.args.kwonlyargs)
-        for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-            each.annotation = None
         self.generic_visit(node)
         return node
 
@@ -102,6 +100,7 @@ def _code_of(source: str, file: str, line: int, free: tuple[str, ...]) -> types.
     around = ast.parse(f"def outer({', '.join(free)}): pass")
     around.body[0].body = tree.body  # type: ignore[attr-defined]
     ast.increment_lineno(ast.fix_missing_locations(around), line - 1)
+    # Like this file, it leaves annotations unevaluated: compile() inherits what it imports from __future__.
     (made,) = (each for each in compile(around, file, "exec").co_consts if isinstance(each, types.CodeType))
     return next(each for each in made.co_consts if isinstance(each, types.CodeType))
 

@@ -148,8 +148,7 @@ class Launch:
     def run(self, wholes: list[torch.Tensor]) -> None:
         """Run all instances on CPU tensors that cover the storages."""
         races = Races(self._report_race) if self.context.options.races else None
-        unwritten = self._report_unwritten if self.context.options.uninitialized else None
-        memory = Memory(self.fault, self._is_allocated, races, unwritten)
+        memory = Memory(self, races)
         places = {
             address: memory.place(" or ".join(map(repr, dict.fromkeys(names))), whole)
             for (address, names), whole in zip(self._names.items(), wholes, strict=True)
@@ -234,7 +233,7 @@ class Launch:
             policy.lose(note, ILLEGAL_ADDRESS)
         raise cuda_error(ILLEGAL_ADDRESS, note)
 
-    def _is_allocated(self, first: int, end: int) -> bool:
+    def is_allocated(self, first: int, end: int) -> bool:
         """Return whether memory that is no argument's is a tensor's: kernels may read pointers from memory."""
         runtime = self.context.runtime
         if runtime.shares_host_memory:
@@ -242,7 +241,8 @@ class Launch:
         blocks = runtime.blocks(self.context.thread.device_index) if self.context.policy is not None else []
         return any(each.address <= first and end <= each.address + each.requested for each in blocks)
 
-    def _report_unwritten(self, what: str, instance: Any) -> None:
+    def report_unwritten(self, what: str, instance: Any) -> None:
+        """Raise the error for reading what nothing has written."""
         self.instance = tuple(map(int, instance))
         raise UninitializedReadError(f"{self.place()} {what}. Write the memory first, or make it by torch.zeros.")
 

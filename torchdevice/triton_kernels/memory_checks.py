@@ -16,8 +16,6 @@ import torch
 from torchdevice.lowlevel import memory_windows
 from torchdevice.simulation.observe.unwritten_memory import PATTERN
 
-_Raises = Callable[[str, Any], None]
-
 _SHIFT, _FIRST = 44, 16
 """Regions begin above the addresses of processes (48 bits), which kernels may read from memory."""
 
@@ -47,25 +45,17 @@ class Memory:
     """The storages of a launch.
 
     Args:
-        fault: Raises for an access outside of them, with a text that says what it was, and the instance.
-        foreign: Returns whether an address of the process that no argument has may be used: that of a tensor whose
-            pointer the program took itself.
+        launch: Raises for a wrong access by its ``fault`` and ``report_unwritten``, with a text that says what it was,
+            and the instance.
         races: Told of each access; None where nothing looks for races.
-        unwritten: Raises, as ``fault``, for reading what nothing has written; None where nothing looks for that.
 
     Attributes:
         largest: The largest number of elements that an instance has accessed at once.
         logs: What memory held before writes of the group that runs; None where nothing is kept.
     """
 
-    def __init__(
-        self,
-        fault: _Raises,
-        foreign: Callable[[int, int], bool],
-        races: Races | None = None,
-        unwritten: _Raises | None = None,
-    ):
-        self._fault, self._foreign, self._races, self._unwritten = fault, foreign, races, unwritten
+    def __init__(self, launch: Any, races: Races | None = None):
+        self._launch, self._races = launch, races
         self._regions: list[Region] = []
         self.largest = 1
         self.logs: list[tuple[Any, Any, Any]] | None = None
@@ -110,36 +100,26 @@ class Memory:
         """Return what leads from addresses of one region to those of the process, if all are in the storage."""
         lowest, highest = int(found.min()), int(found.max())
         if not 0 <= number - _FIRST < len(self._regions):
-            if not self._foreign(lowest, highest + size):
+            if not self._launch.is_allocated(lowest, highest + size):
                 text = f"{access} {size} bytes at the address {lowest:#x}, which is no tensor's on the device"
-                self._fault(text, group[0])
+                self._launch.fault(text, group[0])
             return np.uint64(0)
         region = self._regions[number - _FIRST]
         if lowest < region.first or highest + size > region.first + region.size:
             outside = active & ((pointers < region.first) | (pointers + np.uint64(size) > region.first + region.size))
-            self._tell(self._fault, region, pointers, active, outside, f"{access} {size} bytes", "are outside", group)
+            self._launch.fault(
+                *_told(region, pointers, active, outside, f"{access} {size} bytes", "are outside", group)
+            )
         if self._races is not None:
             self._races.note(region, (found - np.uint64(region.first)) // np.uint64(region.itemsize), access)
         offset = np.uint64(region.offset % 2**64)
-        if self._unwritten is not None and access != "writes":
+        if self._launch.context.options.uninitialized and access != "writes":
             words = (pointers + offset) & ~np.uint64(3)
-            found = memory_windows.read(words, active, np.zeros(words.shape, np.uint32), np.dtype(np.uint32))
-            unwritten = active & (found == PATTERN)
-            if unwritten.any():
-                why = "read what nothing has written"
-                self._tell(self._unwritten, region, pointers, active, unwritten, f"{access} {size} bytes", why, group)
+            found = active & (memory_windows.read(words, active, words, np.dtype(np.uint32)) == PATTERN)
+            if found.any():
+                what, why = f"{access} {size} bytes", "read what nothing has written"
+                self._launch.report_unwritten(*_told(region, pointers, active, found, what, why, group))
         return offset
-
-    def _tell(
-        self, raises: _Raises, region: Region, pointers: Any, active: Any, wrong: Any, what: str, why: str, group: Any
-    ) -> None:
-        """Raise for the lanes of the first instance that do something wrong."""
-        instance = np.nonzero(wrong)[0][0]
-        one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
-        offset = int(pointers[one][wrong[one]][0]) - region.first
-        lanes = f"{int(wrong[one].sum())} of {int(active[one].sum())} lanes that the mask lets through {why}"
-        text = f"{what} at offset {offset} of the {region.size} bytes of argument {region.name} ({lanes})"
-        raises(text, group[instance])
 
     # ---- going back --------------------------------------------------------------------------------------------------
 
@@ -153,6 +133,15 @@ class Memory:
         for at, active, values in reversed(self.logs or []):
             memory_windows.write(at, active, values)
         self.logs = None
+
+
+def _told(region: Region, pointers: Any, active: Any, wrong: Any, what: str, why: str, group: Any) -> tuple[str, Any]:
+    """Return a text about the lanes of the first instance that do something wrong, and the instance."""
+    instance = np.nonzero(wrong)[0][0]
+    one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
+    offset = int(pointers[one][wrong[one]][0]) - region.first
+    lanes = f"{int(wrong[one].sum())} of {int(active[one].sum())} lanes that the mask lets through {why}"
+    return f"{what} at offset {offset} of the {region.size} bytes of argument {region.name} ({lanes})", group[instance]
 
 
 class Races:
