@@ -96,11 +96,7 @@ class Launch:
             )
         if not all(self.grid):
             return
-        storages: dict[int, torch.Tensor] = {}
-        self._names: dict[int, list[str]] = {}
-        for name, address, whole in self._storages():
-            storages[address] = whole
-            self._names.setdefault(address, []).append(name)
+        storages = self._storages()
         number = next(_numbers)
         _launches[number] = self
         try:
@@ -116,17 +112,19 @@ class Launch:
             if self.context.thread.capture is None:
                 del _launches[number]
 
-    def _storages(self) -> Iterator[tuple[str, int, torch.Tensor]]:
-        """Yield for each argument with a storage its name, the storage's address and a tensor that covers it."""
+    def _storages(self) -> dict[int, torch.Tensor]:
+        """Return a tensor that covers each storage, by the storage's address, and note which arguments have it."""
+        found: dict[int, torch.Tensor] = {}
+        self._names: dict[int, list[str]] = {}
         for position, (name, value) in enumerate(self.bound.items()):
             for tensor in _pointers(value):
                 self._check_device(tensor, position)
                 with torch._C.DisableTorchFunction():
                     storage = tensor.untyped_storage()
-                    size = storage.nbytes() // tensor.itemsize
-                    whole = tensor.detach().as_strided((size,), (1,), 0)
-                    if size:
-                        yield name, storage.data_ptr(), whole
+                    if size := storage.nbytes() // tensor.itemsize:
+                        found[storage.data_ptr()] = tensor.detach().as_strided((size,), (1,), 0)
+                        self._names.setdefault(storage.data_ptr(), []).append(name)
+        return found
 
     def _check_device(self, tensor: torch.Tensor, position: int) -> None:
         """Raise what Triton and CUDA raise for memory that the current device cannot use."""

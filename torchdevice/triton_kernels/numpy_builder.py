@@ -143,21 +143,20 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         """Return the addresses, the lanes and operands of an atomic, for each instance also where they are equal."""
         at, active = self._at(ptr, mask, "updates")
         shape = np.broadcast_shapes((len(self.group), *at.shape[1:]), *(each.data.shape for each in values))
-        arrays = (at, active, *(each.data for each in values))
-        return [np.ascontiguousarray(np.broadcast_to(each, shape)) for each in arrays]
+        made = [TensorHandle(at, ptr.dtype), TensorHandle(active, tl.int1), *values]
+        made = [TensorHandle(np.ascontiguousarray(np.broadcast_to(each.data, shape)), each.dtype) for each in made]
+        self.memory.log(made[0].data, made[1].data, made[-1].data.dtype)
+        return made
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
-        at, active, expected, new = self._for_each(ptr, None, cmp, val)
-        self.memory.log(at, active, new.dtype)
-        made = (TensorHandle(each, like.dtype) for each, like in ((at, ptr), (expected, cmp), (new, val)))
-        return super().create_atomic_cas(*made, *rest)
+        at, _, expected, new = self._for_each(ptr, None, cmp, val)
+        return super().create_atomic_cas(at, expected, new, *rest)
 
     def create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
-        at, active, values = self._for_each(ptr, mask, val)
-        self.memory.log(at, active, values.dtype)
+        made = self._for_each(ptr, mask, val)
+        at, active, values = (each.data for each in made)
         if val.dtype.scalar not in (*SMALL_FLOATS, tl.float16):
-            made = (TensorHandle(each, like.dtype) for each, like in ((at, ptr), (values, val), (active, mask)))
-            return super().create_atomic_rmw(op, *made, *rest)
+            return super().create_atomic_rmw(op, made[0], made[2], made[1], *rest)
         # Triton's interpreter adds the bits. One element after the other, since addresses may be equal.
         old = np.zeros(values.size, values.dtype)
         by_op = {ir.ATOMIC_OP.MIN: self.create_minnumf, ir.ATOMIC_OP.MAX: self.create_maxnumf}

@@ -27,7 +27,8 @@ class Pattern:
         if op._schema.name in _MAKE_EMPTY:
             with torch._C.DisableTorchFunction():
                 memory = aliased(result)
-                words = torch.empty(0, dtype=torch.int32, device=memory.device)
-                storage = memory.untyped_storage()
-                words.set_(storage, 0, (storage.nbytes() // 4,), (1,)).fill_(PATTERN)
+                whole = memory.as_strided((memory.untyped_storage().nbytes() // memory.itemsize,), (1,)).view(
+                    torch.uint8
+                )
+                whole[: len(whole) // 4 * 4].view(torch.int32).fill_(PATTERN)
         return result
