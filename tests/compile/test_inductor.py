@@ -258,7 +258,7 @@ def test_compilers_that_are_first_imported_in_a_scope(chosen: str, tmp_path: Any
 
 
 def test_inductor_is_given_the_class_that_makes_code(tmp_path: Any) -> None:
-    """Torch asks for it by ``issubclass``, of every input of a graph on a GPU in 2.15; for the CPU it has a function."""
+    """Torch asks for it by ``issubclass``, of every input of a graph on a GPU in 2.15; the CPU has a function."""
     program = """
         import torch
         from torch._inductor import ir
