@@ -66,11 +66,11 @@ def test_ranks_of_two_hosts_use_the_devices_of_their_host(target: list[str], tmp
 def test_an_error_says_on_which_host_the_rank_was(tmp_path: Path) -> None:
     first, second = _run(["--target", "simulated:cuda:2"], "ends", tmp_path)
     assert (first[0], second[0]) == (1, 1)
-    assert "4 ranks cannot end: rank 3 on node1 ended at ranks.py:16 with exit code 3." in first[2]
+    assert "4 ranks cannot end: rank 3 on node1 ended at ranks.py:17 with exit code 3." in first[2]
 
 
 def test_a_mismatch_says_the_host_of_each_rank(tmp_path: Path) -> None:
     (_, _, errors), _ = _run(["--target", "simulated:cuda:2"], "differ", tmp_path)
     for rank, size in enumerate((2, 2, 2, 1)):
-        call = f"all_reduce of float32[{size}], SUM, at {tmp_path / 'ranks.py'}:17 in <module> on node{rank // 2}"
+        call = f"all_reduce of float32[{size}], SUM, at {tmp_path / 'ranks.py'}:18 in <module> on node{rank // 2}"
         assert f"rank {rank} of the group calls {call}" in errors, errors
