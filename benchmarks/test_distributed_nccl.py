@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import tempfile
 
-os.environ.update(BACKEND="nccl", WORLD_SIZE="2", TEMP_DIR=tempfile.mkdtemp(), INIT_METHOD="env://")
+# The ranks import this file, too, and keep what the first process has set.
+os.environ.update(
+    {"BACKEND": "nccl", "WORLD_SIZE": "2", "TEMP_DIR": tempfile.mkdtemp(), "INIT_METHOD": "env://", **os.environ}
+)
 
 from torch.testing._internal.distributed import distributed_test
 
