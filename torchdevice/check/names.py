@@ -18,17 +18,7 @@ _SCOPES = (ast.Module, ast.ClassDef, *_FUNCTIONS, *_COMPREHENSIONS)
 _LEAVES = (ast.Name, ast.Constant)
 """Nodes whose parts are of no interest."""
 
-_BIND_NOTHING = (
-    ast.Attribute,
-    ast.keyword,
-    ast.arg,
-    ast.Expr,
-    ast.Subscript,
-    ast.Compare,
-    ast.BinOp,
-    ast.If,
-    ast.Tuple,
-)
+_BIND_NOTHING = (ast.Attribute, ast.keyword, ast.arg, ast.Expr, ast.Subscript, ast.Compare, ast.If, ast.Tuple)
 """The most frequent nodes that give no name a value."""
 
 _MAX_STEPS = 20
