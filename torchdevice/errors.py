@@ -245,22 +245,6 @@ class CopyInFlightError(TorchDeviceError, RuntimeError):
     stream: tuple[int, int]
 
 
-class IndicesInFlightError(TorchDeviceError, RuntimeError):
-    """A kernel reads the indices of a sparse tensor before its stream has waited for their copy.
-
-    On a GPU it would read whatever is in the memory then, and use it as places in other memory.
-
-    Attributes:
-        site: The line of the program that began the copy, with ``file``, ``line`` and ``function``.
-        stream: The ordinal of the device and the id of the stream on which the copy runs.
-        reader: The same of the stream on which the kernel runs.
-    """
-
-    site: Any
-    stream: tuple[int, int]
-    reader: tuple[int, int]
-
-
 class NoValueError(TorchDeviceError, RuntimeError):
     """A call needs the values of tensors in a scope that computes none, with ``compute="meta"``.
 
