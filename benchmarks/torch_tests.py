@@ -1,9 +1,10 @@
-"""PyTorch's own CUDA tests on two simulated GPUs: ``python -m benchmarks.torch_tests CHECKOUT [--write]``.
+"""PyTorch's own CUDA tests on two simulated GPUs: ``python -m benchmarks.torch_tests [CHECKOUT] [--write]``.
 
 CHECKOUT is a folder with PyTorch's sources, of the installed release where it can be had: ``test/test_cuda.py`` and so
-on are run from there. Each file runs in a process of its own. A test that ends its process, or that takes longer than
-``--limit``, is noted, and the file goes on after it in a new process. ``--write`` writes the results, grouped by cause,
-to docs/torch-tests.md. Causes are found by :data:`RULES`, in the texts of the errors and the names of the tests.
+on are run from there. Without it only those tests are run that torch's wheel has. Each file runs in a process of its
+own. A test that ends its process, or that takes longer than ``--limit``, is noted, and the file goes on after it in a
+new process. ``--write`` writes the results, grouped by cause, to docs/torch-tests.md. Causes are found by
+:data:`RULES`, in the texts of the errors and the names of the tests.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ WHOLE = ("test_cuda.py", "test_cuda_multigpu.py", "test_cuda_sanitizer.py", "tes
 
 SAMPLED = ("test_torch.py", "test_nn.py", "test_ops.py")
 """Files with tests that torch makes for each type of device. A sample of those for CUDA is run."""
+
+OF_THE_WHEEL = ("test_distributed_nccl.py",)
+"""Files beside this one, whose tests the wheel of torch has. A sample is run, also without a checkout."""
 
 RULES: dict[str, str] = {
     "crash: the test ended its process": r"^outcome: crashed",
@@ -309,9 +313,12 @@ def _drawn(options: argparse.Namespace) -> list[str]:
 
 
 def _run(options: argparse.Namespace) -> list[Result]:
-    tests = (options.checkout / "test").resolve()
-    wanted: list[tuple[Path, list[str]]] = [(tests / name, []) for name in WHOLE]
-    wanted += [(tests / name, _drawn(options)) for name in SAMPLED if options.sample]
+    wanted: list[tuple[Path, list[str]]] = []
+    if options.checkout:
+        tests = (options.checkout / "test").resolve()
+        wanted = [(tests / name, []) for name in WHOLE]
+        wanted += [(tests / name, _drawn(options)) for name in SAMPLED if options.sample]
+    wanted += [(PROGRAM.with_name(name), _drawn(options)) for name in OF_THE_WHEEL if options.sample]
     if options.files:
         wanted = [each for each in wanted if each[0].name in options.files]
     how = Options(options.limit, options.target, options.memory, options.engine)
@@ -320,14 +327,14 @@ def _run(options: argparse.Namespace) -> list[Result]:
     return [result for part in parts for result in part]
 
 
-def _release(checkout: Path) -> str:
-    version = checkout / "version.txt"
-    return version.read_text().strip() if version.exists() else "of an unknown release"
+def _release(checkout: Path | None) -> str:
+    version = checkout / "version.txt" if checkout else None
+    return version.read_text().strip() if version and version.exists() else "of an unknown release"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torch_tests", description=__doc__.partition("\n")[0])
-    parser.add_argument("checkout", type=Path, help="a folder with PyTorch's sources")
+    parser.add_argument("checkout", type=Path, nargs="?", help="a folder with PyTorch's sources")
     parser.add_argument("--write", action="store_true", help="write docs/torch-tests.md")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--results", nargs="+", type=Path, metavar="FILE", help="take results of --json; run nothing")

@@ -19,7 +19,8 @@ BEGIN, END = "<!-- Made by docs/make_planted_bugs.py: begin -->\n", "<!-- end --
 
 _CORPUS = """
 Of {count} bugs that people had on GPUs and on Macs, {found} end as on the real device, with its text or with
-wrong data, or with the race that makes the data wrong there. Of their correct twins {wrong} fail. They are in `tests/corpus.py` with their sources.
+wrong data, or with the race that makes the data wrong there. Of their correct twins {wrong} fail.
+They are in `tests/corpus.py` with their sources.
 
 | class | bugs | found | correct programs that fail |
 |---|---|---|---|

@@ -118,6 +118,7 @@ OTHER_VALUES: dict[str, Any] = {
     "properties": {"name": "a GPU", "total_memory": 1 << 29},
     "written_for": "mps",
     "races": "warn",
+    "uninitialized": "error",
     "asynchronous": True,
     "random": "cpu",
     "compute": "meta",

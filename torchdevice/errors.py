@@ -227,6 +227,12 @@ class KernelRaceError(RaceError):
     __init__ = GraphRaceError.__init__
 
 
+class UninitializedReadError(TorchDeviceError, RuntimeError):
+    """A Triton kernel reads memory that nothing has written, in a scope with ``uninitialized="error"``."""
+
+    __init__ = GraphRaceError.__init__
+
+
 class CopyInFlightError(TorchDeviceError, RuntimeError):
     """The host wrote to page-locked memory before it had waited for a copy from it, in an asynchronous scope.
 
@@ -237,22 +243,6 @@ class CopyInFlightError(TorchDeviceError, RuntimeError):
 
     site: Any
     stream: tuple[int, int]
-
-
-class IndicesInFlightError(TorchDeviceError, RuntimeError):
-    """A kernel reads the indices of a sparse tensor before its stream has waited for their copy.
-
-    On a GPU it would read whatever is in the memory then, and use it as places in other memory.
-
-    Attributes:
-        site: The line of the program that began the copy, with ``file``, ``line`` and ``function``.
-        stream: The ordinal of the device and the id of the stream on which the copy runs.
-        reader: The same of the stream on which the kernel runs.
-    """
-
-    site: Any
-    stream: tuple[int, int]
-    reader: tuple[int, int]
 
 
 class NoValueError(TorchDeviceError, RuntimeError):

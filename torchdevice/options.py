@@ -185,7 +185,7 @@ def _literal(text: str) -> Any:
 # ---- the record ------------------------------------------------------------------------------------------------------
 
 
-_OF_SIMULATED = ("memory", "context", "races", "asynchronous", "compute")
+_OF_SIMULATED = ("memory", "context", "races", "uninitialized", "asynchronous", "compute")
 """Options that need simulated devices."""
 
 
@@ -218,6 +218,8 @@ class Options:
             any is cuda, and names and devices of the others work too, though none of them is reported as available.
         races: Look for kernels on different streams of a simulated device that use the same memory without anything
             ordering them: error raises, and warn warns. Default: do not look.
+        uninitialized: error: raise where a Triton kernel reads memory of a simulated device to which nothing has been
+            written since torch.empty returned it. Default: do not look.
         asynchronous: On simulated devices, let copies with non_blocking=True from and to page-locked memory continue
             after the call, until the program waits for them.
         random: The numbers that simulated devices draw: device for their own, by a seed and an offset as CUDA's, or cpu
@@ -263,6 +265,7 @@ class Options:
     )
     written_for: Family | Literal["any"] = _choice("cuda", *FAMILIES, "any")  # noqa: RUF009, as of the others
     races: Literal["error", "warn"] | None = _choice(None, "error", "warn")
+    uninitialized: Literal["error"] | None = _choice(None, "error")
     asynchronous: bool = _option(False, _switch, parse=_truth, show=lambda value: str(int(value)))
     random: Literal["device", "cpu"] = _choice("device", "device", "cpu")
     compute: Literal["meta"] | None = _choice(None, "meta")

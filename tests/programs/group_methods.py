@@ -165,8 +165,7 @@ def _error(call: Callable[[], Any]) -> str:
 
 def _shared_device() -> list[float]:
     """Return a sum over the ranks of a gloo group that are on one device, which NCCL refuses."""
-    torch.cuda.set_device(0)
-    numbers = torch.ones(2, device="cuda")
+    numbers = torch.ones(2, device="cuda:0")
     dist.all_reduce(numbers, group=dist.new_group(backend="gloo"))
     return numbers.tolist()
 

@@ -230,7 +230,7 @@ def counted(x, out, N: tl.constexpr, BINS: tl.constexpr):
 
 
 @triton.jit
-def by_pointers(pointers, out, count, N: tl.constexpr):
+def by_pointers(pointers, out, count, others, N: tl.constexpr):
     for i in range(count):
         source = tl.load(pointers + i).to(tl.pointer_type(tl.float32))
         tl.store(out + i * N + tl.arange(0, N), tl.load(source + tl.arange(0, N)))

@@ -130,7 +130,7 @@ def test_the_driver_answers_for_the_device_of_the_scope() -> None:
         assert (active.get_current_target().backend, active.get_current_target().arch) == ("cuda", 90)
         assert active.get_active_torch_device() == torch.device("cuda:0") and active.get_current_device() == 0
         assert active.get_device_capability() == (9, 0) and active.get_device_interface() is torch.cuda
-        properties = active.utils.get_device_properties(0)
+        properties = active.utils.get_device_properties(active.get_active_torch_device().index)
         assert properties["max_shared_mem"] == 227 << 10 and properties["multiprocessor_count"] == 132
         with torch.cuda.stream(torch.cuda.Stream()):
             assert active.get_current_stream(0) == torch.cuda.current_stream().cuda_stream != 0

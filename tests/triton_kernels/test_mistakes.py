@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.errors import KernelRaceError, RaceWarning
+from torchdevice.errors import KernelRaceError, RaceWarning, UninitializedReadError
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -23,6 +23,7 @@ from triton.runtime.errors import OutOfResources  # noqa: E402
 pytestmark = pytest.mark.one_engine
 
 ILLEGAL = (torch.AcceleratorError, "an illegal memory access was encountered")
+UNWRITTEN = (UninitializedReadError, "lanes that the mask lets through read what nothing has written")
 
 
 class Planted(NamedTuple):
@@ -54,12 +55,18 @@ def on(device: int, *tensors: torch.Tensor) -> None:
         kernels.copied[(4,)](*tensors, 100, 1, MASKED=True, BLOCK=32)
 
 
+def begun(count: int) -> torch.Tensor:
+    tensor = torch.empty(100, dtype=torch.bfloat16, device="cuda")
+    tensor[:count] = 1
+    return tensor
+
+
 def freed(right: bool) -> None:
     tensor = ones(32)
     pointers, out = torch.tensor([tensor.data_ptr()]).cuda(), ones(32)
     if not right:
         del tensor
-    kernels.by_pointers[(1,)](pointers, out, 1, N=32)
+    kernels.by_pointers[(1,)](pointers, out, 1, (), N=32)
 
 
 PLANTED = {
@@ -104,6 +111,28 @@ PLANTED = {
         lambda right: kernels.strided[(4,)](ones(128), 128, 32 if right else 16, BLOCK=32),
         (KernelRaceError, "writes element 16 of argument 'out', which another instance writes: (0, 0, 0)"),
         options={"races": "error"},
+    ),
+    "an input of torch.empty": Planted(
+        lambda right: on(0, (torch.zeros if right else torch.empty)(100, device="cuda"), ones(100)),
+        UNWRITTEN,
+        options={"uninitialized": "error"},
+    ),
+    "an input of which a half is written": Planted(
+        lambda right: on(0, begun(100 if right else 50), ones(100)),
+        (UninitializedReadError, "instance (1, 0, 0) of (4, 1, 1) reads 2 bytes at offset 100"),
+        options={"uninitialized": "error"},
+    ),
+    "an atomic on torch.empty": Planted(
+        lambda right: kernels.summed[(4,)](
+            ones(128), (torch.zeros if right else torch.empty)(1, device="cuda"), ATOMIC=True, BLOCK=32
+        ),
+        (UninitializedReadError, "updates 4 bytes at offset 0 of the 4 bytes of argument 'out' (1 of 1 lanes"),
+        options={"uninitialized": "error"},
+    ),
+    "a copy of torch.empty": Planted(
+        lambda right: on(0, begun(100 if right else 0).clone(), ones(100)),
+        UNWRITTEN,
+        options={"uninitialized": "error"},
     ),
     "a failed tl.device_assert": Planted(
         lambda right: kernels.asserted[(1,)](ones(1), LIMIT=2 if right else 1, debug=True),

@@ -1,7 +1,7 @@
 """What of a program a target does otherwise, predicted from its source: the program is neither run nor imported."""
 
 from torchdevice.check import device_rules, dtype_rules, environment_rules, operator_rules, torch_name_rules
-from torchdevice.check.checker import check_file, check_source
+from torchdevice.check.checker import check_file, check_files, check_source
 from torchdevice.check.findings import Finding, Verdict
 from torchdevice.check.rules import RULES
 from torchdevice.check.target import Target
@@ -9,4 +9,4 @@ from torchdevice.check.target import Target
 AREAS = (torch_name_rules, device_rules, operator_rules, dtype_rules, environment_rules)
 """The files whose rules are applied. Their import has registered the rules."""
 
-__all__ = ["RULES", "Finding", "Target", "Verdict", "check_file", "check_source"]
+__all__ = ["RULES", "Finding", "Target", "Verdict", "check_file", "check_files", "check_source"]

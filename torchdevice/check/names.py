@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -17,6 +17,9 @@ _SCOPES = (ast.Module, ast.ClassDef, *_FUNCTIONS, *_COMPREHENSIONS)
 
 _LEAVES = (ast.Name, ast.Constant)
 """Nodes whose parts are of no interest."""
+
+_BIND_NOTHING = (ast.Attribute, ast.keyword, ast.arg, ast.Expr, ast.Subscript, ast.Compare, ast.If, ast.Tuple)
+"""The most frequent nodes that give no name a value."""
 
 _MAX_STEPS = 20
 """How many assignments are followed from a name to what it means."""
@@ -95,10 +98,13 @@ class Names:
             self._scopes[node] = inner if scope is None else scope
             if isinstance(node, _LEAVES):
                 continue
-            self._note(node, inner, scope)
+            if not isinstance(node, _BIND_NOTHING):
+                self._note(node, inner, scope)
+            is_split = scope is not None and isinstance(node, (*_FUNCTIONS, ast.ClassDef))
             for child in reversed(list(ast.iter_child_nodes(node))):
-                self.parents[child] = node
-                stack.append((child, scope if scope is not None and _is_outside(node, child) else inner))
+                if not isinstance(child, ast.expr_context):
+                    self.parents[child] = node
+                    stack.append((child, scope if is_split and _is_outside(node, child) else inner))
 
     def _note(self, node: ast.AST, inner: _Scope, scope: _Scope | None) -> None:
         """Note the names that a node binds."""
@@ -220,12 +226,10 @@ def _own_function(call: ast.Call) -> str:
     return call.func.attr if of_self else getattr(call.func, "id", "")  # type: ignore[attr-defined]
 
 
-def _is_outside(node: ast.AST, child: ast.AST) -> bool:
+def _is_outside(node: Any, child: ast.AST) -> bool:
     """Return whether a part of a function or a class belongs to the scope around it: decorators, bases, defaults."""
-    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-        body = node.body if isinstance(node.body, list) else [node.body]
-        return child not in body and not isinstance(child, ast.arguments)
-    return False
+    body = node.body if isinstance(node.body, list) else [node.body]
+    return child not in body and not isinstance(child, ast.arguments)
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchdevice.cli.parsing import add_command, did_you_mean
 from torchdevice.cli.reports import output_file
 from torchdevice.cli.usage_errors import refusals
-from torchdevice.foundation import garbage_collection, styled_text
+from torchdevice.foundation import styled_text
 from torchdevice.foundation.environment import switched_off
 
 if TYPE_CHECKING:
@@ -30,17 +30,15 @@ def _check(options: argparse.Namespace) -> int:
         return _list_rules()
     if not options.paths:
         options.parser.error("which files? Name a PATH: a file, a notebook or a folder")
-    from torchdevice.check import Target, Verdict, check_file, configuration, sources
+    from torchdevice.check import Target, Verdict, check_files, configuration, sources
 
     with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
         project = configuration.of_project(Path.cwd())
         options.target = options.target or project.target or "cpu"
         target, rules = Target.named(options.target), _chosen_rules(options, project)
         files = [file for file in sources.found(options.paths) if not project.excludes(file)]
-        with garbage_collection.paused():  # syntax trees have no circles, and it would look at each node several times
-            findings = [
-                finding for file in files for finding in check_file(file, target, rules - project.ignored_in(file))
-            ]
+        found = check_files([(file, rules - project.ignored_in(file)) for file in files], target)
+        findings = [*chain.from_iterable(styled_text.counted(found, len(files), "files checked"))]
         baseline = options.baseline or (project.baseline and project.folder / project.baseline)
         if baseline and not options.write_baseline:
             findings = configuration.without_known(Path(baseline), findings)

@@ -38,7 +38,9 @@ _INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_
 """Operators that cannot be captured where an index is a mask, because the host needs the size of the result."""
 
 
-_UNINITIALISED = frozenset({_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default})
+_UNINITIALISED = frozenset(
+    {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default}
+)
 
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -79,7 +81,7 @@ class _Step(NamedTuple):
 
         It can where all tensors are of ``_EASY`` dtypes, for which no device has rules of its own, and one is written.
         """
-        if not isinstance(self.op, torch._ops.OpOverload):
+        if not isinstance(self.op, torch._ops.OpOverload) or self.op in _UNINITIALISED:
             return self.run
         op = _with_out(self.op) if self.made else self.op
         given = list(tensors((self.args, self.kwargs, self.made)))
@@ -95,6 +97,9 @@ class _Step(NamedTuple):
 
 _EASY = frozenset({torch.float32, torch.float64})
 
+_CPU_KERNELS = ("CPU", "CompositeExplicitAutograd")
+"""The keys of kernels that write to ``out``: the CPU's own, and those that copy to it, as ``relu.out`` does."""
+
 _RESIZING = frozenset({"aten::mse_loss"})
 """Operators whose kernel gives ``out`` another size on its way (torch 2.15), and so another memory."""
 
@@ -107,7 +112,7 @@ def _with_out(op: Any) -> Any:
     packet, wanted = op._overloadpacket, [(each.name, str(each.type)) for each in op._schema.arguments]
     for each in (getattr(packet, overload) for overload in packet.overloads() if overload.endswith("out")):
         *others, out = [(argument.name, str(argument.type)) for argument in each._schema.arguments]
-        if others == wanted and out == ("out", "Tensor") and _has_kernel(each.name(), "CPU"):
+        if others == wanted and out == ("out", "Tensor") and any(_has_kernel(each.name(), key) for key in _CPU_KERNELS):
             return each
     return None
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+T = TypeVar("T")
 
 Line = str | tuple[tuple[str, str], ...]
 """A line: a text, or parts of it with a style of rich each."""
@@ -43,3 +45,18 @@ def show(lines: Iterable[Line], file: TextIO | None = None) -> None:
     from rich.console import Console
 
     Console(file=stream).print(coloured(lines))
+
+
+def counted(items: Iterable[T], number: int, done: str) -> Iterator[T]:
+    """Yield items. Where stderr is a terminal, a line there says how many there were, until the last one came.
+
+    Args:
+        items: The items.
+        number: How many there will be.
+        done: What was done with them, such as ``"files checked"``.
+    """
+    for count, item in enumerate(items, 1):
+        if sys.stderr.isatty():
+            end = "\r\033[K" if count == number else ""
+            print(f"\r{count:,} of {number:,} {done}", end=end, file=sys.stderr, flush=True)
+        yield item

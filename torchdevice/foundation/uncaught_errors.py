@@ -104,11 +104,6 @@ def _another_rank_shows(*what: Any) -> bool:
     return "RANK" in os.environ and not run_folder.claim(f"{zlib.crc32(repr(what).encode()):08x}")
 
 
-def told_end(hooks: Hooks | None) -> str:
-    """Return how this process ends: with which exit code or error, and at which line, as far as that is known."""
-    return told_failure() or f"ended{hooks.exit_said if hooks else ''}"
-
-
 def told_failure() -> str:
     """Return at which line an error ended this process, and the error; nothing where none did."""
     error = getattr(sys, "last_value", None)

@@ -17,10 +17,11 @@ def _window(at: Any, dtype: Any) -> tuple[Any, Any]:
     lowest, size = at.min(), dtype.itemsize
     memory: Any = (ctypes.c_char * int(at.max() - lowest + size)).from_address(int(lowest))
     offsets = (at - lowest).view(np.int64)
-    if (offsets & (size - 1)).any():
+    if np.bitwise_or.reduce(offsets, axis=None) & (size - 1):
         # An element at every byte.
         return np.ndarray(len(memory) - size + 1, dtype, memory, strides=(1,)), offsets
-    return np.ndarray(len(memory) // size, dtype, memory), offsets >> (size.bit_length() - 1)
+    offsets >>= size.bit_length() - 1
+    return np.ndarray(len(memory) // size, dtype, memory), offsets
 
 
 def read(at: Any, active: Any, default: Any, dtype: Any) -> Any:

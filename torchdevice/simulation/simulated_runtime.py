@@ -30,7 +30,14 @@ from torchdevice.simulation.allocator import allocator_settings, storages, strea
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, index_of
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
-from torchdevice.simulation.observe import assumed_values, async_copies, host_waits, meta_kernels, races
+from torchdevice.simulation.observe import (
+    assumed_values,
+    async_copies,
+    host_waits,
+    meta_kernels,
+    races,
+    unwritten_memory,
+)
 from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention
 from torchdevice.torch_apis import sanitizer
@@ -240,6 +247,8 @@ def _begin(context: Context) -> None:
         context.machine.observers.append(found[-1])
     context.stream_observers.extend(found)
     context.policy.recorders.extend(found)
+    if context.options.uninitialized:
+        context.policy.recorders.append(unwritten_memory.Pattern())
 
 
 def _end(context: Context) -> None:

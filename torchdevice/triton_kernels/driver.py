@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 import tempfile
@@ -15,7 +14,7 @@ import torch
 from torchdevice.core.context import Context
 from torchdevice.cuda.device_queries import properties_of
 from torchdevice.foundation import data_files
-from torchdevice.triton_kernels.triton_internals import DriverBase, GPUTarget, knobs
+from torchdevice.triton_kernels.triton_internals import CudaDriver, GPUTarget, knobs
 
 _PROPERTIES: dict[str, str] = data_files.read(__file__, "device_properties.json")
 """The properties of a device, and those of torch."""
@@ -27,8 +26,11 @@ def target_of(context: Context) -> Any:
     return GPUTarget("cuda", major * 10 + minor, 32)
 
 
-class StandInDriver(DriverBase):  # type: ignore[misc]
-    """The driver of a scope on a target for which Triton makes no code."""
+class StandInDriver(CudaDriver):  # type: ignore[misc]
+    """The driver of a scope on a target for which Triton makes no code: that for CUDA, without a library of CUDA."""
+
+    get_device_capability = staticmethod(torch.cuda.get_device_capability)
+    set_current_device = staticmethod(torch.cuda.set_device)
 
     def __init__(self, context: Context, launcher: Callable[..., Any]):
         self._context = context
@@ -39,47 +41,23 @@ class StandInDriver(DriverBase):  # type: ignore[misc]
             unload_module=lambda module: None,
         )
 
-    @classmethod
-    def is_active(cls) -> bool:
-        return True
-
-    def get_current_target(self) -> Any:
-        return target_of(self._context)
-
     def get_active_torch_device(self) -> torch.device:
         return self._context.shown(self._context.device(self.get_current_device()))
 
-    def get_device_interface(self) -> Any:
-        return torch.cuda
-
-    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-        return self._context.options.capability
-
     def get_current_device(self) -> int:
         return self._context.thread.device_index
-
-    def set_current_device(self, device: int) -> None:
-        torch.cuda.set_device(device)
 
     def get_current_stream(self, device: int = 0) -> int:
         # Other stand-ins have no handles of streams; 0 is CUDA's for the default stream.
         return torch.cuda.current_stream(device).cuda_stream if self._context.runtime.has_handles else 0
 
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        return ty
-
-    def get_benchmarker(self) -> Any:
-        return importlib.import_module("triton.testing").do_bench
-
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         # There is no cache to empty, so a real driver's 256 MiB would only take time.
         return torch.empty(1, dtype=torch.int, device="cuda")
 
-    def clear_cache(self, cache: torch.Tensor) -> None:
-        cache.zero_()
-
-    def _properties(self, device: int = 0) -> dict[str, int]:
-        found = properties_of(self._context, device)
+    def _properties(self, device: int | None) -> dict[str, int]:
+        # On a CPU target the index of torch.device("cuda") is None.
+        found = properties_of(self._context, self.get_current_device() if device is None else device)
         return {name: getattr(found, place) for name, place in _PROPERTIES.items()}
 
     def _load(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:

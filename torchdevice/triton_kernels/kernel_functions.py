@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from torchdevice.triton_kernels import triton_internals as triton
-from torchdevice.triton_kernels.numpy_builder import NumpyBuilder, encoded
+from torchdevice.triton_kernels.numpy_builder import SMALL_FLOATS, NumpyBuilder, encoded
 from torchdevice.triton_kernels.triton_internals import TensorHandle, core, numpy_dtype, tl
 
 
@@ -75,11 +75,9 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.decorator_list, node.returns = [], None
+        node.decorator_list = []
         # The values of the original function, which Python evaluated when it was defined.
         node.args.defaults, node.args.kw_defaults = [], [None] * len(node.args.kwonlyargs)
-        for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-            each.annotation = None
         self.generic_visit(node)
         return node
 
@@ -102,6 +100,7 @@ def _code_of(source: str, file: str, line: int, free: tuple[str, ...]) -> types.
     around = ast.parse(f"def outer({', '.join(free)}): pass")
     around.body[0].body = tree.body  # type: ignore[attr-defined]
     ast.increment_lineno(ast.fix_missing_locations(around), line - 1)
+    # Like this file, it leaves annotations unevaluated: compile() inherits what it imports from __future__.
     (made,) = (each for each in compile(around, file, "exec").co_consts if isinstance(each, types.CodeType))
     return next(each for each in made.co_consts if isinstance(each, types.CodeType))
 
@@ -127,13 +126,16 @@ def as_jit(kernel: Any) -> Any:
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
+_KERNELS = triton.JITFunction, triton.InterpretedFunction
+
+
 def called(function: Any) -> Callable[..., Any]:
     """Return what a call of a function in a kernel runs."""
     if isinstance(function, core.constexpr):
         function = function.value
     if isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType)):  # others may have no hash
         function = _OWN.get(function, function)
-    if isinstance(function, (triton.JITFunction, triton.InterpretedFunction)):
+    if isinstance(function, _KERNELS):
         return function_of(as_jit(function))
     if getattr(function, "__module__", None) == triton.stub_libdevice.__name__:
         # Triton's compiler takes the module of its backend in the place of the one without code.
@@ -148,10 +150,7 @@ def attribute(value: Any, name: str) -> Callable[..., Any]:
     found = getattr(value, name)
     if isinstance(value, core.tensor):
         plain = getattr(core.tensor, name, found)
-        if (
-            isinstance(plain, (triton.JITFunction, triton.InterpretedFunction))
-            or getattr(plain, "__name__", "") in _METHODS
-        ):
+        if isinstance(plain, _KERNELS) or getattr(plain, "__name__", "") in _METHODS:
             return functools.partial(called(_METHODS.get(name, plain)), value)
     return called(found)
 
@@ -204,7 +203,7 @@ _UFUNCS: dict[Any, Any] = {
 """Functions of Triton with which NumPy reduces in one call, of dtypes that it has."""
 
 
-def _as_tensors(arrays: list[Any], like: tuple[Any, ...]) -> tuple[Any, ...]:
+def _as_tensors(arrays: list[Any], like: Any) -> Any:
     """Return tensors of a kernel; the first axis of the arrays is that of the instances."""
     made = []
     for array, each in zip(arrays, like, strict=True):
@@ -219,9 +218,7 @@ def _combined(function: Any, one: list[Any], other: list[Any], like: tuple[Any, 
     found = called(function)(*_as_tensors(one, like), *_as_tensors(other, like))
     found = found if isinstance(found, (tuple, core.tuple)) else (found,)
     made = [running.semantic.to_tensor(each).handle.data for each in found]
-    return [
-        np.broadcast_to(each, np.broadcast_shapes(each.shape, old.shape)) for each, old in zip(made, one, strict=True)
-    ]
+    return [np.broadcast_arrays(each, old)[0] for each, old in zip(made, one, strict=True)]
 
 
 def _inputs(input: Any) -> tuple[tuple[Any, ...], list[Any]]:
@@ -258,9 +255,7 @@ def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any 
     if axis is None:
         shape, axis = [math.prod(shape)], 0
         input = running.semantic.reshape(input, shape, can_reorder=False)
-    places = np.arange(shape[axis], dtype=np.int32).reshape(
-        1, *(-1 if i == axis % len(shape) else 1 for i in range(len(shape)))
-    )
+    places = np.indices((1, *shape), np.int32, sparse=True)[axis % len(shape) + 1]
     handle = TensorHandle(np.broadcast_to(places, (1, *shape)), tl.int32)
     return _reduce((input, core.tensor(handle, core.block_type(tl.int32, shape))), axis, combine_fn, keep_dims)
 
@@ -291,7 +286,7 @@ def _dot_scaled(*args: Any, **kwargs: Any) -> Any:
     return tl.dot_scaled(*given, _semantic=running.semantic, **named)
 
 
-_INEXACT = frozenset((tl.int1, tl.bfloat16, tl.float8e5, tl.float8e4nv, tl.float8e4b8, tl.float8e5b16))
+_INEXACT = frozenset((tl.int1, *SMALL_FLOATS))
 
 _OWN: dict[Any, Callable[..., Any]] = {
     builtins.range: _range,
@@ -348,27 +343,23 @@ def truth(original: Any) -> Any:
     return is_true
 
 
-def index(original: Any) -> Any:
-    """Return ``tensor.__index__``."""
-
-    def as_int(self: Any) -> int:
-        if running.semantic is None:
-            raise TypeError(f"{type(self).__name__!r} object cannot be interpreted as an integer")
-        return int(running.semantic.builder.one(self.handle))
-
-    return as_int
+def _no_index(self: Any) -> int:
+    raise TypeError(f"{type(self).__name__!r} object cannot be interpreted as an integer")
 
 
-def shown(original: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Return ``tensor.__str__``: the values, while a kernel runs."""
-    return lambda self: original(self) if running.semantic is None else str(self.handle.data)
+def while_running(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return what replaces a method of Triton's tensors by a function while a kernel runs."""
+    return lambda original: lambda self: (original or _no_index)(self) if running.semantic is None else function(self)
+
+
+index = while_running(lambda self: int(running.semantic.builder.one(self.handle)))
+shown = while_running(lambda self: str(self.handle.data))
+_transpose = while_running(lambda self: running.semantic.permute(self, (1, 0)))
 
 
 def transposed(original: Any) -> property:
     """Return ``tensor.T``."""
-    return property(
-        lambda self: original.__get__(self) if running.semantic is None else running.semantic.permute(self, (1, 0))
-    )
+    return property(_transpose(original.__get__))
 
 
 def dtype_to_ir(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ import torch
 
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
-from torchdevice.errors import KernelRaceError, RaceWarning, TorchDeviceError
+from torchdevice.errors import KernelRaceError, RaceWarning, TorchDeviceError, UninitializedReadError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
@@ -43,8 +43,8 @@ _VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 _LIMITS = (2**31 - 1, 65535, 65535)
 """The largest grid of CUDA."""
 
-_ELEMENTS, _INSTANCES = 2**18, 1024
-"""How many elements the blocks of a group may have, and how many instances a group."""
+_ELEMENTS, _FIRST, _INSTANCES = 2**18, 64, 1024
+"""How many elements the blocks of a group may have, and how many instances the first group and the others."""
 
 _DEPTH = 6
 """How often a group may part before its instances run one by one."""
@@ -96,11 +96,7 @@ class Launch:
             )
         if not all(self.grid):
             return
-        storages: dict[int, torch.Tensor] = {}
-        self._names: dict[int, list[str]] = {}
-        for name, address, whole in self._storages():
-            storages[address] = whole
-            self._names.setdefault(address, []).append(name)
+        storages = self._storages()
         number = next(_numbers)
         _launches[number] = self
         try:
@@ -116,17 +112,19 @@ class Launch:
             if self.context.thread.capture is None:
                 del _launches[number]
 
-    def _storages(self) -> Iterator[tuple[str, int, torch.Tensor]]:
-        """Yield for each argument with a storage its name, the storage's address and a tensor that covers it."""
+    def _storages(self) -> dict[int, torch.Tensor]:
+        """Return a tensor that covers each storage, by the storage's address, and note which arguments have it."""
+        found: dict[int, torch.Tensor] = {}
+        self._names: dict[int, list[str]] = {}
         for position, (name, value) in enumerate(self.bound.items()):
             for tensor in _pointers(value):
                 self._check_device(tensor, position)
                 with torch._C.DisableTorchFunction():
                     storage = tensor.untyped_storage()
-                    size = storage.nbytes() // tensor.itemsize
-                    whole = tensor.detach().as_strided((size,), (1,), 0)
-                    if size:
-                        yield name, storage.data_ptr(), whole
+                    if size := storage.nbytes() // tensor.itemsize:
+                        found[storage.data_ptr()] = tensor.detach().as_strided((size,), (1,), 0)
+                        self._names.setdefault(storage.data_ptr(), []).append(name)
+        return found
 
     def _check_device(self, tensor: torch.Tensor, position: int) -> None:
         """Raise what Triton and CUDA raise for memory that the current device cannot use."""
@@ -148,7 +146,7 @@ class Launch:
     def run(self, wholes: list[torch.Tensor]) -> None:
         """Run all instances on CPU tensors that cover the storages."""
         races = Races(self._report_race) if self.context.options.races else None
-        memory = Memory(self.fault, self._is_allocated, races)
+        memory = Memory(self, races)
         places = {
             address: memory.place(" or ".join(map(repr, dict.fromkeys(names))), whole)
             for (address, names), whole in zip(self._names.items(), wholes, strict=True)
@@ -164,12 +162,15 @@ class Launch:
             running.semantic = before
 
     def _run_instances(self, builder: NumpyBuilder, races: Races | None, args: list[Any], kwargs: Any) -> None:
-        """Run the instances in groups, after the first one alone, which shows how large its blocks are."""
+        """Run the instances in groups, of which the first one shows how large a block is."""
         function, memory = function_of(self.kernel), builder.memory
         x, y, z = self.grid
         total, done, told = x * y * z, 0, time.monotonic()
+        # glibc keeps blocks of the size of one that was freed. It would map and clear an operation's arrays anew.
+        np.empty(_ELEMENTS * 64, np.uint8)
         builder.set_grid_dim(x, y, z)
-        size, self._whole = 1, races is None
+        self._whole = races is None
+        size = _FIRST if self._whole else 1
         while done < total:
             # x is the innermost, in the order in which CUDA begins the blocks.
             numbers = np.arange(done, min(done + size, total))
@@ -230,13 +231,18 @@ class Launch:
             policy.lose(note, ILLEGAL_ADDRESS)
         raise cuda_error(ILLEGAL_ADDRESS, note)
 
-    def _is_allocated(self, first: int, end: int) -> bool:
+    def is_allocated(self, first: int, end: int) -> bool:
         """Return whether memory that is no argument's is a tensor's: kernels may read pointers from memory."""
         runtime = self.context.runtime
         if runtime.shares_host_memory:
             return first > _ZERO_PAGE  # the process's memory, of which nobody keeps a list
         blocks = runtime.blocks(self.context.thread.device_index) if self.context.policy is not None else []
         return any(each.address <= first and end <= each.address + each.requested for each in blocks)
+
+    def report_unwritten(self, what: str, instance: Any) -> None:
+        """Raise the error for reading what nothing has written."""
+        self.instance = tuple(map(int, instance))
+        raise UninitializedReadError(f"{self.place()} {what}. Write the memory first, or make it by torch.zeros.")
 
     def _report_race(self, what: str, number: int) -> None:
         x, y, _ = self.grid
@@ -373,12 +379,7 @@ def run_tuned(context: Context, original: Any, tuner: Any, *args: Any, **kwargs:
     return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
-class Launcher:
-    """What a kernel that ``warmup`` compiled is launched by: ``driver.launcher_cls``."""
-
-    def __init__(self, source: Any, metadata: Any):
-        self._kernel = source.fn
-
-    def __call__(self, x: int, y: int, z: int, stream: int, function: Any, *rest: Any) -> None:
-        # The packed metadata, that of the launch and two hooks come before the arguments.
-        self._kernel.run(*rest[4:], grid=(x, y, z), warmup=False)
+def launcher(source: Any, metadata: Any) -> Callable[..., None]:
+    """Return what a kernel that ``warmup`` compiled is launched by: ``driver.launcher_cls``."""
+    # The stream, the function, the packed metadata, that of the launch and two hooks come before the arguments.
+    return lambda *grid_and_rest: source.fn.run(*grid_and_rest[9:], grid=grid_and_rest[:3], warmup=False)

@@ -14,8 +14,11 @@ import numpy as np
 import torch
 
 from torchdevice.lowlevel import memory_windows
+from torchdevice.simulation.observe.unwritten_memory import PATTERN
 
-_SHIFT = 44
+_SHIFT, _FIRST = 44, 16
+"""Regions begin above the addresses of processes (48 bits), which kernels may read from memory."""
+
 _ALIGNMENT = 4095
 """Addresses keep their last bits, since kernels may ask whether they are aligned."""
 
@@ -42,9 +45,8 @@ class Memory:
     """The storages of a launch.
 
     Args:
-        fault: Raises for an access outside of them, with a text that says what it was, and the instance.
-        foreign: Returns whether an address of the process that no argument has may be used: that of a tensor whose
-            pointer the program took itself.
+        launch: Raises for a wrong access by its ``fault`` and ``report_unwritten``, with a text that says what it was,
+            and the instance.
         races: Told of each access; None where nothing looks for races.
 
     Attributes:
@@ -52,10 +54,8 @@ class Memory:
         logs: What memory held before writes of the group that runs; None where nothing is kept.
     """
 
-    def __init__(
-        self, fault: Callable[[str, Any], None], foreign: Callable[[int, int], bool], races: Races | None = None
-    ):
-        self._fault, self._foreign, self._races = fault, foreign, races
+    def __init__(self, launch: Any, races: Races | None = None):
+        self._launch, self._races = launch, races
         self._regions: list[Region] = []
         self.largest = 1
         self.logs: list[tuple[Any, Any, Any]] | None = None
@@ -67,7 +67,7 @@ class Memory:
             name: The arguments that have it.
             memory: A CPU tensor that covers it.
         """
-        address, number = memory.data_ptr(), len(self._regions) + 1
+        address, number = memory.data_ptr(), len(self._regions) + _FIRST
         first = (number << _SHIFT) + (1 << (_SHIFT - 1)) + (address & _ALIGNMENT)
         size = memory.untyped_storage().nbytes() if memory.numel() else 0
         self._regions.append(Region(name, first, size, address - first, memory.itemsize))
@@ -99,20 +99,27 @@ class Memory:
     def _offset(self, number: int, pointers: Any, active: Any, found: Any, size: int, access: str, group: Any) -> Any:
         """Return what leads from addresses of one region to those of the process, if all are in the storage."""
         lowest, highest = int(found.min()), int(found.max())
-        if not 0 < number <= len(self._regions):
-            if not self._foreign(lowest, highest + size):
+        if not 0 <= number - _FIRST < len(self._regions):
+            if not self._launch.is_allocated(lowest, highest + size):
                 text = f"{access} {size} bytes at the address {lowest:#x}, which is no tensor's on the device"
-                self._fault(text, group[0])
+                self._launch.fault(text, group[0])
             return np.uint64(0)
-        region = self._regions[number - 1]
+        region = self._regions[number - _FIRST]
         if lowest < region.first or highest + size > region.first + region.size:
             outside = active & ((pointers < region.first) | (pointers + np.uint64(size) > region.first + region.size))
-            instance = np.nonzero(outside)[0][0]
-            one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
-            self._fault(_told(region, pointers[one], active[one], outside[one], size, access), group[instance])
+            self._launch.fault(
+                *_told(region, pointers, active, outside, f"{access} {size} bytes", "are outside", group)
+            )
         if self._races is not None:
             self._races.note(region, (found - np.uint64(region.first)) // np.uint64(region.itemsize), access)
-        return np.uint64(region.offset % 2**64)
+        offset = np.uint64(region.offset % 2**64)
+        if self._launch.context.options.uninitialized and access != "writes":
+            words = (pointers + offset) & ~np.uint64(3)
+            found = active & (memory_windows.read(words, active, words, np.dtype(np.uint32)) == PATTERN)
+            if found.any():
+                what, why = f"{access} {size} bytes", "read what nothing has written"
+                self._launch.report_unwritten(*_told(region, pointers, active, found, what, why, group))
+        return offset
 
     # ---- going back --------------------------------------------------------------------------------------------------
 
@@ -128,12 +135,13 @@ class Memory:
         self.logs = None
 
 
-def _told(region: Region, pointers: Any, active: Any, outside: Any, size: int, access: str) -> str:
-    offset = int(pointers[outside][0]) - region.first
-    return (
-        f"{access} {size} bytes at offset {offset} of the {region.size} bytes of argument {region.name} "
-        f"({int(outside.sum())} of {int(active.sum())} lanes that the mask lets through are outside)"
-    )
+def _told(region: Region, pointers: Any, active: Any, wrong: Any, what: str, why: str, group: Any) -> tuple[str, Any]:
+    """Return a text about the lanes of the first instance that do something wrong, and the instance."""
+    instance = np.nonzero(wrong)[0][0]
+    one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
+    offset = int(pointers[one][wrong[one]][0]) - region.first
+    lanes = f"{int(wrong[one].sum())} of {int(active[one].sum())} lanes that the mask lets through {why}"
+    return f"{what} at offset {offset} of the {region.size} bytes of argument {region.name} ({lanes})", group[instance]
 
 
 class Races:

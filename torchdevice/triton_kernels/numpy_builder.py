@@ -15,19 +15,15 @@ import numpy as np
 import torch
 
 from torchdevice.core.thread_state import refuse
+from torchdevice.foundation import data_files
 from torchdevice.lowlevel import memory_windows
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.triton_kernels import libdevice
 from torchdevice.triton_kernels.memory_checks import Memory
 from torchdevice.triton_kernels.triton_internals import InterpreterBuilder, TensorHandle, ir, numpy_dtype, tl
 
-_SMALL_FLOATS = {
-    tl.bfloat16: torch.bfloat16,
-    tl.float8e5: torch.float8_e5m2,
-    tl.float8e4nv: torch.float8_e4m3fn,
-    tl.float8e4b8: torch.float8_e4m3fnuz,
-    tl.float8e5b16: torch.float8_e5m2fnuz,
-}
+_NAMES: dict[str, str] = data_files.read(__file__, "small_floats.json")
+SMALL_FLOATS = {getattr(tl, name): getattr(torch, of_torch) for name, of_torch in _NAMES.items()}
 """Floating dtypes that NumPy lacks, and torch's. Triton alone has float8e4b15, which stays the interpreter's."""
 
 _BITS: dict[int, Any] = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.uint16)}
@@ -35,7 +31,7 @@ _BITS: dict[int, Any] = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.uint16)
 
 def decoded(handle: Any) -> Any:
     """Return the values of a handle, as float32 where NumPy lacks the dtype."""
-    dtype = _SMALL_FLOATS.get(handle.dtype.scalar)
+    dtype = SMALL_FLOATS.get(handle.dtype.scalar)
     if dtype is None or handle.data.dtype.kind not in "iu":
         return handle.data
     bits, _ = _BITS[dtype.itemsize]
@@ -48,7 +44,7 @@ def encoded(values: Any, dtype: Any) -> Any:
     dtype = dtype.scalar
     if values.dtype == np.bool_:
         return TensorHandle(values, tl.int1)
-    small = _SMALL_FLOATS.get(dtype)
+    small = SMALL_FLOATS.get(dtype)
     if small is None:
         return TensorHandle(values.astype(numpy_dtype(dtype), copy=False), dtype)
     bits, as_numpy = _BITS[small.itemsize]
@@ -147,21 +143,20 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         """Return the addresses, the lanes and operands of an atomic, for each instance also where they are equal."""
         at, active = self._at(ptr, mask, "updates")
         shape = np.broadcast_shapes((len(self.group), *at.shape[1:]), *(each.data.shape for each in values))
-        arrays = (at, active, *(each.data for each in values))
-        return [np.ascontiguousarray(np.broadcast_to(each, shape)) for each in arrays]
+        made = [TensorHandle(at, ptr.dtype), TensorHandle(active, tl.int1), *values]
+        made = [TensorHandle(np.ascontiguousarray(np.broadcast_to(each.data, shape)), each.dtype) for each in made]
+        self.memory.log(made[0].data, made[1].data, made[-1].data.dtype)
+        return made
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
-        at, active, expected, new = self._for_each(ptr, None, cmp, val)
-        self.memory.log(at, active, new.dtype)
-        made = (TensorHandle(each, like.dtype) for each, like in ((at, ptr), (expected, cmp), (new, val)))
-        return super().create_atomic_cas(*made, *rest)
+        at, _, expected, new = self._for_each(ptr, None, cmp, val)
+        return super().create_atomic_cas(at, expected, new, *rest)
 
     def create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
-        at, active, values = self._for_each(ptr, mask, val)
-        self.memory.log(at, active, values.dtype)
-        if val.dtype.scalar not in (*_SMALL_FLOATS, tl.float16):
-            made = (TensorHandle(each, like.dtype) for each, like in ((at, ptr), (values, val), (active, mask)))
-            return super().create_atomic_rmw(op, *made, *rest)
+        made = self._for_each(ptr, mask, val)
+        at, active, values = (each.data for each in made)
+        if val.dtype.scalar not in (*SMALL_FLOATS, tl.float16):
+            return super().create_atomic_rmw(op, made[0], made[2], made[1], *rest)
         # Triton's interpreter adds the bits. One element after the other, since addresses may be equal.
         old = np.zeros(values.size, values.dtype)
         by_op = {ir.ATOMIC_OP.MIN: self.create_minnumf, ir.ATOMIC_OP.MAX: self.create_maxnumf}
@@ -240,11 +235,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
         return encoded(op(decoded(lhs), decoded(rhs), decoded(other)), other.dtype)
 
-    def create_minnumf(self, lhs: Any, rhs: Any) -> Any:
-        return self.binary_op(lhs, rhs, np.fmin)
-
-    def create_maxnumf(self, lhs: Any, rhs: Any) -> Any:
-        return self.binary_op(lhs, rhs, np.fmax)
+    create_minnumf = functools.partialmethod(binary_op, op=np.fmin)
+    create_maxnumf = functools.partialmethod(binary_op, op=np.fmax)
+    create_erf = functools.partialmethod(unary_op, op=functools.partial(libdevice.by_torch, torch.erf))
 
     def create_clampf(self, arg: Any, low: Any, high: Any, propagate_nans: Any) -> Any:
         if propagate_nans == ir.PROPAGATE_NAN.ALL:
@@ -259,9 +252,6 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         # The product of two float32 is exact in float64, so that only the sum is rounded, twice at worst.
         wide = [decoded(each).astype(np.float64) for each in (x, y, z)]
         return encoded(wide[0] * wide[1] + wide[2], z.dtype)
-
-    def create_erf(self, arg: Any) -> Any:
-        return self.unary_op(arg, functools.partial(libdevice.by_torch, torch.erf))
 
     def create_extern_elementwise(
         self, library: str, path: str, symbol: str, args: Any, result_type: Any, *rest: Any

@@ -15,9 +15,8 @@ from torchdevice.triton_kernels.triton_internals import core
 def _active(context: Context, original: Any, config: Any) -> Any:
     if context.runtime.makes_triton_code:
         return original(config)
-    if driver.StandInDriver not in context.settings:
-        context.settings[driver.StandInDriver] = driver.StandInDriver(context, launching.Launcher)
-    return context.settings[driver.StandInDriver]
+    own = driver.StandInDriver(context, launching.launcher)
+    return context.settings.setdefault(driver.StandInDriver, own)
 
 
 def _shared_memory(context: Context, original: Any, device: int) -> int:

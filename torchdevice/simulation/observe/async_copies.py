@@ -2,9 +2,9 @@
 
 Until the host has waited for a copy to the host, its destination holds garbage. A copy to the device takes the values
 of its source as late as it can: where a kernel that is ordered after it reads the destination, or where the host has
-waited for it; what reads the destination in no order reads garbage, and raises :class:`IndicesInFlightError` where the
-destination is the indices of a sparse tensor. Where the host has written to the source after a kernel had read the
-copy, and before it had waited for it, the wait raises :class:`CopyInFlightError`.
+waited for it; what reads the destination in no order reads garbage. Where the host has written to the source after a
+kernel had read the copy, and before it had waited for it, the wait raises :class:`CopyInFlightError`. Garbage is NaN in
+numbers, bytes of their own in other values, and in bools the opposite of what will come.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import Any
 import torch
 
 from torchdevice.core.context import Context
-from torchdevice.devices.sparse_parts import plain_parts
 from torchdevice.devices.stream_order import Stream
-from torchdevice.errors import CopyInFlightError, IndicesInFlightError
+from torchdevice.errors import CopyInFlightError
 from torchdevice.foundation.stand_ins import same_bits
 from torchdevice.journal.callers import program_line, site_of
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
-from torchdevice.simulation.observe.garbage_values import garbage_for, of_values
 from torchdevice.simulation.observe.happens_before import (
     Order,
     host_side,
@@ -32,6 +30,10 @@ from torchdevice.simulation.observe.happens_before import (
 )
 
 _preserve_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
+
+
+_BYTE = 0xA5
+"""The byte of which garbage consists, except that of floating-point numbers, which is NaN: all bits are 1."""
 
 
 class _Copy:
@@ -63,11 +65,11 @@ class _Copy:
 class _ToHost(_Copy):
     """A copy to the host. Its values are known; the destination gets them when the host has waited."""
 
-    def __init__(self, stream: Stream, number: int, destination: torch.Tensor, garbage: torch.Tensor):
+    def __init__(self, stream: Stream, number: int, destination: torch.Tensor):
         super().__init__(stream, number, destination)
         # Torch has copied the values already; they are taken out again.
         self._values = destination.detach().clone()
-        self.write(garbage)
+        self.write(_garbage(destination))
 
     def finish(self) -> None:
         self.write(self._values)
@@ -87,12 +89,7 @@ class _ToDevice(_Copy):
         self._source = source.detach()
         self._taken: torch.Tensor | None = None
         # The copy has been done by torch; garbage until it is needed.
-        self.write(of_values(destination))
-
-    @property
-    def has_run(self) -> bool:
-        """Whether a kernel needed the values."""
-        return self._taken is not None
+        self.write(_garbage(destination))
 
     def run(self) -> None:
         """Take the source's values, because a kernel needs them."""
@@ -124,7 +121,6 @@ class InFlight(Order):
 
         Raises:
             CopyInFlightError: The call waits for a copy whose source was written too early.
-            IndicesInFlightError: The kernel reads indices of a sparse tensor before its stream has waited for them.
         """
         # Without copies in flight a kernel pays nothing more than this question.
         if self._copies:
@@ -141,30 +137,22 @@ class InFlight(Order):
         assert host is not None
         stream = self.current(index)
         if result is host:
-            self._copies.extend(_ToHost(stream, self.number, *each) for each in garbage_for(host))
-            return
-        for source, destination in zip(plain_parts(host), plain_parts(result), strict=True):
-            if destination.numel():
-                block = destination.untyped_storage().data_ptr()
-                self._copies.append(_ToDevice(stream, self.number, aliased(destination), block, source))
+            self._copies.append(_ToHost(stream, self.number, host))
+        elif result.numel():
+            block = result.untyped_storage().data_ptr()
+            self._copies.append(_ToDevice(stream, self.number, aliased(result), block, host))
 
     def _run_needed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run the copies whose destinations a kernel uses, if its stream has waited for them.
-
-        Raises:
-            IndicesInFlightError: It has not, and a destination is the indices of a sparse tensor.
-        """
+        """Run the copies whose destinations a kernel uses, if its stream has waited for them."""
         # By the address of the storage, since views share it.
         used = {each.untyped_storage().data_ptr(): index_of(each) for each in of_device((args, kwargs))}
         needed = [copy for copy in self._copies if isinstance(copy, _ToDevice) and copy.block in used]
+        # Kernels of the CPU do not look whether indices are valid, and garbage would end the process.
         trusted = {each.untyped_storage().data_ptr() for each in sparse_indices((args, kwargs))} if needed else set()
         for copy in needed:
-            stream = self.current(used[copy.block])
             # A stream that does not know of the copy reads what is there: garbage.
-            if knows(self.clock(stream), copy.stream, copy.number):
+            if copy.block in trusted or knows(self.clock(self.current(used[copy.block])), copy.stream, copy.number):
                 copy.run()
-            elif copy.block in trusted and not copy.has_run:  # kernels of the CPU do not look whether they are valid
-                raise IndicesInFlightError(copy.site, copy.stream, stream)
 
     def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
         with torch._C.DisableTorchFunction(), self.lock:
@@ -201,3 +189,13 @@ class InFlight(Order):
                 copy.finish()
             except CopyInFlightError:  # the program never waited, so that nothing is wrong before its end
                 continue
+
+
+def _garbage(like: torch.Tensor) -> torch.Tensor:
+    """Return garbage in the shape and dtype of a CPU tensor."""
+    if like.dtype is torch.bool:
+        return torch.logical_not(like)
+    garbage = torch.empty(like.shape, dtype=like.dtype, device="cpu")
+    number = like.dtype.is_floating_point or like.dtype.is_complex
+    garbage.reshape(-1).view(torch.uint8).fill_(0xFF if number else _BYTE)
+    return garbage

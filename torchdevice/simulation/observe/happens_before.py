@@ -237,14 +237,15 @@ def host_side(op: Any, args: tuple[Any, ...], result: Any) -> torch.Tensor | Non
 def is_in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> bool:
     """Return whether a copy between the host and the device goes on after its call: of page-locked memory only.
 
-    torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``, and for all copies to COO tensors.
-    Copies of quantized tensors count as done.
+    torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``. Copies of sparse and of quantized
+    tensors count as done.
     """
     host = host_side(op, args, result)
-    if host is None or host.is_quantized or not given_to(op, args, kwargs).get("non_blocking"):
+    if host is None or host.layout is not torch.strided or host.is_quantized:
         return False
-    allocated = host is result and (op._schema.name == "aten::_to_copy" or host.is_sparse)
-    return allocated or context.is_pinned(host)
+    if not given_to(op, args, kwargs).get("non_blocking"):
+        return False
+    return (host is result and op._schema.name == "aten::_to_copy") or context.is_pinned(host)
 
 
 def host_waits(context: Context, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:

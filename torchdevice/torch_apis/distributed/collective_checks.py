@@ -15,7 +15,9 @@ import contextlib
 import datetime
 import hashlib
 import json
+import os
 import re
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +67,12 @@ class Call(NamedTuple):
         given = ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in self.tensors)
         how = ", ".join(each for each in self.alike if isinstance(each, str))
         what = self.name + (f" of {given}" if given else "") + (f", {how}" if how else "")
-        return f"{what}, at {callers.site_of(callers.program_line())}"
+        return f"{what}, at {callers.site_of(callers.program_line())}{_where()}"
+
+
+def _where() -> str:
+    """Return on which host this rank is, where a launcher started ranks on several hosts."""
+    return f" on {socket.gethostname()}" if os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE") else ""
 
 
 def mismatch(group: str, calls: Sequence[str]) -> dist.DistBackendError:
@@ -120,12 +127,10 @@ def stuck(notes: Mapping[int, Note]) -> list[int]:
     """
     # Ranks without a note are computing, and count as going on.
     left = set(notes)
-    while True:
-        going = {rank for rank in left if _can_go_on(notes, rank, left)}
-        if not going:
-            return sorted(left)
+    while going := {rank for rank in left if _can_go_on(notes, rank, left)}:
         # Whoever waits only for ranks that go on goes on as well; what remains waits in a circle.
         left -= going
+    return sorted(left)
 
 
 def _can_go_on(notes: Mapping[int, Note], rank: int, left: set[int]) -> bool:
@@ -164,7 +169,8 @@ class Waiting:
         """Tell the other ranks that this one ends, and how."""
         with contextlib.suppress(RuntimeError):  # the store has ended with another rank
             if not self._store.check([_END]):
-                self._store.set(_END, f"rank {self._rank} {uncaught_errors.told_end(self._hooks)}")
+                ended = uncaught_errors.told_failure() or f"ended{self._hooks.exit_said if self._hooks else ''}"
+                self._store.set(_END, f"rank {self._rank}{_where()} {ended}")
 
     def ended_rank(self) -> str:
         """Return which rank of the program ended first, and how, in a few words."""
@@ -238,8 +244,7 @@ class Waiting:
         for rank in range(self._size):
             # `get` would wait for a key that is not there.
             text = self._store.get(str(rank)) if self._store.check([str(rank)]) else b"null"
-            fields = json.loads(text)
-            if fields is not None:
+            if fields := json.loads(text):
                 number, what, awaited, begun = fields
                 found[rank] = Note(number, what, Awaited(*awaited), begun)
         return found
@@ -258,8 +263,8 @@ def ended(work: Any) -> bool:
 
 
 def _deadlock(notes: Mapping[int, Note], found: Sequence[int], size: int) -> dist.DistBackendError:
-    said = {rank: f"waits in {note.what}" for rank, note in notes.items()}
-    listed = "".join(f"\n  rank {rank} {said.get(rank, 'does not wait')}" for rank in range(size))
+    says = (f"waits in {notes[rank].what}" if rank in notes else "does not wait" for rank in range(size))
+    listed = "".join(f"\n  rank {rank} {each}" for rank, each in enumerate(says))
     return dist.DistBackendError(
         f"The ranks {list(found)} wait for each other and can never go on:{listed}\n"
         "Let every rank of a group call the same collectives in the same order, and receive what another sends."
