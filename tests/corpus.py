@@ -974,6 +974,14 @@ def heads_where_the_batch_was_meant(correct: bool) -> None:
     F.scaled_dot_product_attention(x, x, x)
 
 
+@case(CAPTURES, "BatchLinearAlgebra.cpp", NOT_PERMITTED)
+def a_factor_whose_errors_the_host_reads(correct: bool) -> None:
+    x = torch.eye(3, device="cuda")
+    torch.linalg.cholesky(x)  # before the capture, so that the library has what it keeps
+    with capturing():
+        torch.linalg.cholesky_ex(x) if correct else torch.linalg.cholesky(x)
+
+
 @case(CAPTURES, "cuda/CUDAGeneratorImpl.cpp", "Cannot call CUDAGeneratorImpl::get_offset during CUDA graph capture")
 def offset_of_random_numbers_in_a_capture(correct: bool) -> None:
     generator, x = torch.cuda.default_generators[0], rand(4)

@@ -172,7 +172,9 @@ class Capture(TorchDispatchMode):
         masked = func in _INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in tensors(args[1]))
         sized = kwargs.get("output_size") is not None  # of `repeat_interleave`, which then needs no value
         waits = func not in _INDEXING and not sized and _WAITS_FOR_THE_DEVICE.intersection(func.tags)
-        if waits or masked or (to_host and not kwargs.get("non_blocking")):
+        # `linalg.inv` and its like let the host read whether the matrix was singular (BatchLinearAlgebra.cpp).
+        checks = func is _aten._linalg_check_errors.default
+        if waits or masked or checks or (to_host and not kwargs.get("non_blocking")):
             not_while_capturing()
 
     def _refuse_generator(self, args: Any, kwargs: Any) -> None:
