@@ -229,6 +229,7 @@ class TestFlags:
             output, _ = lstm(torch.rand(3, 2, 4, device="cuda"))
             lstm.flatten_parameters()
             assert torch.backends.cudnn.is_acceptable(output) is (target == "simulated:cuda")
+            assert not torch.backends.cudnn.is_acceptable(torch.rand(2))
 
 
 # ---- private names, as libraries use them ----------------------------------------------------------------------------

@@ -53,7 +53,7 @@ if vars(type(torch.backends.cudnn)).get("benchmark_limit") is None:
 def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> bool:
     """Return False also for a tensor that reports CUDA, but is on no simulated GPU: no cuDNN could compute with it."""
     known = tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
-    return context.runtime.has_handles and torch._C._get_cudnn_enabled() and known and tensor.is_cuda
+    return context.runtime.has_handles and torch._C._get_cudnn_enabled() and known and not tensor.is_cpu
 
 
 # Modules ask this for weights that are on cuDNN.
