@@ -10,6 +10,7 @@ stand-in instead. A stand-in is a ``torch.Stream`` or ``torch.Event`` whose ``__
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -107,38 +108,30 @@ _ids = itertools.count(1)  # 0 is the default stream of every device
 _event_numbers = itertools.count(1)
 
 
+@dataclasses.dataclass(frozen=True)
 class NoPointer:
     """Stands in for a ``cudaStream_t``. Programs print it and compare it; it is no address, and none can be had of it.
 
     Args:
-        number: The id of the stream, which identifies the object.
+        number: The id of the stream.
         name: The attribute of torch's stream that it is the value of.
         pointer: The type that the attribute points to on the accelerator.
     """
 
-    def __init__(self, number: int, name: str, pointer: str):
-        self._number, self._name, self._pointer = number, name, pointer
+    number: int
+    name: str
+    pointer: str
 
     def __index__(self) -> int:
-        thread_state.refuse(self._name, f"There is no {self._pointer}. Use the stream's methods.")
+        thread_state.refuse(self.name, f"There is no {self.pointer}. Use the stream's methods.")
 
     __int__ = __index__
 
-    def __bool__(self) -> bool:
-        # A pointer is true; only the default stream is null.
-        return True
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NoPointer) and self._number == other._number
-
-    def __hash__(self) -> int:
-        return hash(self._number)
-
     def __format__(self, specification: str) -> str:
-        return format(self._number, specification)
+        return format(self.number, specification)
 
     def __repr__(self) -> str:
-        return repr(self._number)
+        return repr(self.number)
 
 
 class StreamStandIn(torch.Stream):

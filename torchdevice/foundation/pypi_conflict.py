@@ -27,18 +27,14 @@ def refuse(*args: object, **kwargs: object) -> NoReturn:
     Raises:
         ImportError: Always.
     """
-    raise ImportError(f"torchdevice.{NAME} is not there: {_why()}")
+    _missing(NAME)
 
 
 def _missing(name: str) -> NoReturn:
     if name.startswith("__") or importlib.util.find_spec(f"torchdevice.{name}") is not None:
         raise AttributeError(f"module 'torchdevice' has no attribute {name!r}")
     # Not an AttributeError, whose text `from torchdevice import portable` would drop.
-    raise ImportError(f"torchdevice.{name} is not there: {_why()}")
-
-
-def _why() -> str:
-    return (
-        "the projects torchdevice and torchdevice-portable are both installed, and their packages have one name. "
-        f"To use torchdevice-portable: {REMEDY}."
+    raise ImportError(
+        f"torchdevice.{name} is not there: the projects torchdevice and torchdevice-portable are both installed, "
+        f"and their packages have one name. To use torchdevice-portable: {REMEDY}."
     )
