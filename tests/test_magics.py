@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import run_python
 
 import torchdevice
 
@@ -33,6 +34,27 @@ def run(session: Any, cell: str) -> Any:
     result = session.run_cell(cell)
     result.raise_error()
     return result.result
+
+
+_AT_START = """
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+for cell in {cells}:
+    shell.run_cell(cell).raise_error()
+import torchdevice
+print(torchdevice.current())
+"""
+
+
+@pytest.mark.parametrize("first", ["import torch", "import torchdevice", "from torchdevice import errors", ""])
+@pytest.mark.parametrize(
+    ("then", "scope"), [((), "<torchdevice.Scope target='simulated:cuda:1'>"), (("%torchdevice off",), "None")]
+)
+def test_a_session_in_the_scope_of_the_variable(first: str, then: tuple[str, ...], scope: str) -> None:
+    program = _AT_START.format(cells=[first, "%load_ext torchdevice", *then])
+    ran = run_python("-c", program, TORCHDEVICE="1", TORCHDEVICE_TARGET="simulated:cuda")
+    assert ran.stdout.splitlines()[-1] == scope and "could not be activated" not in ran.stderr
 
 
 class TestForTheSession:

@@ -33,26 +33,26 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("torchdevice.version").__version__
     if name not in _MODULES:
         raise AttributeError(f"module 'torchdevice' has no attribute {name!r}")
+    value = globals()[name] = getattr(_loaded(_MODULES[name]), name)
+    return value
+
+
+def _loaded(module: str) -> Any:
+    """Import a module of the package that needs torch."""
     importlib.import_module("torch")  # first, so that its entry point finds this package whole
     with importlib.import_module("torchdevice.foundation.garbage_collection").paused():
         importlib.import_module("torchdevice.foundation.torch_internals")  # before a private name of torch is read
-        value = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+        return importlib.import_module(module)
 
 
 def load_ipython_extension(ipython: Any) -> None:
     """Add the magic commands ``%torchdevice`` and ``%%torchdevice``: what ``%load_ext torchdevice`` calls."""
-    from torchdevice import magics
-
-    magics.add(ipython)
+    _loaded("torchdevice.magics").add(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
     """Leave the scope of ``%torchdevice``, and remove the magic commands."""
-    from torchdevice import magics
-
-    magics.remove(ipython)
+    _loaded("torchdevice.magics").remove(ipython)
 
 
 def __dir__() -> list[str]:

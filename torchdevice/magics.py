@@ -23,7 +23,7 @@ _ON, _OFF, _HELP = "on", "off", "--help"
 _USAGE = f"""%{_NAME} TARGET [options]    run the rest of the session in a scope, in place of one before
        %%{_NAME} TARGET [options]   run the rest of the cell in a scope
        %{_NAME} {_ON}                  use the best device here: MPS, XPU or the CPU
-       %{_NAME} {_OFF}                 leave the scope of the session"""
+       %{_NAME} {_OFF}                 leave the scope of the session, or that of TORCHDEVICE=1"""
 
 
 def add(ipython: Any) -> None:
@@ -45,7 +45,7 @@ def add(ipython: Any) -> None:
                 print(_parser().format_help())
                 return None
             if cell is None:
-                return _leave() if words == [_OFF] else activation.enable(**_given(words), propagate=True)
+                return _off() if words == [_OFF] else activation.enable(**_given(words), propagate=True)
             scope = Scope(_options.chosen(_given(words)))
             target_selection.resolve(scope.options)
         except (TorchDeviceError, ValueError, TypeError) as error:
@@ -59,14 +59,15 @@ def add(ipython: Any) -> None:
 
 def remove(ipython: Any) -> None:
     """Leave the scope of ``%torchdevice``, and remove the commands."""
-    _leave()
+    if activation.is_enabled():
+        activation.disable()
     ipython.drop_by_id({_NAME: sys.modules[_NAME]})
     for kind in ("line", "cell"):
         ipython.magics_manager.magics[kind].pop(_NAME, None)
 
 
-def _leave() -> None:
-    if activation.is_enabled():
+def _off() -> None:
+    if activation.current() is not None:  # also the scope of TORCHDEVICE=1, where the session has entered no other
         activation.disable()
 
 
