@@ -212,6 +212,35 @@ def test_what_waits_for_the_device_cannot_be_captured(waits: Any) -> None:
         assert x.sum().item() == 3.0
 
 
+_WAITING = [
+    name for name in dir(torch.linalg) if "synchronizes that device with" in (getattr(torch.linalg, name).__doc__ or "")
+]
+
+
+@ALONE
+@pytest.mark.parametrize("name", _WAITING)
+def test_what_waits_by_torchs_documentation_cannot_be_captured(name: str) -> None:
+    with torchdevice.simulate():
+        x = torch.eye(3, device="cuda") * 2
+        args = (x, x) if name == "solve" else (x,)
+        with (
+            pytest.raises(torch.AcceleratorError, match="due to a previous error"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
+            with pytest.raises(torch.AcceleratorError, match="not permitted when stream is capturing"):
+                getattr(torch.linalg, name)(*args)
+
+
+@ALONE
+@pytest.mark.parametrize("name", ["cholesky_ex", "inv_ex", "lu_factor_ex", "ldl_factor_ex", "qr", "det", "slogdet"])
+def test_what_does_not_wait_can_be_captured(name: str) -> None:
+    with torchdevice.simulate():
+        x = torch.eye(3, device="cuda") * 2
+        with torch.cuda.graph(made := torch.cuda.CUDAGraph()):
+            getattr(torch.linalg, name)(x)
+        made.replay()
+
+
 def test_annotations_are_off_although_cudas_bindings_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA builds of torch bring the bindings' package along; what would be annotated is the work of a driver."""
     pytest.importorskip("torch.cuda._graph_annotations", reason="torch annotates graphs since 2.12")

@@ -38,6 +38,11 @@ _INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_
 """Operators that cannot be captured where an index is a mask, because the host needs the size of the result."""
 
 
+_DECOMPOSITIONS = frozenset({_aten._linalg_eigh, _aten._linalg_svd, _aten.linalg_eig, _aten.linalg_pinv})
+_READ_BY_THE_HOST = _DECOMPOSITIONS | {_aten._linalg_check_errors, _aten.linalg_eigvals}
+"""Operators whose errors the host reads: those of ``torch.linalg`` that "synchronize that device with the CPU"."""
+
+
 _UNINITIALISED = frozenset(
     {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default}
 )
@@ -172,8 +177,7 @@ class Capture(TorchDispatchMode):
         masked = func in _INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in tensors(args[1]))
         sized = kwargs.get("output_size") is not None  # of `repeat_interleave`, which then needs no value
         waits = func not in _INDEXING and not sized and _WAITS_FOR_THE_DEVICE.intersection(func.tags)
-        # `linalg.inv` and its like let the host read whether the matrix was singular (BatchLinearAlgebra.cpp).
-        checks = func is _aten._linalg_check_errors.default
+        checks = func.overloadpacket in _READ_BY_THE_HOST
         if waits or masked or checks or (to_host and not kwargs.get("non_blocking")):
             not_while_capturing()
 

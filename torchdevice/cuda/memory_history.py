@@ -19,6 +19,7 @@ from torchdevice.core.context import Context
 from torchdevice.cuda import allocation_stacks, memory
 from torchdevice.cuda.allocation_stacks import Stack
 from torchdevice.devices.allocation_events import Block, Segment
+from torchdevice.foundation import garbage_collection
 from torchdevice.foundation.fidelity import Fidelity
 
 
@@ -246,6 +247,11 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
     memory.report(context, "torch.cuda.memory_snapshot", _HELD_BY_PYTHON)
     history = _history(context)
     history.look_up()
+    with garbage_collection.paused():  # which would begin several times over, to find that all of this is in use
+        return _snapshot(context, history, pool)
+
+
+def _snapshot(context: Context, history: History, pool: tuple[Any, ...] | None) -> dict[str, Any]:
     others = pool is not None and tuple(pool[:2]) != (0, 0)
     wanted = tuple(pool[:2]) if pool is not None and others else None
     segments = [
