@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import torchdevice
-from torchdevice.simulation.profiles import cpu_only_operators
+from torchdevice.simulation.profiles import is_cpu_only, missing_operators
 
 MADE_WITH = "2.13"
 """The release of torch whose database the file is made from. Other releases differ in single entries."""
@@ -87,7 +87,7 @@ def gaps() -> Mapping[str, list[str]]:
     """
     entries = database()
     lacked = [set(entry.dtypes) - set(entry.dtypesIfCUDA) for entry in entries]
-    missing = {name.partition(".")[0] for name in cpu_only_operators()}  # in every dtype
+    missing = {name.partition(".")[0] for name in filter(is_cpu_only, missing_operators("CUDA"))}  # in every dtype
     return lacking(entries, lacked, missing)
 
 

@@ -174,13 +174,18 @@ def missing_operators(backend: str) -> Mapping[str, str]:
         FileNotFoundError: The installed torch does not carry its table of operators.
     """
     table = _table()
-    found = {}
-    for name, entry in table.items():
-        reported = entry.delegate or name
-        keys = table[reported].keys if reported in table else entry.keys
-        if keys and backend not in keys and not any(_COMPOSITE.fullmatch(key) for key in keys):
-            found[name] = reported
-    return found
+    keys = {name: table[_reported(name)].keys for name in table}
+    return {name: table[name].delegate or name for name, each in keys.items() if _lacks(each, backend)}
+
+
+def _reported(name: str) -> str:
+    """Return the entry of an operator's kernels: that of the structured operator it delegates to, or its own."""
+    delegate = _table()[name].delegate
+    return delegate if delegate is not None and delegate in _table() else name
+
+
+def _lacks(keys: frozenset[str], backend: str) -> bool:
+    return bool(keys) and backend not in keys and not any(_COMPOSITE.fullmatch(key) for key in keys)
 
 
 @functools.cache
@@ -193,16 +198,16 @@ def missing_functions(backend: str) -> Mapping[str, str]:
     }
 
 
-@functools.cache
-def cpu_only_operators() -> frozenset[str]:
-    """Return the operators on dense tensors that have a kernel for the CPU and none for CUDA, with overload.
+def is_cpu_only(name: str) -> bool:
+    """Return whether an operator on dense tensors, by name with overload, has a kernel for the CPU and none for CUDA.
 
     Those that the CPU's own kernels are split into, and those that compilers put into graphs and replace, are left out.
     """
     table = _table()
-    found = missing_operators("CUDA").items()
-    names = {name for name, reported in found if "CPU" in table[reported if reported in table else name].keys}
-    return frozenset(name for name in names if "_for_cpu" not in name) - _WITHIN_COMPILED_GRAPHS
+    if name not in table or "_for_cpu" in name or name in _WITHIN_COMPILED_GRAPHS:
+        return False
+    keys = table[_reported(name)].keys
+    return "CPU" in keys and _lacks(keys, "CUDA")
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import torch
 from torchdevice.foundation import data_files
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
-from torchdevice.simulation.profiles import cpu_only_operators, missing_on_cuda
+from torchdevice.simulation.profiles import is_cpu_only, missing_on_cuda
 from torchdevice.simulation.refusals import cuda_rules, nondeterminism
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.simulation.refusals.refusal_rules import Rule, name_of, scalar_type
@@ -37,7 +37,7 @@ _ASSERTING = frozenset(_TABLES["asserting"])
 def rules_of(op: Any) -> Iterator[Rule]:
     """Yield the rules of an operator: those of the table, and those derived from torch's own tables."""
     name = name_of(op)
-    if op.name().removeprefix("aten::") in cpu_only_operators():
+    if is_cpu_only(op.name().removeprefix("aten::")):
         yield Rule(
             name, lambda *args, **kwargs: missing_on_cuda(op.name()), "native_functions.yaml", NotImplementedError
         )
