@@ -212,9 +212,36 @@ def assert_succeeded(done: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["nccl", "mesh"])  # a mesh begins the group for CPU tensors too
 def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
-    done = torchrun(target, PROGRAMS / "collectives.py", backend)
+    assert_compared(target, backend)
+
+
+def assert_compared(target: str, backend: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    lacking = ["without-float8"] if target == "simulated:mps" else []
+    done = torchrun(target, PROGRAMS / "collectives.py", backend, *lacking, **environ)
     assert_succeeded(done)
     assert done.stdout.count("24 cases") == 2, done.stdout
+    return done
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.one_engine
+def test_collectives_while_torch_debugs_in_detail(target: str) -> None:
+    """torch then logs a hash of each object that is sent by NCCL, which only builds with NCCL can make."""
+    done = assert_compared(target, "nccl", TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    assert "_object_to_tensor size" in done.stderr
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize("name", ["_dump_nccl_trace", "_dump_nccl_trace_json"])
+def test_nccls_recorder_is_refused_with_the_name_of_torchs(name: str) -> None:
+    in_c = torch._C._distributed_c10d
+    was_there = hasattr(in_c, name)
+    with torchdevice.portable(target="cpu"):
+        if not was_there:  # builds with NCCL keep their own
+            with pytest.raises(torchdevice.errors.NotSupportedError, match="_dump_fr_trace"):
+                getattr(in_c, name)(includeCollectives=True)
+    assert hasattr(in_c, name) == was_there
+    assert callable(in_c._dump_fr_trace)
 
 
 @pytest.mark.sampled(2, of="training in ranks")

@@ -7,7 +7,9 @@ import functools
 import os
 import types
 import weakref
-from typing import Any, NamedTuple
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -220,10 +222,28 @@ class ProcessGroupNCCL:
         return nccl_on_gloo.create("nccl", store, rank, size, given or _NCCL_TIMEOUT)
 
 
-# For the functions of torch, and programs, that name the class where NCCL is available.
-for _module in (_C10D, dist) if dist.is_available() else ():
-    if not hasattr(_module, "ProcessGroupNCCL"):
-        REPLACED.append(Replaced(_module, "ProcessGroupNCCL", lambda _: ProcessGroupNCCL, may_be_absent=True))
+def _hash_tensors(tensors: Sequence[torch.Tensor]) -> int:
+    """Return a number for tensors' bytes, which torch logs of objects that are sent while it debugs in detail."""
+    return functools.reduce(lambda found, each: zlib.crc32(each.cpu().numpy().tobytes(), found), tensors, 0)
+
+
+def _dump_nccl_trace(*args: Any, **kwargs: Any) -> NoReturn:
+    # Gloo's own record also has the calls by which the ranks agree, so it is no trace of what NCCL would do.
+    remedy = "It is NCCL's flight recorder. Use _dump_fr_trace of the same module, which shows what gloo did."
+    thread_state.refuse("torch._C._distributed_c10d._dump_nccl_trace", remedy)
+
+
+# For the functions of torch, and programs, that name these where NCCL is available.
+_IN_C = getattr(torch._C, "_distributed_c10d", None)
+for _module, _name, _made in (
+    (_C10D, "ProcessGroupNCCL", ProcessGroupNCCL),
+    (dist, "ProcessGroupNCCL", ProcessGroupNCCL),
+    (_IN_C, "_hash_tensors", _hash_tensors),
+    (_IN_C, "_dump_nccl_trace", _dump_nccl_trace),
+    (_IN_C, "_dump_nccl_trace_json", _dump_nccl_trace),
+):
+    if dist.is_available() and not hasattr(_module, _name):
+        REPLACED.append(Replaced(_module, _name, lambda _, made=_made: made, may_be_absent=True))
 
 
 @replaces("torch.distributed.checkpoint.filesystem:_OverlappingCpuLoader", "__init__", native_to="cuda")
