@@ -84,6 +84,21 @@ def on_the_cpu(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str,
     return run(op._schema.name, op, args, kwargs, next(tensors((args, kwargs))).device.type)
 
 
+def undivided_sizes(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pool on the CPU where a size is no multiple of the size of the result."""
+    divides = all(wanted and size % wanted == 0 for size, wanted in zip(args[0].shape[-2:], args[1], strict=True))
+    return HARMLESS if divides else on_the_cpu(kernel, op, args, kwargs)
+
+
+MOST_COUNTED = 1 << 31
+"""The number of elements beyond which a kernel counts wrongly in 32 bits."""
+
+
+def many_elements(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the operator on the CPU where its first argument has more elements than the kernel can count."""
+    return HARMLESS if args[0].numel() <= MOST_COUNTED else on_the_cpu(kernel, op, args, kwargs)
+
+
 MOST_ELEMENTS = 1 << 32
 """The number of elements beyond which a product is computed in parts."""
 

@@ -49,7 +49,7 @@ RULES = by_operator(
         Rule("lstm", _projected, "mps/operations/RnnOps.mm: _lstm_mps"),
         Rule("convolution", _convolution, "mps/operations/Convolution.mm: _mps_convolution_transpose"),
         Rule("convolution", _channels, "mps/operations/Convolution.mm: _mps_convolution_impl", NotImplementedError),
-        Rule("_adaptive_avg_pool2d adaptive_max_pool2d", _pooled, "mps/operations/AdaptivePooling.mm"),
+        Rule("_adaptive_avg_pool2d", _pooled, "mps/operations/AdaptivePooling.mm"),
     )
 )
 
