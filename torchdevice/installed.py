@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 
 from torchdevice import accelerators, cuda, torch_apis
-from torchdevice.compile import torch_compile
+from torchdevice.compile import torch_compile, triton_launches
 from torchdevice.core import bindings, replacing
 from torchdevice.core.importing import LateModules, Refused
 from torchdevice.core.patching import Installation, Patch
@@ -19,7 +19,15 @@ from torchdevice.foundation.logs import warn_once
 from torchdevice.torch_apis.distributed import data_parallel, dtensor, launcher, process_groups, sharded_attention
 
 # The other files of these folders import torch.distributed and torch's compilers, which many programs never need.
-_OF_LARGE_FOLDERS = (torch_compile, data_parallel, dtensor, launcher, process_groups, sharded_attention)
+_OF_LARGE_FOLDERS = (
+    torch_compile,
+    triton_launches,
+    data_parallel,
+    dtensor,
+    launcher,
+    process_groups,
+    sharded_attention,
+)
 
 AREAS = (
     *(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import run_python
 
 import torchdevice
 
@@ -235,17 +237,65 @@ def test_operators_by_triton_op(target: str) -> None:
         assert torch.equal(plus_one(x), x + 1)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_compiled_code_calls_a_kernel_between_its_graphs(target: str) -> None:
+class PlusOne(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        kernels.tuned[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, x.numel())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        grad = grad.contiguous()  # an expanded tensor has one element in memory
+        out = torch.empty_like(grad)
+        kernels.add[(triton.cdiv(grad.numel(), 32),)](grad, grad, out, grad.numel(), 0.5, BLOCK=32)
+        return out
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "simulated:mps"])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo itself
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_code_calls_kernels_in_one_graph(backend: str, target: str, caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(x)
-        kernels.softmax[(7,)](out, x + 1, 100, 100, BLOCK=128)
+        kernels.softmax[(x.shape[0],)](out, x + 1, x.shape[1], x.shape[1], BLOCK=128)
         return out * 2
 
     with torchdevice.portable(target):
-        x = torch.randn(7, 100, device="cuda")
-        torch.testing.assert_close(torch.compile(function, backend="eager")(x), (x + 1).softmax(-1) * 2)
-    torch._dynamo.reset()
+        compiled = torch.compile(function, backend=backend, fullgraph=True)
+        for columns in (100, 90, 80):  # Dynamo makes the second graph for all sizes
+            x = torch.randn(7, columns, device="cuda")
+            torch.testing.assert_close(compiled(x), (x + 1).softmax(-1) * 2)
+        leaf = torch.randn(100, device="cuda", requires_grad=True)
+        torch.compile(lambda x: PlusOne.apply(x), backend=backend, fullgraph=True)(leaf).sum().backward()
+        assert torch.equal(leaf.grad, torch.full_like(leaf, 1.5))
+    assert "Encountered an exception" not in caplog.text, "Dynamo asks Triton what a kernel writes"
+
+
+CACHED = """
+import sys, torch, torchdevice, triton, example_kernels as kernels
+
+def copied(x, out):
+    kernels.copied[(1,)](x, out, 32, 1, MASKED=True, BLOCK=32)
+
+def tuned(x, out):
+    kernels.tuned[(1,)](x, out, 32)
+
+with torchdevice.portable("cpu"):
+    for launch in (copied, tuned)[int(sys.argv[1]):]:
+        x, out = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda")
+        torch.compile(launch, fullgraph=True)(x, out)
+        print(out[0].item())
+"""
+
+
+def test_code_with_a_launch_is_not_kept_for_other_processes(tmp_path: Path) -> None:
+    """It has the number of a kernel, by which another process may mean another one."""
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(torchdevice.__file__).parents[1])])
+    runs = [
+        run_python("-c", CACHED, skipped, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), PYTHONPATH=path) for skipped in "01"
+    ]
+    assert [each.stdout.split() for each in runs] == [["1.0", "2.0"], ["2.0"]], runs[1].stderr
 
 
 def test_a_captured_graph_runs_the_kernel_again() -> None:

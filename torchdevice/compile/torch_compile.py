@@ -104,7 +104,7 @@ def _begin_capture(context: Context, original: Any, self: Any, *args: Any, **kwa
     return without_modes(context, original, self, *args, **kwargs)
 
 
-def _for_compiler(owner: Any, name: str, replacement: Any) -> Replaced:
+def for_compiler(owner: Any, name: str, replacement: Any) -> Replaced:
     """Return a patch of a function of a compiler, which works for a context while torch answers for itself."""
 
     def make(original: Any) -> Any:
@@ -126,15 +126,15 @@ def _for_compiler(owner: Any, name: str, replacement: Any) -> Replaced:
 def _patches_of_inductor(module: ModuleType) -> list[Patch]:
     torch_internals.check("later", "torch._functorch")
     return [
-        _for_compiler(module, "_maybe_wrap_and_compile_fx_main", _compile_model),
-        _for_compiler(module, "_compile_fx_inner", _compile_one),
-        *(_for_compiler(module, name, lambda _, *call, **kwargs: _call(*call, **kwargs)) for name in _ENTRIES),
+        for_compiler(module, "_maybe_wrap_and_compile_fx_main", _compile_model),
+        for_compiler(module, "_compile_fx_inner", _compile_one),
+        *(for_compiler(module, name, lambda _, *call, **kwargs: _call(*call, **kwargs)) for name in _ENTRIES),
     ]
 
 
 @later("torch._inductor.codegen.common")
 def _patches_of_codegen(module: ModuleType) -> list[Patch]:
-    return [_for_compiler(module, "get_scheduling_for_device", _by_codegen_of_cpu)]
+    return [for_compiler(module, "get_scheduling_for_device", _by_codegen_of_cpu)]
 
 
 replaces("torch._inductor.output_code:CompiledFxGraph", "__call__")(without_modes)

@@ -59,8 +59,8 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
         return compiled  # a file
     (outputs,) = gm.graph.output_node().args
     indices = [_index(getattr(each, "meta", {}).get("val")) for each in outputs]  # type: ignore[union-attr]
-    if any("c10d" in str(node.target) for node in nodes):
-        compiled = _communicating(compiled)
+    if any(name in str(node.target) for node in nodes for name in ("c10d", "triton_kernel")):
+        compiled = _taking_host_tensors(compiled)
     drawn = next(iter(_devices(node for node in nodes if _draws(node.target))), _CPU)
 
     @without_mode
@@ -80,8 +80,8 @@ thread = PerThread(calls=0)
 """How many calls of compiled code have not returned."""
 
 
-def _communicating(compiled: Compiled) -> Compiled:
-    """Return compiled code during which process groups take CPU tensors."""
+def _taking_host_tensors(compiled: Compiled) -> Compiled:
+    """Return compiled code during which process groups and Triton kernels take CPU tensors."""
 
     def run(given: list[Any]) -> Any:
         with having(thread, calls=thread.calls + 1):

@@ -29,7 +29,6 @@ def target_of(context: Context) -> Any:
 class StandInDriver(CudaDriver):  # type: ignore[misc]
     """The driver of a scope on a target for which Triton makes no code: that for CUDA, without a library of CUDA."""
 
-    get_device_capability = staticmethod(torch.cuda.get_device_capability)
     set_current_device = staticmethod(torch.cuda.set_device)
 
     def __init__(self, context: Context, launcher: Callable[..., Any]):
@@ -43,6 +42,9 @@ class StandInDriver(CudaDriver):  # type: ignore[misc]
 
     def get_active_torch_device(self) -> torch.device:
         return self._context.shown(self._context.device(self.get_current_device()))
+
+    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        return self._context.options.capability
 
     def get_current_device(self) -> int:
         return self._context.thread.device_index

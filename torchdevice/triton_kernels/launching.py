@@ -128,7 +128,8 @@ class Launch:
 
     def _check_device(self, tensor: torch.Tensor, position: int) -> None:
         """Raise what Triton and CUDA raise for memory that the current device cannot use."""
-        if self.context.runtime.shares_host_memory:
+        runtime = self.context.runtime
+        if runtime.shares_host_memory or runtime.runs_on_host():
             return
         device = native_device(tensor)
         if device.type != self.context.device_type:

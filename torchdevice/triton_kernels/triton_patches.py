@@ -5,27 +5,30 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, per_context, replaced_function
+from torchdevice.core.patching import Patch, Replaced, replaced_function
 from torchdevice.triton_kernels import driver, kernel_functions, launching
 from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.triton_internals import core
 
 
-def _active(context: Context, original: Any, config: Any) -> Any:
-    if context.runtime.makes_triton_code:
-        return original(config)
-    own = driver.StandInDriver(context, launching.launcher)
-    return context.settings.setdefault(driver.StandInDriver, own)
+def _active(original: Any) -> property:
+    """``driver.active``, also for torch's compilers, which ask Triton what a kernel writes."""
+
+    def active(config: Any) -> Any:
+        context = thread_state.answering()
+        if context is None or context.runtime.makes_triton_code:
+            return original.fget(config)
+        own = driver.StandInDriver(context, launching.launcher)
+        return context.settings.setdefault(driver.StandInDriver, own)
+
+    return property(active)
 
 
 def _shared_memory(context: Context, original: Any, device: int) -> int:
     """``max_shared_mem``, whose answers Triton keeps for the rest of the process."""
     return original.__wrapped__(device)
-
-
-def _property(original: Any) -> property:
-    return property(per_context(original.fget, _active, native_to="cuda"))
 
 
 def patches() -> list[Patch]:
@@ -37,8 +40,8 @@ def patches() -> list[Patch]:
         native(triton.InterpretedFunction, "run", launching.run),
         native(triton.Autotuner, "run", launching.run_tuned),
         native(triton.compiler, "max_shared_mem", _shared_memory),
-        Replaced(triton.DriverConfig, "active", _property),
-        Replaced(triton.DriverConfig, "default", _property),
+        Replaced(triton.DriverConfig, "active", _active),
+        Replaced(triton.DriverConfig, "default", _active),
         # The rest asks which kernel this thread runs, and is Triton's own where it runs none.
         *(tensor(name, kernel_functions.with_semantic) for name in kernel_functions.OPERATORS),
         tensor("__bool__", kernel_functions.truth, may_be_absent=True),
