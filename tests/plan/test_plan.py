@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,8 @@ import torch
 from torch.optim import optimizer as optimizers
 
 import torchdevice
-from torchdevice.plan.peaks import GRADIENTS, OTHER, STATE, WEIGHTS, Peaks
+from torchdevice.plan import peaks as peaks_module
+from torchdevice.plan.peaks import COLUMNS, GRADIENTS, KINDS, OTHER, STATE, WEIGHTS, Peaks
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 MIB = 1 << 20
@@ -61,6 +64,32 @@ def test_kinds_are_those_of_the_program(peaks: Peaks) -> None:
     assert sum(kinds.values()) == peaks.devices[0].allocated == torch.cuda.max_memory_allocated()
     assert peaks.devices[0].reserved == torch.cuda.max_memory_reserved()
     assert peaks.devices[0].sites[0].function == "steps"
+
+
+@pytest.mark.parametrize("remembered", [1 << 17, 8])
+def test_memory_over_time(peaks: Peaks, remembered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peaks_module, "_REMEMBERED", remembered)
+    peaks._ended = collections.deque(maxlen=remembered)
+    model = Half().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    steps(model, torch.rand(256, 1024, device="cuda"), optimizer)
+    kinds = peaks.kinds(0)
+    columns = peaks.timeline(0)
+    assert len(columns) == COLUMNS and all(len(each) == len(KINDS) and min(each) >= 0 for each in columns)
+    # The last column may begin before the last block was given back.
+    assert sum(columns[-1]) >= torch.cuda.memory_allocated() > 0
+    if remembered > 8:
+        assert max(columns, key=sum) == [kinds[kind] for kind in KINDS], "the peak is a moment of the picture"
+        assert columns[0][1:] == [0, 0, 0] and columns[0][0] > 0, "the first tensors are weights"
+    else:
+        assert columns[0][0] == kinds[WEIGHTS], "what still lives was there before the picture begins"
+
+
+def test_a_device_without_blocks_left(peaks: Peaks) -> None:
+    torch.zeros(MIB, dtype=torch.uint8, device="cuda:1")
+    peaks.kinds(1)
+    columns = peaks.timeline(1)
+    assert max(map(sum, columns)) == MIB and sum(columns[0]) == MIB
 
 
 def test_a_peak_that_is_over_is_kept(peaks: Peaks) -> None:
@@ -214,3 +243,22 @@ def test_a_program_that_fails_is_planned_up_to_there(tmp_path: Path) -> None:
     assert "said by the program\ntorchdevice: plan of train.py" in done.stdout
     assert "The program ended early, with ValueError: no data" in done.stdout
     assert "peak of cuda:0 at  train.py:5" in done.stdout and "16.00 GiB" in done.stdout
+
+
+def test_the_picture_in_the_report(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.format(""))
+    for ending in ("html", "json"):
+        command = [sys.executable, "-m", "torchdevice", "plan", "--target", "simulated:cuda:2", f"--report=r.{ending}"]
+        done = subprocess.run([*command, "train.py"], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    page = (tmp_path / "r.html").read_text()
+    (caption,) = re.findall("<figcaption>(.*)</figcaption>", page)
+    assert caption == "cuda:0: 16 GiB at the peak, 16 GiB with fragments, at train.py:5"
+    drawn = re.findall('<polygon class="([a-z-]+)" points="([^"]*)"', page)
+    assert [kind for kind, _ in drawn] == [kind.replace(" ", "-") for kind in reversed(KINDS)]
+    for _, points in drawn:
+        places = [tuple(map(float, each.split(","))) for each in points.split()]
+        assert len(places) == COLUMNS + 2 and all(0 <= x <= COLUMNS and 0 <= y <= 100 for x, y in places)
+    assert min(y for _, y in places) < 1, "the weights alone reach the top"
+    report = torchdevice.Report.from_dict(json.loads((tmp_path / "r.json").read_text()))
+    assert report.plan["devices"][0]["weights"] == 16 << 30 and len(report.plan["over time"]["cuda:0"]) == COLUMNS

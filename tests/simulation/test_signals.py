@@ -170,6 +170,26 @@ def test_a_kept_error_keeps_no_mode_for_hooks(kind: type[BaseException]) -> None
 
 
 @pytest.mark.one_engine
+def test_an_interrupt_of_torchs_own_block_leaves_the_mode(kind: type[BaseException]) -> None:
+    """Torch takes the mode off its stack for a call; the program goes on in the same scope after the interrupt."""
+    choose, heard = random.Random(3), 0
+    with torchdevice.portable(target="cpu", engine="mode"):
+        x = torch.ones(2, device="cuda")
+        mine = thread_state.stacked_modes()
+        for _ in range(600):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, 4e-4))
+                end = time.monotonic() + 10
+                while time.monotonic() < end:
+                    torch.nn.functional.softmax(x, 0)
+            except kind:
+                heard += 1
+            assert thread_state.stacked_modes() == mine
+            assert torch.ones(2, device="cuda").sum().item() == 2
+    assert heard == 600
+
+
+@pytest.mark.one_engine
 def test_a_signal_comes_while_torch_asks_the_guard(kind: type[BaseException]) -> None:
     """torch looks the guard's method up, lets Python run handlers, and calls the method: none may raise between."""
     found: list[str] = []

@@ -39,13 +39,19 @@ def _plan(options: argparse.Namespace) -> int:
     return run.start(options)
 
 
-def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report], None]:
-    """Follow the memory of the devices from now on, and return what prints the plan at the end."""
+def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report], dict[str, Any]]:
+    """Follow the memory of the devices from now on, and return what prints the plan at the end and returns it."""
     from torchdevice.plan import answers, peaks
 
     found = peaks.Peaks()
     found.follow(ranks)
-    return lambda report: _show(answers.data(found, report), answers.tables, file)
+
+    def show(report: Report) -> dict[str, Any]:
+        plan = answers.data(found, report)
+        _show(plan, answers.tables, file)
+        return {**plan, "over time": answers.over_time(found)}
+
+    return show
 
 
 def _show(plan: dict[str, Any], tables: Callable[[Any], Any], file: TextIO | None) -> None:

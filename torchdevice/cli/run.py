@@ -238,7 +238,7 @@ def _show(options: argparse.Namespace, verify: str | bool | None, report: Report
     if verify:
         show_verified(verify, report, quiet=options.report is True)
     if options.plan:
-        options.plan(report)
+        report = dataclasses.replace(report, plan=options.plan(report))
     if options.report is not None:
         show_report(options.report, report)
 

@@ -271,7 +271,7 @@ class ReplacedInImporters:
 
     def __init__(self, owner: ModuleType, name: str, make: Callable[[Any], Any]):
         # The importers share one object, so `a.f is b.f` stays true.
-        self._name, self._make = name, functools.cache(make)  # the importers share one object
+        self._name, self._make = name, functools.cache(make)
         self._function = require(owner, name)
         # All names are searched for at once, see `_importers`.
         _imported_names.add(name)

@@ -24,6 +24,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import torch
+
 from torchdevice.core.patching import Replaced, put_in, take_out
 from torchdevice.engines import destructors
 from torchdevice.engines.mode import as_program, with_mode
@@ -38,6 +40,9 @@ _NUMBERS = [int(number) for number in signal.valid_signals()]
 _HANDLING = tuple(os.path.join(PACKAGE, folder, "") for folder in ("engines", "simulation"))
 """The folders of the code that handles calls and runs operators."""
 
+_OFF_THE_STACK = torch.overrides.handle_torch_function.__code__
+"""Takes the mode off torch's stack for a call, and would lose it if a handler raised on the way."""
+
 
 is_asked: Callable[[], bool] = bool
 """Whether torch asks the device guard, see ``simulation/device_guard.py``, which sets it."""
@@ -47,7 +52,7 @@ def _is_handled(frame: FrameType | None) -> bool:
     """Return whether a frame is inside a torch call that this package handles, and runs no code of the program."""
     # `with_mode` marks where this package calls code of the program again, so the search ends there.
     while frame is not None and frame.f_code is not with_mode.__code__:
-        if frame.f_code.co_filename.startswith(_HANDLING):
+        if frame.f_code is _OFF_THE_STACK or frame.f_code.co_filename.startswith(_HANDLING):
             return True
         if kind_of(frame) == PROGRAM:
             return False

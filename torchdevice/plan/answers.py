@@ -9,11 +9,9 @@ from typing import Any
 from torchdevice.devices import device_models
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.options import declarations
-from torchdevice.plan.peaks import GRADIENTS, OTHER, STATE, WEIGHTS, Peaks
+from torchdevice.plan.peaks import KINDS, Peaks
 from torchdevice.report import Report, formatting, source
 from torchdevice.simulation.observe.assumed_values import ASSUMED
-
-_KINDS = (WEIGHTS, GRADIENTS, STATE, OTHER)
 
 
 def data(peaks: Peaks, report: Report) -> dict[str, Any]:
@@ -38,11 +36,16 @@ def data(peaks: Peaks, report: Report) -> dict[str, Any]:
     }
 
 
+def over_time(peaks: Peaks) -> dict[str, list[list[int]]]:
+    """Return for each device the bytes of each kind over time: one list for each moment, in the order of the rows."""
+    return {f"cuda:{index}": peaks.timeline(index) for index in sorted(peaks.devices)}
+
+
 def _device(peaks: Peaks, index: int) -> dict[str, Any]:
     peak, kinds = peaks.devices[index], peaks.kinds(index)
     return {
         "device": f"cuda:{index}",
-        **{kind: kinds[kind] for kind in _KINDS},
+        **{kind: kinds[kind] for kind in KINDS},
         "fragments": peak.reserved - peak.allocated,
         "peak": peak.reserved,
         "lines": [f"{site.file}:{site.line}" for site in peak.sites],
@@ -66,7 +69,7 @@ def tables(plan: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
     """Yield the tables of a plan, each with its heading, as rows of texts."""
     devices, assumed = plan["devices"], [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
     if devices:
-        sizes = [(name, *(written(each[name]) for each in devices)) for name in (*_KINDS, "fragments", "peak")]
+        sizes = [(name, *(written(each[name]) for each in devices)) for name in (*KINDS, "fragments", "peak")]
         named = ("", *(each["device"] for each in devices))
         yield "", [(first, *(f"{cell:>11}" for cell in cells), "") for first, *cells in (named, *sizes)]
         yield "", [(f"peak of {each['device']} at", _place(each)) for each in devices]

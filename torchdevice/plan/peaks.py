@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,17 +28,26 @@ from torchdevice.torch_apis.distributed.process_groups import FAKE_RANKS
 
 WEIGHTS, GRADIENTS, STATE, OTHER = "weights", "gradients", "optimizer state", "activations"
 
+KINDS = (WEIGHTS, GRADIENTS, STATE, OTHER)
+
 _PARAMETER = torch.nn.Parameter
 
+_REMEMBERED = 1 << 17
+"""How many blocks that have ended are kept for the picture: a plan need not end."""
 
-@dataclass
+COLUMNS = 240
+"""How many moments a picture shows."""
+
+
+@dataclass(slots=True)
 class _Held:
-    """A block in use, or one that was in use at the peak."""
+    """A block in use, or one that was. Times count the blocks that were given out and given back."""
 
     device: int
     size: int
     born: int
     kind: str = OTHER
+    died: int | None = None
 
 
 @dataclass
@@ -73,7 +82,8 @@ class Peaks:
     def __init__(self) -> None:
         self.devices: dict[int, Peak] = {}
         self._held: dict[int, _Held] = {}
-        self._count = itertools.count()
+        self._ended: deque[_Held] = deque(maxlen=_REMEMBERED)
+        self._clock = itertools.count()
 
     def follow(self, ranks: int | None = None) -> None:
         """Follow the devices of this thread's scope until the process ends.
@@ -104,11 +114,33 @@ class Peaks:
                 found[each.kind] += each.size
         return found
 
+    def timeline(self, index: int) -> list[list[int]]:
+        """Return the bytes of each kind on a device over time, in columns. Call :meth:`kinds` before.
+
+        A column shows the moment of its span at which the most memory was in use.
+        """
+        # Of the blocks before those that are remembered nothing is known, so the picture begins after them.
+        begin = self._ended[0].died or 0 if len(self._ended) == _REMEMBERED else 0
+        span = next(self._clock) - begin
+        blocks = [each for each in (*self._ended, *self._held.values()) if each.device == index]
+        changes = [(each.born, each.kind, each.size) for each in blocks]
+        changes += [(each.died, each.kind, -each.size) for each in blocks if each.died is not None]
+        in_use, columns = dict.fromkeys(KINDS, 0), list[list[int]]()
+        by_column = itertools.groupby(sorted(changes), lambda each: max(0, each[0] - begin) * COLUMNS // span)
+        for column, changed in by_column:
+            columns += [list(in_use.values())] * (column - len(columns))
+            most = list(in_use.values())
+            for _, kind, change in changed:
+                in_use[kind] += change
+                most = max(most, list(in_use.values()), key=sum)
+            columns.append(most)
+        return columns + [list(in_use.values())] * (COLUMNS - len(columns))
+
     # ---- blocks ------------------------------------------------------------------------------------------------------
 
     def allocated(self, block: Block) -> None:
         peak = self.devices.setdefault(block.device, Peak())
-        held = self._held[block.address] = _Held(block.device, block.size, next(self._count))
+        held = self._held[block.address] = _Held(block.device, block.size, next(self._clock))
         peak._now += block.size
         if peak._now > peak.allocated:
             caller = caller_frame()
@@ -120,6 +152,8 @@ class Peaks:
     def freed(self, address: int) -> None:
         held = self._held.pop(address, None)
         if held is not None:
+            held.died = next(self._clock)
+            self._ended.append(held)
             peak = self.devices[held.device]
             peak._now -= held.size
             if held.born <= peak._born:

@@ -80,6 +80,7 @@ class Content:
         findings: What ``verify=`` found.
         verified: How many calls ``verify=`` compared: ``"compared"``, ``"random"`` (shapes, dtypes and ranges only) and
             what was not compared, by the reasons of ``LEFT_OUT`` -> operator -> number. Empty without ``verify=``.
+        plan: The data of ``torchdevice plan``, with the memory of each device over time. Empty under other commands.
     """
 
     program: tuple[str, ...]
@@ -91,6 +92,7 @@ class Content:
     left_out: int = 0
     findings: tuple[Finding, ...] = ()
     verified: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(

@@ -25,7 +25,7 @@ class Report(Content):
 
     def to_html(self) -> str:
         """Return one page that needs nothing else: no network, light and dark, sortable, readable on a phone."""
-        more = {"text": formatting, "place": source.place, "Group": Group, "Totals": Totals}
+        more = {"text": formatting, "place": source.place, "short": source.short, "Group": Group, "Totals": Totals}
         return templates.filled(__file__, "page.html", report=self, **more)
 
     def _repr_html_(self) -> str:
