@@ -533,6 +533,20 @@ class TestFiles:
         assert findings("import torch\n" + "\n".join(f"a{n + 1} = a{n}" for n in range(99)) + "\na99.cuda.x") == []
         assert findings("x = x\nx.cuda.y\na = b\nb = a\na.cuda") == []
 
+    @pytest.mark.parametrize(
+        ("first", "used", "target"),
+        [
+            ("'cuda'", "x.to(a9)", "cpu"),
+            ("torch.float64", "x.to(d, a9)", "mps"),
+            ("torch.ones(2, dtype=torch.float64)", "a9.to(d)", "mps"),
+        ],
+    )
+    def test_the_ways_to_a_value_are_not_multiplied(self, first: str, used: str, target: str) -> None:
+        steps = "".join(f"a{n + 1} = a{n}\n" * 30 for n in range(9))  # 30 ** 9 ways
+        assert findings(f"import torch\na0 = {first}\n{steps}{used}", target, {*RULES})
+        among_each_other = "".join(f"a{n} = a{m}\n" for n in range(20) for m in range(20))
+        findings(f"import torch\na0 = {first}\n{among_each_other}{used}", target, {*RULES})  # ends
+
 
 def notebook(*cells: Any, **more: Any) -> str:
     made = [{"cell_type": "code", "outputs": ["torch"], "source": cell} for cell in cells]

@@ -21,7 +21,7 @@ _MOVES = ("to", "cuda")
 
 _NARROWER = {"float64": "float32", "complex128": "complex64"}
 
-_MAX_DEPTH = 12
+_MAX_VALUES = 100
 
 
 @rule("dtype", ast.Attribute, ast.Name, ast.Call, ast.Constant, of_lacks=True)
@@ -72,7 +72,7 @@ def _held(node: ast.AST, view: View) -> str:
         return ""
     made = argument(call, None, "dtype") is node and argument(call, None, "device") is not None
     takes = view.method(call) in WORDS["take a dtype"] or (made and view.called(call).startswith("torch."))
-    return _surely(node, view) if takes else ""
+    return _surely(node, view, {}) if takes else ""
 
 
 def _call_with(node: ast.AST, view: View) -> ast.Call | None:
@@ -83,25 +83,30 @@ def _call_with(node: ast.AST, view: View) -> ast.Call | None:
     return parent if isinstance(parent, ast.Call) and node is not parent.func else None
 
 
-def _surely(node: ast.AST, view: View, seen: frozenset[ast.AST] = frozenset()) -> str:
+def _surely(node: ast.AST, view: View, known: dict[ast.AST, str | None]) -> str:
     """Return the dotted name of the wide dtype that every known value of an expression is; empty where none is known.
 
     Args:
         node: The expression.
         view: The source.
-        seen: The values that this one is asked for: a variable may be made from its own former value.
+        known: The answers so far; None for values whose answer this one is a part of, as a variable may be made from
+            its own former value.
     """
     name = view.dotted(node)
     if name is not None:
         return _wide_name(name)
     if isinstance(node, ast.Call) and view.called(node) == "torch.promote_types":
-        return next(filter(None, (_surely(each, view, seen) for each in node.args)), "")
+        return next(filter(None, (_surely(each, view, known) for each in node.args)), "")
     # Of attributes those of the class around it: tensors have attributes of the same names.
     of_others = isinstance(node, ast.Attribute) and getattr(node.value, "id", "") != "self"
-    if len(seen) > _MAX_DEPTH or of_others:
+    if len(known) > _MAX_VALUES or of_others:
         return ""
-    values = [each for each in view.values(node) if each not in seen]
-    found = [_surely(each, view, seen | {each}) for each in values]
+    values = view.values(node)
+    for each in values:
+        if each not in known:
+            known[each] = None
+            known[each] = _surely(each, view, known)
+    found = [answer for each in values if (answer := known[each]) is not None]
     return found[0] if found and all(found) else ""
 
 

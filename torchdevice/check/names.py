@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_SPLIT = frozenset({*_FUNCTIONS, ast.ClassDef})
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_SCOPES = (ast.Module, ast.ClassDef, *_FUNCTIONS, *_COMPREHENSIONS)
+_SCOPES = frozenset({ast.Module, *_SPLIT, *_COMPREHENSIONS})
 
-_LEAVES = (ast.Name, ast.Constant)
+_LEAVES = frozenset({ast.Name, ast.Constant})
 """Nodes whose parts are of no interest."""
 
-_BIND_NOTHING = (ast.Attribute, ast.keyword, ast.arg, ast.Expr, ast.Subscript, ast.Compare, ast.If, ast.Tuple)
+_BIND_NOTHING = _LEAVES | {ast.Attribute, ast.keyword, ast.arg, ast.Expr, ast.Subscript, ast.Compare, ast.If, ast.Tuple}
 """The most frequent nodes that give no name a value."""
 
 _MAX_STEPS = 20
@@ -92,15 +93,16 @@ class Names:
         stack: list[tuple[ast.AST, _Scope | None]] = [(tree, None)]
         while stack:
             node, scope = stack.pop()
-            inner = _Scope(node, scope) if isinstance(node, _SCOPES) else scope
+            kind = type(node)  # found in a set sooner than by isinstance() among many classes
+            inner = _Scope(node, scope) if kind in _SCOPES else scope
             assert inner is not None
             self.nodes.append(node)
             self._scopes[node] = inner if scope is None else scope
-            if isinstance(node, _LEAVES):
+            if kind in _LEAVES:
                 continue
-            if not isinstance(node, _BIND_NOTHING):
+            if kind not in _BIND_NOTHING:
                 self._note(node, inner, scope)
-            is_split = scope is not None and isinstance(node, (*_FUNCTIONS, ast.ClassDef))
+            is_split = scope is not None and kind in _SPLIT
             for child in reversed(list(ast.iter_child_nodes(node))):
                 if not isinstance(child, ast.expr_context):
                     self.parents[child] = node

@@ -71,7 +71,7 @@ class View(Names):
 
         return bool(self.surely(node, of_call))
 
-    def surely(self, node: ast.AST, of_call: Callable[[ast.Call], Any], depth: int = 0) -> Any:
+    def surely(self, node: ast.AST, of_call: Callable[[ast.Call], Any], depth: int = 0, known: Any = None) -> Any:
         """Return what is surely known of an expression: of each value that it may have, by the calls it is made by.
 
         Args:
@@ -79,35 +79,40 @@ class View(Names):
             of_call: Returns what is known of the result of a call, false where nothing is; or the expression of which
                 the same is known.
             depth: How deep the expression is.
+            known: The answers so far: many ways lead to an expression, and each step would multiply them.
         """
-        if depth > _MAX_DEPTH:
-            return False
-        inner: Any = None
-        if isinstance(node, ast.Call):
-            inner = of_call(node)
-            if inner and not isinstance(inner, ast.AST):
-                return inner
+        known = {} if known is None else known
+        if depth > _MAX_DEPTH or node in known:
+            return known.get(node, False)
+        known[node] = False  # where values go in a circle
+        inner = of_call(node) if isinstance(node, ast.Call) else node.value if isinstance(node, ast.Subscript) else None
+        if inner and not isinstance(inner, ast.AST):
+            known[node] = inner
         elif isinstance(node, ast.BinOp):
-            return self.surely(node.left, of_call, depth + 1) or self.surely(node.right, of_call, depth + 1)
-        elif isinstance(node, ast.Subscript):
-            inner = node.value
-        found = False
-        for value in [inner] if inner else self.flowing(node):
-            found = self.surely(value, of_call, depth + 1)
-            if not found:
-                return False
-        return found
+            sides = (self.surely(side, of_call, depth + 1, known) for side in (node.left, node.right))
+            known[node] = next(filter(None, sides), False)
+        else:
+            found = [
+                self.surely(each, of_call, depth + 1, known) for each in ([inner] if inner else self.flowing(node))
+            ]
+            known[node] = found[-1] if found and all(found) else False
+        return known[node]
 
-    def texts(self, node: ast.AST | None, depth: int = 0) -> Iterator[ast.Constant]:
+    def texts(self, node: ast.AST | None) -> Iterator[ast.Constant]:
         """Yield the literal texts that an expression may be, by its branches and the variables it reads."""
-        if depth > _MAX_DEPTH or node is None:
-            return
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node
-            return
-        parts = node.values if isinstance(node, ast.BoolOp) else self.values(node)
-        for value in [node.body, node.orelse] if isinstance(node, ast.IfExp) else parts:
-            yield from self.texts(value, depth + 1)
+        seen: set[ast.AST] = set()  # many ways lead to an expression
+        ahead = [node]
+        while ahead:
+            each = ahead.pop()
+            if each is None or each in seen:
+                continue
+            seen.add(each)
+            if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                yield each
+            elif isinstance(each, ast.IfExp):
+                ahead += each.orelse, each.body
+            else:
+                ahead += reversed(each.values if isinstance(each, ast.BoolOp) else self.values(each))
 
 
 def names_option(call: ast.AST, word: str) -> bool:

@@ -22,7 +22,8 @@ def _torch_name(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
     [coverage](coverage.md) declares for it: exact and declared names are handled, approximate and inert ones are
     approximate, and those that raise must be changed."""
     parent = view.parent(node)
-    if isinstance(parent, ast.Attribute) or (isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)):
+    is_written = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    if is_written or not view.uses_torch or isinstance(parent, ast.Attribute):
         return
     name = view.dotted(node) or ""
     found = view.target.fidelity(name) if name.startswith(_MODULES) else None
