@@ -244,6 +244,8 @@ for _module, _name, _made in (
 ):
     if dist.is_available() and not hasattr(_module, _name):
         REPLACED.append(Replaced(_module, _name, lambda _, made=_made: made, may_be_absent=True))
+    elif dist.is_available() and _module is _IN_C:  # a build with NCCL, whose functions ask for a driver
+        replaces(_module, _name, native_to="cuda")(lambda _, original, *args, made=_made: made(*args))
 
 
 @replaces("torch.distributed.checkpoint.filesystem:_OverlappingCpuLoader", "__init__", native_to="cuda")
