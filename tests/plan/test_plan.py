@@ -262,3 +262,11 @@ def test_the_picture_in_the_report(tmp_path: Path) -> None:
     assert min(y for _, y in places) < 1, "the weights alone reach the top"
     report = torchdevice.Report.from_dict(json.loads((tmp_path / "r.json").read_text()))
     assert report.plan["devices"][0]["weights"] == 16 << 30 and len(report.plan["over time"]["cuda:0"]) == COLUMNS
+
+
+def test_no_picture_where_no_memory_was_asked_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torchdevice", "plan", "--report=r.html", "-c", "import torch; torch.zeros(2)"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0 and "No memory was asked for in this process." in done.stdout, done.stderr
+    page = (tmp_path / "r.html").read_text()
+    assert "<figure" not in page and "NVIDIA" not in page, "nothing is known of what fits"
