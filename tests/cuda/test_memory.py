@@ -16,7 +16,7 @@ import torch._dynamo  # torch imports it in the middle of some first call, and s
 from torch.cuda import _memory_viz
 
 import torchdevice
-from torchdevice.cuda import allocation_stacks
+from torchdevice.cuda import memory_history
 from torchdevice.errors import FidelityError
 
 MIB = 2**20
@@ -133,8 +133,8 @@ def test_a_history_without_cpp_where_torch_cannot_unwind(monkeypatch: pytest.Mon
             raise RuntimeError("record_context_cpp is not support on non-linux non-x86_64 platforms")
         return gather(python, script, cpp)
 
-    gather = allocation_stacks._gather
-    monkeypatch.setattr(allocation_stacks, "_gather", refuse)
+    gather = memory_history._gather
+    monkeypatch.setattr(memory_history, "_gather", refuse)
     with torchdevice.simulate() as scope:
         torch.cuda.memory._record_memory_history(stacks="all")
         kept = torch.ones(333, device="cuda")

@@ -18,7 +18,7 @@ from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import CpuFallback
 from torchdevice.fallback.missing_operators import Registrations, overload
 from torchdevice.mps_workarounds import guards, installing
-from torchdevice.mps_workarounds.table import FAULTS, Fault
+from torchdevice.mps_workarounds.installing import FAULTS, Fault
 
 KEY = "PrivateUse1"
 

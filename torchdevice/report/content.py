@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import os
 import sys
+import types
+import typing
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -14,9 +17,31 @@ from torchdevice.journal.discrepancies import Finding
 from torchdevice.journal.discrepancies import merged as merged_findings
 from torchdevice.journal.journal import Journal
 from torchdevice.options import Options
-from torchdevice.report import reading
 from torchdevice.report.rows import Group, Row, folded, rows_of
 from torchdevice.version import versions
+
+
+def record(cls: type, data: Any) -> Any:
+    """Return the object of a dataclass whose fields these data are. Data of other names are left out.
+
+    Raises:
+        KeyError: A field is missing.
+        TypeError: Something else stands where a record should be.
+    """
+    kinds = typing.get_type_hints(cls)
+    return cls(**{each.name: _value(kinds[each.name], data[each.name]) for each in dataclasses.fields(cls)})
+
+
+def _value(kind: Any, data: Any) -> Any:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:  # such as ``Site | None``
+        return None if data is None else _value(inner[0], data)
+    if origin in (list, tuple):
+        return origin(_value(inner[0], each) for each in data)
+    if dataclasses.is_dataclass(kind):
+        return record(kind, data)  # type: ignore[arg-type]
+    return kind(data) if isinstance(kind, enum.EnumMeta) else data
+
 
 C = TypeVar("C", bound="Content")
 
@@ -181,7 +206,7 @@ class Content:
         """
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise ValueError("this is not a report of torchdevice. Use a file that 'run --report=FILE.json' wrote.")
-        found: C = reading.record(cls, data)
+        found: C = record(cls, data)
         return found
 
     def to_json(self, indent: int | None = 1) -> str:

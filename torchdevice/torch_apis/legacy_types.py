@@ -19,7 +19,7 @@ from torchdevice.devices.device_strings import LEGACY_DTYPES, legacy_dtype
 from torchdevice.engines import moves
 from torchdevice.engines.rewriters import convert, move, rewrites, to_host
 from torchdevice.foundation.torch_texts import text
-from torchdevice.torch_apis.default_device import DEFAULT_TYPE
+from torchdevice.torch_apis.factories import DEFAULT_TYPE
 
 
 class LegacyTensorType(type):

@@ -1,8 +1,11 @@
-"""Tensors that are made with a device to claim: wrappers, fake tensors, and the graphs traced with them.
+"""Subclasses of tensors and dispatch modes: what they are given, and the devices that they claim.
 
 A wrapper around a tensor of the program is made for that tensor's device. Where tensors report the program's
 accelerator, torch would be asked for a wrapper on that accelerator, which is not there. In a graph that ``make_fx`` or
 ``torch.export`` traces, devices are spelled as the program's tensors report them.
+
+torch calls a program's own dispatch modes while the mode is off. What they call is rewritten, and what they are given
+names the devices that the program's tensors report. For ``torch/utils/_python_dispatch.py``.
 """
 
 from __future__ import annotations
@@ -10,17 +13,20 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.engines.mode import of_this_thread
+from torchdevice.engines.mode import of_this_thread, with_mode
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
 _NAMES = frozenset({"device", "device_for_backend_keys", "fake_device", "_fake_device"})
@@ -86,3 +92,33 @@ def _fake_device_property(original: Any) -> property:
         return found
 
     return property(fake_device, original.__set__)
+
+
+_ATTRIBUTE = "__torch_dispatch__"
+"""The attribute of a mode that takes the place of its method while the mode is entered in a scope."""
+
+
+@replaces(TorchDispatchMode, "__enter__")
+def _enter(context: Context, original: Any, self: TorchDispatchMode) -> Any:
+    if not type(self).__module__.startswith(("torch.", "torchdevice.")) and _ATTRIBUTE not in vars(self):
+        # A method, because torch refuses what is not bound to the mode.
+        setattr(self, _ATTRIBUTE, MethodType(functools.partial(_dispatch, getattr(self, _ATTRIBUTE)), self))
+    return original(self)
+
+
+@replaces(TorchDispatchMode, "__exit__")
+def _exit(context: Context, original: Any, self: TorchDispatchMode, *raised: Any) -> Any:
+    result = original(self, *raised)
+    if not self.old_dispatch_mode_flags:  # otherwise the mode is entered once more
+        vars(self).pop(_ATTRIBUTE, None)
+    return result
+
+
+def _dispatch(own: Any, self: TorchDispatchMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Call ``__torch_dispatch__`` of a mode of the program's, in the scope of the thread."""
+    context = thread_state.state.context
+    if context is None:
+        return own(func, types, args, kwargs)
+    if context.shown_as is not None:
+        args, kwargs = pytree.tree_map_only(torch.device, context.shown, (args, kwargs))
+    return with_mode(context, own, func, types, args, kwargs)

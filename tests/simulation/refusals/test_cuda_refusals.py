@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchdevice
-from torchdevice.simulation.refusals import cuda_refusals, nondeterminism, refusal_rules
+from torchdevice.simulation.refusals import cuda_refusals, refusal_rules
 from torchdevice.simulation.refusals.cuda_refusals import GAPS
 
 
@@ -210,7 +210,7 @@ DOCUMENTED: dict[str, list[Callable[[], Callable[[], Any]]]] = {
 
 LEFT_OUT = {
     "torch.Tensor.resize_": "of quantized tensors",
-    "torch.cumsum": "has a deterministic kernel by now, see nondeterminism.py",
+    "torch.cumsum": "has a deterministic kernel by now, see cuda_refusals.py",
     "torch.nn.ReflectionPad2d": "the same",
 }
 
@@ -254,7 +254,7 @@ def test_deterministic_kernels(cuda: torchdevice.Scope, deterministic: Callable[
     ones(3, dtype=torch.long).histc(3), ones(2, 2) @ ones(2, 2)
     torch.ones(3).cumsum(0)
     F.nll_loss(ones(2, 3), torch.zeros(2, dtype=torch.long, device="cuda"))
-    assert all(hasattr(torch.ops.aten, name) for name in nondeterminism.OPERATORS)
+    assert all(hasattr(torch.ops.aten, name) for name in cuda_refusals.OPERATORS)
 
 
 # ---- assertions of kernels -------------------------------------------------------------------------------------------

@@ -1,21 +1,85 @@
-"""What CUDA refuses of an operator: its rules, with those derived from torch's own tables, and assertions of values."""
+"""What CUDA refuses of an operator: its rules, with those derived from torch's own tables, and assertions of values.
+
+Operators without a deterministic kernel are those that ``torch.use_deterministic_algorithms`` documents;
+``test_cuda_refusals.py`` reads its docstring. Those that the CPU has no deterministic kernel for either, such as
+``max_unpool2d``, refuse on their own. ``cumsum`` and the backward of ``ReflectionPad2d`` are documented still, but
+their alerts are gone from ``libtorch_cuda.so`` of torch 2.10 and 2.15, and so is the demand for
+``CUBLAS_WORKSPACE_CONFIG``.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 from torchdevice.foundation import data_files
+from torchdevice.foundation.stand_ins import given_to
+from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.profiles import is_cpu_only, missing_on_cuda
-from torchdevice.simulation.refusals import cuda_rules, nondeterminism
+from torchdevice.simulation.refusals import cuda_rules
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.simulation.refusals.refusal_rules import Rule, name_of, scalar_type
+
+
+class Nondeterministic(NamedTuple):
+    """An operator without a deterministic kernel.
+
+    Attributes:
+        kernel: The kernel's name, as torch's error spells it.
+        concerns: Whether that holds for a call with these arguments, by name.
+    """
+
+    kernel: str
+    concerns: Callable[[Mapping[str, Any]], bool]
+
+
+def _computes_in_floats(given: Mapping[str, Any]) -> bool:
+    dtype = given.get("dtype") or given["self"].dtype
+    return dtype.is_floating_point or dtype.is_complex
+
+
+_CONCERNS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "nll_loss2d_forward": lambda given: given.get("reduction") != 0,
+    "_embedding_bag_backward": lambda given: given.get("mode") == 2,
+    "put": lambda given: bool(given.get("accumulate")),
+    "histc": _computes_in_floats,
+    "bincount": lambda given: given.get("weights") is not None,
+    "median": lambda given: "dim" in given,
+    "nanmedian": lambda given: "dim" in given,
+    "scatter_reduce": lambda given: given.get("reduce") == "prod",
+}
+"""Operators that have a deterministic kernel for other arguments."""
+
+_RAISING = (torch.use_deterministic_algorithms.__doc__ or "").partition("operations will throw a")[2]
+"""The part of the documentation that lists operators without a deterministic kernel."""
+
+OPERATORS: Mapping[str, Nondeterministic] = {
+    name: Nondeterministic(kernel, _CONCERNS.get(name, lambda given: True))
+    for name, kernel in data_files.read(__file__, "cuda_operators.json")["nondeterministic"].items()
+    # torch 2.13 has a deterministic kernel.
+    if name != "max_pool3d_with_indices_backward" or "torch.nn.MaxPool3d" in _RAISING
+}
+
+
+def refusal(found: Nondeterministic, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Return torch's text for a call where the program asked for deterministic algorithms, or warn if it chose that.
+
+    None is returned for a call that is deterministic. The texts are those of aten/src/ATen/Context.cpp.
+    """
+    if not found.concerns(given_to(op, args, kwargs)):
+        return None
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        warnings.warn(text("nondeterministic, and warned", kernel=found.kernel), stacklevel=2)
+        return None
+    return text("nondeterministic", kernel=found.kernel)
+
 
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "cuda_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py`` makes the table."""
@@ -46,15 +110,15 @@ def rules_of(op: Any) -> Iterator[Rule]:
         dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS[name])
         refuses = functools.partial(_lacked, name, dtypes)
         yield Rule(name, refuses, "torch's database of operators", NotImplementedError, only=dtypes)
-    found = nondeterminism.OPERATORS.get(name)
+    found = OPERATORS.get(name)
     if found is not None:
         refuses = functools.partial(_undetermined, found, op)
         yield Rule(name, refuses, "torch.use_deterministic_algorithms", holds=_wants_determinism)
 
 
-def _undetermined(found: nondeterminism.Nondeterministic, op: Any, *args: Any, **kwargs: Any) -> str | None:
+def _undetermined(found: Nondeterministic, op: Any, *args: Any, **kwargs: Any) -> str | None:
     """Refuse a nondeterministic kernel, or warn, where the program asks for deterministic ones."""
-    return nondeterminism.refusal(found, op, args, kwargs) if _wants_determinism() else None
+    return refusal(found, op, args, kwargs) if _wants_determinism() else None
 
 
 def _wants_determinism() -> bool:
