@@ -47,9 +47,8 @@ CPU target and in its own CPU mode.
 FOOTER = """
 ## What was not run
 
-Of vLLM and SGLang what is torch, not their engines: these need the driver's management library, and kernels that are
-compiled for CUDA. airbench runs a narrower network on fewer images than its records do, and OLMo a smaller model than
-any that was released.
+The engines of vLLM and SGLang, which need NVIDIA's management library and kernels that are compiled for CUDA. airbench
+runs a narrower network on fewer images than its records do, and OLMo a smaller model than any that was released.
 """
 
 

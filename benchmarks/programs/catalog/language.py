@@ -40,14 +40,14 @@ PROGRAMS = (
     Program(
         "OLMo scripts/train.py",
         command=f"{_OLMO_TRAIN.format(1)} --distributed_strategy=single --precision=fp32 --model.init_device=cpu",
-        given="60,000 synthetic tokens; random weights of its own tiny model; one epoch in float32, after a checkpoint"
+        given="60,000 synthetic tokens; random weights of its own tiny model; 14 steps in float32, after a checkpoint"
         " that is saved and loaded",
         **_OLMO,
     ),
     Program(
         "OLMo scripts/train.py, FSDP",
         command=f"{_OLMO_TRAIN.format(2)} --precision=amp_bf16",
-        given="the same; two processes; one epoch in bfloat16",
+        given="the same; two processes; 14 steps in bfloat16",
         targets=("cpu", "simulated:cuda:2"),
         differs="it draws its weights on the GPU; its own CPU mode computes in float32 and does not synchronize the"
         " processes",
@@ -63,6 +63,7 @@ PROGRAMS = (
         given="eight tokens; random weights; a block of a Llama by vLLM's own implementation in torch; then how many of"
         " its modules can be imported",
         needs=("vllm's dependencies without those that need CUDA",),
+        differs="where it finds CUDA, modules can be imported too that ask for a GPU as they are",
         result=r"block: (.*)",
     ),
     Program(
@@ -75,6 +76,7 @@ PROGRAMS = (
         given="random input; its rotary embedding, penalties and allocator of tokens; then how many of its modules can"
         " be imported",
         needs=("sglang's dependencies without those that need CUDA",),
+        differs="where it finds CUDA, modules import `sgl_kernel`, which is compiled for CUDA and loads the driver",
         result=r"parts: (.*)",
     ),
     Program(

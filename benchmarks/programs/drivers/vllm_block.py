@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from package_modules import imported
@@ -85,7 +86,7 @@ def main() -> None:
     config = VllmConfig(device_config=DeviceConfig(device), compilation_config=CompilationConfig(custom_ops=["none"]))
     with set_current_vllm_config(config), torch.inference_mode():
         backend = "gloo" if device == "cpu" else "nccl"
-        init_distributed_environment(1, 0, "tcp://127.0.0.1:29571", 0, backend)
+        init_distributed_environment(1, 0, Path("rendezvous").absolute().as_uri(), 0, backend)
         initialize_model_parallel(backend=backend)
         torch.manual_seed(0)
         block = Block()
