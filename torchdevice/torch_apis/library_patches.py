@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import later, replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, Replaced
-from torchdevice.core.replacing import later, replaces
 from torchdevice.engines import moves
 from torchdevice.foundation.per_thread import PerThread, having
 
