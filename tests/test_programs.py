@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,34 @@ def test_a_failure_that_the_catalog_does_not_explain_fails_the_command(
     assert programs.main(["--only", "unknown"]) == 2
 
 
+def test_a_release_on_pypi_is_unpacked_from_its_wheel(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "tiny_program-1.5-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny_program/__main__.py", TRAIN)
+        wheel.writestr("tiny_program-1.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-program\nVersion: 1.5")
+        wheel.writestr("tiny_program-1.5.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    ran = {"own": None, "inputs": "given", "loss": r"loss ([\d.]+)"}
+    program = programs.Program("tiny", "vision", "tiny-program", "1.5", "-m tiny_program", "little", **ran)
+    monkeypatch.setattr(programs, "PROGRAMS", (program,))
+    assert programs.main(["--write", "--target", "cpu"]) == 0
+    page = (tmp_path / "page.md").read_text()
+    assert "| cpu | 6.250 |" in page and "[`1.5`](https://pypi.org/project/tiny-program/1.5)" in page
+
+
+def test_only_the_parts_that_a_program_names_are_checked_out(programs: Any, tmp_path: Path) -> None:
+    commit = _repository(tmp_path / "sources")
+    check_out = importlib.import_module("benchmarks.programs.runs").check_out
+    program = _program(programs, "part", commit, "x", parts=("/inner/", "/slow.py"))
+    check_out(program, tmp_path / "part", tmp_path / "sources", sys.executable)
+    files = {str(file.relative_to(tmp_path / "part")) for file in (tmp_path / "part").rglob("*.py")}
+    assert files == {"inner/train.py", "slow.py"}
+
+
 def test_a_run_replaces_that_of_the_same_program_target_and_torch(
     programs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +179,7 @@ def test_the_catalog_is_whole(programs: Any) -> None:
     drivers = ROOT / "benchmarks" / "programs" / "drivers"
     assert len(set(names)) == len(names)
     for program in programs.PROGRAMS:
-        assert len(program.commit) == 40 and program.repository.count("/") == 1
+        assert (len(program.commit) == 40) == (program.repository.count("/") == 1)
         assert not program.inputs or program.inputs in made
         assert program.loss or program.result or program.digest
         for word in program.command.split():

@@ -68,9 +68,9 @@ def _run(chosen: Sequence[Program], folder: Path, options: argparse.Namespace) -
 
     def runs_of(number: int) -> list[Run]:
         program = chosen[number]
-        checkout = folder / f"{number}-{program.repository.partition('/')[2]}"
+        checkout = folder / f"{number}-{program.repository.rpartition('/')[2]}"
         shutil.rmtree(checkout, ignore_errors=True)
-        check_out(program, checkout, options.sources)
+        check_out(program, checkout, options.sources, options.python)
         targets = _targets(program, options.target)
         return [run(program, target, options.python, checkout, options.limit) for target in targets]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -256,6 +257,25 @@ def mutag() -> None:
         (folder / f"MUTAG_{name}.txt").write_text("\n".join(map(str, rows)) + "\n")
 
 
+def _tokenizer() -> Any:
+    """Return a tokenizer with up to 200 words, of which "<|endoftext|>" is the second."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    special = ["<unk>", "<|endoftext|>"]
+    tokenizer.train_from_iterator([words(2000)], trainers.BpeTrainer(vocab_size=200, special_tokens=special))
+    return tokenizer
+
+
+@inputs
+def olmo() -> None:
+    """A tokenizer, and a text as its numbers."""
+    tokenizer = _tokenizer()
+    tokenizer.save("tokenizer.json")
+    np.array(tokenizer.encode(words(60_000)).ids, dtype=np.uint16).tofile("tokens.npy")
+
+
 @inputs
 def litgpt() -> None:
     """A small pythia with random weights, a tokenizer, and instructions."""
@@ -265,7 +285,6 @@ def litgpt() -> None:
     import torch
     import yaml
     from litgpt import GPT, Config
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     folder = Path("checkpoint")
     folder.mkdir()
@@ -274,11 +293,7 @@ def litgpt() -> None:
     torch.save(GPT(config).state_dict(), folder / "lit_model.pth")
     given = {each.name: getattr(config, each.name) for each in dataclasses.fields(config) if each.init}
     (folder / "model_config.yaml").write_text(yaml.dump(given))
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
-    special = ["<unk>", "<|endoftext|>"]
-    tokenizer.train_from_iterator([words(2000)], trainers.BpeTrainer(vocab_size=200, special_tokens=special))
-    tokenizer.save(str(folder / "tokenizer.json"))
+    _tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "GPTNeoXTokenizer", "eos_token": "<|endoftext|>"})
     )

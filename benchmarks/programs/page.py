@@ -16,10 +16,11 @@ HEADER = """# Public programs
 
 Made by `python docs/make_programs.py` from the runs that `python -m benchmarks.programs --write` records; do not edit.
 
-These public programs are written for CUDA. Each is checked out at a commit, and not a line of it is changed. Each gets
-a small task with data that a script makes and with random weights, so that nothing is downloaded. It runs by
-`torchdevice run --target TARGET`, and by plain python in its own CPU mode if it has one. `+cpu` is torch's CPU build,
-`+cu` is the CUDA build of PyPI, with Triton, on a machine without a GPU. `simulated:cuda:2` is two simulated GPUs.
+These public programs are written for CUDA. Each is checked out at a commit, or unpacked from its wheel on PyPI, and not
+a line of it is changed. Each gets a small task with data that a script makes and with random weights, so that nothing
+is downloaded. It runs by `torchdevice run --target TARGET`, and by plain python in its own CPU mode if it has one.
+`+cpu` is torch's CPU build, `+cu` is the CUDA build of PyPI, with Triton, on a machine without a GPU.
+`simulated:cuda:2` is two simulated GPUs.
 
 {summary}
 
@@ -46,8 +47,8 @@ CPU target and in its own CPU mode.
 FOOTER = """
 ## What was not run
 
-vLLM, SGLang and OLMo. The first two are too large a download for the machine of these runs, and of OLMo's repository it
-could have only a part. airbench runs a narrower network on fewer images than its records do.
+The engines of vLLM and SGLang, which need NVIDIA's management library and kernels that are compiled for CUDA. airbench
+runs a narrower network on fewer images than its records do, and OLMo a smaller model than any that was released.
 """
 
 
@@ -110,8 +111,10 @@ def _value(run: Run) -> str:
 
 def _note(program: Program, runs: Sequence[Run]) -> str:
     """Return what is to be said of a program: its commit, what it was given, what it needs, why it fails."""
-    home = f"https://github.com/{program.repository}"
-    text = f"- **{program.name}**, [`{program.commit[:9]}`]({home}/tree/{program.commit}). Given: {program.given}."
+    on_github = "/" in program.repository
+    place = f"github.com/{program.repository}/tree" if on_github else f"pypi.org/project/{program.repository}"
+    source = f"[`{program.commit[:9]}`](https://{place}/{program.commit})"
+    text = f"- **{program.name}**, {source}. Given: {program.given}."
     if program.needs:
         text += f" Needs {', '.join(f'`{need}`' for need in program.needs)}."
     if "{drivers}" in program.command:

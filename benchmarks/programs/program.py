@@ -18,12 +18,13 @@ class Program:
     Attributes:
         name: How the page calls it.
         area: Such as "vision".
-        repository: ``owner/name`` on GitHub.
-        commit: The commit that is run, in full.
+        repository: ``owner/name`` on GitHub, or the name of a project on PyPI.
+        commit: The commit that is run, in full; of a project on PyPI, the release.
         command: The words after ``python``: a file of the repository or ``-m`` and a module, and its arguments.
         given: The data and the weights that it gets.
         own: The words that, added to the command, ask for the program's own CPU mode; None if it has none.
         inputs: The function of ``inputs.py`` that makes what it reads, in the folder where it is run.
+        parts: The patterns of what is checked out, as git's sparse checkout reads them; empty for all.
         folder: The folder of the repository in which it is run.
         paths: Folders of the repository that are importable.
         environment: Variables that it runs with.
@@ -45,6 +46,7 @@ class Program:
     given: str
     own: str | None = ""
     inputs: str = ""
+    parts: tuple[str, ...] = ()
     folder: str = "."
     paths: tuple[str, ...] = (".",)
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -11,7 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,20 +51,35 @@ class Run(NamedTuple):
     error: str = ""
 
 
-def check_out(program: Program, folder: Path, sources: Path | None) -> None:
-    """Put the files of a program's commit into a folder.
+def check_out(program: Program, folder: Path, sources: Path | None, interpreter: str) -> None:
+    """Put the files of a program's commit, or of its release on PyPI, into a folder.
 
     Args:
         program: The program.
         folder: A folder that does not exist yet.
         sources: A folder with bare git directories named ``owner+name/repo``; None for GitHub.
+        interpreter: The python whose pip chooses the wheel of a release.
     """
+    if "/" not in program.repository:
+        return _unpack(f"{program.repository}=={program.commit}", folder, interpreter)
     if sources is None:
         clone = ["--filter=blob:none", f"https://github.com/{program.repository}"]
     else:
         clone = ["--shared", str(sources / program.repository.replace("/", "+") / "repo")]
     _quietly("git", "clone", "--quiet", "--no-checkout", *clone, str(folder))
+    if program.parts:
+        _quietly("git", "-C", str(folder), "sparse-checkout", "set", "--no-cone", *program.parts)
     _quietly("git", "-C", str(folder), "checkout", "--quiet", program.commit)
+
+
+def _unpack(release: str, folder: Path, interpreter: str) -> None:
+    """Unpack the wheel of a release, without what it depends on."""
+    with tempfile.TemporaryDirectory() as downloads:
+        options = ("--quiet", "--no-deps", "--only-binary", ":all:", "--dest", downloads)
+        _quietly(interpreter, "-m", "pip", "download", *options, release)
+        (wheel,) = Path(downloads).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
 
 
 def _quietly(*words: str, **options: Any) -> None:

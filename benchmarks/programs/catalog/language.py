@@ -17,8 +17,68 @@ _NANOGPT = Program(
     differs="its dropout draws on the GPU",
 )
 
+_OLMO = {
+    "area": "language",
+    "repository": "allenai/OLMo",
+    "commit": "59a53e3f68e546330ca5a99ec626e58f9ab96494",
+    # Without the data of its evaluations, which are large.
+    "parts": ("/olmo/", "/scripts/", "/olmo_data/*.py", "/test_fixtures/*.yaml"),
+    "inputs": "olmo",
+    "needs": ("omegaconf", "cached_path", "boto3", "google-cloud-storage", "wandb", "scikit-learn", "datasets"),
+    "loss": r"train/CrossEntropyLoss=([\d.]+)",
+}
+_OLMO_TRAIN = (
+    "-m torch.distributed.run --standalone --nproc-per-node {} scripts/train.py test_fixtures/train_tiny.yaml"
+    " --run_name=tiny --save_folder=saved --data.paths=[tokens.npy] --tokenizer.identifier=tokenizer.json"
+    " --model.vocab_size=59 --model.embedding_size=64 --model.eos_token_id=1 --model.pad_token_id=0"
+    " --model.max_sequence_length=128 --model.attention_dropout=0 --model.residual_dropout=0"
+    " --model.embedding_dropout=0"
+)
+
 PROGRAMS = (
     _NANOGPT,
+    Program(
+        "OLMo scripts/train.py",
+        command=f"{_OLMO_TRAIN.format(1)} --distributed_strategy=single --precision=fp32 --model.init_device=cpu",
+        given="60,000 synthetic tokens; random weights of its own tiny model; 14 steps in float32, after a checkpoint"
+        " that is saved and loaded",
+        **_OLMO,
+    ),
+    Program(
+        "OLMo scripts/train.py, FSDP",
+        command=f"{_OLMO_TRAIN.format(2)} --precision=amp_bf16",
+        given="the same; two processes; 14 steps in bfloat16",
+        targets=("cpu", "simulated:cuda:2"),
+        differs="it draws its weights on the GPU; its own CPU mode computes in float32 and does not synchronize the"
+        " processes",
+        **_OLMO,
+    ),
+    Program(
+        "vLLM, its layers and its sampler",
+        "language",
+        "vllm",
+        "0.33.0",
+        command="{drivers}/vllm_block.py",
+        own="cpu",
+        given="eight tokens; random weights; a block of a Llama by vLLM's own implementation in torch; then how many of"
+        " its modules can be imported",
+        needs=("vllm's dependencies without those that need CUDA",),
+        differs="where it finds CUDA, modules can be imported too that ask for a GPU as they are",
+        result=r"block: (.*)",
+    ),
+    Program(
+        "SGLang, its parts in torch",
+        "language",
+        "sglang",
+        "0.5.23",
+        command="{drivers}/sglang_parts.py",
+        own="cpu",
+        given="random input; its rotary embedding, penalties and allocator of tokens; then how many of its modules can"
+        " be imported",
+        needs=("sglang's dependencies without those that need CUDA",),
+        differs="where it finds CUDA, modules import `sgl_kernel`, which is compiled for CUDA and loads the driver",
+        result=r"parts: (.*)",
+    ),
     Program(
         "examples/word_language_model",
         "language",

@@ -12,7 +12,7 @@ PROGRAMS = (
         command="cleanrl/dqn.py --total-timesteps 3000 --learning-starts 500 --save-model",
         own="--no-cuda",
         given="CartPole of gymnasium; random weights; 250 updates, then ten episodes",
-        needs=("gymnasium==0.29.1", "tyro", "tensorboard"),
+        needs=("gymnasium==0.29.1", "tyro", "tensorboard", "moviepy", "pygame"),
         result=r"eval_episode=9, episodic_return=\[([\d.]+)\]",
         differs="it evaluates in environments that it does not seed",
     ),

@@ -9,10 +9,14 @@ import torchdevice
 
 
 @pytest.mark.parametrize("mask", [torch.eye(4), torch.eye(4) == 0, None], ids=["float", "bool", "none"])
-def test_attention_with_a_mask_is_identical_to_the_cpu(devices: torchdevice.Scope, mask: torch.Tensor | None) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("shape", [(4, 4), (2, 4, 4), (3, 2, 4, 4), (3, 1, 2, 4, 4)], ids=len)
+def test_attention_is_identical_to_the_cpu(
+    devices: torchdevice.Scope, shape: tuple[int, ...], whole: bool, mask: torch.Tensor | None
+) -> None:
     def computed(device: str) -> list[torch.Tensor]:
-        inputs = [each.to(device).requires_grad_() for each in torch.arange(192.0).sin().view(3, 2, 2, 4, 4)]
-        masked = None if mask is None else mask.to(device)
+        inputs = [each.to(device).requires_grad_() for each in torch.rand((3, *shape), generator=torch.Generator())]
+        masked = None if mask is None else mask.to(device).expand(shape if whole else (4, 4))
         found = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=masked)
         return [each.cpu() for each in (found.detach(), *torch.autograd.grad(found.sum(), inputs))]
 

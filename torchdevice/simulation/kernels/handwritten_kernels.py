@@ -213,8 +213,7 @@ def attend(
     differentiates the chosen kernel. Torch's own composite kernel runs in all other cases, and checks the arguments.
     """
     with torch._C.DisableTorchFunction():
-        plain = attn_mask is None and not dropout_p and not enable_gqa
-        if plain and sharded_attention.is_divided(query, key, value):
+        if attn_mask is None and not (dropout_p or enable_gqa) and sharded_attention.is_divided(query, key, value):
             return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, scale=scale)[0]
         options = {"scale": scale, "enable_gqa": enable_gqa}
         many = query.dim() > 1 and query.size(1) > attention.MOST_HEADS
@@ -225,9 +224,12 @@ def attend(
         alike = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
         free = alike and all(map(_is_real, tensors)) and policy.provides(_FLASH_KERNEL)
         mask_learns = attn_mask is not None and attn_mask.requires_grad
-        call = query, key, value, dropout_p, is_causal
         if free and not mask_learns and _chooses_flash(tensors, dropout_p, is_causal, **options):
-            return _FLASH_KERNEL(*call, attn_mask=_added(attn_mask, query), scale=scale)[0]
+            # From torch 2.14 on it is chosen for three dimensions too. The kernel takes four.
+            given = (*tensors, None)[:4]
+            *call, mask = (each[None] if each is not None and each.dim() == 3 else each for each in given)
+            found = _FLASH_KERNEL(*call, dropout_p, is_causal, attn_mask=_added(mask, query), scale=scale)[0]
+            return found if query.dim() == 4 else found[0]
         composed = _aten.scaled_dot_product_attention.default.decompose
         return composed(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
@@ -244,9 +246,8 @@ def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causa
     if any(has_no_values(each.untyped_storage()) for each in tensors if index_of(each) >= 0):
         query, _, value = tensors[:3]
         return not (dropout_p or options["enable_gqa"]) and query.dim() == 4 and query.shape[-1] == value.shape[-1]
-    memory: list[Any] = [_memory(each.detach()) for each in tensors]
-    mask = memory[3] if len(memory) > 3 else None
-    chosen = _aten._fused_sdp_choice(*memory[:3], mask, dropout_p, is_causal, **options)
+    memory = (_memory(each.detach()) for each in tensors)
+    chosen = _aten._fused_sdp_choice(*memory, dropout_p=dropout_p, is_causal=is_causal, **options)
     return bool(chosen == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value)
 
 

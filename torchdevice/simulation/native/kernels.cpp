@@ -972,6 +972,9 @@ class Attention : public c10::OperatorKernel {
     const auto scale = given[6].toOptional<double>();
     const auto choice = at::_fused_sdp_choice(alias(0), alias(1), alias(2), own, p, is_causal, scale, groups);
     const bool is_flash = choice == static_cast<int64_t>(at::SDPBackend::flash_attention);
+    if (is_flash && query.dim() == 3) {  // the kernel takes four dimensions, and Python adds one
+      return in_python_.callBoxed(op, keys, stack);
+    }
     if (is_flash && added && mask.scalar_type() == at::kBool) {
       added = at::zeros_like(mask, query.scalar_type()).masked_fill(mask.logical_not(), -INFINITY);
     }
