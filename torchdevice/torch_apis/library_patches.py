@@ -87,18 +87,31 @@ def _patches_of_state(module: Any) -> list[Patch]:
 # ---- numba, with NUMBA_ENABLE_CUDASIM=1 ------------------------------------------------------------------------------
 
 
+_interface: Any = torch.Tensor.__cuda_array_interface__
+
+
+class _AsCuda:
+    """Reads as a tensor does, except that it is on CUDA."""
+
+    is_cuda = True
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)
+
+
+def array_interface(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return ``Tensor.__cuda_array_interface__``, or raise torch's error for one on CUDA."""
+    with torch._C.DisableTorchFunction():
+        return _interface.fget(_AsCuda(tensor))  # type: ignore[no-any-return]
+
+
 def _is_cuda_array(context: Context, original: Any, obj: Any) -> bool:
     """``numba.cuda.is_cuda_array``, which the simulator lacks."""
     is_of_target = isinstance(obj, torch.Tensor) and native_device(obj).type == context.device_type
-    if is_of_target and obj.requires_grad:  # torch's text for Tensor.__cuda_array_interface__
-        raise RuntimeError(_REQUIRES_GRAD)
-    return is_of_target
-
-
-_REQUIRES_GRAD = (
-    "Can't get __cuda_array_interface__ on Variable that requires grad. "
-    "If gradients aren't required, use var.detach() to get Variable that doesn't require grad."
-)
+    return is_of_target and bool(array_interface(obj))
 
 
 def _as_cuda_array(context: Context, original: Any, obj: Any, sync: bool = True) -> Any:
