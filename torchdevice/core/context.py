@@ -382,7 +382,7 @@ class Context:
 
     def tell(self, event: str, *values: Any) -> None:
         """Tell the observers of streams of a call that orders work: ``event`` is their method."""
-        for observer in self.stream_observers:
+        for observer in [*self.stream_observers]:  # one that ends takes itself out
             getattr(observer, event)(*values)
 
     # ---- values ------------------------------------------------------------------------------------------------------
