@@ -11,7 +11,7 @@ from types import ModuleType
 
 from torchdevice import accelerators, cuda, torch_apis
 from torchdevice.compile import torch_compile, triton_launches
-from torchdevice.core import bindings, replacing
+from torchdevice.core import bindings
 from torchdevice.core.importing import LateModules, Refused
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
@@ -40,7 +40,7 @@ AREAS = (
 """The modules that change names of torch or supply them. No two change the same name, so their order means nothing."""
 
 
-@replacing.later("triton", sees_scope=True)
+@bindings.later("triton", sees_scope=True)
 def _patches_of_triton(module: ModuleType) -> list[Patch]:
     # Imported when the program imports Triton, which is no dependency.
     try:
@@ -54,8 +54,8 @@ def _patches_of_triton(module: ModuleType) -> list[Patch]:
 def _patches() -> list[Patch]:
     rivals = (Refused(name, AnotherPatcherError) for name in PATCHERS)
     # Last, since a module that is imported in a scope is patched after everything else.
-    modules = LateModules([*rivals, *replacing.LATER.values()])
-    return [*bindings.patches(), *replacing.REPLACED, modules]
+    modules = LateModules([*rivals, *bindings.LATER.values()])
+    return [*bindings.patches(), *bindings.REPLACED, modules]
 
 
 INSTALLATION = Installation(_patches)

@@ -14,8 +14,7 @@ from conftest import MetaRuntime
 import torchdevice
 from torchdevice.fallback import missing_operators
 from torchdevice.fallback.cpu_fallback import CpuFallback
-from torchdevice.fallback.kernel_registration import Registrations
-from torchdevice.fallback.missing_operators import VARIABLE
+from torchdevice.fallback.missing_operators import VARIABLE, Registrations
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.simulation.profiles import PROFILES
 

@@ -16,8 +16,7 @@ from places import ROOT
 import torchdevice
 from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import CpuFallback
-from torchdevice.fallback.kernel_registration import Registrations
-from torchdevice.fallback.missing_operators import overload
+from torchdevice.fallback.missing_operators import Registrations, overload
 from torchdevice.mps_workarounds import guards, installing
 from torchdevice.mps_workarounds.table import FAULTS, Fault
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import Supplied, add, supplied_as, supplied_function, supplied_value
+from torchdevice.core.bindings import Supplied, add, replaces, supplied_as, supplied_function, supplied_value
 from torchdevice.core.context import Context
 from torchdevice.core.patching import TORCHS_OWN, without_cache, without_original
-from torchdevice.core.replacing import replaces
 from torchdevice.cuda import memory
 from torchdevice.cuda.streams import EventStandIn, StreamStandIn, current_stream
 from torchdevice.foundation.fidelity import Fidelity

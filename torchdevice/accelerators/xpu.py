@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import imported_by_value, supplied_as, supplied_function, supplied_value
+from torchdevice.core.bindings import imported_by_value, replaces, supplied_as, supplied_function, supplied_value
 from torchdevice.core.context import Context
 from torchdevice.core.patching import without_cache, without_original
-from torchdevice.core.replacing import replaces
 from torchdevice.cuda import device_queries, memory, memory_pools, random, streams
 from torchdevice.cuda.streams import EventStandIn, StreamStandIn
 from torchdevice.devices.device_properties import XpuDeviceProperties

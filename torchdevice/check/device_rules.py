@@ -6,9 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchdevice.check.findings import Verdict
 from torchdevice.check.names import argument
-from torchdevice.check.rules import Found, rule
+from torchdevice.check.rules import Found, Verdict, rule
 from torchdevice.check.source_view import WORDS, View, names_option
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
 

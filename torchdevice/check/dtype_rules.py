@@ -6,9 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from torchdevice.check.findings import Verdict
 from torchdevice.check.names import argument
-from torchdevice.check.rules import Found, rule
+from torchdevice.check.rules import Found, Verdict, rule
 from torchdevice.check.source_view import WORDS, View
 from torchdevice.check.target import torch_object
 from torchdevice.devices.accelerators import SPELLED

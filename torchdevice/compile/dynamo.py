@@ -14,10 +14,10 @@ from torch.utils._device import _device_constructors
 from torchdevice.compile import unstacked_mode
 from torchdevice.compile.device_interfaces import Interfaces, exchanges
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import LATER
 from torchdevice.core.context import Context
 from torchdevice.core.importing import Late
 from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, per_context, replaced_function, together
-from torchdevice.core.replacing import LATER
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.cuda.streams import current_stream
 from torchdevice.devices.device_properties import DeviceProperties

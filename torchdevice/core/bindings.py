@@ -1,4 +1,6 @@
-"""The registry of supplied names: functions and values that a scope puts beneath torch's own Python.
+"""The registries of what a scope puts beneath torch's own Python, where the files of an area register it.
+
+Functions of torch are replaced (:func:`replaces`). Names that torch lacks are supplied, with values or functions.
 
 ``torch.cuda`` is ordinary Python that calls about a hundred names of ``torch._C``. A build without CUDA lacks these
 names. In a CUDA build without a GPU they raise. The files of ``cuda/`` and ``accelerators/`` register functions and
@@ -12,15 +14,78 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torchdevice.core.context import Context
-from torchdevice.core.patching import TORCHS_OWN, Guarded, Patch, without_original
-from torchdevice.core.replacing import replaces
+from torchdevice.core.importing import Late
+from torchdevice.core.patching import (
+    TORCHS_OWN,
+    Guarded,
+    Patch,
+    Replaced,
+    ReplacedInImporters,
+    routed,
+    without_original,
+)
 from torchdevice.foundation.fidelity import Fidelity
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+REPLACED: list[Patch] = []
+"""The patches of what is there when this package is imported."""
+
+LATER: dict[str, Any] = {}
+"""Full name of a module -> its patches, put in once a program has imported it."""
+
+
+def replaces(
+    owner: Any,
+    *names: str,
+    native_to: str | None = None,
+    makes: bool = False,
+    by_value: bool = False,
+    optional: bool = False,
+    sees_scope: bool = False,
+) -> Callable[[F], F]:
+    """Register a function ``(context, original, ...)`` that is called in a scope in place of functions of torch.
+
+    Args:
+        owner: The module or class with the functions or other attributes. One that programs import themselves is given
+            as a text: ``"package.module"``, or ``"package.module:Class"``. None for one that this torch lacks.
+        names: Their names.
+        native_to: See :func:`per_context`.
+        makes: Whether the function is called with what is there, and returns what takes its place.
+        by_value: Whether modules of torch import the functions by value, so that these modules get them too.
+        optional: Whether some releases or builds of torch lack the functions.
+        sees_scope: See :class:`Late`. The module of a text only.
+    """
+    kind = ReplacedInImporters if by_value else Replaced
+
+    def register(function: F) -> F:
+        def patches(within: Any) -> list[Patch]:
+            make = function if makes else routed(within, function, native_to)
+            return [kind(within, name, make) for name in names if not optional or hasattr(within, name)]
+
+        if owner is None:
+            return function
+        if isinstance(owner, str):
+            module, _, inner = owner.partition(":")
+            of_inner = operator.attrgetter(inner) if inner else lambda module: module
+            later(module, sees_scope=sees_scope)(lambda module: patches(of_inner(module)))
+        else:
+            REPLACED.extend(patches(owner))
+        return function
+
+    return register
+
+
+def later(module: str, *, sees_scope: bool = False) -> Callable[[Callable[[ModuleType], list[Patch]]], Any]:
+    """Register a function that returns patches of a module which programs import themselves."""
+    return LATER.setdefault(module, Late(module, sees_scope=sees_scope)).makers.append
 
 
 class Supplied(NamedTuple):

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 import torch.cuda.comm
 
-from torchdevice.core.bindings import supplied_function
+from torchdevice.core.bindings import replaces, supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.torch_texts import text

@@ -8,9 +8,8 @@ import torch
 from torch.backends.cudnn import rnn
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function
+from torchdevice.core.bindings import replaces, supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 
 
 class _BenchmarkLimit:

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.bindings import REPLACED, replaces, supplied_function, supplied_value
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback, replaced_function, without_cache, without_original
-from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.cuda import memory, sleeping
 from torchdevice.devices.accelerators import of_module
 from torchdevice.devices.device_properties import DeviceProperties

@@ -181,7 +181,8 @@ class Capture(TorchDispatchMode):
         if func is not _aten.index_put_.default or len(args) != 3:  # with a fourth argument it may accumulate
             return func, args
         written, (*before, mask), value = args
-        number = self._number[1] if value is self._number[0] else _number_of_host(value)
+        is_of_host = value.get_device() < 0 <= written.get_device() and value.numel() == 1
+        number = self._number[1] if value is self._number[0] else value.item() if is_of_host else None
         if number is None or any(each is not None for each in before) or mask.dtype is not torch.bool:
             return func, args
         all_of_inner = (..., *(None,) * (written.dim() - len(before) - mask.dim()))
@@ -319,7 +320,3 @@ def _as_kernels_do() -> Iterator[None]:
     """Write to tensors without autograd, as a replay on CUDA does."""
     with torch._C.DisableTorchFunction(), torch.no_grad(), _below_autograd(), ExcludeDispatchKeyGuard(_VERSIONS):
         yield
-
-
-def _number_of_host(value: torch.Tensor) -> Any:
-    return value.item() if native_device(value).type == "cpu" and value.numel() == 1 else None

@@ -11,10 +11,9 @@ from typing import Any, NoReturn
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import imported_by_value, supplied_function
+from torchdevice.core.bindings import REPLACED, imported_by_value, replaces, supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback
-from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.cuda.graph_capture import Capture
 from torchdevice.devices.private_pools import PrivatePools, new_id

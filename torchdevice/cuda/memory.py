@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.bindings import replaces, supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import MEMORY_FRACTION, Stat
 from torchdevice.engines.error_texts import class_for_out_of_memory

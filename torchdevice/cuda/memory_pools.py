@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import imported_by_value, supplied_function
+from torchdevice.core.bindings import imported_by_value, replaces, supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.cuda.unsupported import POOL
 from torchdevice.devices.private_pools import PoolId, PrivatePools, new_id
 from torchdevice.foundation.fidelity import Fidelity

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.replacing import replaces
+from torchdevice.core.bindings import replaces
 from torchdevice.foundation.fidelity import Fidelity
 
 _profiler_enabled = torch._C._autograd._profiler_enabled

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import supplied_value
+from torchdevice.core.bindings import replaces, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 
 
 @supplied_value("torch.cuda.default_generators")

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import supplied_function
+from torchdevice.core.bindings import REPLACED, replaces, supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.patching import ReplacedItem
-from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 

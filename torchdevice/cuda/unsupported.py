@@ -12,10 +12,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import asked, supplied_function
+from torchdevice.core.bindings import asked, replaces, supplied_function
 from torchdevice.core.context import Context
 from torchdevice.core.patching import without_original
-from torchdevice.core.replacing import replaces
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import torch.cuda.nccl
 
-from torchdevice.core.bindings import supplied_function, supplied_value
+from torchdevice.core.bindings import replaces, supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
 
 CUDA = "12.8"

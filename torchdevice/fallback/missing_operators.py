@@ -3,12 +3,18 @@
 A kernel is registered for each of them under the target's dispatch key, so operators that the target has cost nothing.
 torch allows one fallback for a whole key, and its MPS build has one: it raises, or with
 ``PYTORCH_ENABLE_MPS_FALLBACK=1`` runs the operator on the CPU. Therefore operators are registered one by one.
+
+So are operators whose kernels refuse a call in ``backward``. There autograd calls operators from C++, where no torch
+function is called again. They get a kernel that calls torch's and looks at its error: those that only ``backward``
+calls, and those of formulas of derivatives that take much longer than the microsecond of a frame of Python. Other
+operators cost nothing.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,8 +24,52 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import run
-from torchdevice.fallback.kernel_registration import installation
+from torchdevice.foundation import data_files
 from torchdevice.foundation.torch_texts import text
+
+
+@functools.cache
+def installation(kernels: Callable[..., Mapping[str, Callable[..., Any]]], key: str, *more: Any) -> Installation:
+    """Return what puts ``kernels(key, *more)`` in place under the dispatch key; one object for equal arguments."""
+    registrations = Registrations(key, functools.partial(kernels, key, *more))
+    return Installation(lambda: [registrations])
+
+
+class Registrations:
+    """Kernels of operators under one dispatch key.
+
+    Args:
+        key: The dispatch key.
+        kernels: Returns the kernel of each operator, by its name with namespace and overload. Each is called with the
+            call's dispatch keys and its arguments.
+    """
+
+    def __init__(self, key: str, kernels: Callable[[], Mapping[str, Callable[..., Any]]]):
+        self._key = key
+        self._kernels = kernels
+        self._libraries: dict[str, torch.library.Library] = {}
+
+    def install(self) -> None:
+        """Register the kernels, once. May be called again."""
+        self.remove()
+        # Suspended, because the patch of Library.impl is for a program's kernels.
+        with thread_state.suspended(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*[Oo]verrid", UserWarning)
+            for name, kernel in self._kernels().items():
+                namespace, _, operator = name.partition("::")
+                if namespace not in self._libraries:
+                    self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
+                # Up to torch 2.12, torch refuses a kernel where Python has registered one, as simulated devices have.
+                self._libraries[namespace].impl(operator, kernel, self._key, with_keyset=True, allow_override=True)
+
+    def remove(self) -> None:
+        """Remove the kernels, so that those of torch are back. May be called again."""
+        while self._libraries:
+            # Taken out after it is destroyed: an interrupt in between makes the next call destroy it again.
+            namespace, library = next(iter(self._libraries.items()))
+            library._destroy()
+            self._libraries.pop(namespace, None)
+
 
 VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
 """torch's own switch. A program's setting is respected: ``0`` leaves torch's error, ``1`` torch's own fallback."""
@@ -103,8 +153,76 @@ def kernels(key: str, lacks: Any = None, otherwise: Any = None) -> Mapping[str, 
 
 def needed(context: Context) -> list[Installation]:
     """Return the installations that a context needs, by its target and the program's setting of :data:`VARIABLE`."""
-    runtime = context.runtime
-    key = runtime.missing_operators_key
-    if key is None or VARIABLE in os.environ:
-        return []
-    return [installation(kernels, key, runtime.lacks_kernel, runtime.run_for_others)]
+    runtime, found = context.runtime, []
+    if runtime.missing_operators_key is not None and VARIABLE not in os.environ:
+        found.append(installation(kernels, runtime.missing_operators_key, runtime.lacks_kernel, runtime.run_for_others))
+    if runtime.refusing_key is not None and not context.options.strict:
+        found.append(installation(refusing_kernels, runtime.refusing_key))
+    return found
+
+
+# ---- refusals in backward --------------------------------------------------------------------------------------------
+
+_NONE = -1
+"""What torch answers instead of a number where no ``backward`` runs."""
+
+_REFUSALS = (RuntimeError, TypeError)
+"""The types of a refusal; ``NotImplementedError`` is one of the first."""
+
+_COSTLY = frozenset(data_files.read(__file__, "costly_operators.json"))
+"""Operators that formulas of derivatives call and that take long, without the ``_`` of those in place."""
+
+_schema = torch._C._get_schema
+_backward_that_runs = torch._C._current_graph_task_id
+
+
+def is_refusal(context: Context, error: BaseException) -> bool:
+    """Return whether the target's kernel refused a call that may run on the CPU.
+
+    It may not in a strict scope, where the program has switched that off, and for a program that is written for the
+    target, where this package does nothing.
+    """
+    native = context.runtime.location_tag == context.program
+    off = context.options.strict or native or os.environ.get(VARIABLE) == "0"
+    return not off and context.runtime.refuses(error)
+
+
+def operators(key: str) -> list[str]:
+    """Return the operators of ATen that get a kernel of their own, of those with a kernel under a dispatch key."""
+    return [name for name in _names() if _is_wrapped(name) and _has_kernel(name, key) and not _writes_to_given(name)]
+
+
+def _is_wrapped(name: str) -> bool:
+    """Return whether only ``backward`` calls an operator, or a frame of Python is a small part of its time."""
+    namespace, _, operator = name.partition("::")
+    packet = operator.partition(".")[0]
+    return namespace == "aten" and ("_backward" in packet or not _COSTLY.isdisjoint((packet, packet.removesuffix("_"))))
+
+
+@functools.cache
+def _writes_to_given(name: str) -> bool:
+    """Return whether an operator writes to tensors that are given for its results. Autograd calls no such overload."""
+    packet, _, variant = name.partition(".")
+    arguments = _schema(packet, variant).arguments  # without making the operator, which takes longer
+    return any(argument.kwarg_only and argument.alias_info is not None for argument in arguments)
+
+
+def refusing_kernels(key: str) -> Mapping[str, Callable[..., Any]]:
+    """Return a kernel for each of :func:`operators`."""
+    return {name: _kernel(name, key) for name in operators(key)}
+
+
+def _kernel(name: str, key: str) -> Callable[..., Any]:
+    original = torch.library.get_kernel(name, key)
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original.call_boxed(keys, *args, **kwargs)
+        except _REFUSALS as error:
+            context = thread_state.state.context
+            # Elsewhere the torch call is made again above autograd, so that its backward runs on the CPU too.
+            if context is None or _backward_that_runs() == _NONE or not is_refusal(context, error):
+                raise
+        return run(name, overload(name), args, kwargs, context.device_type)
+
+    return kernel

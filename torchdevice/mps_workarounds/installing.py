@@ -13,8 +13,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation
-from torchdevice.fallback.kernel_registration import installation
-from torchdevice.fallback.missing_operators import overload
+from torchdevice.fallback.missing_operators import installation, overload
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.mps_workarounds import guards
 from torchdevice.mps_workarounds.table import FAULTS, Fault, Version

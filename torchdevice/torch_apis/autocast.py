@@ -21,8 +21,8 @@ from torch.amp import autocast_mode
 from torch.amp.autocast_mode import autocast
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.devices.runtime import HALF
 from torchdevice.engines import float64_policy
 from torchdevice.foundation.fidelity import Fidelity

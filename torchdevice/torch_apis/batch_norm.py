@@ -16,8 +16,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.engines.rewriters import rewrites
 
 KERNELS: dict[str, Callable[..., Any]] = {}

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 
 DEFAULT_TYPE = "default tensor type"
 """Setting: the legacy tensor type that is the default, until one of the CPU's is; see ``legacy_types``."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import REPLACED
 from torchdevice.core.patching import Callback, ReplacedInImporters, subclass_in_place_of
-from torchdevice.core.replacing import REPLACED
 
 _Original = torch.Generator
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import original_of
-from torchdevice.core.replacing import replaces
 from torchdevice.engines import float64_policy
 from torchdevice.foundation import dispatch_modes, templates
 

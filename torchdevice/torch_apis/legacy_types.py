@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_value
+from torchdevice.core.bindings import replaces, supplied_value
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation, Replaced, per_context
-from torchdevice.core.replacing import replaces
 from torchdevice.devices.device_strings import LEGACY_DTYPES, legacy_dtype
 from torchdevice.engines import moves
 from torchdevice.engines.rewriters import convert, move, rewrites, to_host

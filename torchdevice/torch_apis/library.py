@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback, Installation, per_context
-from torchdevice.core.replacing import replaces
 from torchdevice.engines.mode import with_mode
-from torchdevice.fallback.kernel_registration import Registrations
+from torchdevice.fallback.missing_operators import Registrations
 
 _AUTOGRAD = ("", "Autograd")
 """Prefixes of dispatch keys."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.engines import moves
 from torchdevice.engines.wrap import EntryPoint
 

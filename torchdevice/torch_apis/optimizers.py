@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.utils._foreach_utils
 
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.torch_apis.storage import rewrites_calls
 
 _OPTIMIZER = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes it as an attribute

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.engines.mode import with_mode
 
 _ATTRIBUTE = "__torch_dispatch__"

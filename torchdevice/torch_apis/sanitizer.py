@@ -12,9 +12,8 @@ from typing import Any
 import torch.cuda._gpu_trace as gpu_trace
 
 from torchdevice.core import thread_state
-from torchdevice.core.bindings import supplied_function
+from torchdevice.core.bindings import replaces, supplied_function
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.cuda.streams import handle_of
 from torchdevice.devices.allocation_events import Block
 from torchdevice.devices.stream_order import StreamObserver

@@ -12,9 +12,9 @@ from torch import serialization
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import REPLACED, replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback
-from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.engines import float64_policy, moves
 from torchdevice.fallback.doubles import HostDouble

@@ -9,9 +9,9 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import per_context
-from torchdevice.core.replacing import replaces
 
 
 @replaces(torch.TypedStorage, "__init__")

@@ -18,8 +18,8 @@ from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.engines.mode import of_this_thread
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 

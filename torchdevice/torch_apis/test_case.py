@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.core.thread_state import state
 
 _UTILS = "torch.testing._internal.common_utils:TestCase"

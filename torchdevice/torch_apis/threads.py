@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 
 _RUN = "run"
 

@@ -43,7 +43,7 @@ def torchrun(
 def test_a_build_without_process_groups_gets_no_patches_of_them(there: bool) -> None:
     code = f"import torch.distributed as dist; dist.is_available = lambda: {there}; from torchdevice import installed; "
     code += (
-        "from torchdevice.core.replacing import REPLACED; owners = [getattr(each, 'owner', 0) for each in REPLACED]; "
+        "from torchdevice.core.bindings import REPLACED; owners = [getattr(each, 'owner', 0) for each in REPLACED]; "
     )
     code += "print(dist in owners, any(str(vars(each).get('_function')).find('init_process') > 0 for each in REPLACED))"
     done = run_python("-c", code)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.torch_apis.distributed.process_groups import FAKE_RANKS
 

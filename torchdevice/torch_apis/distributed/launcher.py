@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.replacing import replaces
 
 _PATIENCE = 5.0
 """Seconds in which a rank of a busy machine gets an error from a collective, and prints its traceback."""

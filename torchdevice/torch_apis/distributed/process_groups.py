@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import REPLACED, replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Replaced, per_context
-from torchdevice.core.replacing import REPLACED, replaces
 from torchdevice.engines.mode import of_this_thread
 from torchdevice.foundation import torch_internals
 from torchdevice.foundation.fidelity import Fidelity

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
+from torchdevice.core.bindings import later, replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Added, Patch
-from torchdevice.core.replacing import later, replaces
 
 _API = "torch.distributed.tensor._api"
 
