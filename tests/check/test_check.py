@@ -369,7 +369,8 @@ SURROUNDINGS = [
     Case("package", "import flash_attn  #: change"),
     Case("package", "from flash_attn.bert_padding import pad_input  #: change", "mps"),
     Case(
-        "package", "from nvidia import dali  #: change\nimport numba.cuda as c  #: change\nimport cupy, os  #: change"
+        "package",
+        "from nvidia import dali  #: change\nimport numba.cuda as c  #: approximate\nimport cupy, os  #: change",
     ),
     Case("package", "try:\n    import xformers  #: approximate\nexcept ImportError:\n    xformers = None"),
     Case(

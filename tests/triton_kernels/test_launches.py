@@ -20,6 +20,8 @@ import triton.language as tl  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
+from torchdevice.triton_kernels import launching  # noqa: E402
+
 TARGETS = ["cpu", "simulated:cuda"]
 
 
@@ -375,6 +377,54 @@ def test_instances_that_go_different_ways() -> None:
         out = torch.zeros(300, device="cuda")
         parting[(300,)](counts.cuda(), out, N=1)
         assert out.tolist() == expected
+
+
+@triton.jit
+def looping(bounds, out, length, N: tl.constexpr, STEP: tl.constexpr):
+    number = tl.program_id(0)
+    first, last = tl.load(bounds + 2 * number), tl.load(bounds + 2 * number + 1)
+    turn = 0
+    for i in tl.range(first, last, STEP):
+        tl.store(out + number * length + turn + tl.arange(0, N), i)
+        turn += 1  # noqa: SIM113  # kernels have no enumerate
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("step", [1, 3, -2])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_loops_with_bounds_of_their_own(target: str, step: int, dtype: torch.dtype) -> None:
+    """Instances whose loops begin and end elsewhere count as Python does, also in loops that never begin."""
+    bounds = torch.randint(-20, 20, (200, 2)).to(dtype)
+    with torchdevice.portable(target):
+        out = torch.full((200, 64), 99, dtype=dtype, device="cuda")
+        looping[(200,)](bounds.cuda(), out, 64, N=1, STEP=step)
+        for (first, last), row in zip(bounds.tolist(), out.tolist(), strict=True):
+            expected = list(range(first, last, step))
+            assert row == expected + [99] * (64 - len(expected))
+
+
+@triton.jit
+def persistent(x, out, rows, N: tl.constexpr):
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
+        tl.store(out + row * N + tl.arange(0, N), tl.load(x + row * N + tl.arange(0, N)) * 2)
+
+
+def test_instances_whose_loops_have_as_many_turns_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A persistent kernel begins its loop at the instance's number: 48 instances of 3 turns, and 16 of 2."""
+    groups = []
+    original = launching.Launch._run_group
+
+    def counted(self: Any, builder: Any, call: Any, group: Any, depth: int = 0) -> None:
+        groups.append(len(group))
+        original(self, builder, call, group, depth)
+
+    monkeypatch.setattr(launching.Launch, "_run_group", counted)
+    with torchdevice.portable("cpu"):
+        x = torch.randn(176, 8, device="cuda")
+        out = torch.empty_like(x)
+        persistent[(64,)](x, out, 176, N=8)
+        assert torch.equal(out, x * 2)
+    assert groups == [64, 16, 48]
 
 
 @triton.jit

@@ -25,7 +25,8 @@ INTERPRETED = _TABLES["interpreted"]
 def _package(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
     """An import of a package that runs on CUDA only, such as `flash_attn`, in a file that is not the package's own. The
     program must be changed, unless it asks whether the package is there, or goes on where the import fails: then it
-    takes that branch, which is approximate. So is an import of `triton`, whose kernels run in NumPy."""
+    takes that branch, which is approximate. So is an import of `triton` or `numba.cuda`, whose kernels
+    run in NumPy."""
     for name in sorted(name for name in _packages(node, INTERPRETED) if not view.is_inside(name)):
         yield Found(Verdict.APPROXIMATE, INTERPRETED[name], leaves_trace=False)
     for name in sorted(name for name in _packages(node, PACKAGES) if not view.is_inside(name)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from itertools import zip_longest
 from types import TracebackType
 
@@ -18,6 +19,13 @@ _ASKING = os.path.join("torch", "overrides.py")
 
 _OF_DEFECTS = (AttributeError, NameError, LookupError, AssertionError)
 """Errors that torch's operators do not raise. Where one comes from this package itself, its frames are wanted."""
+
+_REMEDIES = {
+    "triton": "Install Triton by `pip install triton` (Linux). Its kernels then run without a GPU, in NumPy.",
+    r"(cupy|cupyx|cupy_backends)(\..*)?": "CuPy runs CUDA's own code. Use torch or NumPy where there is no GPU.",
+    r"numba\.cuda\.(api|cudadrv|dispatcher)(\..*)?": "Set NUMBA_ENABLE_CUDASIM=1 before numba is imported.",
+}
+"""Modules that are missing, or in whose code an error was raised -> a note on the error."""
 
 
 def trim(error: BaseException | None) -> None:
@@ -44,8 +52,11 @@ def without_ours(error: BaseException) -> TracebackType | None:
     the two frames of one function the second is kept.
     """
     entries = _entries(error.__traceback__)
-    if isinstance(error, ModuleNotFoundError) and error.name == "triton" and not hasattr(error, "__notes__"):
-        add_note(error, "Install Triton by `pip install triton` (Linux). Its kernels then run without a GPU, in NumPy.")
+    raised_in = [str(entry.tb_frame.f_globals.get("__name__")) for entry in entries]
+    names = [str(error.name)] if isinstance(error, ModuleNotFoundError) else raised_in
+    for pattern, remedy in _REMEDIES.items():
+        if any(re.fullmatch(pattern, name) for name in names) and remedy not in getattr(error, "__notes__", ()):
+            add_note(error, remedy)
     if os.environ.get(FRAMES) == "full":
         return error.__traceback__
     if entries and _is_ours(entries[-1]) and isinstance(error, _OF_DEFECTS) and not isinstance(error, IndexError):

@@ -17,6 +17,7 @@ from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.simulation import device_generators, policy, printing
 from torchdevice.simulation.allocator.storages import meaning
+from torchdevice.torch_apis.library_patches import array_interface
 
 
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -96,23 +97,7 @@ def _array_interface(context: Context, func: Any, args: tuple[Any, ...], kwargs:
     """``Tensor.__cuda_array_interface__``, with the address of ``data_ptr()``, where the device stands for CUDA."""
     if not policy.stands_for_cuda() or rewriters.native_device(args[0]).type != policy.DEVICE_TYPE:
         return func(*args, **kwargs)
-    with torch._C.DisableTorchFunction():
-        return _interface.fget(_AsCuda(args[0]))
-
-
-_interface: Any = torch.Tensor.__cuda_array_interface__
-
-
-class _AsCuda:
-    """Reads as a tensor does, except that it is on CUDA."""
-
-    is_cuda = True
-
-    def __init__(self, tensor: torch.Tensor):
-        self._tensor = tensor
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tensor, name)
+    return array_interface(args[0])
 
 
 def _drawn(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -175,7 +160,7 @@ TABLE = {
     **parameter_data.REWRITERS,
     torch.Tensor.data.__set__: _set_data,
     **dict.fromkeys(_DRAWING, _drawn),
-    _interface.__get__: _array_interface,
+    vars(torch.Tensor)["__cuda_array_interface__"].__get__: _array_interface,
     torch.sparse_coo_tensor: _sparse_coo_tensor,
     **dict.fromkeys(_COMPRESSED, _compressed_tensor),
     **dict.fromkeys(_OF_BATCHES, _of_batch),

@@ -178,9 +178,14 @@ def tensor_of(value: Any, dtype: Any) -> Any:
 
 
 def _range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Iterator[Any]:
-    wide = any(isinstance(each, core.tensor) and each.dtype == tl.int64 for each in (start, stop, step))
-    for value in _static_range(start, stop, step):
-        yield tensor_of(value, tl.int64 if wide else tl.int32)
+    """``tl.range``. Instances stay together where their loops have as many turns, from whatever they begin."""
+    bounds = (0, start, step) if stop is None else (start, stop, 1 if step is None else step)
+    tensors = [running.semantic.to_tensor(each) for each in bounds]
+    dtype = tl.int64 if any(each.dtype == tl.int64 for each in tensors) else tl.int32
+    first, last, by = (each.handle.data.astype(numpy_dtype(dtype)) for each in tensors)
+    turns = running.semantic.builder.one(TensorHandle(-((first - last) // by), dtype))
+    for turn in builtins.range(turns):
+        yield core.tensor(TensorHandle(first + turn * by, dtype), dtype)
 
 
 def _static_range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Any:

@@ -1,8 +1,6 @@
 """A launch: its arguments as Triton specialises them, an operator of torch, and the instances of the grid in turn.
 
-The launch is an operator of torch, ``torchdevice_triton::launch``, whose kernel is for the CPU. So a simulated device,
-a recorder of races, a capture of a graph and the fallback of MPS treat it as any other operator that the target runs by
-a kernel of the CPU.
+The operator is that of ``engines/host_functions.py``.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ import numpy as np
 import torch
 
 from torchdevice.core.context import Context
+from torchdevice.engines import host_functions
 from torchdevice.engines.rewriters import native_device
 from torchdevice.errors import KernelRaceError, RaceWarning, TorchDeviceError, UninitializedReadError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
-from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 from torchdevice.journal.callers import program_line, warn_at
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
@@ -37,9 +35,6 @@ from torchdevice.triton_kernels.numpy_builder import DivergedError, NumpyBuilder
 from torchdevice.triton_kernels.triton_internals import TensorDescriptor, core, type_of
 
 _set_eval_frame = importlib.import_module("torch._C._dynamo.eval_frame").set_eval_frame
-_below_autograd = torch._C._AutoDispatchBelowAutograd
-_VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-
 _LIMITS = (2**31 - 1, 65535, 65535)
 """The largest grid of CUDA."""
 
@@ -97,20 +92,7 @@ class Launch:
         if not all(self.grid):
             return
         storages = self._storages()
-        number = next(_numbers)
-        _launches[number] = self
-        try:
-            # Below autograd and the count of versions: a kernel's writes are noticed by neither on a GPU.
-            with torch._C.DisableTorchFunction(), _below_autograd(), ExcludeDispatchKeyGuard(_VERSIONS):
-                launch = torch.ops.torchdevice_triton.launch.default
-                if storages:
-                    launch(list(storages.values()), number)
-                else:
-                    self.run([])  # torch's dispatcher finds no device
-        finally:
-            # A graph that was captured runs the launch again.
-            if self.context.thread.capture is None:
-                del _launches[number]
+        host_functions.call(self.context, self.run, list(storages.values()))
 
     def _storages(self) -> dict[int, torch.Tensor]:
         """Return a tensor that covers each storage, by the storage's address, and note which arguments have it."""
@@ -298,10 +280,6 @@ class Launch:
 
 _ZERO_PAGE = 65535
 
-_numbers = itertools.count()
-_launches: dict[int, Launch] = {}
-"""The launches in progress, and those of captured graphs, by the number that the operator gets."""
-
 
 def _pointers(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of an argument."""
@@ -322,16 +300,6 @@ def _line_in(file: str) -> int:
     return next((line for frame, line in innermost_first if frame.f_code.co_filename == file), 0)
 
 
-@functools.cache
-def operator() -> torch.library.Library:
-    """Define the operator, once in a process."""
-    library = torch.library.Library("torchdevice_triton", "DEF")
-    library.define("launch(Tensor(a!)[] memory, int number) -> ()")
-    library.impl("launch", lambda memory, number: _launches[number].run(memory), "CPU")
-    library.impl("launch", lambda memory, number: None, "Meta")
-    return library
-
-
 def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     """``JITFunction.run``."""
     if context.runtime.makes_triton_code:
@@ -339,7 +307,6 @@ def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, war
     # Dynamo would trace the frames below a graph break, which are those of the interpreter.
     before = _set_eval_frame(None)
     try:
-        operator()
         context.report(f"the Triton kernel {kernel.__name__}", "Triton's interpreter, in NumPy", Fidelity.EXACT)
         launch = Launch(context, as_jit(kernel), args, kwargs)
         if warmup:

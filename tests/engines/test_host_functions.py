@@ -1,0 +1,39 @@
+"""The operator by which functions of this package use tensors' memory."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import run_python
+
+FAILS_ONCE = """
+import torch, torchdevice
+from torchdevice.core import thread_state
+from torchdevice.engines import host_functions
+
+original, left = torch.library.Library.{method}, [{turns}]
+def failing(self, *args, **kwargs):
+    if self.ns == "torchdevice_host":
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+    return original(self, *args, **kwargs)
+torch.library.Library.{method} = failing
+
+with torchdevice.simulate():
+    x = torch.zeros(2, device="cuda")
+    call = lambda: host_functions.call(thread_state.state.context, lambda memory: [memory[0].add_(1)].clear(), [x])
+    errors = []  # their tracebacks keep what failed alive
+    for _ in range(3):
+        try:
+            call()
+        except KeyboardInterrupt as error:
+            errors.append(error)
+    print(len(errors), x.tolist())
+"""
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize(("method", "turns"), [("define", 1), ("impl", 1), ("impl", 2)])
+def test_a_registration_that_fails_is_made_again(method: str, turns: int) -> None:
+    done = run_python("-c", FAILS_ONCE.format(method=method, turns=turns))
+    assert done.stdout == "1 [2.0, 2.0]\n", done.stderr

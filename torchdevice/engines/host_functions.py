@@ -1,0 +1,58 @@
+"""Functions on the memory of tensors, each called as one operator of torch, whose kernel is for the CPU.
+
+A simulated device, a recorder of races, a capture of a graph and the fallback of MPS treat ``torchdevice_host::call``
+as any other operator that the target runs by a kernel of the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+
+import torch
+
+from torchdevice.core.context import Context
+from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
+
+Function = Callable[[list[torch.Tensor]], None]
+"""Reads and writes CPU tensors."""
+
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+_VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+
+_numbers = itertools.count()
+_functions: dict[int, Function] = {}
+"""The functions that are being called, and those of captured graphs, by the number that the operator gets."""
+
+
+@functools.cache
+def _operator() -> torch.library.Library:
+    """Define the operator, once in a process."""
+    library = torch.library.Library("torchdevice_host", "DEF")
+    try:
+        library.define("call(Tensor(a!)[] memory, int number) -> ()")
+        library.impl("call", lambda memory, number: _functions[number](memory), "CPU")
+        library.impl("call", lambda memory, number: None, "Meta")
+    except BaseException:
+        library._destroy()  # an error's traceback would keep a half library, beside which there can be no other
+        raise
+    return library
+
+
+def call(context: Context, function: Function, memory: list[torch.Tensor]) -> None:
+    """Call a function with CPU tensors that have the memory of tensors of the target."""
+    _operator()
+    if not memory:
+        function(memory)  # torch's dispatcher finds no device
+        return
+    number = next(_numbers)
+    _functions[number] = function
+    try:
+        # Below autograd and the count of versions: a kernel's writes are noticed by neither on a GPU.
+        with torch._C.DisableTorchFunction(), _below_autograd(), ExcludeDispatchKeyGuard(_VERSIONS):
+            torch.ops.torchdevice_host.call.default(memory, number)
+    finally:
+        # A graph that was captured calls it again.
+        if context.thread.capture is None:
+            del _functions[number]
