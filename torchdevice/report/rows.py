@@ -118,8 +118,8 @@ def folded(rows: Iterable[Row]) -> list[Row]:
     """Return merged rows with those made one that differ in indices of devices alone, as those of ranks do."""
     found: dict[Any, list[Row]] = {}
     for row in merged(rows):
-        asked, done = (_INDEX.sub("", text) for text in (row.asked, row.done))
-        found.setdefault((row.file, row.line, asked, done, row.fidelity), []).append(row)
+        texts = without_indices(row.asked), without_indices(row.done)
+        found.setdefault((row.file, row.line, texts, row.fidelity), []).append(row)
     return _ordered([_one_of(alike) for alike in found.values()])
 
 
@@ -128,11 +128,17 @@ _INDEX = re.compile(r"(?<=[a-z]:)\d+")
 
 def _one_of(rows: Sequence[Row]) -> Row:
     """Return the sum of rows, with the devices of all."""
-    texts: dict[str, Any] = {name: _joined(getattr(row, name) for row in rows) for name in ("asked", "done")}
+    texts: dict[str, Any] = {name: with_all_indices(getattr(row, name) for row in rows) for name in ("asked", "done")}
     return dataclasses.replace(functools.reduce(_sum, rows), **texts)
 
 
-def _joined(texts: Iterable[str]) -> str:
+def without_indices(text: str) -> str:
+    """Return a text that is equal for texts which differ in indices of devices alone."""
+    return _INDEX.sub("", text)
+
+
+def with_all_indices(texts: Iterable[str]) -> str:
+    """Return one text for such texts, which names the devices of all: ``"cuda:0-3"``."""
     first, *others = dict.fromkeys(texts)
     indices = sorted({int(index) for text in (first, *others) for index in _INDEX.findall(text)})
     return _INDEX.sub(numbers(indices), first) if others else first
