@@ -21,7 +21,7 @@ FIGURES = PAGE.parents[1] / "benchmarks" / "predicted.json"
 
 HEADER = """# Static check: what will differ on a target
 
-Made by `python docs/make_check.py` from the rules; do not edit.
+<!-- Made by python docs/make_check.py from the rules; do not edit. -->
 
 ```sh
 torchdevice check train.py                           # files, notebooks, folders
