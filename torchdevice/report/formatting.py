@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torchdevice.foundation.byte_sizes import scaled
 from torchdevice.journal.discrepancies import LEFT_OUT
 from torchdevice.report import source
-from torchdevice.report.content import Content, Totals
+from torchdevice.report.content import Content, Process, Totals
 from torchdevice.report.rows import Group, Row, numbers, with_all_indices, without_indices
 
 EXPLANATIONS = {
@@ -118,11 +118,10 @@ def missing(report: Content) -> list[str]:
         "running": "is still running; what it did is not in this report.",
         "lost": "was killed before it could say what it did.",
     }
-    failures: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    failures: dict[str, list[Process]] = {}
     for each in report.processes:
-        place, _, error = each.failure.partition(" with ")
-        failures.setdefault((place, without_indices(error)), []).append((each.name, error))
-    said = [_failure(place, *zip(*alike, strict=True)) for (place, _), alike in failures.items() if place]
+        failures.setdefault(without_indices(each.failure), []).append(each)
+    said = [_failure(alike) for text, alike in failures.items() if text]
     silent = [each for each in report.processes if each.end != "reported"]
     said += [f"{each.name} (process {each.pid}) {ends[each.end]}" for each in silent]
     if report.left_out:
@@ -130,6 +129,6 @@ def missing(report: Content) -> list[str]:
     return said
 
 
-def _failure(place: str, names: Sequence[str], errors: Sequence[str]) -> str:
-    who = "the program" if names == ("main",) else _together(names)
-    return f"{who} {place} with {with_all_indices(errors)}"
+def _failure(alike: Sequence[Process]) -> str:
+    names = ["the program" if each.name == "main" else each.name for each in alike]
+    return f"{_together(names)} {with_all_indices(each.failure for each in alike)}"

@@ -123,7 +123,7 @@ def folded(rows: Iterable[Row]) -> list[Row]:
     return _ordered([_one_of(alike) for alike in found.values()])
 
 
-_INDEX = re.compile(r"(?<=[a-z]:)\d+")
+_INDEX = re.compile(r"(?<=[a-z]:)(?<!\.py:)\d+")
 
 
 def _one_of(rows: Sequence[Row]) -> Row:
