@@ -7,7 +7,7 @@ import enum
 import functools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from torchdevice.foundation.fidelity import Fidelity
@@ -106,21 +106,20 @@ def _row(entry: Entry, process: str) -> Row:
 
 def merged(rows: Iterable[Row]) -> list[Row]:
     """Return rows with those that say the same of the same line made one, in the order in which a report shows them."""
-    found: dict[Any, Row] = {}
-    for row in rows:
-        key = row.file, row.line, row.asked, row.done, row.fidelity
-        known = found.get(key)
-        found[key] = row if known is None else _sum(known, row)
-    return _ordered(found.values())
+    return _ordered([functools.reduce(_sum, alike) for alike in _alike(rows, str)])
 
 
 def folded(rows: Iterable[Row]) -> list[Row]:
-    """Return merged rows with those made one that differ in indices of devices alone, as those of ranks do."""
+    """Do the same, and make those one that differ in indices of devices alone, as those of ranks do."""
+    return _ordered([_one_of(alike) for alike in _alike(rows, without_indices)])
+
+
+def _alike(rows: Iterable[Row], compared: Callable[[str], str]) -> Collection[list[Row]]:
     found: dict[Any, list[Row]] = {}
-    for row in merged(rows):
-        texts = without_indices(row.asked), without_indices(row.done)
-        found.setdefault((row.file, row.line, texts, row.fidelity), []).append(row)
-    return _ordered([_one_of(alike) for alike in found.values()])
+    for row in rows:
+        key = row.file, row.line, compared(row.asked), compared(row.done), row.fidelity
+        found.setdefault(key, []).append(row)
+    return found.values()
 
 
 _INDEX = re.compile(r"(?<=[a-z]:)(?<!\.py:)\d+")
