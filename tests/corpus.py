@@ -282,6 +282,19 @@ def half_input_of_group_norm(correct: bool) -> None:
     nn.GroupNorm(2, 4).cuda()(x)
 
 
+@case(DTYPES, "cuda/Normalization.cu: is_mixed_type", "expected scalar type Float but found Half")
+def half_weights_of_batch_norm(correct: bool) -> None:
+    net, x = nn.BatchNorm2d(4).cuda(), rand(2, 4, 3, 3)
+    net(x.half()) if correct else net.half()(x)  # half numbers with weights in float32 are CUDA's common case
+
+
+@case(DTYPES, "cuda/Normalization.cu: is_mixed_type", "expected scalar type Half but found Float")
+def weights_and_statistics_of_two_dtypes(correct: bool) -> None:
+    weights, statistics, x = torch.ones(4, device="cuda"), torch.ones(4, device="cuda"), rand(2, 4, 3, 3).half()
+    weights = weights if correct else weights.half()
+    F.batch_norm(x, statistics.clone(), statistics.clone(), weights, weights, training=True)
+
+
 @case(DTYPES, "cuda/layer_norm_kernel.cu", "expected scalar type BFloat16 but found Float")
 def bfloat16_input_of_layer_norm(correct: bool) -> None:
     norm = nn.LayerNorm(4).cuda()
@@ -916,6 +929,27 @@ def binomial_on_a_mac(correct: bool) -> None:
     torch.distributions.Binomial(10, p.cpu() if correct else p).sample()
 
 
+@on_mac("pytorch/pytorch#129842", "Could not run 'new_compressed_tensor' from the 'mps:0' device.")
+def compressed_tensor_made_of_its_parts(correct: bool) -> None:
+    rows, columns, values = torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.ones(2)
+    if correct:
+        torch.sparse_coo_tensor(torch.stack([columns, columns]), values, (2, 2)).to("mps")
+    else:
+        torch.sparse_csr_tensor(rows.to("mps"), columns.to("mps"), values.to("mps"))
+
+
+@on_mac("pytorch/pytorch#166426", "Could not run 'new_compressed_tensor' from the 'mps:0' device.")
+def compressed_blocks_made_on_a_mac(correct: bool) -> None:
+    made = torch.sparse_bsr_tensor([0, 1], [0], torch.ones(1, 2, 2), device="cpu" if correct else "mps")
+    made.to_dense().to("mps")
+
+
+@on_mac("pytorch/pytorch#130790", "Passed CPU tensor to MPS op")
+def weights_that_stayed_on_the_host(correct: bool) -> None:
+    net = nn.Linear(2, 2)
+    (net.to("mps") if correct else net)(ones(1, 2))
+
+
 @on_mac("pytorch/pytorch#166615", "index 9 is out of bounds for dimension 0 with size 4")
 def index_out_of_range_on_a_mac(correct: bool) -> None:
     ones(4)[torch.tensor([3 if correct else 9], device="mps")]
@@ -983,6 +1017,14 @@ def a_factor_whose_errors_the_host_reads(correct: bool) -> None:
     torch.linalg.cholesky(x)  # before the capture, so that the library has what it keeps
     with capturing():
         torch.linalg.cholesky_ex(x) if correct else torch.linalg.cholesky(x)
+
+
+@case(CAPTURES, "TensorAdvancedIndexing.cpp: canDispatchToMaskedFill", NOT_PERMITTED)
+def values_of_the_device_where_a_mask_says_so(correct: bool) -> None:
+    x, value = rand(4), torch.ones((), device="cuda")
+    mask = x > 0
+    with capturing():
+        x[mask] = 1.0 if correct else value
 
 
 @case(CAPTURES, "cuda/CUDAGeneratorImpl.cpp", "Cannot call CUDAGeneratorImpl::get_offset during CUDA graph capture")

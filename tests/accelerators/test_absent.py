@@ -98,6 +98,10 @@ def spellings(family: str) -> dict[str, Callable[[], Any]]:
             f"a storage {spelled!r}": lambda spelled=spelled: torch.UntypedStorage(2, device=spelled),
             f"a nested tensor {spelled!r}": lambda spelled=spelled: torch.nested.nested_tensor([x], device=spelled),
             f"a sparse tensor {spelled!r}": lambda spelled=spelled: torch.sparse_coo_tensor(size=(2,), device=spelled),
+            f"pinned memory {spelled!r}": lambda spelled=spelled: x.pin_memory(spelled),
+            f"pinned memory by keyword {spelled!r}": lambda spelled=spelled: x.pin_memory(device=spelled),
+            f"whether it is pinned {spelled!r}": lambda spelled=spelled: x.is_pinned(spelled),
+            f"a pinned storage {spelled!r}": lambda spelled=spelled: x.untyped_storage().pin_memory(spelled),
             f"a range {spelled!r}": lambda spelled=spelled: torch.arange(3, device=spelled),
             f"data {spelled!r}": lambda spelled=spelled: torch.tensor([1.0], device=spelled),
         }

@@ -175,7 +175,7 @@ def test_an_ordinal_that_is_not_there_is_one_error(engine: Any) -> None:
         except torch.AcceleratorError as caught:
             assert caught.__context__ is None, "shown by a program that prints its errors itself"
             raise
-    assert found.value.__notes__ == ["The program has 2 device(s). For more, use the target simulated:cuda:8."]
+    assert found.value.__notes__ == ["The program has 2 device(s). For more, use a target that ends in ':8'."]
 
 
 def test_of_causes(target: str) -> None:

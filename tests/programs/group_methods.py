@@ -150,7 +150,7 @@ def _observed() -> dict[str, Any]:
     dist.barrier(late)
     if dist.get_rank() == 0:
         short = datetime.timedelta(seconds=0.5)
-        found["late"] = "Timed out waiting 500ms" in _error(lambda: late.allreduce([numbers], timeout=short))
+        found["late"] = "Timed out waiting 500ms" in _error(lambda: late.allreduce([numbers], timeout=short).wait())
     dist.barrier()
     return found
 

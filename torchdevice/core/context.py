@@ -365,8 +365,8 @@ class Context:
         if not self.accepts(spelling.index):
             error = torch.AcceleratorError("CUDA error: invalid device ordinal")
             more = spelled("devices", spelling.index + 1, self.way)
-            if self.options.devices is None:  # the target says how many
-                more = f"the target {self.runtime.target.rpartition(':')[0]}:{spelling.index + 1}"
+            if self.options.devices is None:  # the target says how many, and its own name is not the program's
+                more = f"a target that ends in ':{spelling.index + 1}'"
             add_note(error, f"The program has {self.device_count} device(s). For more, use {more}.")
             raise error
         self.report(str(spelling), str(self.shown(self.device(0))), Fidelity.APPROXIMATE)
@@ -385,7 +385,7 @@ class Context:
 
     def tell(self, event: str, *values: Any) -> None:
         """Tell the observers of streams of a call that orders work: ``event`` is their method."""
-        for observer in self.stream_observers:
+        for observer in [*self.stream_observers]:  # one that ends takes itself out
             getattr(observer, event)(*values)
 
     # ---- values ------------------------------------------------------------------------------------------------------

@@ -152,11 +152,13 @@ class Capture(TorchDispatchMode):
         self.steps: list[_Step] = []
         self._made: set[int] = set()
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._number: tuple[Any, Any] = None, None  # the last tensor that was made of a number, and the number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.order.captures():
             return dispatch_modes.run(func, args, kwargs)  # on a stream that takes no part, at once
+        func, args = self._filled(func, args)
         self._refuse_waiting(func, args, kwargs)
         self._refuse_generator(args, kwargs)
         # `squeeze_` and its like change the tensor object alone, which a replay must not do again.
@@ -166,7 +168,24 @@ class Capture(TorchDispatchMode):
         with self._undeclared_writes(func, args, kwargs):
             result = dispatch_modes.run(func, args, kwargs)
         self._record(func, args, kwargs, result)
+        if func is _aten.scalar_tensor.default:
+            self._number = result, args[0]
         return result
+
+    def _filled(self, func: Any, args: Any) -> tuple[Any, Any]:
+        """Return ``masked_fill_`` for ``x[mask] = number``, and any other call as it is.
+
+        So CUDA does it where the number is the host's, without asking the device how many places there are
+        (``canDispatchToMaskedFill`` of aten/src/ATen/native/TensorAdvancedIndexing.cpp).
+        """
+        if func is not _aten.index_put_.default or len(args) != 3:  # with a fourth argument it may accumulate
+            return func, args
+        written, (*before, mask), value = args
+        number = self._number[1] if value is self._number[0] else _number_of_host(value)
+        if number is None or any(each is not None for each in before) or mask.dtype is not torch.bool:
+            return func, args
+        all_of_inner = (..., *(None,) * (written.dim() - len(before) - mask.dim()))
+        return _aten.masked_fill_.Scalar, (written, mask[all_of_inner], number)
 
     def _refuse_waiting(self, func: Any, args: Any, kwargs: Any) -> None:
         """Raise CUDA's error for an operator that makes the host wait for the device, such as those of ``item()``."""
@@ -300,3 +319,7 @@ def _as_kernels_do() -> Iterator[None]:
     """Write to tensors without autograd, as a replay on CUDA does."""
     with torch._C.DisableTorchFunction(), torch.no_grad(), _below_autograd(), ExcludeDispatchKeyGuard(_VERSIONS):
         yield
+
+
+def _number_of_host(value: torch.Tensor) -> Any:
+    return value.item() if native_device(value).type == "cpu" and value.numel() == 1 else None

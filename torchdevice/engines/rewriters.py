@@ -316,6 +316,9 @@ def _copy_into(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 @rewrites(torch.Tensor.pin_memory, torch._pin_memory)
 def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.pin_memory``: a copy, as on CUDA, in ordinary memory where the target needs no page-locked memory."""
+    device = args[1] if len(args) > 1 else kwargs.get("device")
+    if device is not None and context.redirect(device) is None and not context.is_targets(torch.device(device)):
+        return func(args[0], device)  # torch's own error: no such accelerator is there
     if context.runtime.pins_memory:
         return func(args[0])
     if _is_on_target(context, args[0]):

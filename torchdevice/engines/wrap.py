@@ -146,13 +146,13 @@ class _Naming(EntryPoint):
         context = None if mode is None or "pin_memory" in kwargs else mode.context
         if context is not None and context.redirects_only:
             rewriter = mode.find(original)
-            # Only texts: what a device means depends on the object. A tensor that a factory is given may be its result.
+            # A tensor that a factory is given may be its result.
             asked = None
             if rewriter is rewriters.with_device_keyword and (not args or args[0].__class__ in _SIZES):
                 asked = kwargs.get("device")
             elif rewriter is rewriters.move and len(args) == 2 and not kwargs:
                 asked = args[1]
-            known = context.thread.redirects.get(asked) if asked.__class__ is str else None
+            known = context.thread.redirects.get(asked) if asked.__class__ is str else _as_it_is(context, asked)
             if known is not None and not _stack_length() and not is_torch_function_all_disabled():
                 device, requested, done = known
                 _state.mode = None
@@ -172,6 +172,14 @@ class _Naming(EntryPoint):
                 finally:
                     _state.mode = mode if mode.context is not None else None
         return EntryPoint.__call__(self, *args, **kwargs)
+
+
+def _as_it_is(context: Any, asked: Any) -> tuple[Any, str, str] | None:
+    """Return an entry of ``Context.redirect`` for a device that needs none: the target's first, as the scope made it.
+
+    Its side is known by the object. A device of the same value may be the host's, see ``moves.py``.
+    """
+    return (asked, "", "") if asked is context.runtime.device(0) else None
 
 
 class LastResort(EntryPoint):

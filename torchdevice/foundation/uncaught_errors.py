@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from torchdevice.foundation import run_folder
 from torchdevice.foundation.environment import COLLECTED
-from torchdevice.foundation.tracebacks import last_place, trim
+from torchdevice.foundation.tracebacks import last_place, trim, without_ours
 
 
 def ipython() -> Any:
@@ -26,11 +26,16 @@ def ipython() -> Any:
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
-_HOOKS: tuple[tuple[Any, str], ...] = ((sys, "excepthook"), (threading, "excepthook"), (sys, "exit"))
+_HOOKS: tuple[tuple[Any, str], ...] = (
+    (sys, "excepthook"),
+    (threading, "excepthook"),
+    (sys, "unraisablehook"),
+    (sys, "exit"),
+)
 
 
 class Hooks:
-    """The hooks that show errors of the main thread, of other threads and, in a notebook, of cells.
+    """The hooks that show errors of the main thread, of other threads, of destructors and, in a notebook, of cells.
 
     Args:
         of_main: Whether errors of the main thread are shown, too. Under ``torchdevice run`` the command shows them.
@@ -40,10 +45,10 @@ class Hooks:
     """
 
     def __init__(self, of_main: bool = True):
-        self._before = sys.excepthook, threading.excepthook, sys.exit
+        self._before = tuple(getattr(module, name) for module, name in _HOOKS)
         self.exit_said = ""
         exits: Callable[..., NoReturn] = self._exit if "RANK" in os.environ else sys.exit
-        self._own = self._show if of_main else sys.excepthook, self._show_of_thread, exits
+        self._own = (self._show if of_main else sys.excepthook, self._show_of_thread, self._show_ignored, exits)
         self._shell = ipython()
         self._types = (Exception,)
 
@@ -56,7 +61,8 @@ class Hooks:
 
     def begin(self) -> None:
         """Show errors from now on."""
-        sys.excepthook, threading.excepthook, sys.exit = self._own
+        for (module, name), own in zip(_HOOKS, self._own, strict=True):
+            setattr(module, name, own)
         # A program that shows the errors of its cells itself goes on doing so.
         if self._shell is not None and not self._shell.custom_exceptions:
             self._shell.set_custom_exc(self._types, _show_in_cell)
@@ -87,6 +93,12 @@ class Hooks:
     def _show_of_thread(self, args: threading.ExceptHookArgs) -> None:
         trim(args.exc_value)
         self._before[1](args)
+
+    def _show_ignored(self, args: Any) -> None:
+        kind, value, _, *rest = args
+        trim(value)
+        # A handler of a signal that C calls has no other frames.
+        self._before[2](type(args)((kind, value, value and without_ours(value), *rest)))
 
 
 def _show_in_cell(

@@ -57,6 +57,21 @@ def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwarg
         return with_device_keyword(context, func, args, kwargs)
 
 
+def _compressed_tensor(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``torch.sparse_csr_tensor`` and the like, of which MPS has none.
+
+    Raises:
+        NotImplementedError: The device stands for MPS. The text is torch's (aten/src/ATen/native/sparse).
+    """
+    made = with_device_keyword(context, func, args, kwargs)
+    device = rewriters.native_device(made)
+    if policy.stands_for_mps() and device.type == policy.DEVICE_TYPE:
+        raise NotImplementedError(
+            f"Could not run 'new_compressed_tensor' from the '{policy.spelled(device.index)}' device.)"
+        )
+    return made
+
+
 _OF_BATCHES = (torch.batch_norm, functional.batch_norm, torch.instance_norm, functional.instance_norm)
 
 
@@ -148,6 +163,10 @@ _NAMING_DEVICES = (
 )
 
 
+_COMPRESSED = _named(
+    torch, "sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor sparse_bsc_tensor"
+)
+
 TABLE = {
     torch.Tensor.__repr__: _repr,
     printing.formatted: _repr,
@@ -158,6 +177,7 @@ TABLE = {
     **dict.fromkeys(_DRAWING, _drawn),
     _interface.__get__: _array_interface,
     torch.sparse_coo_tensor: _sparse_coo_tensor,
+    **dict.fromkeys(_COMPRESSED, _compressed_tensor),
     **dict.fromkeys(_OF_BATCHES, _of_batch),
     torch.Tensor.__dlpack_device__: _dlpack_device,
     torch.Tensor.is_shared: _is_shared,

@@ -125,6 +125,8 @@ DIVISIONS = {
     "remainder": lambda x, y: x % y,
     "fmod": torch.fmod,
     "truncated": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "remainder of a number": lambda x, y: torch.remainder(9, y),
+    "quotient of a number": lambda x, y: 9 // y,
     "in place": lambda x, y: x.clone().remainder_(y),
     "into": lambda x, y: torch.floor_divide(x, y, out=torch.empty_like(x)),
 }

@@ -46,14 +46,18 @@ def dividing(op: Any, kernel: Kernel) -> Kernel:
 
     def divide(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         zero = _zero(other)
-        if zero is None or dtype_of(self).is_floating_point or not policy.stands_for_cuda():
+        if zero is None or _is_of_floats(self) or not policy.stands_for_cuda():
             return kernel(self, other, *args, **kwargs)
         result = kernel(self, _with_ones(other, zero), *args, **kwargs)
         limits = torch.iinfo(dtype_of(result))
         memory_of(result).masked_fill_(zero, limits.max if limits.min == 0 else -1)
         return result
 
-    return divide if op._schema.arguments[0].type.kind() == "TensorType" else kernel
+    return divide
+
+
+def _is_of_floats(dividend: Any) -> bool:
+    return dtype_of(dividend).is_floating_point if isinstance(dividend, torch.Tensor) else type(dividend) is float
 
 
 def _zero(divisor: Any) -> torch.Tensor | None:

@@ -59,6 +59,8 @@ def _refuse(op: Any, name: str, index: int, first: int) -> None:
         # The tensor iterator names the accelerator first.
         one, other = (its, on) if first < 0 else (on, its)
         raise RuntimeError(text("on two devices", one=one, other=other))
+    if policy.stands_for_mps():
+        raise RuntimeError("Passed CPU tensor to MPS op")
     raise RuntimeError(text("on another device", name=name, its=its, on=on, wrapper=_wrapper_name(op)))
 
 

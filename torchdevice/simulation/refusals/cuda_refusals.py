@@ -89,9 +89,13 @@ def asserts(op: Any) -> bool:
 
 
 def check_assertion(error: Exception) -> None:
-    """Raise CUDA's error, and lose the device, where CUDA's kernel would assert what a kernel of the CPU raises."""
+    """Raise the device's error where its kernel asserts what the CPU raises. CUDA loses the device by it."""
     text = str(error).split("\n")[0]
-    if policy.stands_for_cuda() and _ASSERTED.match(text):
+    if not _ASSERTED.match(text):
+        return
+    if policy.stands_for_mps():
+        raise torch.AcceleratorError(text) from None
+    if policy.stands_for_cuda():
         why = f"The kernel's assertion was: {text}"
         policy.lose(why)
         raise cuda_error(DEVICE_ASSERT, why) from None

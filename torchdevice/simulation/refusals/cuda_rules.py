@@ -20,7 +20,7 @@ _INT_MAX = 2**31 - 1
 
 _HALVES = (torch.float16, torch.complex32)
 
-_FLASH = (torch.float16, torch.bfloat16)
+_LOW = (torch.float16, torch.bfloat16)
 
 _FLOAT8 = (8, 9)
 """The capability from which GPUs have units for float8."""
@@ -33,10 +33,19 @@ def _type(tensor: torch.Tensor) -> str:
 
 def _parameters(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
     """Refuse parameters of another dtype than the input's: the kernels of norms take one dtype."""
-    other = next((each for each in tensors(parameters) if dtype_of(each) != dtype_of(input)), None)
-    if other is None:
-        return ""
-    return f"expected scalar type {scalar_type(dtype_of(input))} but found {scalar_type(dtype_of(other))}"
+    return _other_than(dtype_of(input), parameters)
+
+
+def _of_batch(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
+    """Refuse parameters that do not have one dtype, the input's or that in which the kernel adds up."""
+    given = [dtype_of(each) for each in tensors(parameters)]
+    added_up = torch.float32 if dtype_of(input) in _LOW else dtype_of(input)
+    return _other_than(given[0] if given and given[0] == dtype_of(input) else added_up, parameters)
+
+
+def _other_than(dtype: torch.dtype, parameters: Any) -> str:
+    other = next((dtype_of(each) for each in tensors(parameters) if dtype_of(each) != dtype), None)
+    return "" if other is None else f"expected scalar type {scalar_type(dtype)} but found {scalar_type(other)}"
 
 
 def _convolution(input: torch.Tensor, weight: torch.Tensor, bias: Any = None, *rest: Any, **out: Any) -> str:
@@ -132,7 +141,7 @@ def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: A
     three, head = (query, key, value), query.size(-1)
     return (
         ((policy.capability() or (8, 0)) < (8, 0) and "FlashAttention only supports Ampere GPUs or newer.")
-        or (dtype_of(query) not in _FLASH and "FlashAttention only support fp16 and bf16 data type")
+        or (dtype_of(query) not in _LOW and "FlashAttention only support fp16 and bf16 data type")
         or (len(set(map(dtype_of, three))) > 1 and "query and key must have the same dtype")
         or (any(each.stride(-1) != 1 for each in three) and "Input tensor must have contiguous last dimension")
         or (head % 8 and "head_size must be a multiple of 8, this is ensured by padding!")
@@ -151,6 +160,12 @@ RULES = by_operator(
         Rule("convolution", _convolution, "Convolution.cpp: check_input_same_type_as_parameters", only=frozenset()),
         Rule("native_layer_norm", _parameters, "cuda/layer_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
         Rule("native_group_norm", _parameters, "cuda/group_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
+        Rule(
+            "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update",
+            _of_batch,
+            "cuda/Normalization.cu: is_mixed_type",
+            only=frozenset(),
+        ),
         Rule("_int_mm", _int_mm, "cuda/Blas.cpp: _int_mm_out_cuda"),
         Rule("_scaled_mm _scaled_mm_v2", _scaled_mm, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda"),
         Rule("_scaled_mm _scaled_mm_v2", _two_e5m2, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda", ValueError),

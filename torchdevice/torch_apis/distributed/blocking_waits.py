@@ -43,6 +43,14 @@ class Wait:
             return False
         return True
 
+    def is_over(self) -> bool:
+        """Return whether the call has ended, also by an error."""
+        return self._result.done()
+
+    def until_over(self) -> None:
+        """Wait until then."""
+        futures.wait([self._result])
+
 
 def _inbox() -> _Inbox:
     """Return the inbox of an idle thread, or of a new one."""

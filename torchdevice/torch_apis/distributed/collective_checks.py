@@ -39,7 +39,7 @@ _SIZES = re.compile(r"\[[0-9, ]*\]")
 _END = "end"
 """The key in the store under which the first rank that ends says how, before its connections close."""
 
-_TIMED_OUT = "Operation timed out!"
+TIMED_OUT = "Operation timed out!"
 """The text of torch's ``Work::wait`` at the end of its own time-out. gloo's has another text."""
 
 
@@ -50,11 +50,13 @@ class Call(NamedTuple):
         name: Its name.
         tensors: The tensors that are sent, or received where none is sent.
         alike: The values that must be the same on all ranks, beside the name.
+        line: The line of the program, where another thread asks for the text.
     """
 
     name: str
     tensors: Sequence[torch.Tensor]
     alike: tuple[Any, ...]
+    line: callers.Site | None = None
 
     def digest(self) -> torch.Tensor:
         """Return 16 bytes that differ where the ranks' calls do not fit, of shape (16,)."""
@@ -67,7 +69,7 @@ class Call(NamedTuple):
         given = ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in self.tensors)
         how = ", ".join(each for each in self.alike if isinstance(each, str))
         what = self.name + (f" of {given}" if given else "") + (f", {how}" if how else "")
-        return f"{what}, at {callers.site_of(callers.program_line())}{_where()}"
+        return f"{what}, at {self.line or callers.site_of(callers.program_line())}{_where()}"
 
 
 def _where() -> str:
@@ -174,10 +176,13 @@ class Waiting:
 
     def ended_rank(self) -> str:
         """Return which rank of the program ended first, and how, in a few words."""
+        ended = "a rank ended, which could not say how, as one that is killed"
         with contextlib.suppress(RuntimeError):  # the store has ended with it
-            if self._store.check([_END]):
-                return self._store.get(_END).decode()
-        return "a rank ended, which could not say how, as one that is killed"
+            # Told for it, so that this rank, which ends now too, is not taken for the first.
+            if not self._store.check([_END]):
+                self._store.set(_END, ended)
+            return self._store.get(_END).decode()
+        return ended
 
     def begin(self, key: str) -> int:
         """Count what this rank begins, and return how often it has begun it."""
@@ -256,7 +261,7 @@ def ended(work: Any) -> bool:
         work.wait(PATIENCE)
     except RuntimeError as error:
         # Any other error is gloo's, such as a lost connection.
-        if _TIMED_OUT not in str(error):
+        if TIMED_OUT not in str(error):
             raise
         return False
     return True

@@ -1,18 +1,25 @@
-"""The CPU tensors that stand for tensors of the target during a collective: one-dimensional, numbers or bytes."""
+"""The CPU tensors that stand for tensors of the target during a collective: one-dimensional, numbers or bytes.
+
+The thread that calls a collective makes them. The exchange with the other ranks needs nothing of a scope, so that it
+can go on in another thread while the program computes.
+"""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.core import thread_state
+from torchdevice.journal import callers
 from torchdevice.torch_apis.distributed import collective_checks
 from torchdevice.torch_apis.distributed.collective_reductions import named
-from torchdevice.torch_apis.distributed.collective_works import observers
+from torchdevice.torch_apis.distributed.collective_works import Work, finished, observers
 from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
+from torchdevice.torch_apis.distributed.ongoing_collectives import Ongoing
 
 
 class Staging:
@@ -21,12 +28,13 @@ class Staging:
     Args:
         group: The group of the collective.
         name: The collective.
-        connects: Whether all ranks take part, so that they can tell each other where they are.
+        connects: Whether all ranks take part, so that they can tell each other on which devices they are.
     """
 
     def __init__(self, group: NcclGroup, name: str, *, connects: bool = True):
         self._group, self._name, self._connects = group, name, connects
         self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._ordinals: list[int] = []
 
     def numbers(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
         """Return a tensor's elements as one-dimensional CPU tensor.
@@ -40,7 +48,7 @@ class Staging:
         alias = self._group.checked_alias(tensor, between_two=not self._connects)
         # CPU tensors of a mixed group are on no GPU that could be used twice.
         if self._connects and alias is not tensor:
-            self._group.know_devices(tensor.get_device())
+            self._ordinals.append(tensor.get_device())
         for observer in observers():
             observer.collective_used(self._name, tensor, written)
         # Without a CPU alias of the memory the values are copied.
@@ -62,11 +70,8 @@ class Staging:
             tensor.copy_(flat.view(tensor.shape))
 
 
-@block
-def staged(
-    group: NcclGroup, opts: Any, name: str, tensors: Sequence[torch.Tensor], *alike: Any, parts_differ: bool = False
-) -> Iterator[Staging]:
-    """Give the CPU tensors for a collective, once all ranks are in it.
+class Collective(Staging):
+    """A collective of all ranks.
 
     Args:
         group: The group of the ranks.
@@ -76,16 +81,67 @@ def staged(
         alike: Further values that must be the same on all ranks.
         parts_differ: Whether the tensors may have another number of elements on each rank.
     """
-    with group.naming(name), torch._C.DisableTorchFunction():
+
+    def __init__(
+        self,
+        group: NcclGroup,
+        opts: Any,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        *alike: Any,
+        parts_differ: bool = False,
+    ):
+        super().__init__(group, name)
         # Ranks must agree on dtypes in any case.
         dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in tensors]
         # In these only the root's tensors are sent.
         if name not in ("broadcast", "scatter") or opts.root_rank == group.rank():
             group.check_for_nan(tensors)
-        began = datetime.datetime.now()
-        group.agree(collective_checks.Call(name, tensors, (dtypes, *map(named, alike))), opts.timeout)
-        staging = Staging(group, name)
-        yield staging
-        # Not in a `finally`: after an error nothing is written to the tensors.
-        staging.write_back()
-    group.completed(name, began)
+        self._opts = opts
+        self._call = collective_checks.Call(name, tensors, (dtypes, *map(named, alike)))
+
+    def run(self, result: Any, exchange: Callable[[], object]) -> Any:
+        """Return work with a result, once all ranks are in the collective, or at once where the program goes on.
+
+        Args:
+            result: The tensors of the target.
+            exchange: Does the collective for the CPU tensors. It uses nothing of a scope.
+        """
+        group, call, began = self._group, self._call, datetime.datetime.now()
+        times = group.begin()
+        if self._goes_on():
+            # What another thread says names the line all the same.
+            call = call._replace(line=callers.site_of(callers.program_line()))
+            mode = torch.inference_mode(torch.is_inference_mode_enabled())
+            run = functools.partial(self._exchange, call, mode(exchange), _wait)
+            return Work(result, [Ongoing(group, call, times, run)])
+        if group.ongoing is not None:
+            group.ongoing.settle()
+        self._exchange(
+            call, exchange, lambda work: group.wait_for(functools.partial(collective_checks.ended, work), call, times)
+        )
+        # After an error nothing is written to the tensors.
+        self.write_back()
+        group.completed(self._name, began)
+        return finished(result)
+
+    def _goes_on(self) -> bool:
+        """Return whether the program goes on before the other ranks have come."""
+        # Copies, hooks and captures are of the thread that has called the collective.
+        context = thread_state.state.context
+        is_of_thread = self._copied or self._group.hooks or (context is not None and context.thread.capture is not None)
+        return self._opts.async_op and self._group.size() > 1 and not is_of_thread
+
+    def _exchange(
+        self, call: collective_checks.Call, exchange: Callable[[], object], wait: Callable[[Any], object]
+    ) -> None:
+        group = self._group
+        with group.naming(self._name):
+            group.agree(call, self._opts.timeout, wait)
+            for ordinal in self._ordinals:
+                group.know_devices(ordinal)
+            exchange()
+
+
+def _wait(work: Any) -> None:
+    work.wait()

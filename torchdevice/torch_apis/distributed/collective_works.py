@@ -1,4 +1,4 @@
-"""Work that has finished when a collective returns, and the observers of a program's waits for it."""
+"""The work that a collective returns, and the observers of a program's waits for it."""
 
 from __future__ import annotations
 
@@ -16,33 +16,46 @@ def finished(result: Any) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(result)
     # Torch's own class where nobody records the order of streams: it costs no calls of Python.
-    return _Finished(future) if observers() else torch._C._distributed_c10d._create_work_from_future(future)
+    return Work(result) if observers() else torch._C._distributed_c10d._create_work_from_future(future)
 
 
-class _Finished(dist.distributed_c10d.Work):
-    """Finished work. The program's streams are ordered after it once the program has waited for it."""
+class Work(dist.distributed_c10d.Work):
+    """Work with a result, after parts that may go on. The program's streams are ordered after it once it has waited.
 
-    def __init__(self, future: Any):
+    Args:
+        result: The tensors.
+        parts: The work that has to be done before.
+    """
+
+    def __init__(self, result: Any, parts: Sequence[Any] = ()):
         super().__init__()
-        self._future = future
+        self._result, self._parts = result, parts
 
     def wait(self, timeout: Any = None) -> bool:
-        """Let the current stream of each device wait for the collectives so far."""
+        """Wait, and let the current stream of each device wait for the collectives so far.
+
+        Raises:
+            RuntimeError: The collective has failed, or has not ended within the time-out.
+        """
+        for part in self._parts:
+            part.wait(*([timeout] if timeout else ()))
         collectives_waited()
         return True
 
     def is_completed(self) -> bool:
-        """Return True."""
-        return True
+        """Return whether the collective has ended, also by an error."""
+        return all(part.is_completed() for part in self._parts)
 
     def result(self) -> Any:
-        """Return the tensors."""
-        return self._future.value()
+        """Return the tensors, which are complete after :meth:`wait`."""
+        return self._result
 
     def get_future(self) -> Any:
-        """Return the future of the result. torch's C++ waits for it in the place of :meth:`wait`."""
-        collectives_waited()
-        return self._future
+        """Wait, and return the future of the result. torch's C++ waits for it in the place of :meth:`wait`."""
+        self.wait()
+        future: Any = torch.futures.Future()
+        future.set_result(self._result)
+        return future
 
 
 def observers() -> Sequence[Any]:

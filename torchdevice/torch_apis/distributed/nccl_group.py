@@ -9,7 +9,6 @@ Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/Proces
 from __future__ import annotations
 
 import datetime
-import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from torchdevice.core import thread_state
 from torchdevice.devices.runtime import Runtime
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.torch_apis.distributed import collective_checks, duplicate_gpus
-from torchdevice.torch_apis.distributed.collective_works import finished
+from torchdevice.torch_apis.distributed.collective_works import Work, finished
 
 _memory_format_of = torch._prims_common.suggest_memory_format
 
@@ -76,7 +75,9 @@ class NcclGroup(dist.ProcessGroup):
         self._store = store
         self._checks_nan = os.environ.get("TORCH_NCCL_NAN_CHECK") == "1"
         self._sequence = 0
-        self._hooks: list[Callable[[Any], Any]] = []
+        self.ongoing: Any = None
+        """The last collective that goes on in another thread, see ``ongoing_collectives.py``."""
+        self.hooks: list[Callable[[Any], Any]] = []
         self._takes_cpu = "gloo" in kind or runtime.shares_host_memory
         self.in_cpp = dist.ProcessGroup(store, rank, size)
         """torch's own group, whose methods call the operators."""
@@ -162,49 +163,61 @@ class NcclGroup(dist.ProcessGroup):
 
     def _register_on_completion_hook(self, hook: Callable[[Any], Any]) -> None:
         """Call a hook after each collective, in the thread that has called the collective."""
-        self._hooks.append(hook)
+        self.hooks.append(hook)
 
     def completed(self, name: str, began: datetime.datetime) -> None:
         """Tell the hooks that a collective has finished."""
         ended = datetime.datetime.now()
-        for hook in self._hooks:
+        for hook in self.hooks:
             kind = getattr(_OpType, name.upper(), None) or getattr(_OpType, name.replace("_", "").upper())
             hook(WorkInfo(kind, self._sequence, began, ended, ended - began))
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Begin a list of collectives that NCCL starts together. Here each is done when it is called."""
+        """Begin a list of collectives that NCCL starts together. Here each begins when it is called."""
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        return finished(None)
+        return finished(None) if self.ongoing is None else Work(None, [self.ongoing])
 
     # ---- how ranks agree -------------------------------------------------------------------------------------------
 
-    def agree(self, call: collective_checks.Call, timeout: datetime.timedelta) -> None:
+    def begin(self) -> int:
+        """Count a collective that this rank begins, and return how many there were."""
+        self._sequence += 1
+        # Counted before the exchange, since others may read the count while this rank waits.
+        return self.waiting.begin(self.group_name) if self.size() > 1 else 0
+
+    def wait_for(self, ended: Callable[[], bool], call: collective_checks.Call, times: int) -> None:
+        """Wait for the other ranks to begin as many collectives as this one has.
+
+        Args:
+            ended: Waits as long as this rank is patient, and returns whether the collective has ended.
+            call: What this rank calls.
+            times: How many it has begun.
+
+        Raises:
+            DistBackendError: They will never come.
+        """
+        self.waiting.wait(ended, call, lambda: collective_checks.Awaited([self.group_name], times, self.ranks()))
+
+    def agree(self, call: collective_checks.Call, timeout: datetime.timedelta, wait: Callable[[Any], object]) -> None:
         """Wait until all ranks are in a collective.
 
         Args:
             call: What this rank calls.
             timeout: How long to wait; below 0 for the group's time-out.
+            wait: Waits for gloo's work.
 
         Raises:
             DistBackendError: They are in different ones, or will never come.
         """
-        self._sequence += 1
         # A single rank agrees with itself.
         if self.size() == 1:
             return
-        # Counted before the exchange, since others may read the count while this rank waits.
-        times = self.waiting.begin(self.group_name)
         mine = call.digest()
         of_all = [torch.empty_like(mine) for _ in range(self.size())]
         options = _c10d.AllgatherOptions()
         options.timeout = timeout
-        work = self.gloo.allgather([of_all], [mine], options)
-        self.waiting.wait(
-            functools.partial(collective_checks.ended, work),
-            call,
-            lambda: collective_checks.Awaited([self.group_name], times, self.ranks()),
-        )
+        wait(self.gloo.allgather([of_all], [mine], options))
         # Each rank compares by itself, and all come to the same result.
         if any(not torch.equal(each, mine) for each in of_all):
             raise collective_checks.mismatch(self.group_desc or self.group_name, self._gathered_texts(str(call)))

@@ -4,7 +4,7 @@ NCCL moves flat memory: it compares numbers of elements, and takes every dtype a
 dtypes, and ends the process where the shapes of a reduce-scatter differ from what it expects. Therefore gloo gets
 one-dimensional CPU tensors only: bytes from collectives that move data, numbers from those that compute.
 
-A collective has finished when it returns; ``async_op=True`` returns finished work. Sending and receiving do not wait.
+A collective has finished when it returns, but with ``async_op=True``. Sending and receiving do not wait.
 
 Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
 """
@@ -32,8 +32,8 @@ from torchdevice.torch_apis.distributed import (
 )
 from torchdevice.torch_apis.distributed.collective_operators import as_operator
 from torchdevice.torch_apis.distributed.collective_reductions import reduce_flat
-from torchdevice.torch_apis.distributed.collective_staging import staged
-from torchdevice.torch_apis.distributed.collective_works import finished
+from torchdevice.torch_apis.distributed.collective_staging import Collective
+from torchdevice.torch_apis.distributed.collective_works import Work
 from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
 
 _c10d = dist.distributed_c10d
@@ -83,9 +83,7 @@ def _for_each_pair(collective: Callable[..., Any], name: str) -> Callable[..., A
     for_one = inspect.unwrap(collective)  # not an operator for each pair
 
     def coalesced(self: NcclOnGloo, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
-        for output, given in zip(outputs, inputs, strict=True):
-            for_one(self, output, given, opts)
-        return finished(outputs)
+        return Work(outputs, [for_one(self, *each, opts) for each in zip(outputs, inputs, strict=True)])
 
     return as_operator(coalesced, name)
 
@@ -104,33 +102,33 @@ class NcclOnGloo(NcclGroup):
     @as_operator
     def allreduce(self, tensors: _Tensors, opts: Any) -> Any:
         """Reduce over all ranks, to all of them."""
-        with staged(self, opts, "all_reduce", tensors, opts.reduce_op) as staging:
-            for tensor in tensors:
-                self._all_reduce(staging.numbers(tensor, written=True), opts.reduce_op)
-        return finished(tensors)
+        collective = Collective(self, opts, "all_reduce", tensors, opts.reduce_op)
+        flats = [collective.numbers(tensor, written=True) for tensor in tensors]
+        return collective.run(tensors, lambda: self._all_reduce(flats, opts.reduce_op))
 
     allreduce_coalesced = as_operator(inspect.unwrap(allreduce), "allreduce_coalesced")
 
     @as_operator
     def reduce(self, tensors: _Tensors, opts: Any) -> Any:
         """Reduce over all ranks, to one. The tensors of the others stay as they are."""
-        with staged(self, opts, "reduce", tensors, opts.reduce_op, f"to rank {opts.root_rank}") as staging:
-            if self.rank() == opts.root_rank:
-                flat = staging.numbers(tensors[0], written=True)
-            else:  # gloo computes in the memory of every rank
-                # A copy: the memory of the other ranks must stay as it is.
-                flat = staging.numbers(tensors[0]).clone()
-            to_root = _of_root(_c10d.ReduceOptions(), opts.root_rank)
-            reduce_flat(flat, opts.reduce_op, self.size(), self.gloo.reduce, to_root)
-        return finished(tensors)
+        collective = Collective(self, opts, "reduce", tensors, opts.reduce_op, f"to rank {opts.root_rank}")
+        if self.rank() == opts.root_rank:
+            flat = collective.numbers(tensors[0], written=True)
+        else:  # gloo computes in the memory of every rank
+            # A copy: the memory of the other ranks must stay as it is.
+            flat = collective.numbers(tensors[0]).clone()
+        to_root = _of_root(_c10d.ReduceOptions(), opts.root_rank)
+        return collective.run(
+            tensors, lambda: reduce_flat(flat, opts.reduce_op, self.size(), self.gloo.reduce, to_root)
+        )
 
     @as_operator
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their sizes may differ."""
-        with staged(self, opts, "reduce_scatter", inputs[0], opts.reduce_op) as staging:
-            flats = [staging.numbers(tensor) for tensor in inputs[0]]
-            self._reduce_scatter(staging.numbers(outputs[0], written=True), flats, opts.reduce_op)
-        return finished(outputs)
+        collective = Collective(self, opts, "reduce_scatter", inputs[0], opts.reduce_op)
+        flats = [collective.numbers(tensor) for tensor in inputs[0]]
+        mine = collective.numbers(outputs[0], written=True)
+        return collective.run(outputs, lambda: self._reduce_scatter(mine, flats, opts.reduce_op))
 
     @as_operator
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
@@ -144,11 +142,11 @@ class NcclOnGloo(NcclGroup):
             raise TypeError("input tensor must be the same type as the output tensor.")
         if input.numel() != output.numel() * self.size():
             raise ValueError("input tensor must be the same size as output size times world size")
-        with staged(self, opts, "reduce_scatter", [input], opts.reduce_op) as staging:
-            # `split(0)` is an error, and nothing is moved then.
-            flats = staging.numbers(input).split(max(1, output.numel()))
-            self._reduce_scatter(staging.numbers(output, written=True), flats, opts.reduce_op)
-        return finished(output)
+        collective = Collective(self, opts, "reduce_scatter", [input], opts.reduce_op)
+        # `split(0)` is an error, and nothing is moved then.
+        flats = collective.numbers(input).split(max(1, output.numel()))
+        mine = collective.numbers(output, written=True)
+        return collective.run(output, lambda: self._reduce_scatter(mine, flats, opts.reduce_op))
 
     reduce_scatter_tensor_coalesced = _for_each_pair(_reduce_scatter_base, "reduce_scatter_tensor_coalesced")
 
@@ -156,15 +154,16 @@ class NcclOnGloo(NcclGroup):
     reduce_scatter_single = _reduce_scatter_base
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
-    def _all_reduce(self, flat: torch.Tensor, op: Any) -> None:
-        reduce_flat(flat, op, self.size(), self.gloo.allreduce, _c10d.AllreduceOptions())
+    def _all_reduce(self, flats: _Tensors, op: Any) -> None:
+        for flat in flats:
+            reduce_flat(flat, op, self.size(), self.gloo.allreduce, _c10d.AllreduceOptions())
 
     def _reduce_scatter(self, output: torch.Tensor, flats: _Tensors, op: Any) -> None:
         if not flats:
             return
         whole = torch.cat(list(flats))
         # Gloo's reduce-scatter ends the process for some shapes, so each rank reduces all and keeps its part.
-        self._all_reduce(whole, op)
+        self._all_reduce([whole], op)
         output.copy_(whole.split([flat.numel() for flat in flats])[self.rank()])
 
     # ---- collectives that move data --------------------------------------------------------------------------------
@@ -172,32 +171,33 @@ class NcclOnGloo(NcclGroup):
     @as_operator
     def broadcast(self, tensors: _Tensors, opts: Any) -> Any:
         """Send a tensor of one rank to all."""
-        with staged(self, opts, "broadcast", tensors, f"from rank {opts.root_rank}") as staging:
-            for tensor in tensors:
-                self._broadcast(staging.bytes(tensor, written=True), opts.root_rank)
-        return finished(tensors)
+        collective = Collective(self, opts, "broadcast", tensors, f"from rank {opts.root_rank}")
+        flats = [collective.bytes(tensor, written=True) for tensor in tensors]
+        return collective.run(tensors, lambda: self._broadcast(flats, opts.root_rank))
 
-    def _broadcast(self, flat: torch.Tensor, root: int) -> None:
-        self.gloo.broadcast([flat], _of_root(_c10d.BroadcastOptions(), root)).wait()
+    def _broadcast(self, flats: _Tensors, root: int) -> None:
+        for flat in flats:
+            self.gloo.broadcast([flat], _of_root(_c10d.BroadcastOptions(), root)).wait()
 
     @as_operator
     def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to all. Their sizes may differ."""
         sizes = [[tensor.numel() for tensor in each] for each in outputs]
-        with staged(self, opts, "all_gather", inputs, sizes, parts_differ=True) as staging:
-            for gathered, given in zip(outputs, inputs, strict=True):
-                self._all_gather([staging.bytes(tensor, written=True) for tensor in gathered], staging.bytes(given))
-        return finished(outputs)
+        collective = Collective(self, opts, "all_gather", inputs, sizes, parts_differ=True)
+        gathered = [[collective.bytes(tensor, written=True) for tensor in each] for each in outputs]
+        given = [collective.bytes(tensor) for tensor in inputs]
+        return collective.run(outputs, lambda: self._all_gather(gathered, given))
 
-    def _all_gather(self, outputs: list[torch.Tensor], given: torch.Tensor) -> None:
-        # Sizes are the same on all ranks, so all take the same branch.
-        if all(output.numel() == given.numel() for output in outputs):
-            self.gloo.allgather([outputs], [given]).wait()
-            return
-        outputs[self.rank()].copy_(given)
-        # Gloo gathers equal sizes only; one broadcast from each rank does the same.
-        for root, output in enumerate(outputs):
-            self._broadcast(output, root)
+    def _all_gather(self, outputs: Sequence[_Tensors], inputs: _Tensors) -> None:
+        for gathered, given in zip(outputs, inputs, strict=True):
+            # Sizes are the same on all ranks, so all take the same branch.
+            if all(output.numel() == given.numel() for output in gathered):
+                self.gloo.allgather([list(gathered)], [given]).wait()
+                continue
+            gathered[self.rank()].copy_(given)
+            # Gloo gathers equal sizes only; one broadcast from each rank does the same.
+            for root, output in enumerate(gathered):
+                self._broadcast([output], root)
 
     @as_operator
     def allgather_coalesced(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
@@ -217,12 +217,12 @@ class NcclOnGloo(NcclGroup):
             raise TypeError("output tensor must have the same type as input tensor")
         if input.numel() * self.size() != output.numel():
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
-        with staged(self, opts, "all_gather", [input], [[input.numel()] * self.size()], parts_differ=True) as staging:
-            given = staging.bytes(input)
-            parts = staging.bytes(output, written=True).split(max(1, given.numel()))
-            if parts and given.numel():
-                self._all_gather(list(parts), given)
-        return finished(output)
+        sizes = [[input.numel()] * self.size()]
+        collective = Collective(self, opts, "all_gather", [input], sizes, parts_differ=True)
+        given = collective.bytes(input)
+        parts = collective.bytes(output, written=True).split(max(1, given.numel()))
+        lists = ([parts], [given]) if given.numel() else ((), ())
+        return collective.run(output, lambda: self._all_gather(*lists))
 
     allgather_into_tensor_coalesced = _for_each_pair(_allgather_base, "allgather_into_tensor_coalesced")
 
@@ -233,30 +233,29 @@ class NcclOnGloo(NcclGroup):
     @as_operator
     def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to one."""
-        with staged(self, opts, "gather", inputs, f"to rank {opts.root_rank}") as staging:
-            gathered = [[staging.bytes(tensor, written=True) for tensor in each] for each in outputs]
-            options = _of_root(_c10d.GatherOptions(), opts.root_rank)
-            self.gloo.gather(gathered, [staging.bytes(inputs[0])], options).wait()
-        return finished(outputs)
+        collective = Collective(self, opts, "gather", inputs, f"to rank {opts.root_rank}")
+        gathered = [[collective.bytes(tensor, written=True) for tensor in each] for each in outputs]
+        given = [collective.bytes(inputs[0])]
+        options = _of_root(_c10d.GatherOptions(), opts.root_rank)
+        return collective.run(outputs, lambda: self.gloo.gather(gathered, given, options).wait())
 
     @as_operator
     def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
         """Send a tensor of one rank to each."""
-        with staged(self, opts, "scatter", outputs, f"from rank {opts.root_rank}") as staging:
-            scattered = [[staging.bytes(tensor) for tensor in each] for each in inputs]
-            options = _of_root(_c10d.ScatterOptions(), opts.root_rank)
-            self.gloo.scatter([staging.bytes(outputs[0], written=True)], scattered, options).wait()
-        return finished(outputs)
+        collective = Collective(self, opts, "scatter", outputs, f"from rank {opts.root_rank}")
+        scattered = [[collective.bytes(tensor) for tensor in each] for each in inputs]
+        mine = [collective.bytes(outputs[0], written=True)]
+        options = _of_root(_c10d.ScatterOptions(), opts.root_rank)
+        return collective.run(outputs, lambda: self.gloo.scatter(mine, scattered, options).wait())
 
     @as_operator
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to each."""
         # One input stands for the dtype of all.
-        with staged(self, opts, "all_to_all", inputs[:1], parts_differ=True) as staging:
-            received = [staging.bytes(tensor, written=True) for tensor in outputs]
-            sent = [staging.bytes(tensor) for tensor in inputs]
-            self._exchange(received, sent)
-        return finished(outputs)
+        collective = Collective(self, opts, "all_to_all", inputs[:1], parts_differ=True)
+        received = [collective.bytes(tensor, written=True) for tensor in outputs]
+        sent = [collective.bytes(tensor) for tensor in inputs]
+        return collective.run(outputs, lambda: self._exchange(received, sent))
 
     @as_operator
     def alltoall_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
@@ -265,10 +264,10 @@ class NcclOnGloo(NcclGroup):
         Raises:
             RuntimeError: The sizes do not add up to the tensor's.
         """
-        with staged(self, opts, "all_to_all", [input], parts_differ=True) as staging:
-            received = self._parts(staging.bytes(output, written=True), output, opts.output_split_sizes)
-            self._exchange(received, self._parts(staging.bytes(input), input, opts.input_split_sizes))
-        return finished(output)
+        collective = Collective(self, opts, "all_to_all", [input], parts_differ=True)
+        received = self._parts(collective.bytes(output, written=True), output, opts.output_split_sizes)
+        sent = self._parts(collective.bytes(input), input, opts.input_split_sizes)
+        return collective.run(output, lambda: self._exchange(received, sent))
 
     all_to_all_single = alltoall_base  # the name since torch 2.12
 
@@ -294,9 +293,7 @@ class NcclOnGloo(NcclGroup):
     @as_operator
     def barrier(self, tensor: torch.Tensor, opts: Any) -> Any:
         """Wait for all ranks."""
-        with staged(self, opts, "barrier", []):
-            self.gloo.barrier().wait()
-        return finished(None)
+        return Collective(self, opts, "barrier", []).run(None, lambda: self.gloo.barrier().wait())
 
     # ---- point to point --------------------------------------------------------------------------------------------
 
