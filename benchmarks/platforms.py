@@ -43,18 +43,18 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 HEADER = """# Where it has run
 
-Written by `python -m benchmarks.platforms --write PYTHON...`, which runs a part of the suite with each interpreter:
-{tests}. With `--whole` it runs all of it, with `--engine both` on both engines. A run replaces the row of the same
-environment and engine. One command makes an environment for every supported Python and every release of torch, and
-runs the suite in each:
+Each row is a run of the test suite with one Python and one torch, on {machine}.
+The seconds depend on what else the machine did. A run replaces the row of the same environment and engine:
 
 ```sh
-python -m benchmarks.platforms --make build/platforms --whole --write
+python -m benchmarks.platforms --write PYTHON...                           # a part of the suite with each interpreter
+python -m benchmarks.platforms --make build/platforms --whole --write      # all of it, in an environment for each pair
 ```
 
-The Pythons must be on the path. `--environments 3.12:2.12.0` chooses; `--index https://pypi.org/simple` takes torch's
-CUDA builds instead of its CPU builds. The runs below were on {machine}.
-The seconds depend on what else the machine did.
+The part is {tests}. `--whole` runs the whole suite, `--engine both` both
+engines. `--make` makes an environment for every supported Python and every release of torch. The Pythons must be on the
+path. `--environments 3.12:2.12.0` chooses; `--index https://pypi.org/simple` takes torch's CUDA builds instead of its
+CPU builds.
 
 """
 

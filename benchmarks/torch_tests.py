@@ -268,13 +268,14 @@ def _said_of_samples(results: Sequence[Result], size: str, seed: str) -> str:
 
 _PAGE = """# PyTorch's own CUDA tests
 
-Made by `python -m benchmarks.torch_tests CHECKOUT --write`; do not edit.
-
-It starts a process for each file, and another one after a test that ends its process or takes too long. `--files` and
-`--sample` choose what runs, `--json FILE` keeps the results, `--results FILE` makes the page of them again.
+<!-- Made by python -m benchmarks.torch_tests CHECKOUT --write; do not edit. -->
 
 PyTorch's tests of `torch.cuda` run here as they are, on two simulated GPUs of 5 GB, with the installed torch {torch}
 and the tests of PyTorch {release}. Where these are two releases, some tests expect what torch no longer does.
+
+`python -m benchmarks.torch_tests CHECKOUT` starts a process for each file, and another one after a test that ends its
+process or takes too long. `--files` and `--sample` choose what runs, `--json FILE` keeps the results, `--results
+FILE` makes the page of them again.
 {sampled}
 {files}
 

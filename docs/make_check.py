@@ -21,7 +21,7 @@ FIGURES = PAGE.parents[1] / "benchmarks" / "predicted.json"
 
 HEADER = """# Static check: what will differ on a target
 
-Made by `python docs/make_check.py` from the rules; do not edit.
+<!-- Made by python docs/make_check.py from the rules; do not edit. -->
 
 ```sh
 torchdevice check train.py                           # files, notebooks, folders
@@ -123,25 +123,25 @@ _PACKAGES = """
 _MEASURED = """
 ## How right it is
 
-`python -m benchmarks.predicted CLONES --write` measures it on public programs: {programs} programs of {repositories}
-repositories, in the list `benchmarks/predicted.txt`, with commits and arguments. Each was checked for a simulated Mac
-and run on one, as a single rank, until it had used {seconds} s of processor time; operators that a Mac lacks ran on
-the CPU, as by default; most with random or toy data. {seen} were looked at while the
-rules were written, the others only afterwards: they are held out. Programs that need packages or data which were not
-there are not in the list, and neither are those without a device that fail as soon as new tensors are made on one.
+`python -m benchmarks.predicted CLONES --write` measures it on public programs: {programs} programs of
+{repositories} repositories, in the list `benchmarks/predicted.txt`, with commits and arguments. Each was checked
+for a simulated Mac and run on one, as a single rank, until it had used {seconds} s of processor time; operators
+that a Mac lacks ran on the CPU, as by default. Most got random or toy data. The rules were written with {seen} of
+the programs in view; the others are held out, and were read only afterwards. The list leaves out programs whose
+packages or data were missing, and programs that name no device and fail as soon as new tensors are made on one.
 
-A finding counts if its line ran and a report can show it. It was right if something of its kind happened at its line.
-**Degraded** is what is not the same on another device: an error, other numbers, a value that is only plausible. An
-error that ended the program counts too if it is about the device.
+A finding counts if its line ran and a report can show it. It was right if something of its kind happened at its
+line. **Degraded** means that another device gives an error, other numbers, or a value that is only plausible. An
+error that ended the program counts too if it concerns the device.
 
 | programs | | right findings (precision) | predicted lines (recall) |
 |---|---|---|---|
 {totals}
 
-What was missed most: {missed}.
+Missed most often: {missed}.
 Most downcasts come from one library, torchdiffeq, which takes the dtype from its arguments. The wrong findings are
-there too: their lines ran, but they stand in a branch of a conditional expression that was not taken. What is degraded
-is rare in the held-out programs, so their figures say little.
+there too: their lines ran, but not the branch of the conditional expression that they are about. Few lines of the
+held-out programs are degraded, so their figures say little.
 
 A `+` before a program means that it names no device, and ran with `torch.set_default_device("cuda")`: only what is
 degraded is counted there. The columns are right findings, wrong findings, and missed lines; handled ones in brackets.

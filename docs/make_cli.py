@@ -16,7 +16,9 @@ PAGE = Path(__file__).with_name("cli.md")
 
 HEADER = """# Command line
 
-Made by `python docs/make_cli.py`; do not edit. `torchdevice COMMAND --help` prints the same.
+<!-- Made by python docs/make_cli.py; do not edit. -->
+
+The commands and their flags. `torchdevice COMMAND --help` prints the same.
 """
 
 

@@ -18,8 +18,11 @@ PAGE = Path(__file__).with_name("coverage.md")
 
 HEADER = """# Supplied names and their fidelity
 
-Made by `python docs/make_coverage.py`; do not edit. A test reads the names from the installed torch and uses each of
-them. It fails on a name that is missing here, or whose behaviour does not fit the fidelity that is declared here.
+<!-- Made by python docs/make_coverage.py; do not edit. -->
+
+Every name under `torch.cuda`, `torch.mps` and `torch.xpu`, and how faithfully each target supplies it. A test reads
+the names from the installed torch and uses each one. It fails if a name is missing here, or behaves differently from
+what is declared here.
 
 - **exact**: the name has the meaning that it has on the device the program was written for.
 - **declared**: the value is a documented constant, or contains documented constants, which were not measured. The

@@ -25,7 +25,9 @@ TARGETS = ("cpu", "simulated:cuda", "simulated:mps", OUT_OF_TREE)
 
 HEADER = """# Features by device
 
-Made by `python docs/make_matrix.py`; do not edit. Each cell is the result of a test of
+<!-- Made by python docs/make_matrix.py; do not edit. -->
+
+Each cell is the result of a test of
 `pytest --pyargs torchdevice_selftest` on the device: whether it passed, and whether calls in it ran on the CPU because
 the device cannot make them. `simulated:mps` is the runtime of MPS on [a simulated Mac](mps.md). `npu_like` is the
 runtime of [PrivateUse1 backends](runtimes.md) on a backend of the tests, which computes in CPU memory. No column is of

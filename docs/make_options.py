@@ -14,10 +14,10 @@ PAGE = Path(__file__).with_name("options.md")
 
 HEADER = """# Options and variables
 
-Made by `python docs/make_options.py`; do not edit. Every option is declared once, in `torchdevice/options.py`.
+<!-- Made by python docs/make_options.py from torchdevice/options.py; do not edit. -->
 
-An option has the value that the call gives: a keyword of `portable`, `simulate` or `enable`, a flag of `torchdevice
-run`, a flag of pytest. If the call leaves the option out, it has the value of its variable, else its default.
+The call decides first: a keyword of `portable`, `simulate` or `enable`, a flag of `torchdevice run` or of pytest. An
+option that the call leaves out takes its value from its variable, and otherwise has its default.
 `TORCHDEVICE=1` makes `import torch` enable a scope with the options of the variables. `torchdevice run` and
 `enable(propagate=True)` set all variables for the processes that a program starts.
 

@@ -45,8 +45,8 @@ class UnknownTargetError(TorchDeviceError, ValueError):
         question = f" Did you mean {meant!r}?" if meant else ""
         registered = "" if meant else " A package that registers a device needs an entry point in 'torch.backends'."
         super().__init__(
-            f"{target!r} is not a target.{question} Use one of {', '.join(map(repr, known))}, or None to choose by "
-            f"availability.{registered}"
+            f"{target!r} is not a target.{question} Use one of {', '.join(map(repr, known))}, or leave it out for the "
+            f"best device here.{registered}"
         )
 
 

@@ -409,14 +409,14 @@ def pytest_key_of(name: str) -> str:
     return pytest_flag_of(name)[2:].replace("-", "_")
 
 
-def spelled(name: str, value: str, way: str) -> str:
+def spelled(name: str, value: str | int, way: str) -> str:
     """Return how an option is given by a way into a scope: ``"run"``, ``"pytest"``, ``"variable"``, else in code."""
     ways = {
         "run": f"{flag_of(name)} {value}",
         "pytest": f"{pytest_flag_of(name)}={value}",
         "variable": f"{variable_of(name)}={value}",
     }
-    return ways.get(way, f'{name}="{value}"')
+    return ways.get(way, f"{name}={json.dumps(value)}")
 
 
 def from_environment(variables: Mapping[str, str | None] = os.environ) -> dict[str, Any]:

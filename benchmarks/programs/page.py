@@ -14,28 +14,34 @@ PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
 
 HEADER = """# Public programs
 
-Made by `python docs/make_programs.py` from the runs that `python -m benchmarks.programs --write` records; do not edit.
+<!-- Made by python docs/make_programs.py from what python -m benchmarks.programs --write records; do not edit. -->
 
-These public programs are written for CUDA. Each is checked out at a commit, or unpacked from its wheel on PyPI, and not
-a line of it is changed. Each gets a small task with data that a script makes and with random weights, so that nothing
-is downloaded. It runs by `torchdevice run --target TARGET`, and by plain python in its own CPU mode if it has one.
-`+cpu` is torch's CPU build, `+cu` is the CUDA build of PyPI, with Triton, on a machine without a GPU.
-`simulated:cuda:2` is two simulated GPUs.
+These public programs are written for CUDA and run without it. Each is checked out at a commit, or unpacked from
+its wheel on PyPI, and not a line of it is changed. Each gets a small task, with generated data and random weights, so
+that nothing is downloaded. The gallery shows those that run on simulated GPUs: the seconds there and on a CPU target,
+and the command, which follows `torchdevice run --target simulated:cuda` unless it names a target itself.
+
+{gallery}
+
+How many ran, of all that were tried:
 
 {summary}
 
 Seconds are processor time of all processes of a run, with one thread each and the import of torch included. They
-depend on what else the machine did.
+depend on what else the machine did. Each program also ran on the CPU target, and by plain python in its own CPU mode
+if it has one. `+cpu` is torch's CPU build, `+cu` is the CUDA build of PyPI, with Triton, on a machine without a GPU.
+`simulated:cuda:2` is two simulated GPUs. The commands are run again, with their data, by
 
 ```sh
 python -m benchmarks.programs --list
 python -m benchmarks.programs --only nanoGPT --keep build/programs
 ```
 
-Where a run failed, the list below its table says why, and whose fault it is: the program's, the environment's or ours.
-What a program imports must be installed; the lists below name it. `--python` names the interpreter of another
-environment, `--sources` a folder with git directories in place of GitHub. The scripts that are named as ours are in
-`benchmarks/programs/drivers`: they call a library as its README does, or seed a program that does not seed itself.
+Where a run failed, the list below its table says why, and whether the program, the environment or torchdevice is at
+fault. Install the packages that a program imports first; the lists below name them. `--python` names the interpreter
+of another environment, `--sources` a folder with git directories in place of GitHub. The scripts that are named as
+ours are in `benchmarks/programs/drivers`: they call a library as its README does, or seed a program that does not
+seed itself.
 
 ## How to read a difference
 
@@ -64,11 +70,27 @@ def fault(program: Program, run: Run) -> str:
 
 def page(runs: Sequence[Run], programs: Sequence[Program] = PROGRAMS) -> str:
     """Return the page of these runs."""
-    parts = [HEADER.format(summary=_summary(runs))]
+    parts = [HEADER.format(gallery=_gallery(runs, programs), summary=_summary(runs))]
     for area in dict.fromkeys(program.area for program in programs):
         there = [program for program in programs if program.area == area]
         parts.append(_area(area, there, runs))
     return "\n".join(parts) + FOOTER
+
+
+def _gallery(runs: Sequence[Run], programs: Sequence[Program]) -> str:
+    """Return the programs that run on simulated GPUs, with their commands, and the seconds of each target."""
+    lines = ["| program | seconds | on the CPU | torch | `torchdevice run` |", "|---|---|---|---|---|"]
+    for program in programs:
+        done = [run for run in runs if run.name == program.name and run.outcome == "finished"]
+        shown = next((run for run in done if _kind(run.target) == "simulated:cuda"), None)
+        if shown is None:
+            continue
+        other = next((f"{run.seconds:.0f}" for run in done if (run.torch, run.target) == (shown.torch, "cpu")), "")
+        command = program.command.replace("{drivers}", "drivers").replace("|", "\\|")
+        target = f"--target {shown.target} " if shown.target != "simulated:cuda" else ""
+        name = f"[{program.name}](https://github.com/{program.repository}/tree/{program.commit})"
+        lines.append(f"| {name} | {shown.seconds:.0f} | {other} | {shown.torch} | `{target}{command}` |")
+    return "\n".join(lines)
 
 
 def _summary(runs: Sequence[Run]) -> str:

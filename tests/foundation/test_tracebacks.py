@@ -146,6 +146,38 @@ def test_a_defect_of_this_package_is_shown(monkeypatch: pytest.MonkeyPatch, targ
     assert frames(lambda: in_scope(target, matmul))[-1][1] == "defect"
 
 
+def test_what_this_package_handled_is_no_context(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    def handling(self: Context, value: Any, above: int = 2) -> Any:
+        try:
+            raise KeyError(value)
+        except KeyError:
+            raise RuntimeError("of the program")  # noqa: B904
+
+    handling.__code__ = handling.__code__.replace(co_filename=Context.redirect.__code__.co_filename)
+    monkeypatch.setattr(Context, "redirect", handling)
+
+    def failing(device: str) -> None:
+        try:
+            raise ValueError("of the program")
+        except ValueError:
+            matmul(device)
+
+    with pytest.raises(RuntimeError) as found:
+        in_scope(target, failing)
+    assert isinstance(found.value.__context__, ValueError)
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_an_ordinal_that_is_not_there_is_one_error(engine: Any) -> None:
+    with pytest.raises(torch.AcceleratorError) as found, torchdevice.simulate(count=2, engine=engine):
+        try:
+            torch.ones(2, device="cuda:7")
+        except torch.AcceleratorError as caught:
+            assert caught.__context__ is None, "shown by a program that prints its errors itself"
+            raise
+    assert found.value.__notes__ == ["The program has 2 device(s). For more, use a target that ends in ':8'."]
+
+
 def test_of_causes(target: str) -> None:
     def failing(device: str) -> None:
         try:

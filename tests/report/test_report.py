@@ -372,10 +372,12 @@ class TestSentences:
 
     def test_where_the_program_failed(self) -> None:
         processes = [Process("main", 1, failure="failed at a.py:1 with ValueError: x")]
-        processes += [Process(f"rank {index}", 2, failure="failed at b.py:2 with KeyError: 1") for index in (0, 1)]
+        errors = ["b.py:2 with KeyError: 'cuda:0'", "b.py:2 with KeyError: 'cuda:1'", "b.py:3 with KeyError: 'cuda:2'"]
+        processes += [Process(f"rank {at}", 2, failure=f"failed at {error}") for at, error in enumerate(errors)]
         assert formatting.missing(self.report(processes=processes)) == [
-            "rank 0 failed at b.py:2 with KeyError: 1",
             "the program failed at a.py:1 with ValueError: x",
+            "ranks 0-1 failed at b.py:2 with KeyError: 'cuda:0-1'",
+            "rank 2 failed at b.py:3 with KeyError: 'cuda:2'",
         ]
 
     def test_devices_of_ranks_are_one_row(self) -> None:

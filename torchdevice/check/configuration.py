@@ -115,8 +115,8 @@ def without_known(file: Path, findings: Iterable[Finding]) -> list[Finding]:
     try:
         rows = json.loads(file.read_text("utf-8"))
         known = Counter({(row["path"], row["rule"], row["text"]): row["count"] for row in rows})
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{str(file)!r} is no baseline: {error}. Write it anew with --write-baseline.") from None
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(file)!r} is no baseline: {error}. Write it with --write-baseline.") from None
     new = []
     for finding in findings:
         key = _key(file, finding)

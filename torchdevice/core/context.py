@@ -29,7 +29,7 @@ from torchdevice.foundation.logs import logger, warn_once
 from torchdevice.foundation.torch_texts import text
 from torchdevice.foundation.tracebacks import add_note
 from torchdevice.journal.journal import Entry, Journal
-from torchdevice.options import Options
+from torchdevice.options import Options, spelled
 
 # Enough for every spelling of a program; the limit keeps one that makes texts without end from filling memory.
 _MAX_REDIRECTS = 4096
@@ -299,11 +299,12 @@ class Context:
             return self._redirect_new(value)
         # The hit is the usual case, and an exception costs only the first look at a spelling.
         try:
-            known = self.thread.redirects[value]
+            known: Any = self.thread.redirects[value]
         except KeyError:
-            return self._redirect_new(value)
-        if known is None:
-            return None
+            known = ()
+        # Outside the handler, whose KeyError would be shown with an error that is raised in it.
+        if not known:
+            return None if known is None else self._redirect_new(value)
         device, requested, done = known
         # An empty text marks a device of the target's own name, which is no replacement to report.
         if requested:
@@ -363,8 +364,10 @@ class Context:
             return spelling.index
         if not self.accepts(spelling.index):
             error = torch.AcceleratorError("CUDA error: invalid device ordinal")
-            told = f"cuda:{spelling.index} was asked for and {self.device_count} device(s) are advertised."
-            add_note(error, f"{told} Raise devices= in portable().")
+            more = spelled("devices", spelling.index + 1, self.way)
+            if self.options.devices is None:  # the target says how many, and its own name is not the program's
+                more = f"a target that ends in ':{spelling.index + 1}'"
+            add_note(error, f"The program has {self.device_count} device(s). For more, use {more}.")
             raise error
         self.report(str(spelling), str(self.shown(self.device(0))), Fidelity.APPROXIMATE)
         return 0

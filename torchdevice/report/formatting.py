@@ -6,12 +6,13 @@ import os
 import re
 import shlex
 import urllib.parse
+from collections.abc import Sequence
 
 from torchdevice.foundation.byte_sizes import scaled
 from torchdevice.journal.discrepancies import LEFT_OUT
 from torchdevice.report import source
-from torchdevice.report.content import Content, Totals
-from torchdevice.report.rows import Group, Row, numbers
+from torchdevice.report.content import Content, Process, Totals
+from torchdevice.report.rows import Group, Row, numbers, with_all_indices, without_indices
 
 EXPLANATIONS = {
     Group.NUMBERS: "the program may compute or read other numbers: approximate, downcast, fell back",
@@ -99,12 +100,16 @@ def processes(row: Row, report: Content) -> str:
     asking = sum(process.calls > 0 or process.end != "reported" for process in report.processes)
     if len(report.processes) == 1 or len(row.processes) == asking > 1:
         return ""
-    ranks = sorted(int(each[5:]) for each in row.processes if re.fullmatch("rank [0-9]+", each))
+    return _together(row.processes)
+
+
+def _together(names: Sequence[str]) -> str:
+    """Return names of processes as a person writes them: ``"ranks 0-3"``."""
+    ranks = sorted(int(each[5:]) for each in names if re.fullmatch("rank [0-9]+", each))
     if len(ranks) > 1:
-        others = [each for each in row.processes if not re.fullmatch("rank [0-9]+", each)]
-        return ", ".join([f"ranks {numbers(ranks)}", *others])
-    first = ", ".join(row.processes[:4])
-    return first if len(row.processes) <= 4 else f"{first} and {len(row.processes) - 4} more"
+        names = [f"ranks {numbers(ranks)}", *(each for each in names if not re.fullmatch("rank [0-9]+", each))]
+    first = ", ".join(names[:4])
+    return first if len(names) <= 4 else f"{first} and {len(names) - 4} more"
 
 
 def missing(report: Content) -> list[str]:
@@ -113,10 +118,17 @@ def missing(report: Content) -> list[str]:
         "running": "is still running; what it did is not in this report.",
         "lost": "was killed before it could say what it did.",
     }
-    failures = {each.failure: each.name for each in reversed(report.processes) if each.failure}  # alike ones once
+    failures: dict[str, list[Process]] = {}
+    for each in report.processes:
+        failures.setdefault(without_indices(each.failure), []).append(each)
+    said = [_failure(alike) for text, alike in failures.items() if text]
     silent = [each for each in report.processes if each.end != "reported"]
-    said = [f"{'the program' if name == 'main' else name} {failure}" for failure, name in failures.items()]
     said += [f"{each.name} (process {each.pid}) {ends[each.end]}" for each in silent]
     if report.left_out:
         said.append(f"The journal's limit was reached: {plural(report.left_out, 'call')} more, not told apart.")
     return said
+
+
+def _failure(alike: Sequence[Process]) -> str:
+    names = ["the program" if each.name == "main" else each.name for each in alike]
+    return f"{_together(names)} {with_all_indices(each.failure for each in alike)}"

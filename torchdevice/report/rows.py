@@ -7,7 +7,7 @@ import enum
 import functools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from torchdevice.foundation.fidelity import Fidelity
@@ -106,33 +106,38 @@ def _row(entry: Entry, process: str) -> Row:
 
 def merged(rows: Iterable[Row]) -> list[Row]:
     """Return rows with those that say the same of the same line made one, in the order in which a report shows them."""
-    found: dict[Any, Row] = {}
-    for row in rows:
-        key = row.file, row.line, row.asked, row.done, row.fidelity
-        known = found.get(key)
-        found[key] = row if known is None else _sum(known, row)
-    return _ordered(found.values())
+    return _ordered([functools.reduce(_sum, alike) for alike in _alike(rows, str)])
 
 
 def folded(rows: Iterable[Row]) -> list[Row]:
-    """Return merged rows with those made one that differ in indices of devices alone, as those of ranks do."""
+    """Do the same, and make those one that differ in indices of devices alone, as those of ranks do."""
+    return _ordered([_one_of(alike) for alike in _alike(rows, without_indices)])
+
+
+def _alike(rows: Iterable[Row], compared: Callable[[str], str]) -> Collection[list[Row]]:
     found: dict[Any, list[Row]] = {}
-    for row in merged(rows):
-        asked, done = (_INDEX.sub("", text) for text in (row.asked, row.done))
-        found.setdefault((row.file, row.line, asked, done, row.fidelity), []).append(row)
-    return _ordered([_one_of(alike) for alike in found.values()])
+    for row in rows:
+        key = row.file, row.line, compared(row.asked), compared(row.done), row.fidelity
+        found.setdefault(key, []).append(row)
+    return found.values()
 
 
-_INDEX = re.compile(r"(?<=[a-z]:)\d+")
+_INDEX = re.compile(r"(?<=[a-z]:)(?<!\.py:)\d+")
 
 
 def _one_of(rows: Sequence[Row]) -> Row:
     """Return the sum of rows, with the devices of all."""
-    texts: dict[str, Any] = {name: _joined(getattr(row, name) for row in rows) for name in ("asked", "done")}
+    texts: dict[str, Any] = {name: with_all_indices(getattr(row, name) for row in rows) for name in ("asked", "done")}
     return dataclasses.replace(functools.reduce(_sum, rows), **texts)
 
 
-def _joined(texts: Iterable[str]) -> str:
+def without_indices(text: str) -> str:
+    """Return a text that is equal for texts which differ in indices of devices alone."""
+    return _INDEX.sub("", text)
+
+
+def with_all_indices(texts: Iterable[str]) -> str:
+    """Return one text for such texts, which names the devices of all: ``"cuda:0-3"``."""
     first, *others = dict.fromkeys(texts)
     indices = sorted({int(index) for text in (first, *others) for index in _INDEX.findall(text)})
     return _INDEX.sub(numbers(indices), first) if others else first
