@@ -250,7 +250,7 @@ class Options:
     autocast: Literal["auto", "bfloat16", "float32"] = _choice("auto", "auto", "bfloat16", "float32")
     half_products: Literal["auto", "float32", "target"] = _choice("auto", "auto", "float32", "target")
     capability: tuple[int, int] = _option(
-        (8, 0),
+        device_properties.CAPABILITY,
         _capability,
         parse=lambda text: tuple(map(_literal, text.split("."))),
         show=lambda value: "{}.{}".format(*value),

@@ -12,6 +12,9 @@ from torchdevice.foundation.torch_texts import text
 
 _TABLE = data_files.read(__file__, "device_properties.json")
 
+CAPABILITY: tuple[int, int] = tuple(_TABLE["capability"])
+"""CUDA's compute capability where a scope names none."""
+
 
 def _constants(name: str) -> Any:
     """Return a class with the fields that are documented constants."""

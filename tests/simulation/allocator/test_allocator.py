@@ -26,6 +26,7 @@ from torchdevice.foundation.byte_sizes import written
 from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Settings, parsed
+from torchdevice.simulation.allocator.block_allocation import rounded
 from torchdevice.simulation.allocator.caching_allocator import Device
 from torchdevice.simulation.allocator.memory_blocks import NOBODY, USED, Block, Pool
 from torchdevice.simulation.allocator.pool_stats import Figures, shown
@@ -445,7 +446,7 @@ def test_private_pools() -> None:
     ],
 )
 def test_sizes_are_rounded(text: str, size: int, block: int) -> None:
-    assert parsed(text).rounded(size) == block
+    assert rounded(size, parsed(text)) == block
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,17 @@ RANKS = """
     def other_size(rank, x, pair):
         dist.all_reduce(x if rank == 0 else torch.ones(3, 2, device=x.device))
 
+    def waited(work):
+        work.wait()
+
+    def other_size_later(rank, x, pair):
+        waited(dist.all_reduce(x if rank == 0 else torch.ones(3, 2, device=x.device), async_op=True))
+
+    def crossed(rank, x, pair):
+        groups = [None, pair] if rank else [pair, None]
+        for work in [dist.all_reduce(x.clone(), group=each, async_op=True) for each in groups]:
+            work.wait()
+
     def other_dtype(rank, x, pair):
         x = x if rank else x.half()
         dist.all_gather_into_tensor(torch.ones(8, device=x.device, dtype=x.dtype), x)
@@ -133,6 +144,7 @@ RANKS = """
 CALLS = {
     "other_collective": ("broadcast of float32[4], from rank 0", "all_reduce of float32[4], SUM"),
     "other_size": ("all_reduce of float32[4], SUM", "all_reduce of float32[3, 2], SUM"),
+    "other_size_later": ("all_reduce of float32[4], SUM", "all_reduce of float32[3, 2], SUM"),
     "other_dtype": ("all_gather of float16[4]", "all_gather of float32[4]"),
     "other_operation": ("all_reduce of float32[4], SUM", "all_reduce of float32[4], MAX"),
     "other_root": ("broadcast of float32[4], from rank 0", "broadcast of float32[4], from rank 1"),
@@ -141,6 +153,10 @@ CALLS = {
     "other_group": ("all_reduce of float32[4], SUM", "all_reduce of float32[4], SUM"),
 }
 """What both ranks call, as the errors say it."""
+
+
+RUN = ("slow", "slow_to_send", "polled", "crossed")
+"""What ends, although a rank is waited for."""
 
 
 WAITS = {
@@ -164,8 +180,8 @@ def run(target: str, folder: Path, cases: list[str]) -> dict[str, str]:
 @pytest.mark.sampled(1)
 @pytest.mark.one_engine
 def test_every_rank_is_told_what_all_called(target: str, tmp_path: Path) -> None:
-    found = run(target, tmp_path, ["slow", "slow_to_send", "polled", *CALLS])
-    for case in ("slow", "slow_to_send", "polled"):
+    found = run(target, tmp_path, [*RUN, *CALLS])
+    for case in RUN:
         assert [found.pop(f"{case} {rank}", found) for rank in (0, 1)] == ["ran", "ran"], "a slow rank is waited for"
     for case, calls in CALLS.items():
         for rank in (0, 1):

@@ -22,3 +22,25 @@ def test_a_collective_ends_when_the_last_rank_has_come(target: str, tmp_path: Pa
         assert early == gloos_early
         assert rank or not any(was_completed for was_completed, _ in early.values())
         assert others == [[2.0] * 3, [5.0 if rank == 0 else 1.0] * 3, [[2.0] * 3] * 2, [True, True], [8.0] * 3]
+
+
+UNWAITED = """
+import sys, time, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+x = torch.ones(4, device="cuda")
+dist.all_reduce(x)
+if dist.get_rank() == int(sys.argv[1]):
+    dist.all_reduce(x, async_op=True)
+else:
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seconds", ["0", "2.5"])  # the other rank ends before, or while, or after this one ends
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_ends_with_a_collective_that_never_ended(rank: str, seconds: str, target: str, tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(UNWAITED)
+    run = run_command("run", "--target", target, "--ranks", "2", "ranks.py", rank, seconds, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr

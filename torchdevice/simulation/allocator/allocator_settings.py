@@ -18,9 +18,6 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.foundation import data_files
 
-MINIMUM = 512
-"""``kMinBlockSize``: sizes are rounded up to a multiple of it, in bytes."""
-
 SMALL = 1 << 20
 """``kSmallSize``: blocks of at most so many bytes come from the small pools."""
 
@@ -57,21 +54,6 @@ class Settings(NamedTuple):
     max_split_size: int | None = None
     divisions: tuple[int, ...] = (0,) * _INTERVALS
     memory_fraction: float = 1.0
-
-    def rounded(self, size: int) -> int:
-        """Return the size of the block for a request of ``size`` bytes."""
-        # The interval is the power of 2 of the size in MiB; smaller sizes are in the first, larger ones in the last.
-        divisions = self.divisions[min(max(0, size.bit_length() - SMALL.bit_length()), _INTERVALS - 1)]
-        # CUDA divides only sizes that have room for so many steps of 512 bytes.
-        if divisions <= 1 or size <= MINIMUM * divisions:
-            # -512 is a mask of all bits but the last nine, so this rounds up to a multiple of 512.
-            return (size + MINIMUM - 1) & -MINIMUM
-        # The largest power of 2 that is not above the size.
-        power = 1 << size.bit_length() - 1
-        # More divisions than bytes give steps of 0, hence the power itself.
-        step = power // divisions or power
-        # Ceiling division: `-(-a // b)`.
-        return -(-size // step) * step
 
     def segment_size(self, size: int) -> int:
         """Return the size of a new segment for a block of ``size`` bytes."""

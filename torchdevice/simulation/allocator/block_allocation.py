@@ -1,4 +1,4 @@
-"""Which block a request gets, and what becomes of a freed one.
+"""Which block a request gets, how its size is rounded, and what becomes of a freed one.
 
 A request gets the smallest free block of its stream's pool that is large enough, of which the rest is split off, else a
 block of a new segment. A free block is merged with its free neighbours. Segments stay reserved until the cache is
@@ -20,7 +20,7 @@ import torch
 from torchdevice.cuda.capture_rules import current_capture
 from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation.allocator import cache_release, expandable_segments, out_of_memory
-from torchdevice.simulation.allocator.allocator_settings import DEFAULT, MINIMUM, SMALL, Settings
+from torchdevice.simulation.allocator.allocator_settings import DEFAULT, SMALL, Settings
 from torchdevice.simulation.allocator.allocator_stats import Statistics
 from torchdevice.simulation.allocator.memory_blocks import FREE, LATE, PENDING, SHIFT, USED, Block, Pool, cut, joined
 from torchdevice.simulation.allocator.out_of_memory import Limits
@@ -31,6 +31,26 @@ from torchdevice.simulation.allocator.segments import Segments
 # 2^62 is beyond the addresses of every device; the step leaves room for the largest block.
 _LATE_ADDRESSES = itertools.count(1 << 62, 1 << 40)
 """The addresses of late blocks until they have a place. No segment is there."""
+
+
+MINIMUM = 512
+"""``kMinBlockSize``: sizes are rounded up to a multiple of it, in bytes."""
+
+
+def rounded(size: int, settings: Settings) -> int:
+    """Return the size of the block for a request of ``size`` bytes."""
+    # The interval is the power of 2 of the size in MiB; smaller sizes are in the first, larger ones in the last.
+    divisions = settings.divisions[min(max(0, size.bit_length() - SMALL.bit_length()), len(settings.divisions) - 1)]
+    # CUDA divides only sizes that have room for so many steps of 512 bytes.
+    if divisions <= 1 or size <= MINIMUM * divisions:
+        # -512 is a mask of all bits but the last nine, so this rounds up to a multiple of 512.
+        return (size + MINIMUM - 1) & -MINIMUM
+    # The largest power of 2 that is not above the size.
+    power = 1 << size.bit_length() - 1
+    # More divisions than bytes give steps of 0, hence the power itself.
+    step = power // divisions or power
+    # Ceiling division: `-(-a // b)`.
+    return -(-size // step) * step
 
 
 class Blocks:
@@ -130,7 +150,7 @@ class Blocks:
                 figures.total_count += 1
                 return block
             self.settle()
-        size = (requested + MINIMUM - 1) & -MINIMUM if self._is_plain else self.settings.rounded(requested)
+        size = (requested + MINIMUM - 1) & -MINIMUM if self._is_plain else rounded(requested, self.settings)
         pool = self.pools.serving(stream, size <= SMALL)
         # `or`: no block is false, since blocks define no length or truth.
         found = self._find(pool, size) or self._obtain(pool, size)
@@ -138,7 +158,7 @@ class Blocks:
 
     def allocate_meanwhile(self, requested: int, stream: int) -> Block:
         """Return a block for a request in the middle of a change of the memory, by a destructor. It changes nothing."""
-        size = self.settings.rounded(requested)
+        size = rounded(requested, self.settings)
         block = Block(next(_LATE_ADDRESSES), size, self.pools.serving(stream, size <= SMALL), LATE)
         block.requested = requested
         self.freed.append(block)

@@ -20,7 +20,7 @@ from torchdevice.devices.runtime import Memory
 from torchdevice.foundation import forks
 from torchdevice.simulation.allocator import cache_release, out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import Settings
-from torchdevice.simulation.allocator.block_allocation import Blocks
+from torchdevice.simulation.allocator.block_allocation import Blocks, rounded
 from torchdevice.simulation.allocator.memory_blocks import Block, Owner
 
 
@@ -285,7 +285,7 @@ class Device:
         # CUDA refuses such a request before it computes a size, with another text.
         if requested >= out_of_memory.EXBIBYTE:
             return out_of_memory.OF_EXBIBYTES
-        wanted = blocks.settings.segment_size(blocks.settings.rounded(requested))
+        wanted = blocks.settings.segment_size(rounded(requested, blocks.settings))
         return blocks.out_of_memory(wanted, blocks.limits()._replace(total=total))
 
 

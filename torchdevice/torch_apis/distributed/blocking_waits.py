@@ -20,8 +20,12 @@ _Inbox = queue.SimpleQueue[tuple[Callable[[], Any], "futures.Future[Any]"]]
 _idle: list[_Inbox] = []
 """The inboxes of threads that have nothing to wait for."""
 
+_unended: set[futures.Future[Any]] = set()
+"""The results of the calls that have not ended."""
+
 # The threads do not exist in a forked child.
 forks.in_child(_idle.clear)
+forks.in_child(_unended.clear)
 
 
 class Wait:
@@ -33,6 +37,8 @@ class Wait:
 
     def __init__(self, call: Callable[[], Any]):
         self._result: futures.Future[Any] = futures.Future()
+        _unended.add(self._result)
+        self._result.add_done_callback(_unended.discard)
         _inbox().put((call, self._result))
 
     def ended(self, patience: datetime.timedelta) -> bool:
@@ -50,6 +56,11 @@ class Wait:
     def until_over(self) -> None:
         """Wait until then."""
         futures.wait([self._result])
+
+
+def until_all_are_over(seconds: float) -> None:
+    """Wait until all calls have ended, but no longer than so many seconds."""
+    futures.wait([*_unended], seconds)
 
 
 def _inbox() -> _Inbox:

@@ -10,19 +10,25 @@ from typing import Any
 
 import torch.distributed as dist
 
+from torchdevice.torch_apis.distributed import blocking_waits
+
 
 @functools.cache  # once in a process
 def wait_at_end() -> None:
     """Let the process wait at its end until the threads of gloo have dropped the last collectives.
 
     With a collective a thread drops objects of Python that it holds. If Python has ended by then, that thread ends the
-    process with "terminate called without an active exception".
+    process with "terminate called without an active exception". So does one that waits for a rank that ends meanwhile.
     """
     atexit.register(time.sleep, _TO_DROP)
+    atexit.register(blocking_waits.until_all_are_over, _TO_END)  # comes first
 
 
 _TO_DROP = 0.1
 """Seconds in which a thread of gloo takes Python's lock once."""
+
+_TO_END = 1.0
+"""Seconds in which a rank that ends closes its connections."""
 
 
 def store_of_this_attempt(store: Any, rank: int, size: int) -> Any:
