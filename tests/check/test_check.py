@@ -308,6 +308,8 @@ OPERATORS = [
         nn.LSTM(3, 4)
         nn.ConvTranspose3d(1, 1, 2).half()  #: approximate
         nn.ConvTranspose3d(1, 1, 2).to("cuda", torch.float16)  #: approximate
+        nn.ConvTranspose3d(1, 1, 2).cuda().to(torch.float16)  #: approximate
+        nn.ConvTranspose3d(1, 1, 2).eval().cuda().half()  #: approximate
         nn.ConvTranspose3d(1, 1, 2, device="cuda", dtype=torch.bfloat16)  #: approximate
         nn.ConvTranspose3d(1, 1, 2).to("cuda", torch.float32)
         nn.ConvTranspose2d(1, 1, 2).half()

@@ -56,7 +56,10 @@ def _mps_arguments(node: ast.Call, view: View) -> Iterator[Found]:
     if view.target.column != MAC.column:
         return
     made = node.func.value if isinstance(node.func, ast.Attribute) else None
-    function, method, maker = view.called(node), view.method(node), view.called(made) if made is not None else ""
+    origin = made
+    while isinstance(origin, ast.Call) and isinstance(origin.func, ast.Attribute) and not view.called(origin):
+        origin = origin.func.value  # of `Layer(...).cuda().half()` the layer
+    function, method, maker = view.called(node), view.method(node), view.called(origin) if origin is not None else ""
     moved = isinstance(made, ast.Call) and (view.method(made) == "cuda" or _on_device(made, view))
     if method == "share_memory_" and moved:
         yield Found(Verdict.CHANGE, f"Share a CPU tensor: share_memory_ raises for one on {view.target.name}.")
