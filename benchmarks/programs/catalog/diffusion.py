@@ -43,7 +43,7 @@ PROGRAMS = (
         paths=("src",),
         given="eight images of noise; random weights; two steps; seeded, which it does not do itself",
         inputs="diffusers",
-        needs=("accelerate", "datasets", "torchvision", "tensorboard"),
+        needs=("accelerate", "datasets", "torchvision", "tensorboard", "requests"),
         loss=r"loss=([\d.]+)",
     ),
 )
