@@ -94,7 +94,7 @@ PROGRAMS = (
         own="device=cpu",
         given="the repository's own few instructions; random weights; three steps",
         inputs="torchtune",
-        needs=("torchao", "omegaconf", "sentencepiece", "tiktoken", "datasets", "blobfile"),
+        needs=("torchao", "omegaconf", "sentencepiece", "tiktoken", "datasets", "blobfile", "torchdata"),
         loss=r"Step 3 \| loss:([\d.]+)",
     ),
     Program(
@@ -108,7 +108,7 @@ PROGRAMS = (
         " --eval.max_new_tokens 4 --precision 32-true --out_dir out --devices 1 --data.num_workers 0",
         given="24 synthetic instructions; a small pythia with random weights; three steps",
         inputs="litgpt",
-        needs=("lightning", "jsonargparse", "tokenizers"),
+        needs=("lightning", "jsonargparse[signatures]", "tokenizers"),
         loss=r"val loss:? *([\d.]+)",
     ),
     Program(
