@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import REPLACED, replaces
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Replaced, per_context
+from torchdevice.core.patching import Replaced, per_context, subclass_in_place_of
 from torchdevice.engines.mode import of_this_thread
 from torchdevice.foundation import torch_internals
 from torchdevice.foundation.fidelity import Fidelity
@@ -197,7 +197,7 @@ def _received_meta(context: Context, original: Any, self: Any, src_stage: int) -
 
 
 class ProcessGroupNCCL:
-    """NCCL's class, in builds of torch without NCCL. It makes groups of the class that stands in for it."""
+    """NCCL's class. It makes groups of the class that stands in for it."""
 
     class Options:
         """Settings for NCCL, which gloo does not read."""
@@ -222,6 +222,15 @@ class ProcessGroupNCCL:
         return nccl_on_gloo.create("nccl", store, rank, size, given or _NCCL_TIMEOUT)
 
 
+def _new_nccl(cls: type, *args: Any, **kwargs: Any) -> Any:
+    context = thread_state.state.context
+    return (ProcessGroupNCCL if context is not None and "cuda" in context.stood_for else _OF_BUILD)(*args, **kwargs)
+
+
+_OF_BUILD: Any = getattr(_C10D, "ProcessGroupNCCL", None)
+_IN_SCOPE = ProcessGroupNCCL if _OF_BUILD is None else subclass_in_place_of(_OF_BUILD, _new_nccl)
+
+
 def _hash_tensors(tensors: Sequence[torch.Tensor]) -> int:
     """Return a number for tensors' bytes, which torch logs of objects that are sent while it debugs in detail."""
     return functools.reduce(lambda found, each: zlib.crc32(each.cpu().numpy().tobytes(), found), tensors, 0)
@@ -236,15 +245,15 @@ def _dump_nccl_trace(*args: Any, **kwargs: Any) -> NoReturn:
 # For the functions of torch, and programs, that name these where NCCL is available.
 _IN_C = getattr(torch._C, "_distributed_c10d", None)
 for _module, _name, _made in (
-    (_C10D, "ProcessGroupNCCL", ProcessGroupNCCL),
-    (dist, "ProcessGroupNCCL", ProcessGroupNCCL),
+    (_C10D, "ProcessGroupNCCL", _IN_SCOPE),
+    (dist, "ProcessGroupNCCL", _IN_SCOPE),
     (_IN_C, "_hash_tensors", _hash_tensors),
     (_IN_C, "_dump_nccl_trace", _dump_nccl_trace),
     (_IN_C, "_dump_nccl_trace_json", _dump_nccl_trace),
 ):
-    if dist.is_available() and not hasattr(_module, _name):
+    if dist.is_available() and (_module is not _IN_C or not hasattr(_module, _name)):
         REPLACED.append(Replaced(_module, _name, lambda _, made=_made: made, may_be_absent=True))
-    elif dist.is_available() and _module is _IN_C:  # a build with NCCL, whose functions ask for a driver
+    elif dist.is_available():  # a build with NCCL, whose functions ask for a driver
         replaces(_module, _name, native_to="cuda")(lambda _, original, *args, made=_made: made(*args))
 
 
