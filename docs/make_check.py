@@ -1,4 +1,4 @@
-"""Write docs/check.md from the rules of ``torchdevice check``, or check that it is up to date (--check)."""
+"""Write docs/check.md and docs/rules/ from the rules of ``torchdevice check``, or check them (--check)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,23 @@ and calls within libraries. The [report](report.md) of a run shows these too.
 _RULES = """
 ## Rules
 
-`torchdevice check --rules` lists the rules. Each has an example and the finding that the command prints for a Mac.
+`torchdevice check --rules` lists the rules. Each has a page with an example and what the command finds in it for a Mac.
+
+| rule | what it finds |
+|---|---|
+"""
+
+_RULE = """# The rule `{name}`
+
+<!-- Made by python docs/make_check.py from the rules; do not edit. -->
+
+{finds}
+
+For example, with `--target mps`:
+
+{example}
+`torchdevice check --select {name}` looks for this alone, and `--ignore {name}` leaves it out. The comment
+`# torchdevice: ignore[{name}]` suppresses it for a statement. [All rules](../check.md#rules).
 """
 
 _EXAMPLES = {
@@ -213,10 +229,27 @@ def _example(name: str) -> str:
 
 def page() -> str:
     """Return the page for the installed package."""
-    rules = "".join(f"\n### {rule.name}\n\n{rule.finds}\n\n{_example(rule.name)}" for rule in RULES.values())
+    rules = "".join(f"| [`{each.name}`](rules/{each.name}.md) | {_first(each.finds)} |\n" for each in RULES.values())
     packages = "".join(f"| `{name}` | {remedy} |\n" for name, remedy in PACKAGES.items())
     return HEADER + _RULES + rules + _PACKAGES + packages + measured()
 
 
+def _first(text: str) -> str:
+    """Return the first sentence of a text, or what comes before its colon."""
+    return re.split(r"(?<=\w|`|\))[.:] ", text)[0].rstrip(".") + "."
+
+
+def pages() -> dict[Path, str]:
+    """Return all pages, by their files."""
+    of_rules = {
+        PAGE.with_name("rules") / f"{each.name}.md": _RULE.format(
+            name=each.name, finds=each.finds.replace("](", "](../"), example=_example(each.name)
+        )
+        for each in RULES.values()
+    }
+    return {PAGE: page(), **of_rules}
+
+
 if __name__ == "__main__":
-    sys.exit(write_or_check(PAGE, page()))
+    PAGE.with_name("rules").mkdir(exist_ok=True)
+    sys.exit(max(write_or_check(path, text) for path, text in pages().items()))
