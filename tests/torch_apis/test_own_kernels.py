@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -189,3 +190,16 @@ def test_a_kernel_of_torch_serves_only_its_own_device(target: str, engine: Any, 
         library.impl("op", lambda x: x - 1, "CompositeExplicitAutograd")
         library.impl("op", router, "CUDA", with_keyset=True)
         assert getattr(torch.ops, name).op(torch.ones(2, device="cuda")).tolist() == [0, 0]
+
+
+def test_entering_with_kernels_makes_no_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finalizer in Python would swallow what a handler of a signal raises while a scope is left."""
+    library = torch.library.Library("finalized", "DEF")
+    library.define("one(Tensor x) -> Tensor")
+    with torchdevice.portable("cpu"):
+        library.impl("one", lambda x: x + 1, "CUDA")
+    made: list[object] = []
+    monkeypatch.setattr(weakref.finalize, "__init__", lambda self, watched, *args, **kwargs: made.append(watched))
+    with torchdevice.portable("cpu"):
+        assert torch.ops.finalized.one(torch.ones(1)).item() == 2
+    assert not made

@@ -47,29 +47,31 @@ class Registrations:
     def __init__(self, key: str, kernels: Callable[[], Mapping[str, Callable[..., Any]]]):
         self._key = key
         self._kernels = kernels
-        self._libraries: dict[str, torch.library.Library] = {}
+        # Torch's own objects in C++: a `torch.library.Library` has a finalizer in Python, which would swallow what a
+        # handler of a signal raises in it.
+        self._libraries: dict[str, Any] = {}
 
     def install(self) -> None:
         """Register the kernels, once. May be called again."""
         self.remove()
-        # Suspended, because the patch of Library.impl is for a program's kernels.
-        with thread_state.suspended(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*[Oo]verrid", UserWarning)
             for name, kernel in self._kernels().items():
                 namespace, _, operator = name.partition("::")
                 if namespace not in self._libraries:
-                    self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
-                # Up to torch 2.12, torch refuses a kernel where Python has registered one, as simulated devices have.
-                self._libraries[namespace].impl(operator, kernel, self._key, with_keyset=True, allow_override=True)
+                    self._libraries[namespace] = _make_library("IMPL", namespace, "", __file__, 0)
+                self._libraries[namespace].impl(operator, self._key, kernel, True)  # with the dispatch keys of a call
 
     def remove(self) -> None:
         """Remove the kernels, so that those of torch are back. May be called again."""
         while self._libraries:
             # Taken out after it is destroyed: an interrupt in between makes the next call destroy it again.
             namespace, library = next(iter(self._libraries.items()))
-            library._destroy()
+            library.reset()
             self._libraries.pop(namespace, None)
 
+
+_make_library = torch._C._dispatch_library
 
 VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
 """torch's own switch. A program's setting is respected: ``0`` leaves torch's error, ``1`` torch's own fallback."""
