@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -67,10 +65,8 @@ class _Begun(dist.distributed_c10d.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether the tensor has been sent or received."""
-        with contextlib.suppress(RuntimeError):  # wait raises it
-            return self._waited().ended(datetime.timedelta())
-        return True
+        """Return whether the tensor has been sent or received, or never can be, which :meth:`wait` raises."""
+        return self._waited().is_over()
 
     def _waited(self, timeout: Any = None) -> blocking_waits.Wait:
         if self._wait is None:
