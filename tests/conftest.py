@@ -192,7 +192,7 @@ _modules_when_frozen = 0
 def collections_pass_over_modules() -> None:
     """Take what modules made out of the garbage collections: with some 10,000 modules each took most of a second."""
     global _modules_when_frozen
-    if not gc.get_freeze_count() or len(sys.modules) > _modules_when_frozen + 100:
+    if len(sys.modules) > _modules_when_frozen + 100:
         _modules_when_frozen = len(sys.modules)
         gc.collect()
         gc.freeze()
