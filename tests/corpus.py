@@ -7,6 +7,7 @@ writes how many are caught, and how many correct programs fail, by class, into `
 from __future__ import annotations
 
 import contextlib
+import io
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,9 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import planted_bugs
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader, TensorDataset
 
 import torchdevice
 
@@ -53,7 +56,10 @@ class Case(NamedTuple):
         ):
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
-            return planted_bugs.error_of(self.program, correct)
+            try:
+                return planted_bugs.error_of(self.program, correct)
+            finally:
+                planted_bugs.end_group()
 
     def caught(self, **options: Any) -> bool:
         """Return whether the bug ends as on the real device: with its text, or with wrong data."""
@@ -1071,3 +1077,777 @@ def flash_of_jagged_tensors(correct: bool) -> None:
     parts = [rand(length, 2, 64, dtype=dtype) for length in (3, 5)]
     x = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
     attend(SDPBackend.FLASH_ATTENTION, x, x, x)
+
+
+# ---- the second part -------------------------------------------------------------------------------------------------
+
+FIRST_PART = len(CASES)
+"""How many cases the first part has. Those below were written down before any of them ran on the simulation."""
+
+LEFT = "tensors that a call left on the host"
+
+
+@case(LEFT, "pytorch/pytorch#2830", TWO)
+def model_moved_after_its_optimizer_was_loaded(correct: bool) -> None:
+    model = nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.step()
+    saved, optimizer = optimizer.state_dict(), torch.optim.Adam((model.cuda() if correct else model).parameters())
+    optimizer.load_state_dict(saved)
+    model.cuda().zero_grad()
+    model(rand(1, 2)).sum().backward()
+    optimizer.step()
+
+
+@case(LEFT, "FoundationVision/VAR#127", TWO)
+def steps_of_a_fused_optimizer(correct: bool) -> None:
+    weight = nn.Parameter(rand(2))
+    weight.grad = rand(2)
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    optimizer.step()
+    optimizer.state[weight]["step"] = torch.ones((), device="cuda" if correct else "cpu")
+    optimizer.step()
+
+
+@case(LEFT, "pytorch/pytorch#51042", "stft input and window must be on the same device but got self on cuda:0")
+def window_of_a_spectrogram(correct: bool) -> None:
+    torch.stft(rand(64), 16, window=torch.hann_window(16, device="cuda" if correct else "cpu"), return_complex=True)
+
+
+@case(LEFT, "KaiyangZhou/deep-person-reid#275", "grid_sampler(): expected input and grid to be on same device")
+def grid_of_a_spatial_transformer(correct: bool) -> None:
+    grid = F.affine_grid(torch.eye(2, 3)[None], [1, 1, 4, 4], align_corners=False)
+    F.grid_sample(rand(1, 1, 4, 4), grid.cuda() if correct else grid, align_corners=False)
+
+
+@case(LEFT, "WenjieDu/PyPOTS#3", "expected self and mask to be on the same device, but got mask on cpu and self on")
+def causal_mask_made_on_the_host(correct: bool) -> None:
+    mask = torch.ones(4, 4, device="cuda" if correct else "cpu").triu(1).bool()
+    rand(4, 4).masked_fill(mask, float("-inf"))
+
+
+@case(
+    LEFT, "pytorch/pytorch#43227", "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor"
+)
+def lengths_of_sentences_on_the_gpu(correct: bool) -> None:
+    lengths = torch.tensor([3, 2], device="cpu" if correct else "cuda")
+    nn.utils.rnn.pack_padded_sequence(rand(3, 2, 4), lengths)
+
+
+@case(LEFT, "teamtomo/torch-cubic-spline-grids#26", "indices should be either on")
+def control_points_on_the_host(correct: bool) -> None:
+    points = torch.ones(4, device="cuda" if correct else "cpu")
+    points[indices(1, 2)]
+
+
+@case(LEFT, "Lightning-AI/pytorch-lightning#3738", "Input and hidden tensors are not at the same device, found input")
+def hidden_state_made_on_the_host(correct: bool) -> None:
+    hidden = torch.zeros(1, 2, 4, device="cuda" if correct else "cpu")
+    nn.GRU(4, 4).cuda()(rand(3, 2, 4), hidden)
+
+
+@case(LEFT, "torch/nn/modules/rnn.py", "Input and parameter tensors are not at the same device, found input tensor at")
+def network_that_was_not_moved(correct: bool) -> None:
+    model = nn.LSTM(4, 4)
+    (model.cuda() if correct else model)(rand(3, 2, 4))
+
+
+@case(LEFT, "open-mmlab/mmcv#2543", TWO)
+def bounds_of_a_condition(correct: bool) -> None:
+    x, bounds = rand(2), torch.zeros(2)
+    torch.where(x < 0, bounds.cuda() if correct else bounds, x)
+
+
+@case(LEFT, "cuda/Bucketization.cu", TWO)
+def boundaries_on_the_host(correct: bool) -> None:
+    boundaries = torch.tensor([0.0, 1.0])
+    torch.bucketize(rand(4), boundaries.cuda() if correct else boundaries)
+
+
+@case(LEFT, "Repeat.cpp", TWO)
+def repeats_on_the_host(correct: bool) -> None:
+    repeats = torch.tensor([1, 2])
+    rand(2, 3).repeat_interleave(repeats.cuda() if correct else repeats, 0)
+
+
+@case(LEFT, "TensorAdvancedIndexing.cpp", TWO)
+def values_put_from_the_host(correct: bool) -> None:
+    x, values = rand(4), torch.ones(2)
+    x[indices(0, 1)] = values.cuda() if correct else values
+
+
+@case(LEFT, "torch/csrc/autograd/python_variable.cpp", "assigned grad has data located on a different device")
+def gradient_copied_from_a_server(correct: bool) -> None:
+    weight = nn.Parameter(rand(2))
+    weight.grad = torch.ones(2, device="cuda" if correct else "cpu")
+
+
+class Doubled(torch.autograd.Function):
+    """A function of numpy, whose backward may leave the gradient on the host."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, correct: bool) -> torch.Tensor:
+        ctx.correct = correct
+        return torch.from_numpy(x.detach().cpu().numpy() * 2).to(x.device)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient = torch.from_numpy(gradients[0].cpu().numpy() * 2)
+        return gradient.to(gradients[0].device) if ctx.correct else gradient, None
+
+
+@case(
+    LEFT,
+    "PythonOT/POT#679",
+    "Function DoubledBackward returned an invalid gradient at index 0 - expected device cuda:0",
+)
+def gradient_made_by_numpy(correct: bool) -> None:
+    Doubled.apply(rand(2, requires_grad=True), correct).sum().backward()
+
+
+@case(LEFT, "torch/nn/functional.py: binary_cross_entropy_with_logits", TWO)
+def weights_of_the_positive_class(correct: bool) -> None:
+    weights = torch.ones(3)
+    F.binary_cross_entropy_with_logits(rand(2, 3), rand(2, 3), pos_weight=weights.cuda() if correct else weights)
+
+
+@case(LEFT, "cuda/EmbeddingBag.cu", TWO)
+def offsets_of_bags(correct: bool) -> None:
+    offsets = torch.tensor([0, 2])
+    nn.EmbeddingBag(8, 4).cuda()(indices(1, 2, 3), offsets.cuda() if correct else offsets)
+
+
+@case(LEFT, "cuda/Shape.cu", TWO)
+def concatenation_with_the_host(correct: bool) -> None:
+    token = torch.zeros(1, 4)
+    torch.cat([token.cuda() if correct else token, rand(3, 4)])
+
+
+@case(LEFT, "torch/cuda/_utils.py", "Expected a cuda device, but got: cpu")
+def memory_of_the_host(correct: bool) -> None:
+    torch.cuda.memory_allocated(torch.ones(1, device="cuda" if correct else "cpu").device)
+
+
+# ---- dtypes that a kernel lacks --------------------------------------------------------------------------------------
+
+LACKING = "dtypes that CUDA's kernels lack"
+
+
+@case(
+    LACKING,
+    "rasbt/machine-learning-book#192",
+    "\"nll_loss_forward_reduce_cuda_kernel_2d_index\" not implemented for 'Int'",
+)
+def labels_of_32_bits(correct: bool) -> None:
+    labels = indices(0, 1)
+    F.cross_entropy(rand(2, 3), labels if correct else labels.int())
+
+
+@case(LACKING, "pytorch/pytorch#107412", "\"max_pool2d_with_indices_out_cuda_frame\" not implemented for 'Long'")
+def maxima_of_integers(correct: bool) -> None:
+    x = torch.ones(1, 1, 4, 4, device="cuda")
+    F.max_pool2d(x if correct else x.long(), 2)
+
+
+@case(LACKING, "pytorch/pytorch#139115", "\"avg_pool2d_out_cuda_frame\" not implemented for 'Long'")
+def means_of_integers(correct: bool) -> None:
+    x = torch.ones(1, 1, 4, 4, device="cuda")
+    F.avg_pool2d(x if correct else x.long(), 2)
+
+
+@case(LACKING, "cuda/Blas.cpp", "\"addmv_impl_cuda\" not implemented for 'Long'")
+def matrix_of_integers_times_a_vector(correct: bool) -> None:
+    dtype = torch.float32 if correct else torch.int64
+    torch.mv(torch.ones(2, 2, device="cuda", dtype=dtype), torch.ones(2, device="cuda", dtype=dtype))
+
+
+@case(LACKING, "KyungMinJin/HANet#1", "\"baddbmm_cuda\" not implemented for 'Int'")
+def batch_of_integer_matrices(correct: bool) -> None:
+    x = torch.ones(1, 2, 2, device="cuda", dtype=torch.float32 if correct else torch.int32)
+    torch.bmm(x, x)
+
+
+@case(LACKING, "cuda/UpSampleBilinear2d.cu", "\"upsample_bilinear2d_out_frame\" not implemented for 'Byte'")
+def resizing_images_of_bytes(correct: bool) -> None:
+    images = torch.ones(1, 3, 4, 4, device="cuda", dtype=torch.uint8)
+    F.interpolate(images.float() if correct else images, scale_factor=2, mode="bilinear")
+
+
+@case(LACKING, "cuda/DistanceKernel.cu", "\"cdist_cuda\" not implemented for 'Half'")
+def distances_in_half_precision(correct: bool) -> None:
+    x = rand(2, 4, dtype=torch.float32 if correct else torch.float16)
+    torch.cdist(x, x, p=1.0)
+
+
+@case(
+    LACKING,
+    "Comfy-Org/ComfyUI#7370",
+    "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
+    "torch.cuda.HalfTensor instead",
+)
+def tokens_in_half_precision(correct: bool) -> None:
+    tokens = indices(1, 2)
+    nn.Embedding(8, 4).cuda()(tokens if correct else tokens.half())
+
+
+@case(
+    LACKING, "pytorch/pytorch#90986", "Could not run 'quantized::linear_dynamic' with arguments from the 'CUDA' backend"
+)
+def model_quantized_for_the_host(correct: bool) -> None:
+    model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, dtype=torch.qint8)
+    model(torch.ones(1, 4) if correct else rand(1, 4))
+
+
+@case(DTYPES, "cuda/Blas.cpp", "expected scalar type Half but found Float")
+def batches_of_two_dtypes(correct: bool) -> None:
+    x = rand(1, 2, 2).half()
+    torch.bmm(x, rand(1, 2, 2, dtype=torch.float16 if correct else torch.float32))
+
+
+@case(
+    RNN, "RNN.h: check_attributes", "Input and hidden tensors are not the same dtype, found input tensor with Half and"
+)
+def hidden_state_in_float32(correct: bool) -> None:
+    hidden = torch.zeros(1, 2, 4, device="cuda")
+    nn.GRU(4, 4).cuda().half()(rand(3, 2, 4).half(), hidden.half() if correct else hidden)
+
+
+# ---- sparse tensors and solvers --------------------------------------------------------------------------------------
+
+SPARSE = "sparse tensors and solvers"
+
+
+@case(SPARSE, "sparse/cuda/SparseCUDATensorMath.cu", "\"addmm_sparse_cuda\" not implemented for 'Half'")
+def graph_in_half_precision(correct: bool) -> None:
+    dtype = torch.float32 if correct else torch.float16
+    torch.sparse.mm(torch.eye(4, device="cuda").to(dtype).to_sparse(), rand(4, 2, dtype=dtype))
+
+
+@case(SPARSE, "sparse/cuda/SparseCUDATensorMath.cu", TWO)
+def features_of_a_graph_on_the_host(correct: bool) -> None:
+    features = torch.ones(4, 2)
+    torch.sparse.mm(torch.eye(4, device="cuda").to_sparse(), features.cuda() if correct else features)
+
+
+@case(SPARSE, "torch/sparse/semi_structured.py", "Error original_tensor.shape torch.Size([24, 24]) is not supported!")
+def pruned_weights_that_are_too_small(correct: bool) -> None:
+    size = 128 if correct else 24
+    weights = torch.tensor([0.0, 0.0, 1.0, 1.0], device="cuda").half().repeat(size, size // 4)
+    torch.sparse.to_sparse_semi_structured(weights)
+
+
+@case(
+    SPARSE,
+    "sparse/cuda/SparseBlasImpl.cpp",
+    "Calling linear solver with sparse tensors requires compiling PyTorch with",
+)
+def sparse_solver(correct: bool) -> None:
+    a, b = torch.eye(4, device="cuda"), rand(4)
+    torch.linalg.solve(a, b) if correct else torch.sparse.spsolve(a.to_sparse_csr(), b)
+
+
+@case(
+    SPARSE, "cuda/linalg/BatchLinearAlgebra.cpp", "torch.linalg.ldl_solve: complex tensors with hermitian=True flag are"
+)
+def hermitian_factor(correct: bool) -> None:
+    factor, pivots = torch.linalg.ldl_factor(torch.eye(2, dtype=torch.complex64), hermitian=not correct)
+    b = torch.ones(2, 1, dtype=torch.complex64, device="cuda")
+    torch.linalg.ldl_solve(factor.cuda(), pivots.cuda(), b, hermitian=not correct)
+
+
+# ---- mixed precision -------------------------------------------------------------------------------------------------
+
+MIXED = "mixed precision"
+
+
+def scaled_gradients(dtype: torch.dtype = torch.float32) -> tuple[torch.amp.GradScaler, torch.optim.SGD]:
+    """Return a scaler and an optimizer whose weight has a scaled gradient."""
+    scaler, weight = torch.amp.GradScaler("cuda"), nn.Parameter(torch.ones(2, device="cuda", dtype=dtype))
+    scaler.scale(weight.sum()).backward()
+    return scaler, torch.optim.SGD([weight], 0.1)
+
+
+@case(
+    MIXED,
+    "pytorch/pytorch#61098",
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.",
+)
+def probabilities_under_autocast(correct: bool) -> None:
+    x, target = torch.ones(2, device="cuda") / 2, torch.ones(2, device="cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        F.binary_cross_entropy_with_logits(x, target) if correct else F.binary_cross_entropy(x, target)
+
+
+@case(MIXED, "haotian-liu/LLaVA#363", "Attempting to unscale FP16 gradients.")
+def weights_in_half_precision_with_a_scaler(correct: bool) -> None:
+    scaler, optimizer = scaled_gradients(torch.float32 if correct else torch.float16)
+    scaler.unscale_(optimizer)
+
+
+@case(MIXED, "huggingface/accelerate#328", "No inf checks were recorded for this optimizer.")
+def optimizer_of_weights_without_gradients(correct: bool) -> None:
+    scaler, optimizer = scaled_gradients()
+    other = torch.optim.SGD([nn.Parameter(rand(2))], 0.1)
+    scaler.step(optimizer if correct else other)
+
+
+@case(
+    MIXED, "torch/amp/grad_scaler.py", "unscale_() has already been called on this optimizer since the last update()."
+)
+def clipping_twice_in_a_step(correct: bool) -> None:
+    scaler, optimizer = scaled_gradients()
+    scaler.unscale_(optimizer)
+    if correct:
+        scaler.step(optimizer)
+        scaler.update()
+    scaler.unscale_(optimizer)
+
+
+@case(
+    MIXED,
+    "continue-revolution/sd-webui-animatediff#168",
+    "Index put requires the source and destination dtypes match, got Float for the destination and Half for the source.",
+)
+def results_under_autocast_put_into_a_buffer(correct: bool) -> None:
+    model, buffer = nn.Linear(4, 4).cuda(), torch.zeros(3, 4, device="cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        result = model(rand(2, 4))
+        buffer[indices(0, 1)] = result.float() if correct else result
+
+
+# ---- several GPUs ----------------------------------------------------------------------------------------------------
+
+PARALLEL = "NCCL and several GPUs"
+
+
+@case(PARALLEL, "pytorch/pytorch#42519", "Input tensor data type is not supported for NCCL process group: Short")
+def collective_of_16_bit_integers(correct: bool) -> None:
+    planted_bugs.begin_group()
+    dist.all_reduce(torch.ones(2, device="cuda", dtype=torch.int32 if correct else torch.int16))
+
+
+@case(PARALLEL, "pytorch/pytorch#41362", "Cannot use ReduceOp.BAND with NCCL")
+def masks_of_all_ranks(correct: bool) -> None:
+    planted_bugs.begin_group()
+    dist.all_reduce(indices(1, 2), dist.ReduceOp.MIN if correct else dist.ReduceOp.BAND)
+
+
+@case(
+    PARALLEL, "pytorch/pytorch#100243", "DistributedDataParallel device_ids and output_device arguments only work with"
+)
+def distributed_model_on_the_host(correct: bool) -> None:
+    planted_bugs.begin_group()
+    model = nn.Linear(2, 2)
+    nn.parallel.DistributedDataParallel(model.cuda() if correct else model, device_ids=[0])
+
+
+@case(PARALLEL, "open-mmlab/mmsegmentation#2147", "SyncBatchNorm expected input tensor to be on GPU")
+def batch_of_the_host_for_all_ranks(correct: bool) -> None:
+    planted_bugs.begin_group()
+    x = torch.ones(2, 3, 4)
+    nn.SyncBatchNorm(3).cuda()(x.cuda() if correct else x)
+
+
+@case(PARALLEL, "torch/distributed/distributed_c10d.py", "monitored_barrier is only implemented for GLOO backend.")
+def barrier_that_names_the_late_rank(correct: bool) -> None:
+    planted_bugs.begin_group()
+    dist.barrier() if correct else dist.monitored_barrier()
+
+
+@case(
+    PARALLEL, "JDAI-CV/FaceX-Zoo#68", "module must have its parameters and buffers on device cuda:0 (device_ids[0]) but"
+)
+def replicas_of_a_model_on_the_host(correct: bool) -> None:
+    model = nn.Linear(2, 2)
+    nn.DataParallel(model.cuda() if correct else model)(rand(4, 2))
+
+
+# ---- workers and page-locked memory ----------------------------------------------------------------------------------
+
+WORKERS = "workers and page-locked memory"
+
+
+@case(WORKERS, "pytorch/pytorch#40403", "Caught RuntimeError in DataLoader worker process 0.")
+def batches_moved_in_a_worker(correct: bool) -> None:
+    rand(1)
+    workers = 0 if correct else 1
+    context = None if correct else "fork"
+    list(DataLoader([1, 2], collate_fn=indices_of, num_workers=workers, multiprocessing_context=context))
+
+
+def indices_of(items: list[int]) -> torch.Tensor:
+    return indices(*items)
+
+
+@case(WORKERS, "unit8co/darts#436", "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+def data_of_the_gpu_in_a_loader_that_pins(correct: bool) -> None:
+    list(DataLoader(TensorDataset(rand(4, 2)), pin_memory=not correct))
+
+
+@case(WORKERS, "cuda/EmptyTensor.cpp", "Only dense CPU tensors can be pinned")
+def page_locked_memory_of_the_gpu(correct: bool) -> None:
+    torch.empty(2, device="cpu" if correct else "cuda", pin_memory=True)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+MEMORY = "memory"
+
+OUT = "CUDA out of memory."
+
+
+@case(MEMORY, "torch/nn/functional.py: mse_loss", OUT, memory="64MiB")
+def targets_that_broadcast(correct: bool) -> None:
+    target = rand(4096)
+    F.mse_loss(rand(4096, 1), target[:, None] if correct else target)
+
+
+@case(MEMORY, "docs/source/notes/faq.rst", OUT, memory="64MiB")
+def moments_of_adam(correct: bool) -> None:
+    weight = nn.Parameter(torch.ones(5 << 20, device="cuda"))
+    weight.grad = torch.ones_like(weight)
+    (torch.optim.SGD([weight], 0.1) if correct else torch.optim.Adam([weight])).step()
+
+
+@case(MEMORY, "torch/serialization.py", OUT, memory="64MiB")
+def checkpoint_beside_the_model(correct: bool) -> None:
+    file, weight = io.BytesIO(), nn.Parameter(torch.ones(6 << 20, device="cuda"))
+    torch.save(weight.data, file)
+    file.seek(0)
+    saved = torch.load(file, map_location="cpu" if correct else "cuda")
+    weight.data.copy_(saved)
+    weight.sum().backward()
+
+
+@case(MEMORY, "docs/source/notes/faq.rst", OUT, memory="64MiB")
+def result_of_the_last_step(correct: bool) -> None:
+    x = torch.ones(5 << 20, device="cuda")
+    for _ in range(2):
+        result = x * 2 + 1
+        if correct:
+            del result
+
+
+@case(MEMORY, "torch/cuda/memory.py", OUT, memory="64MiB")
+def part_of_a_shared_gpu(correct: bool) -> None:
+    torch.cuda.set_per_process_memory_fraction(0.75 if correct else 0.25)
+    torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+
+
+# ---- streams and events ----------------------------------------------------------------------------------------------
+
+STREAMS = "streams and events"
+
+
+@case(STREAMS, "docs/source/notes/cuda.rst", asynchronous=True)
+def results_that_are_still_on_their_way(correct: bool) -> None:
+    x = torch.ones(64, device="cuda")
+    host = x.mul(2).to("cpu", non_blocking=True)
+    if correct:
+        torch.cuda.synchronize()
+    assert host.sum().item() == 128
+
+
+@case(STREAMS, "cuda/CUDAEvent.h", "Both events must be recorded before calculating elapsed time.")
+def time_to_an_event_that_was_not_recorded(correct: bool) -> None:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    if correct:
+        end.record()
+    torch.cuda.synchronize()
+    begin.elapsed_time(end)
+
+
+# ---- more captures ---------------------------------------------------------------------------------------------------
+
+
+@case(
+    CAPTURES, "Lightning-AI/pytorch-lightning#18501", "Attempting CUDA graph capture of step() for an instance of Adam"
+)
+def optimizer_that_is_not_capturable(correct: bool) -> None:
+    weight = nn.Parameter(rand(2))
+    weight.grad = rand(2)
+    optimizer = torch.optim.Adam([weight], capturable=correct)
+    with capturing():
+        optimizer.step()
+
+
+@case(CAPTURES, "torch/cuda/graphs.py", "make_graphed_callables does not support the autocast caching.")
+def graphed_module_under_autocast(correct: bool) -> None:
+    with torch.autocast("cuda", dtype=torch.float16, cache_enabled=not correct):
+        torch.cuda.make_graphed_callables(nn.Linear(4, 4).cuda(), (rand(2, 4),))
+
+
+@case(CAPTURES, "Onehot.cpp", NOT_PERMITTED)
+def number_of_classes_by_the_labels(correct: bool) -> None:
+    labels = indices(0, 3)
+    with capturing():
+        F.one_hot(labels, 4).mul_(2) if correct else F.one_hot(labels)
+
+
+@case(CAPTURES, "cuda/Nonzero.cu", NOT_PERMITTED)
+def places_that_are_not_zero(correct: bool) -> None:
+    x = rand(4)
+    with capturing():
+        torch.nonzero_static(x, size=4) if correct else x.nonzero()
+
+
+@case(CAPTURES, "torch/amp/grad_scaler.py", NOT_PERMITTED)
+def step_of_a_scaler(correct: bool) -> None:
+    scaler, optimizer = scaled_gradients()
+    with capturing():
+        scaler.unscale_(optimizer) if correct else scaler.step(optimizer)
+
+
+@case(CAPTURES, "torch/nn/utils/clip_grad.py", NOT_PERMITTED)
+def clipping_that_raises(correct: bool) -> None:
+    weight = nn.Parameter(rand(2))
+    weight.grad = rand(2)
+    with capturing():
+        nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=not correct)
+
+
+@case(CAPTURES, "cuda/SummaryOps.cu", NOT_PERMITTED)
+def counts_of_tokens(correct: bool) -> None:
+    tokens, counts = indices(0, 1, 1), torch.zeros(4, device="cuda")
+    with capturing():
+        counts.index_add_(0, tokens, torch.ones(3, device="cuda")) if correct else tokens.bincount(minlength=4)
+
+
+@case(CAPTURES, "cuda/CUDAGraph.cpp", "This CUDAGraph instance already owns a captured graph.")
+def graph_captured_twice(correct: bool) -> None:
+    x, graph = rand(4), torch.cuda.CUDAGraph()
+    for _ in range(2):
+        with torch.cuda.graph(torch.cuda.CUDAGraph() if correct else graph):
+            x.mul_(2)
+
+
+@case(CAPTURES, "cuda/CUDAGraph.cpp", "Called CUDAGraph::pool() without a preceding successful capture.")
+def pool_of_a_graph_before_its_capture(correct: bool) -> None:
+    graph, x = torch.cuda.CUDAGraph(), rand(4)
+    if correct:
+        with torch.cuda.graph(graph):
+            x.mul_(2)
+    graph.pool()
+
+
+@case(CAPTURES, "docs/source/notes/cuda.rst")
+def results_kept_over_replays(correct: bool) -> None:
+    x, graph, kept = torch.ones(2, device="cuda"), torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        result = x * 2
+    for value in (1, 2):
+        x.fill_(value)
+        graph.replay()
+        kept.append(result.clone() if correct else result)
+    assert [each[0].item() for each in kept] == [2, 4]
+
+
+# ---- more assertions -------------------------------------------------------------------------------------------------
+
+
+@case(ASSERTIONS, "pytorch/pytorch#74079", ASSERTED)
+def one_class_too_few(correct: bool) -> None:
+    F.one_hot(indices(0, 4), 5 if correct else 4).cpu()
+
+
+@case(ASSERTIONS, "MIC-DKFZ/nnUNet#1435", ASSERTED)
+def labels_scattered_into_too_few_planes(correct: bool) -> None:
+    torch.zeros(2, 4 if correct else 3, device="cuda").scatter_(1, indices(0, 3)[:, None], 1.0).cpu()
+
+
+@case(ASSERTIONS, "cuda/ScatterGatherKernel.cu", ASSERTED)
+def actions_beyond_the_values(correct: bool) -> None:
+    rand(2, 4 if correct else 3).gather(1, indices(0, 3)[:, None]).cpu()
+
+
+@case(ASSERTIONS, "cuda/IndexKernel.cu", ASSERTED)
+def positions_beyond_the_table(correct: bool) -> None:
+    rand(8, 4)[indices(0, 7 if correct else 8)].cpu()
+
+
+@case(ASSERTIONS, "cuda/IndexKernel.cu", ASSERTED)
+def place_beyond_the_end_of_a_cache(correct: bool) -> None:
+    cache = torch.zeros(8, device="cuda")
+    cache[indices(7 if correct else 8)] = 1.0
+    cache.cpu()
+
+
+@case(ASSERTIONS, "cuda/Indexing.cu", ASSERTED)
+def edges_to_a_node_that_is_not_there(correct: bool) -> None:
+    torch.zeros(4, device="cuda").index_add_(0, indices(0, 3 if correct else 4), torch.ones(2, device="cuda")).cpu()
+
+
+@case(ASSERTIONS, "cuda/IndexKernel.cu: take", ASSERTED)
+def flat_index_beyond_the_end(correct: bool) -> None:
+    rand(2, 2).take(indices(0, 3 if correct else 4)).cpu()
+
+
+@case(ASSERTIONS, "cuda/DistributionBernoulli.cu", ASSERTED)
+def chances_beyond_one(correct: bool) -> None:
+    torch.bernoulli(torch.tensor([0.5, 1.0 if correct else 1.5], device="cuda")).cpu()
+
+
+@case(ASSERTIONS, "pytorch/pytorch#7014", ASSERTED)
+def sampling_from_an_infinite_score(correct: bool) -> None:
+    torch.multinomial(torch.tensor([1.0, 2.0 if correct else float("inf")], device="cuda"), 1).cpu()
+
+
+@case(ASSERTIONS, "cuda/Loss.cu", ASSERTED)
+def padding_that_is_not_ignored(correct: bool) -> None:
+    F.cross_entropy(rand(2, 3), indices(0, -1), ignore_index=-1 if correct else -100).cpu()
+
+
+@case(ASSERTIONS, "cuda/Indexing.cu", ASSERTED)
+def token_of_minus_one(correct: bool) -> None:
+    nn.Embedding(8, 4).cuda()(indices(1, 0 if correct else -1)).cpu()
+
+
+# ---- more kernels that are not deterministic -------------------------------------------------------------------------
+
+
+@case(DETERMINISM, "mittagessen/kraken#479", "ctc_loss_backward_gpu does not have a deterministic")
+def deterministic_speech(correct: bool) -> None:
+    scores, lengths = rand(6, 1, 5, requires_grad=True).log_softmax(2), torch.tensor([6])
+    loss = F.ctc_loss(scores, indices(1, 2)[None], lengths, torch.tensor([2]))
+    torch.use_deterministic_algorithms(not correct)
+    loss.backward()
+
+
+@case(DETERMINISM, "torch.use_deterministic_algorithms", "_histc_cuda does not have a deterministic")
+def deterministic_histogram(correct: bool) -> None:
+    torch.use_deterministic_algorithms(not correct)
+    torch.histc(rand(8), 4, 0, 1)
+
+
+@case(
+    DETERMINISM, "torch.use_deterministic_algorithms", "median CUDA with indices output does not have a deterministic"
+)
+def deterministic_median(correct: bool) -> None:
+    torch.use_deterministic_algorithms(True)
+    rand(2, 5).median() if correct else rand(2, 5).median(1)
+
+
+@case(DETERMINISM, "pytorch/pytorch#68959", "grid_sampler_2d_backward_cuda does not have a deterministic")
+def deterministic_warp(correct: bool) -> None:
+    x, grid = rand(1, 1, 4, 4, requires_grad=True), torch.zeros(1, 2, 2, 2, device="cuda")
+    y = F.grid_sample(x, grid, align_corners=False)
+    torch.use_deterministic_algorithms(not correct)
+    y.sum().backward()
+
+
+@case(DETERMINISM, "torch.use_deterministic_algorithms", "max_unpooling2d_forward_out does not have a deterministic")
+def deterministic_unpooling(correct: bool) -> None:
+    x, places = F.max_pool2d(rand(1, 1, 4, 4), 2, return_indices=True)
+    torch.use_deterministic_algorithms(not correct)
+    F.max_unpool2d(x, places, 2)
+
+
+@case(
+    DETERMINISM, "torch.use_deterministic_algorithms", "embedding_bag_backward_cuda_max does not have a deterministic"
+)
+def deterministic_maximum_of_bags(correct: bool) -> None:
+    y = nn.EmbeddingBag(8, 4, mode="max").cuda()(indices(1, 2)[None])
+    torch.use_deterministic_algorithms(not correct)
+    y.sum().backward()
+
+
+@case(DETERMINISM, "torch.use_deterministic_algorithms", "avg_pool3d_backward_cuda does not have a deterministic")
+def deterministic_pooling_of_videos(correct: bool) -> None:
+    deterministically(correct, nn.AvgPool3d(2), 1, 1, 4, 4, 4)
+
+
+@case(DETERMINISM, "torch.use_deterministic_algorithms", "upsample_bicubic2d_backward_out_cuda does not have a")
+def deterministic_bicubic(correct: bool) -> None:
+    deterministically(correct, nn.Upsample(scale_factor=2, mode="bicubic"), 1, 1, 4, 4)
+
+
+@case(DETERMINISM, "torch.use_deterministic_algorithms", "nll_loss2d_forward_out_cuda_template does not have a")
+def deterministic_segmentation(correct: bool) -> None:
+    torch.use_deterministic_algorithms(not correct)
+    F.nll_loss(rand(1, 3, 2, 2).log_softmax(1), torch.zeros(1, 2, 2, dtype=torch.int64, device="cuda"))
+
+
+# ---- more of Macs ----------------------------------------------------------------------------------------------------
+
+
+def lacking(operator: str) -> str:
+    return f"The operator 'aten::{operator}' is not currently implemented for the MPS device"
+
+
+@on_mac("pytorch/pytorch#160829", lacking("_ctc_loss"))
+def loss_of_speech_on_a_mac(correct: bool) -> None:
+    scores, lengths = ones(6, 1, 5).log_softmax(2), torch.tensor([6])
+    F.ctc_loss(scores.cpu() if correct else scores, torch.tensor([[1, 2]]), lengths, torch.tensor([2]))
+
+
+@on_mac("pytorch/pytorch#141287", lacking("linalg_eig"))
+def eigenvalues_on_a_mac(correct: bool) -> None:
+    x = ones(2, 2)
+    torch.linalg.eig(x.cpu() if correct else x)
+
+
+@on_mac("pytorch/pytorch#178031", lacking("_adaptive_avg_pool3d"))
+def pooling_of_videos_on_a_mac(correct: bool) -> None:
+    x = ones(1, 1, 4, 4, 4)
+    F.adaptive_avg_pool3d(x.cpu() if correct else x, 2)
+
+
+@on_mac("native_functions.yaml", lacking("multi_margin_loss"))
+def margins_of_classes_on_a_mac(correct: bool) -> None:
+    x, labels = ones(2, 3), torch.tensor([0, 1])
+    F.multi_margin_loss(x.cpu(), labels) if correct else F.multi_margin_loss(x, labels.to("mps"))
+
+
+@on_mac("native_functions.yaml", lacking("linalg_lstsq.out"))
+def least_squares_on_a_mac(correct: bool) -> None:
+    a, b = ones(3, 1), ones(3, 1)
+    torch.linalg.lstsq(a.cpu(), b.cpu()) if correct else torch.linalg.lstsq(a, b)
+
+
+@on_mac("pytorch/pytorch#105839", "MPS backend out of memory (MPS allocated:", memory="64MiB")
+def batch_beyond_the_memory_of_a_mac(correct: bool) -> None:
+    ones((8 if correct else 32) << 20)
+
+
+@on_mac("kijai/ComfyUI-SUPIR#151", "Invalid buffer size: ")
+def scores_beyond_the_longest_buffer(correct: bool) -> None:
+    torch.empty(1 << 10 if correct else 1 << 36, device="mps")
+
+
+@on_mac("mps/operations/Linear.mm", "MPS device does not support linear for non-float inputs")
+def linear_layer_of_integers(correct: bool) -> None:
+    x = ones(2, 2)
+    x = x if correct else x.long()
+    F.linear(x, x)
+
+
+@on_mac("mps/operations/Convolution.mm", "Convolution is supported only for Floating types")
+def convolution_of_integers(correct: bool) -> None:
+    x = ones(1, 1, 4, 4)
+    x = x if correct else x.long()
+    F.conv2d(x, x[..., :2, :2])
+
+
+@on_mac(
+    "mps/operations/Indexing.mm", "expected self and mask to be on the same device, but got mask on cpu and self on mps"
+)
+def causal_mask_that_is_no_buffer(correct: bool) -> None:
+    mask = torch.ones(4, 4).triu(1).bool()
+    ones(4, 4).masked_fill_(mask.to("mps") if correct else mask, float("-inf"))
+
+
+@on_mac("pytorch/pytorch#176981", "Trying to convert ComplexDouble to the MPS backend but it does not have support for")
+def complex_numbers_of_128_bits(correct: bool) -> None:
+    ones(2).to(torch.complex64 if correct else torch.complex128)
+
+
+@on_mac("mps/MPSGeneratorImpl.mm", "RNG state is wrong size")
+def state_of_the_host_for_a_mac(correct: bool) -> None:
+    torch.mps.set_rng_state(torch.mps.get_rng_state() if correct else torch.get_rng_state())
+
+
+@on_mac("aten/src/ATen/core/Generator.h", "Expected a 'mps' device type for generator but found 'cpu'")
+def generator_of_the_host_for_a_mac(correct: bool) -> None:
+    torch.randn(2, device="mps", generator=torch.Generator("mps" if correct else "cpu"))
