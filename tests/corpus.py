@@ -1407,7 +1407,7 @@ def clipping_twice_in_a_step(correct: bool) -> None:
 @case(
     MIXED,
     "continue-revolution/sd-webui-animatediff#168",
-    "Index put requires the source and destination dtypes match, got Float for the destination and Half for the source.",
+    "Index put requires the source and destination dtypes match, got Float for the destination and Half for",
 )
 def results_under_autocast_put_into_a_buffer(correct: bool) -> None:
     model, buffer = nn.Linear(4, 4).cuda(), torch.zeros(3, 4, device="cuda")
@@ -1702,6 +1702,11 @@ def padding_that_is_not_ignored(correct: bool) -> None:
 @case(ASSERTIONS, "cuda/Indexing.cu", ASSERTED)
 def token_of_minus_one(correct: bool) -> None:
     nn.Embedding(8, 4).cuda()(indices(1, 0 if correct else -1)).cpu()
+
+
+@case(ASSERTIONS, "cuda/Distributions.cu", ASSERTED)
+def rates_below_zero(correct: bool) -> None:
+    torch.poisson(torch.tensor([0.5, 1.0 if correct else -1.0], device="cuda")).cpu()
 
 
 # ---- more kernels that are not deterministic -------------------------------------------------------------------------
