@@ -74,12 +74,16 @@ class Case(NamedTuple):
 
 
 LATER = {
+    "\"nll_loss_forward_reduce_cuda_kernel_2d_index\" not implemented for 'Int'": (
+        "expected target dtype to be Long or Byte, but got Int",  # since torch 2.13
+    ),
     "Torch not compiled with CUDA enabled": (
         "PyTorch is not linked with support for cuda devices",
         "Could not run 'aten::empty.memory_format' with arguments from the 'CUDA' backend",
-    )
+    ),
 }
-"""What torch says instead once its C++ has asked for CUDA in the process, as it does when another test runs a scope."""
+"""What other releases of torch say, or the same one once its C++ has asked for CUDA in the process, as it does when
+another test runs a scope."""
 
 
 CASES: list[Case] = []
@@ -989,8 +993,38 @@ def many_channels_of_a_layer(correct: bool) -> None:
 
 # ---- what is known to be wrong ---------------------------------------------------------------------------------------
 
-SILENT: set[str] = {"maximum_pooling_of_odd_sizes"}
+SILENT: set[str] = {
+    "maximum_pooling_of_odd_sizes",
+    # of the second part
+    "collective_of_16_bit_integers",  # ends with gloo's text
+    "distances_in_half_precision",  # ends with the CPU's text
+    "graph_in_half_precision",
+    "hermitian_factor",
+    "linear_layer_of_integers",
+    "model_quantized_for_the_host",
+    "scores_beyond_the_longest_buffer",  # ends with a text that names CUDA
+    "sparse_solver",  # names another backend
+    "targets_that_broadcast",  # memory that a kernel takes while it runs is not counted
+}
 """Cases that are not found: no rule has them yet, or the simulation's memory is another than a GPU's."""
+
+SILENT_AT_FIRST: set[str] = {
+    # Found since the simulation was mended.
+    "complex_numbers_of_128_bits",
+    "convolution_of_integers",
+    "hidden_state_in_float32",
+    "hidden_state_made_on_the_host",
+    "network_that_was_not_moved",
+    "pool_of_a_graph_before_its_capture",
+    "rates_below_zero",
+    # Found since the case was: another text than torch 2.13's was expected, or the program broke another rule first.
+    "batch_beyond_the_memory_of_a_mac",
+    "deterministic_histogram",
+    "gradient_copied_from_a_server",
+    "grid_of_a_spatial_transformer",
+    "labels_of_32_bits",
+}
+"""Cases of the second part that were not found when they first ran and now are."""
 
 FALSE_ALARMS: set[str] = set()
 """Cases whose correct twins fail."""
@@ -1115,7 +1149,7 @@ def window_of_a_spectrogram(correct: bool) -> None:
     torch.stft(rand(64), 16, window=torch.hann_window(16, device="cuda" if correct else "cpu"), return_complex=True)
 
 
-@case(LEFT, "KaiyangZhou/deep-person-reid#275", "grid_sampler(): expected input and grid to be on same device")
+@case(LEFT, "SamsungLabs/rome#27", TWO)
 def grid_of_a_spatial_transformer(correct: bool) -> None:
     grid = F.affine_grid(torch.eye(2, 3)[None], [1, 1, 4, 4], align_corners=False)
     F.grid_sample(rand(1, 1, 4, 4), grid.cuda() if correct else grid, align_corners=False)
@@ -1177,7 +1211,11 @@ def values_put_from_the_host(correct: bool) -> None:
     x[indices(0, 1)] = values.cuda() if correct else values
 
 
-@case(LEFT, "torch/csrc/autograd/python_variable.cpp", "assigned grad has data located on a different device")
+@case(
+    LEFT,
+    "torch/csrc/autograd/python_variable.cpp",
+    "attempting to assign a gradient with device type 'cpu' to a tensor with device type 'cuda'",
+)
 def gradient_copied_from_a_server(correct: bool) -> None:
     weight = nn.Parameter(rand(2))
     weight.grad = torch.ones(2, device="cuda" if correct else "cpu")
@@ -1720,7 +1758,11 @@ def deterministic_speech(correct: bool) -> None:
     loss.backward()
 
 
-@case(DETERMINISM, "torch.use_deterministic_algorithms", "_histc_cuda does not have a deterministic")
+@case(
+    DETERMINISM,
+    "torch.use_deterministic_algorithms",
+    "_histc_cuda with floating point input does not have a deterministic",
+)
 def deterministic_histogram(correct: bool) -> None:
     torch.use_deterministic_algorithms(not correct)
     torch.histc(rand(8), 4, 0, 1)
@@ -1813,7 +1855,7 @@ def least_squares_on_a_mac(correct: bool) -> None:
 
 @on_mac("pytorch/pytorch#105839", "MPS backend out of memory (MPS allocated:", memory="64MiB")
 def batch_beyond_the_memory_of_a_mac(correct: bool) -> None:
-    ones((8 if correct else 32) << 20)
+    [ones(4 << 20) for _ in range(2 if correct else 5)]
 
 
 @on_mac("kijai/ComfyUI-SUPIR#151", "Invalid buffer size: ")
@@ -1843,7 +1885,7 @@ def causal_mask_that_is_no_buffer(correct: bool) -> None:
     ones(4, 4).masked_fill_(mask.to("mps") if correct else mask, float("-inf"))
 
 
-@on_mac("pytorch/pytorch#176981", "Trying to convert ComplexDouble to the MPS backend but it does not have support for")
+@on_mac("pytorch/pytorch#176981", "Trying to convert ComplexDouble to the MPS backend", float64="error")
 def complex_numbers_of_128_bits(correct: bool) -> None:
     ones(2).to(torch.complex64 if correct else torch.complex128)
 

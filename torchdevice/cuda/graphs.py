@@ -179,6 +179,8 @@ class GraphStandIn:
 
     def pool(self) -> Any:
         """Return the identifier of the memory pool from which a simulated device allocates during the capture."""
+        if self._captured is None:
+            raise RuntimeError(text("pool of no capture"))
         return self._pool
 
     def enable_debug_mode(self) -> None:

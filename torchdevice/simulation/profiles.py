@@ -77,8 +77,8 @@ class Profile:
     def dtype_message(self, dtype: torch.dtype) -> str:
         """Return the text of torch's error for a dtype that Metal lacks (aten/src/ATen/mps/EmptyTensor.cpp)."""
         name = str(dtype).removeprefix("torch.")
-        if dtype in FLOAT8:
-            kind = name.capitalize()
+        if dtype in FLOAT8 or dtype is torch.complex128:
+            kind = "ComplexDouble" if dtype.is_complex else name.capitalize()
             return f"Trying to convert {kind} to the MPS backend but it does not have support for that dtype."
         other = "float32" if dtype.is_floating_point else "complex64"
         return text("dtype missing on MPS", name=name, other=other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from corpus import CASES, FALSE_ALARMS, SILENT, Case
+from corpus import CASES, FALSE_ALARMS, FIRST_PART, MACS, SILENT, SILENT_AT_FIRST, Case
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -21,5 +21,11 @@ def test_each_case_names_its_source() -> None:
 
 
 def test_the_rates() -> None:
-    found = 1 - len(SILENT) / len(CASES)
-    assert found >= 0.96 and len(FALSE_ALARMS) / len(CASES) <= 0.01
+    macs = [case.name for case in CASES if case.kind == MACS]
+    gpus = [case.name for case in CASES if case.kind != MACS]
+    assert len(SILENT.intersection(gpus)) / len(gpus) <= 0.05 and len(SILENT.intersection(macs)) / len(macs) <= 0.12
+    assert len(FALSE_ALARMS) / len(CASES) <= 0.01
+
+
+def test_what_was_not_found_at_first_is_of_the_second_part_and_found_now() -> None:
+    assert {case.name for case in CASES[FIRST_PART:]} - SILENT > SILENT_AT_FIRST

@@ -125,11 +125,24 @@ def _lstsq(self: torch.Tensor, b: torch.Tensor, *rest: Any, driver: str | None =
     return other and "torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA"
 
 
-def _hidden(input: torch.Tensor, *args: Any) -> Any:
+def _place(tensor: torch.Tensor) -> str:
+    return "cpu" if tensor.is_cpu else policy.spelled(tensor.get_device())
+
+
+def _network(input: torch.Tensor, *args: Any) -> Any:
+    """Refuse states and weights on another device or of another dtype than the input's, and states with gaps."""
+    if not is_on_cudnn(input):
+        return ""
     states = next(each for each in args if isinstance(each, list) or each.dim() > 1)  # after the sizes of batches
     states = states if isinstance(states, list) else [states]
+    weights = [each for each in args if isinstance(each, list)][-1]
+    for name, each in [("hidden", state) for state in states] + [("parameter", weight) for weight in weights]:
+        if (own := _place(input)) != (other := _place(each)):
+            return text("network on two devices", name=name, own=own, other=other)
+        if (own := scalar_type(dtype_of(input))) != (other := scalar_type(dtype_of(each))):
+            return text("network of two dtypes", name=name, own=own, other=other)
     gaps = [name for name, state in zip(("hx", "cx"), states, strict=False) if not state.is_contiguous()]
-    return gaps and is_on_cudnn(input) and f"rnn: {gaps[0]} is not contiguous"
+    return gaps and f"rnn: {gaps[0]} is not contiguous"
 
 
 def _reduced_bools(self: torch.Tensor, dim: int, index: Any, src: Any, reduce: str, **named: Any) -> Any:
@@ -174,7 +187,7 @@ RULES = by_operator(
         Rule("fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn", _ffts_of_reals, "cuda/CuFFTPlanCache.h"),
         Rule("_linalg_svd", _svd, "cuda/linalg/BatchLinearAlgebraLib.cpp: svd_cusolver"),
         Rule("linalg_lstsq", _lstsq, "BatchLinearAlgebra.cpp: get_default_lstsq_driver"),
-        Rule("lstm gru rnn_tanh rnn_relu", _hidden, "cudnn/RNN.cpp: _cudnn_rnn"),
+        Rule("lstm gru rnn_tanh rnn_relu", _network, "RNN.h: check_attributes; cudnn/RNN.cpp: _cudnn_rnn"),
         Rule("scatter_reduce", _reduced_bools, "cuda/ScatterGatherKernel.cu", NotImplementedError),
         Rule(
             "_flash_attention_forward _scaled_dot_product_flash_attention", _flash, "flash_attn/flash_api.cpp: mha_fwd"

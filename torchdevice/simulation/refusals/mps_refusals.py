@@ -34,6 +34,11 @@ def _convolution(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: A
     return halves and "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS"
 
 
+def _of_integers(input: torch.Tensor, *args: Any, **out: Any) -> Any:
+    # The CPU has no kernel for other integers.
+    return dtype_of(input) is torch.int64 and "Convolution is supported only for Floating types"
+
+
 def _channels(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any) -> Any:
     return weight.size(0) > 1 << 16 and "Output channels > 65536 not supported at the MPS device."
 
@@ -48,6 +53,7 @@ RULES = by_operator(
     for rule in (
         Rule("lstm", _projected, "mps/operations/RnnOps.mm: _lstm_mps"),
         Rule("convolution", _convolution, "mps/operations/Convolution.mm: _mps_convolution_transpose"),
+        Rule("convolution", _of_integers, "mps/operations/Convolution.mm: _mps_convolution_impl"),
         Rule("convolution", _channels, "mps/operations/Convolution.mm: _mps_convolution_impl", NotImplementedError),
         Rule("_adaptive_avg_pool2d", _pooled, "mps/operations/AdaptivePooling.mm"),
     )
