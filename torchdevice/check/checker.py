@@ -58,7 +58,7 @@ def check_source(source: Source, target: Target, rules: Collection[str] | None =
     findings = {
         (finding.line, finding.rule, finding.remedy): finding
         for finding in _looked(view, source, applied)
-        if not _is_ignored(finding, ignored, source)
+        if not _is_ignored(finding, ignored)
     }
     return sorted(findings.values(), key=lambda each: (each.cell, each.line, each.column, each.rule))
 
@@ -111,9 +111,6 @@ def _extent(node: ast.AST, view: View) -> tuple[int, int]:
     return min(line, statement.lineno), statement.end_lineno or last
 
 
-def _is_ignored(finding: Finding, ignored: dict[int, set[str] | None], source: Source) -> bool:
-    for line in range(finding.first, finding.last + 1) if ignored else ():
-        rules = ignored.get(line, set())
-        if rules is None or finding.rule in rules:
-            return True
-    return False
+def _is_ignored(finding: Finding, ignored: dict[int, set[str] | None]) -> bool:
+    found = [rules for line, rules in ignored.items() if finding.first <= line <= finding.last]
+    return any(rules is None or finding.rule in rules for rules in found)

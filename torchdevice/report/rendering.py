@@ -36,13 +36,10 @@ class Report(Content):
         )
 
     def __str__(self) -> str:
-        return styled_text.plain(self._lines())
+        return styled_text.plain(plain_text.rendered(self))
 
     def __rich__(self) -> Text:
-        return styled_text.coloured(self._lines())
-
-    def _lines(self) -> list[styled_text.Line]:
-        return plain_text.rendered(self)
+        return styled_text.coloured(plain_text.rendered(self))
 
     def show(self, file: TextIO | None = None) -> None:
         """Print the report: in colours on a terminal, as plain text elsewhere.
@@ -50,7 +47,7 @@ class Report(Content):
         Args:
             file: Where to; None for stdout.
         """
-        styled_text.show(self._lines(), file)
+        styled_text.show(plain_text.rendered(self), file)
 
     def __repr__(self) -> str:
         totals = self.totals

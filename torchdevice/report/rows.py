@@ -91,8 +91,12 @@ class Row:
 
 
 def rows_of(entries: Iterable[Entry], process: str) -> list[Row]:
-    """Return the rows of a journal's entries."""
-    return merged(_row(entry, process) for entry in entries)
+    """Return the rows of a journal's entries, in the order in which a report shows them.
+
+    Entries that say the same of the same line are one row.
+    """
+    rows = (_row(entry, process) for entry in entries)
+    return _ordered([functools.reduce(_sum, alike) for alike in _alike(rows, str)])
 
 
 def _row(entry: Entry, process: str) -> Row:
@@ -104,13 +108,8 @@ def _row(entry: Entry, process: str) -> Row:
     return Row(**vars(site), first=first, passage=passage, **same, **more)
 
 
-def merged(rows: Iterable[Row]) -> list[Row]:
-    """Return rows with those that say the same of the same line made one, in the order in which a report shows them."""
-    return _ordered([functools.reduce(_sum, alike) for alike in _alike(rows, str)])
-
-
 def folded(rows: Iterable[Row]) -> list[Row]:
-    """Do the same, and make those one that differ in indices of devices alone, as those of ranks do."""
+    """Return rows with those made one that differ in indices of devices alone, as those of ranks do, in that order."""
     return _ordered([_one_of(alike) for alike in _alike(rows, without_indices)])
 
 
