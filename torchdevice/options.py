@@ -505,8 +505,8 @@ def takes_options(*, without: tuple[str, ...] = ()) -> Callable[[F], F]:
 
     def complete(function: Any) -> Any:
         signature = inspect.signature(function)
-        own = [each for name, each in signature.parameters.items() if name not in declarations()]
-        parameters = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        known = {*declarations(), "options"}  # what takes the place of **options is listed
+        parameters = [each for name, each in signature.parameters.items() if name not in known]
         lines = []
         for field in dataclasses.fields(Options):
             if field.name not in declarations() or field.name in without:

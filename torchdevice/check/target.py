@@ -91,8 +91,7 @@ class Target(NamedTuple):
 
     def lacks_dtype(self, name: str) -> bool:
         """Return whether the device cannot hold tensors of a dtype, given by its dotted name."""
-        dtype = torch_object(name)
-        return self.profile is not None and dtype in self.profile.unsupported_dtypes
+        return self.profile is not None and torch_object(name) in self.profile.unsupported_dtypes
 
     def missing(self, name: str) -> str | None:
         """Return the operator that a public function or module of torch needs and the device lacks, else None."""

@@ -24,6 +24,7 @@ from torchdevice.foundation.uncaught_errors import told_failure
 from torchdevice.journal.journal import Journal
 from torchdevice.report.content import Process
 from torchdevice.report.rendering import Report
+from torchdevice.report.rows import MAIN
 
 Describe = Callable[[], Report]
 """Returns the report of this process alone."""
@@ -96,7 +97,7 @@ class _Member:
 
     def joined(self) -> Report:
         """Return the report of all processes."""
-        own = self._described("main")
+        own = self._described(MAIN)
         reports = [Report.from_dict(json.loads(text)) for text in run_folder.left(".json")]
         begun = [Process(**json.loads(text)) for text in run_folder.left(".begun")]
         if not reports and not begun:

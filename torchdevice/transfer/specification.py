@@ -170,9 +170,8 @@ def have_streams(*devices: torch.device) -> bool:
     if kind.index is None or registry.runtime(kind.type).shares_host_memory:
         return False
     module = torch.get_device_module(kind)
-    if not (hasattr(module, "Stream") and hasattr(module, "stream") and hasattr(module, "current_stream")):
-        return False
-    return max(device.index for device in devices) < module.device_count()
+    has_streams = all(hasattr(module, name) for name in ("Stream", "stream", "current_stream"))
+    return has_streams and max(device.index for device in devices) < module.device_count()
 
 
 def current_stream(device: torch.device) -> torch.Stream:

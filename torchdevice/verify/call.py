@@ -9,7 +9,7 @@ import torch
 
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
-from torchdevice.foundation.stand_ins import same_bits, tensors
+from torchdevice.foundation.stand_ins import given_to, same_bits, tensors
 from torchdevice.journal.discrepancies import Finding
 from torchdevice.verify import ranges, reference, tolerances
 from torchdevice.verify.inputs import WIDE, Copies, Inputs, Place, is_plain, on_cpu, window
@@ -51,7 +51,7 @@ class Call:
         self._context = context
         self._lines = lines
         self._args, self._kwargs = args, kwargs
-        self._given = operator.arguments(args, kwargs)
+        self._given = given_to(operator.op, args, kwargs)
         self._alias = context.runtime.host_alias
         self._wide = context.runtime.shares_host_memory
         self._draws = operator.draws(args, kwargs)

@@ -20,7 +20,7 @@ from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation import templates
 from torchdevice.foundation.logs import logger
-from torchdevice.foundation.stand_ins import tensors
+from torchdevice.foundation.stand_ins import given_to, tensors
 from torchdevice.journal.discrepancies import Finding
 from torchdevice.options import Options
 from torchdevice.verify.inputs import WIDE, Inputs, Place
@@ -99,7 +99,7 @@ class _Program:
             if at not in self._memories:
                 self._memories[at] = self._memory(place, f"m{len(self._memories)}")
         self._names: dict[int, str] = {}
-        for name, value in operator.arguments(inputs.args, inputs.kwargs).items():
+        for name, value in given_to(operator.op, inputs.args, inputs.kwargs).items():
             for number, tensor in enumerate(tensors(value)):
                 named = f"{name}_{number}" if isinstance(value, (list, tuple)) else name
                 self._names.setdefault(id(tensor), f"{named}_" if keyword.iskeyword(named) else named)
