@@ -10,7 +10,7 @@ from torchdevice.core.context import Context
 from torchdevice.engines import dtype_gaps, float64_policy
 from torchdevice.engines.rewriters import Rewriter
 from torchdevice.fallback.cpu_fallback import call_on_cpu, counted
-from torchdevice.fallback.missing_operators import is_refusal
+from torchdevice.fallback.fallback_kernels import is_refusal
 from torchdevice.foundation.stand_ins import tensors
 
 Detour = Callable[[Any, Any], Any]

@@ -26,7 +26,7 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.devices.runtime import Runtime
-from torchdevice.fallback.missing_operators import overload
+from torchdevice.fallback.fallback_kernels import overload
 from torchdevice.foundation.per_thread import PerThread
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.foundation.torch_texts import text

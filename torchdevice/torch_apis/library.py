@@ -20,7 +20,7 @@ from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback, Installation, per_context
 from torchdevice.engines.mode import with_mode
-from torchdevice.fallback.missing_operators import Registrations
+from torchdevice.fallback.fallback_kernels import Registrations
 
 _AUTOGRAD = ("", "Autograd")
 """Prefixes of dispatch keys."""

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from torchdevice.fallback.missing_operators import overload
+from torchdevice.fallback.fallback_kernels import overload
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 
 _COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
