@@ -84,6 +84,7 @@ def _looked(view: View, source: Source, rules: list[Rule]) -> Iterator[Finding]:
 def _finding(node: ast.AST, found: Found, rule: str, view: View, source: Source, lines: list[str]) -> Finding:
     line = getattr(node, "lineno", 1)
     text = lines[min(line, len(lines)) - 1]
+    # ast counts bytes of UTF-8, and editors count characters.
     column = len(text.encode()[: getattr(node, "col_offset", 0)].decode(errors="ignore")) + 1
     first, last = _extent(node, view)
     return Finding(

@@ -184,6 +184,7 @@ def _known_name(name: str) -> str | None:
     """
     known = _public_names()
     parts = name.split(".")
+    # The longest name first; "torch.cuda" alone is a module.
     for length in range(len(parts), 2, -1):
         spelled, word = ".".join(parts[:length]), parts[length - 1]
         if spelled in known:

@@ -105,6 +105,7 @@ def processes(row: Row, report: Content) -> str:
 
 def _together(names: Sequence[str]) -> str:
     """Return names of processes as a person writes them: ``"ranks 0-3"``."""
+    # The number behind "rank ".
     ranks = sorted(int(each[5:]) for each in names if re.fullmatch("rank [0-9]+", each))
     if len(ranks) > 1:
         names = [f"ranks {numbers(ranks)}", *(each for each in names if not re.fullmatch("rank [0-9]+", each))]

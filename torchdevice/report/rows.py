@@ -121,7 +121,7 @@ def _alike(rows: Iterable[Row], compared: Callable[[str], str]) -> Collection[li
     return found.values()
 
 
-_INDEX = re.compile(r"(?<=[a-z]:)(?<!\.py:)\d+")
+_INDEX = re.compile(r"(?<=[a-z]:)(?<!\.py:)\d+")  # of "cuda:1", and not the line of "train.py:1"
 
 
 def _one_of(rows: Sequence[Row]) -> Row:

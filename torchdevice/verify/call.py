@@ -159,7 +159,7 @@ class Call:
     def _difference(self, compared: _Compared, expected: Any) -> Difference | None:
         actual = compared.actual
         if not isinstance(actual, torch.Tensor):
-            equal = actual == expected or (actual != actual and expected != expected)
+            equal = actual == expected or (actual != actual and expected != expected)  # NaN differs from itself
             return None if equal else Difference("values", f"is {actual!r} instead of {expected!r}")
         if not isinstance(expected, torch.Tensor) or not (is_plain(actual) and is_plain(expected)):
             return None

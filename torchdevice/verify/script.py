@@ -195,4 +195,5 @@ def _values(memory: _Memory, saved: Any) -> str:
 
 def _number(value: Any, dtype: torch.dtype) -> str:
     """Return a number with as many digits as its dtype needs."""
+    # Nine digits tell any two numbers in float32 apart; repr gives those of float64.
     return format(value, ".9g") if dtype.is_floating_point and dtype != torch.float64 else repr(value)
