@@ -103,7 +103,7 @@ def _extent(node: ast.AST, view: View) -> tuple[int, int]:
     """Return the first and the last line of a node's statement; where the statement has a body, of its header."""
     line = getattr(node, "lineno", 1)
     last = getattr(node, "end_lineno", None) or line
-    statement = view.statement(node)
+    statement = next((each for each in (node, *view.around(node)) if isinstance(each, ast.stmt)), None)
     if statement is None:
         return line, last
     body = getattr(statement, "body", None)

@@ -204,10 +204,6 @@ class Names:
             node = self.parents[node]
             yield node
 
-    def statement(self, node: ast.AST) -> ast.stmt | None:
-        """Return the statement that a node is a part of, or is."""
-        return next((each for each in (node, *self.around(node)) if isinstance(each, ast.stmt)), None)
-
 
 def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | None:
     """Return an argument of a call, by its position or by one of its names; None where it is not there."""

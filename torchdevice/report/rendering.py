@@ -6,7 +6,7 @@ import dataclasses
 from html import escape
 from typing import TYPE_CHECKING, TextIO
 
-from torchdevice.foundation import styled_text, templates
+from torchdevice.foundation import data_files, styled_text
 from torchdevice.report import formatting, plain_text, source
 from torchdevice.report.content import Content, Totals
 from torchdevice.report.rows import Group
@@ -26,7 +26,7 @@ class Report(Content):
     def to_html(self) -> str:
         """Return one page that needs nothing else: no network, light and dark, sortable, readable on a phone."""
         more = {"text": formatting, "place": source.place, "short": source.short, "Group": Group, "Totals": Totals}
-        return templates.filled(__file__, "page.html", report=self, **more)
+        return data_files.filled(__file__, "page.html", report=self, **more)
 
     def _repr_html_(self) -> str:
         # In a frame, so that neither the page nor the notebook changes how the other looks.

@@ -17,7 +17,7 @@ from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import original_of
 from torchdevice.engines import float64_policy
-from torchdevice.foundation import dispatch_modes, templates
+from torchdevice.foundation import data_files, dispatch_modes
 
 _DOUBLES = {7: torch.float64, 10: torch.complex128}
 """The dtypes that a target may lack, by their numbers in graphs (c10/core/ScalarType.h)."""
@@ -94,7 +94,7 @@ class _Rewriting:
         accelerators = sorted(context.families - {context.device_type})
         index = " + spelled[len(accelerator):]" if context.device(0).index is not None else ""
         values = {"accelerators": accelerators, "target": context.device_type, "index": index}
-        functions = templates.filled(__file__, "script_functions.py.jinja", **values)
+        functions = data_files.filled(__file__, "script_functions.py.jinja", **values)
         self._replacements = torch.jit.CompilationUnit(functions)
 
     def rewrite(self, graph: Any) -> None:

@@ -147,9 +147,7 @@ class DeviceSpec:
 
 def _with_ordinal(device: torch.device) -> torch.device:
     """Return a device with the ordinal that it means now, where torch has a current device of that type."""
-    if device.index is not None or not torch.accelerator.is_available():
-        return device
-    current = torch.accelerator.current_accelerator()
+    current = torch.accelerator.current_accelerator(check_available=True) if device.index is None else None
     if current is None or current.type != device.type:
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())

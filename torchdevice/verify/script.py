@@ -18,7 +18,7 @@ import torch
 
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
-from torchdevice.foundation import templates
+from torchdevice.foundation import data_files
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.stand_ins import given_to, tensors
 from torchdevice.journal.discrepancies import Finding
@@ -117,7 +117,7 @@ class _Program:
         places = self._inputs.places.items()
         device, family = self._context.device_type, self._context.program
         target, against = self._context.runtime.target, "in float64" if self._wide else "the CPU"
-        text = templates.filled(
+        text = data_files.filled(
             __file__,
             "program.py.jinja",
             title=_in_docstring(textwrap.fill(f"{finding.operator} on {target}: {finding.what}.", 100)),
