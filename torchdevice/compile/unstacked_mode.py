@@ -132,7 +132,9 @@ def names_in_guards() -> dict[str, Any]:
 
 
 def _wrap_original(builder: Any, entry: wrap.EntryPoint) -> Any:
-    return builder._wrap(entry.original)
+    # With the source of the original: the guard of a function's defaults takes nothing but functions.
+    source = torch._dynamo.source.AttrSource(builder.source, "original")
+    return type(builder)(builder.tx, source)._wrap(entry.original)
 
 
 def _create_original(tx: Any, entry: wrap.EntryPoint) -> Any:
