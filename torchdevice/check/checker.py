@@ -74,7 +74,7 @@ def _looked(view: View, source: Source, rules: list[Rule]) -> Iterator[Finding]:
     for rule in (each for each in rules if not ((each.of_cuda and is_cuda) or (each.of_lacks and is_whole))):
         for kind in rule.kinds:
             by_kind.setdefault(kind, []).append(rule)
-    lines = source.lines
+    lines = source.text.split("\n")
     for node in view.nodes:
         for rule in by_kind.get(type(node), ()):
             for found in rule.look(node, view):

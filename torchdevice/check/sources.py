@@ -62,11 +62,6 @@ class Source:
     text: str
     places: list[Place]
 
-    @property
-    def lines(self) -> list[str]:
-        """The lines of the code."""
-        return self.text.split("\n")
-
     def place(self, line: int) -> Place:
         """Return where a line of the code stands."""
         return self.places[min(max(line, 1), len(self.places)) - 1]
