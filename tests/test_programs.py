@@ -147,6 +147,7 @@ def test_a_release_on_pypi_is_unpacked_from_its_wheel(
     assert programs.main(["--write", "--target", "cpu"]) == 0
     page = (tmp_path / "page.md").read_text()
     assert "| cpu | 6.250 |" in page and "[`1.5`](https://pypi.org/project/tiny-program/1.5)" in page
+    assert "github.com" not in page
 
 
 def test_only_the_parts_that_a_program_names_are_checked_out(programs: Any, tmp_path: Path) -> None:
