@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -147,7 +148,6 @@ def test_a_release_on_pypi_is_unpacked_from_its_wheel(
     assert programs.main(["--write", "--target", "cpu"]) == 0
     page = (tmp_path / "page.md").read_text()
     assert "| cpu | 6.250 |" in page and "[`1.5`](https://pypi.org/project/tiny-program/1.5)" in page
-    assert "github.com" not in page
 
 
 def test_only_the_parts_that_a_program_names_are_checked_out(programs: Any, tmp_path: Path) -> None:
@@ -194,3 +194,10 @@ def test_the_page_is_that_of_the_record() -> None:
         [sys.executable, str(script), "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert checked.returncode == 0, checked.stderr
+
+
+def test_links_lead_to_a_commit_or_a_release() -> None:
+    links = re.findall(r"\]\((https://[^)]*)\)", (ROOT / "docs/programs.md").read_text())
+    place = r"https://(github\.com/[\w.-]+/[\w.-]+/tree/[0-9a-f]{40}|pypi\.org/project/[\w.-]+/[\w.]+)"
+    assert len(links) > 70
+    assert [link for link in links if not re.fullmatch(place, link)] == []
