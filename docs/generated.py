@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +17,13 @@ def require_release(release: str) -> None:
         sys.exit(f"torch {torch.__version__} is installed, and the file is made with {release}. Install that release.")
 
 
-def write_or_check(path: Path, text: str, compared: Callable[[str], str] = str) -> int:
+def seed_of_check() -> int | None:
+    """Return the seed for what --check draws, which --seed gives, or None where the file is written."""
+    given = re.search(r"--seed[= ](\d+)", " ".join(sys.argv[1:]))
+    return None if "--check" not in sys.argv[1:] else int(given[1]) if given else 0
+
+
+def write_or_check(path: Path, text: str, compared: Callable[[str], Any] = str) -> int:
     """Write a file. With --check on the command line, return 1 if the file has another text.
 
     Args:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
-from generated import write_or_check
+from generated import seed_of_check, write_or_check
 
 PAGE = Path(__file__).with_name("matrix.md")
 
@@ -75,10 +74,10 @@ def columns_of(text: str) -> dict[str, dict[str, str]]:
 
 def main() -> int:
     """Write the page. With --check, return 1 if the column of one device differs from its page."""
-    if "--check" not in sys.argv[1:]:
+    seed = seed_of_check()
+    if seed is None:
         return write_or_check(PAGE, page({target: column(target) for target in TARGETS}))
-    seed = re.search(r"--seed[= ](\d+)", " ".join(sys.argv[1:]))
-    drawn = random.Random(int(seed[1]) if seed else 0).choice(TARGETS)
+    drawn = random.Random(seed).choice(TARGETS)
     known = columns_of(PAGE.read_text())
     return write_or_check(PAGE, page({**known, drawn: column(drawn)}))
 

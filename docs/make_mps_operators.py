@@ -3,7 +3,7 @@
 ``tests`` are the functions that torch's own tests expect to fail (``torch/testing/_internal/common_mps.py``). The
 samples of the databases (``op_db``, ``module_db``) run on a simulated Mac that lets operators without a kernel fall
 back to the CPU and counts them: most public functions are made of other operators, and the table of kernels alone does
-not say which.
+not say which. With --check a quarter of the functions, drawn by --seed, is run, and their rows are compared.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from generated import require_release, write_or_check
+from generated import require_release, seed_of_check, write_or_check
 from make_mps_dtypes import assigned
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
@@ -40,6 +40,10 @@ SAMPLES = 6
 
 ERRORS = (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, IndexError)
 """What samples raise that are wrong in the dtype, or that need float64."""
+
+
+Entry = tuple[list[str], Iterator[Callable[[], Any]]]
+"""The names of a function or module, and calls of it."""
 
 
 class Mac:
@@ -91,7 +95,7 @@ def _most(counted: Counter[str], ran: int) -> str:
     return ""
 
 
-def functions() -> Iterator[tuple[list[str], Iterator[Callable[[], Any]]]]:
+def functions() -> Iterator[Entry]:
     """Yield the names of each function in the database, and calls of it."""
     for entry in op_db:
         if entry.variant_test_name or torch.float32 not in entry.dtypes or entry.name.startswith("jiterator"):
@@ -111,7 +115,7 @@ def _calls(entry: Any) -> Iterator[Callable[[], Any]]:
         return
 
 
-def modules() -> Iterator[tuple[list[str], Iterator[Callable[[], Any]]]]:
+def modules() -> Iterator[Entry]:
     """Yield the name of each module in the database, and calls of it."""
     for entry in module_db:
         yield [f"torch.{entry.name}"], _uses(entry)
@@ -147,12 +151,12 @@ _ONLY_HERE = "_thnn_fused"
 """Kernels of cells that torch uses for an out-of-tree device, as the simulated one is, and not on MPS."""
 
 
-def tables() -> tuple[Mapping[str, str], Mapping[str, str]]:
+def tables(entries: Sequence[Entry]) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Return which operators names need: for themselves, and for their gradients alone."""
     mac = Mac()
     forward: dict[str, str] = {}
     backward: dict[str, str] = {}
-    for names, calls in itertools.chain(functions(), modules()):
+    for names, calls in entries:
         direct, later = mac.lacked(calls)
         for name in names:
             if _exists(name):
@@ -182,15 +186,30 @@ def expected_failures() -> list[str]:
     return sorted(filter(_exists, (f"torch.{name}" for name in names - CONVERSIONS)))
 
 
-def page() -> str:
-    """Return the text of the file."""
-    torch.manual_seed(0)
-    random.seed(0)
-    forward, backward = (dict(sorted(table.items())) for table in tables())
+def page(entries: Sequence[Entry]) -> str:
+    """Return the text of the file, with the rows of some functions and modules."""
+    forward, backward = (dict(sorted(table.items())) for table in tables(entries))
     return json.dumps({"forward": forward, "backward": backward, "tests": expected_failures()}, indent=2) + "\n"
 
 
-if __name__ == "__main__":
+def rows_of(entries: Sequence[Entry], text: str) -> list[Any]:
+    """Return what a text of the file says of some functions and modules."""
+    names, found = {name for entry in entries for name in entry[0]}, json.loads(text)
+    tables = ({name: found[way][name] for name in names & found[way].keys()} for way in ("forward", "backward"))
+    return [*tables, found["tests"]]
+
+
+def main() -> int:
     require_release(MADE_WITH)
     warnings.simplefilter("ignore")
-    sys.exit(write_or_check(PAGE, page()))
+    torch.manual_seed(0)
+    random.seed(0)
+    entries = [*functions(), *modules()]
+    seed = seed_of_check()
+    if seed is not None:
+        entries = random.Random(seed).sample(entries, len(entries) // 4)
+    return write_or_check(PAGE, page(entries), functools.partial(rows_of, entries))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

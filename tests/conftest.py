@@ -17,6 +17,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")  # read once, and other libraries import numba too
 os.environ.pop("TORCHDEVICE_TARGET", None)
 
 import warnings
@@ -182,6 +183,19 @@ def fresh_dynamo() -> Iterator[None]:
 def sweep(request: pytest.FixtureRequest) -> tuple[bool, int]:
     """Whether sweeps are complete, and the seed of the sample."""
     return request.config.getoption("--sweep") == "full", request.config.getoption("--sweep-seed")
+
+
+_modules_when_frozen = 0
+
+
+@pytest.fixture(autouse=True)
+def collections_pass_over_modules() -> None:
+    """Take what modules made out of the garbage collections: with some 10,000 modules each took most of a second."""
+    global _modules_when_frozen
+    if len(sys.modules) > _modules_when_frozen + 100:
+        _modules_when_frozen = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -47,6 +47,7 @@ print(torchdevice.current())
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("first", ["import torch", "import torchdevice", "from torchdevice import errors", ""])
 @pytest.mark.parametrize(
     ("then", "scope"), [((), "<torchdevice.Scope target='simulated:cuda:1'>"), (("%torchdevice off",), "None")]

@@ -201,8 +201,8 @@ def project(tmp_path: Path) -> Path:
 
 
 # Each command is a process or several, so the default run takes a sample.
+@pytest.mark.sampled(1)
 @pytest.mark.one_engine
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", commands())
 def test_commands_of_the_pages_run(command: str, project: Path) -> None:
     scripts = project / "scripts"

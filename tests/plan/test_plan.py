@@ -18,6 +18,8 @@ import torchdevice
 from torchdevice.plan import peaks as peaks_module
 from torchdevice.plan.peaks import COLUMNS, GRADIENTS, KINDS, OTHER, STATE, WEIGHTS, Peaks
 
+pytestmark = pytest.mark.one_engine
+
 PROGRAMS = Path(__file__).parents[1] / "programs"
 MIB = 1 << 20
 
@@ -156,7 +158,7 @@ def planned(*words: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("program", "arguments", "library"),
     [
@@ -202,6 +204,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.sampled(3, of="plans of programs")
 @pytest.mark.parametrize(("way", "shards", "gradients"), [("DDP", 1, 16), ("FSDP2", 8, 2)])
 def test_a_rank_of_many(way: str, shards: int, gradients: int, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -225,6 +228,7 @@ if layers[0].weight.sum() > 0:
 """
 
 
+@pytest.mark.sampled(3, of="plans of programs")
 def test_what_fits(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(""))
@@ -235,6 +239,7 @@ def test_what_fits(tmp_path: Path) -> None:
     assert plan["assumed"] == [{"lines": [f"{script}:5"], "operator": "item()", "value": "False"}]
 
 
+@pytest.mark.sampled(3, of="plans of programs")
 def test_a_program_that_fails_is_planned_up_to_there(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format("raise ValueError('no data')"))
     command = [sys.executable, "-m", "torchdevice", "plan", "train.py"]
@@ -245,6 +250,7 @@ def test_a_program_that_fails_is_planned_up_to_there(tmp_path: Path) -> None:
     assert "peak of cuda:0 at  train.py:5" in done.stdout and "16.00 GiB" in done.stdout
 
 
+@pytest.mark.sampled(3, of="plans of programs")
 def test_the_picture_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(""))
     for ending in ("html", "json"):
@@ -264,6 +270,7 @@ def test_the_picture_in_the_report(tmp_path: Path) -> None:
     assert report.plan["devices"][0]["weights"] == 16 << 30 and len(report.plan["over time"]["cuda:0"]) == COLUMNS
 
 
+@pytest.mark.sampled(3, of="plans of programs")
 def test_no_picture_where_no_memory_was_asked_for(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torchdevice", "plan", "--report=r.html", "-c", "import torch; torch.zeros(2)"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)

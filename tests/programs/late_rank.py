@@ -74,7 +74,7 @@ def outcomes(device: str, group: Any, store: Any) -> dict[str, Any]:
     """Return for each collective whether it had ended while a rank was late and at the end, and what it wrote."""
     found = {}
     for name, begin in begins(device, group).items():
-        key = f"{torch.device(device).type} {name}"
+        key = f"{dist.get_backend(group)} {name}"  # not the device's type, which on a CPU target is the CPU's for both
         if dist.get_rank():
             store.wait([key])
         work, written = begin()

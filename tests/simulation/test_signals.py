@@ -38,7 +38,6 @@ def no_callbacks_of_others() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
     gc.callbacks[:] = before
 
 

@@ -11,9 +11,7 @@ import torch
 
 import torchdevice
 
-with pytest.MonkeyPatch.context() as environment:
-    environment.setenv("NUMBA_ENABLE_CUDASIM", "1")
-    cuda: Any = pytest.importorskip("numba.cuda", reason="numba is not installed")
+cuda: Any = pytest.importorskip("numba.cuda", reason="numba is not installed")
 
 TARGETS = ["cpu", "simulated:cuda"]
 

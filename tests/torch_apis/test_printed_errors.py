@@ -38,7 +38,7 @@ PROGRAM = """
 OURS = f"{os.sep}torchdevice{os.sep}"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.one_engine
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("way", WAYS)

@@ -40,6 +40,19 @@ SIZED: dict[str, Callable[[torch.Tensor], Any]] = {
 """A call whose result has a size that depends on values."""
 
 
+@torch.library.custom_op("torchdevice_tests::above_half", mutates_args=(), device_types="cpu")
+def above_half(x: torch.Tensor) -> torch.Tensor:
+    return (x > 0.5).nonzero()
+
+
+@above_half.register_fake
+def _above_half(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(), x.dim(), dtype=torch.long)
+
+
+SIZED["operator of a library"] = above_half
+
+
 def shapes(result: Any) -> Any:
     return [(each.shape, each.dtype) for each in (result if isinstance(result, tuple) else [result])]
 
@@ -112,6 +125,11 @@ def test_scaled_gradients_are_stepped() -> None:
             scaler.step(optimizer)
             scaler.update()
         assert len(optimizer.state) == 2
+
+
+def test_an_operator_of_a_library_says_what_it_needs_where_nothing_is_assumed() -> None:
+    with torchdevice.simulate(compute="meta"), pytest.raises(NoValueError, match="above_half"):
+        above_half(torch.rand(4, 4, device="cuda"))
 
 
 def test_what_cannot_be_assumed() -> None:

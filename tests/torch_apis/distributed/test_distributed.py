@@ -209,7 +209,7 @@ def assert_succeeded(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(3, of="programs of two ranks")
 @pytest.mark.parametrize("backend", ["nccl", "mesh"])  # a mesh begins the group for CPU tensors too
 def test_collectives_do_what_nccl_documents(target: str, backend: str) -> None:
     assert_compared(target, backend)
@@ -223,7 +223,7 @@ def assert_compared(target: str, backend: str, **environ: str) -> subprocess.Com
     return done
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(3, of="programs of two ranks")
 @pytest.mark.one_engine
 def test_collectives_while_torch_debugs_in_detail(target: str) -> None:
     """torch then logs a hash of each object that is sent by NCCL, which only builds with NCCL can make."""
@@ -348,7 +348,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(3, of="programs of two ranks")
 @pytest.mark.parametrize("apart", ["no", "visible", "mps"])
 def test_two_ranks_on_one_device(tmp_path: Path, apart: str) -> None:
     program = tmp_path / "program.py"

@@ -39,7 +39,7 @@ TOLD = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", TOLD)
 def test_ranks_are_told_which_rank_ended_and_how(case: str, tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(PROGRAM)

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 import torchdevice
 
 
+@pytest.mark.sampled(3, of="programs of two ranks")
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_a_group_takes_every_form_of_its_methods(target: str, tmp_path: Path) -> None:
     run = run_command("run", "--target", target, "--ranks", "2", str(PROGRAMS / "group_methods.py"), str(tmp_path))

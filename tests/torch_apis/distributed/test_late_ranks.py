@@ -10,6 +10,7 @@ from conftest import run_command
 from places import PROGRAMS
 
 
+@pytest.mark.sampled(3, of="programs of two ranks")
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_a_collective_ends_when_the_last_rank_has_come(target: str, tmp_path: Path) -> None:
     run = run_command("run", "--target", target, "--ranks", "2", str(PROGRAMS / "late_rank.py"), str(tmp_path))
@@ -37,7 +38,7 @@ else:
 """
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(3, of="programs of two ranks")
 @pytest.mark.parametrize("seconds", ["0", "2.5"])  # the other rank ends before, or while, or after this one ends
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_rank_ends_with_a_collective_that_never_ended(rank: str, seconds: str, target: str, tmp_path: Path) -> None:

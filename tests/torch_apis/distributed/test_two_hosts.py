@@ -53,6 +53,7 @@ def _run(target: list[str], case: str, folder: Path) -> list[tuple[int, str, str
     return [(agent.returncode, *each) for agent, each in zip(agents, said, strict=True)]
 
 
+@pytest.mark.sampled(1, of="two hosts")
 @pytest.mark.parametrize(
     "target", [["--target", "cpu", "--devices", "2"], ["--target", "simulated:cuda:2"]], ids=["cpu", "simulated"]
 )
@@ -63,12 +64,14 @@ def test_ranks_of_two_hosts_use_the_devices_of_their_host(target: list[str], tmp
         assert sorted(line for line in output.splitlines() if line.startswith("rank ")) == ranks
 
 
+@pytest.mark.sampled(1, of="two hosts")
 def test_an_error_says_on_which_host_the_rank_was(tmp_path: Path) -> None:
     first, second = _run(["--target", "simulated:cuda:2"], "ends", tmp_path)
     assert (first[0], second[0]) == (1, 1)
     assert "4 ranks cannot end: rank 3 on node1 ended at ranks.py:17 with exit code 3." in first[2]
 
 
+@pytest.mark.sampled(1, of="two hosts")
 def test_a_mismatch_says_the_host_of_each_rank(tmp_path: Path) -> None:
     (_, _, errors), _ = _run(["--target", "simulated:cuda:2"], "differ", tmp_path)
     for rank, size in enumerate((2, 2, 2, 1)):

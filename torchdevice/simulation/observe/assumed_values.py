@@ -50,10 +50,11 @@ class AssumedValues(WithoutValues):
         try:
             return super().run(op, kernel, args, kwargs)
         except NoValueError:
-            sized = torch.Tag.dynamic_output_shape in op.tags
+            read = gives_values(op, args, kwargs)
+            sized = not read and (torch.Tag.dynamic_output_shape in op.tags or op.namespace != "aten")
             plain = all(each.layout is torch.strided and not each.is_nested for each in tensors((args, kwargs)))
             known = sized and not any(argument.is_out for argument in op._schema.arguments)
-            if not plain or not (known or gives_values(op, args, kwargs)):
+            if not plain or not (known or read):
                 raise
         with torch._C.DisableTorchFunction():
             result = _Assumed(op, int(sized)).call(args, kwargs)
