@@ -105,7 +105,7 @@ def recv(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
     own = _key(group, "recv", rank, tag)
 
     def received(source: int) -> None:
-        # Of any rank it is known only now from which one it came.
+        # Where any rank may send, it is known only now which one did.
         group.waiting.rename(own, _key(group, "recv", source, tag))
 
     with _staged(group, call) as staging:
