@@ -199,7 +199,8 @@ class _Product(LastResort):
     """A product of tensors, or attention: a last resort, except where half precision is computed in float32."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if half_precision_matmul.begins_in_float32(args):
+        # Modes of the program do not see that the dtype is read.
+        if _stack_length() or half_precision_matmul.begins_in_float32(args):
             return super().__call__(*args, **kwargs)
         mode: Any = _state.mode
         # Half precision does not fail, it is only slow; so for these arguments the mode comes first.
