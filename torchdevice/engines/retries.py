@@ -37,11 +37,6 @@ def after(error: BaseException, context: Context, func: Any, rewriter: Rewriter 
     return None
 
 
-def can_follow(error: BaseException, context: Context) -> bool:
-    """Return whether there may be another way to make a call that raised ``error``."""
-    return dtype_gaps.lacking(error) is not None or float64_policy.refused(context, error) or is_refusal(context, error)
-
-
 def _on_cpu(context: Context, func: Any, args: Any, kwargs: Any) -> Any:
     """Make a call on the CPU, counted at its line with the operator and the dtypes that the target refused."""
     given = sorted({str(value.dtype) for value in tensors((args, kwargs))})
