@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.attention
 from torch._C import DispatchKey
+from torch.backends.cuda import SDPAParams
 
 from torchdevice.core import thread_state
 from torchdevice.engines import destructors
@@ -218,7 +219,7 @@ def attend(
         options = {"scale": scale, "enable_gqa": enable_gqa}
         many = query.dim() > 1 and query.size(1) > attention.MOST_HEADS
         if (many or not torch._C._get_math_sdp_enabled()) and policy.stands_for_cuda():
-            attention.check(attention.Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+            attention.check(SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
             return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         alike = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
@@ -353,7 +354,8 @@ def _by_triangles(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return solution, A.new_empty(0), torch.empty(0, dtype=torch.int64), A.new_empty(0)
 
 
-def _factors(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+@of_formula
+def _factor_freely(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Factor a matrix without pivoting, which only CUDA has a kernel for."""
     factors, steps = A.clone(), min(A.shape[-2:])
     for k in range(steps):
@@ -363,7 +365,7 @@ def _factors(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return factors, pivots, torch.zeros(A.shape[:-2], dtype=torch.int32)
 
 
-_factor_freely, _factor_pivoting = of_formula(_factors), _accepted(_aten.linalg_lu_factor_ex.default)
+_factor_pivoting = _accepted(_aten.linalg_lu_factor_ex.default)
 
 
 @special("linalg_lu_factor_ex")
@@ -371,19 +373,10 @@ def _lu_factor(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = Fals
     return _factor_pivoting(A, check_errors=check_errors) if pivot else _factor_freely(A)
 
 
-@of_formula
-def _freely_split(A: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    factors, size = _factors(A)[0], min(A.shape[-2:])
-    lower = factors[..., :size].tril(-1) + torch.eye(A.size(-2), size, dtype=A.dtype)
-    return A.new_empty(0), lower, factors[..., :size, :].triu()
-
-
-_split_pivoting = _accepted(_aten.linalg_lu.default)
-
-
 @special("linalg_lu")
 def _lu(A: torch.Tensor, *, pivot: bool = True) -> Any:
-    return _split_pivoting(A) if pivot else _freely_split(A)
+    factors, pivots, _ = _lu_factor(A, pivot=pivot)
+    return torch.lu_unpack(factors, pivots, unpack_pivots=pivot)
 
 
 # ---- formulas, for what only accelerators have a kernel for ----------------------------------------------------------

@@ -18,7 +18,7 @@ from torchdevice.simulation.allocator.storages import fresh
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values
 from torchdevice.simulation.native import serving
 from torchdevice.simulation.refusals import cuda_refusals, mps_refusals
-from torchdevice.simulation.refusals.refusal_rules import Refusals, checks
+from torchdevice.simulation.refusals.refusal_rules import Refusals, checks, name_of
 
 _mode_enabled = torch._C._is_torch_function_mode_enabled
 
@@ -48,7 +48,7 @@ class Pipeline:
     def _make(self, args: Any, kwargs: Any) -> None:
         """Make what the calls need, and refuse the first call where it must be."""
         op = self._op
-        self._asserts = cuda_refusals.asserts(op)
+        self._asserts = name_of(op) in cuda_refusals.ASSERTING
         self._random: device_random.Drawing | None = None
         self._body = self._body or cpu_kernels.body_of(op)
         if self._body is None:

@@ -75,7 +75,8 @@ class Order(StreamObserver):
                 self.submit(indices)
                 self.ran(op, args, kwargs, result, used)
                 if host_waits(self.context, op, args, kwargs, result):
-                    self.host_waited(indices)
+                    for index in indices:
+                        self.stream_synchronized(self.current(index))
         return result
 
     def ran(self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]) -> None:
@@ -105,11 +106,6 @@ class Order(StreamObserver):
         for index in indices:
             for clock in clocks:
                 clock[self.current(index)] = self.number
-
-    def host_waited(self, indices: set[int]) -> None:
-        """Note that the host has waited for the current stream of each device."""
-        for index in indices:
-            self.stream_synchronized(self.current(index))
 
     def _host_learns(self, clock: Mapping[Stream, int]) -> None:
         merge(self.host, clock)
