@@ -30,6 +30,11 @@ def refusals_of(op: Any) -> Refusals:
     return checks((*mps_refusals.rules_of(op), *cuda_refusals.rules_of(op)))
 
 
+def none_of(op: Any) -> Refusals:
+    """Return no refusals."""
+    return ()
+
+
 class Pipeline:
     """The kernel of an operator.
 
@@ -129,21 +134,27 @@ def kernel_of(op: Any) -> cpu_kernels.Kernel:
     return cuda_values.dividing(op, Pipeline(op).run)
 
 
-class Fallback:
-    """The kernel of a dispatch key for the operators that have no kernel of their own there.
+def aliasing(
+    aliases: type[cpu_kernels.CpuAliases], op: Any, refusals: Callable[[Any], Refusals] = none_of
+) -> cpu_kernels.Kernel:
+    """Return the kernel of an operator that runs on CPU tensors of this class."""
+    random = device_random.kind_of(op)
+    return Pipeline(op, lambda *args, **kwargs: aliases(op, op, random).call(args, kwargs), refusals).run
+
+
+def fallback(make: Callable[[Any], cpu_kernels.Kernel]) -> cpu_kernels.Kernel:
+    """Return the kernel of a dispatch key for the operators that have no kernel of their own there.
 
     Args:
         make: Returns the kernel of an operator.
     """
+    # By `id`, because the hash of an operator is a function in Python. The operator keeps the `id`.
+    kernels: dict[int, tuple[cpu_kernels.Kernel, Any]] = {}
 
-    def __init__(self, make: Callable[[Any], cpu_kernels.Kernel]):
-        self._make = make
-        # By `id`, because the hash of an operator is a function in Python. The operator keeps the `id`.
-        self._kernels: dict[int, tuple[cpu_kernels.Kernel, Any]] = {}
-
-    def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run an operator."""
-        found = self._kernels.get(id(op))
+    def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+        found = kernels.get(id(op))
         if found is None:
-            found = self._kernels[id(op)] = self._make(op), op
+            found = kernels[id(op)] = make(op), op
         return found[0](*args, **kwargs)
+
+    return run

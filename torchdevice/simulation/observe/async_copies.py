@@ -20,14 +20,7 @@ from torchdevice.errors import CopyInFlightError
 from torchdevice.foundation.stand_ins import same_bits
 from torchdevice.journal.callers import program_line, site_of
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
-from torchdevice.simulation.observe.happens_before import (
-    Order,
-    host_side,
-    is_in_flight,
-    knows,
-    of_device,
-    sparse_indices,
-)
+from torchdevice.simulation.observe.happens_before import Order, in_flight, knows, of_device, sparse_indices
 
 _preserve_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
 
@@ -127,13 +120,9 @@ class InFlight(Order):
         return super().run(op, kernel, args, kwargs)
 
     def ran(self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]) -> None:
-        if is_in_flight(self.context, op, args, kwargs, result):
-            self._begin(op, args, result, index_of(used[0][0]))
-
-    def _begin(self, op: Any, args: tuple[Any, ...], result: torch.Tensor, index: int) -> None:
-        host = host_side(op, args, result)
-        assert host is not None
-        stream = self.current(index)
+        host, stream = in_flight(self.context, op, args, kwargs, result), self.current(index_of(used[0][0]))
+        if host is None:
+            return
         if result is host:
             self._copies.append(_ToHost(stream, self.number, host))
         elif result.numel():

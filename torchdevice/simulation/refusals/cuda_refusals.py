@@ -24,7 +24,6 @@ from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.profiles import is_cpu_only, missing_on_cuda
 from torchdevice.simulation.refusals import cuda_rules
-from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.simulation.refusals.refusal_rules import Rule, name_of, scalar_type
 
 _TABLES: Mapping[str, Any] = data_files.read(__file__, "cuda_operators.json")
@@ -133,6 +132,4 @@ def check_assertion(error: Exception) -> None:
     if policy.stands_for_mps():
         raise torch.AcceleratorError(text) from None
     if policy.stands_for_cuda():
-        why = f"The kernel's assertion was: {text}"
-        policy.lose(why)
-        raise cuda_error(DEVICE_ASSERT, why) from None
+        raise policy.lose(f"The kernel's assertion was: {text}") from None
