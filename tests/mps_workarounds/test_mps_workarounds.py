@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import platform
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -113,6 +114,26 @@ def loses_late_elements(name: str) -> Kernel:
     return kernel
 
 
+def misreads_weights(name: str) -> Kernel:
+    """Convolve, and take the strides of the weight for those of a contiguous tensor."""
+
+    def misread(weight: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(weight, weight.shape, torch.empty(weight.shape, device="cpu").stride()).cpu()
+
+    def forward(x: Any, weight: Any, bias: Any, padding: Any, stride: Any, dilation: Any, groups: int) -> Any:
+        rest = bias, stride, padding, dilation, False, [0, 0], groups
+        return torch.ops.aten.convolution(x.cpu(), misread(weight), *rest).to(x.device)
+
+    def backward(
+        x: Any, grad: Any, weight: Any, padding: Any, stride: Any, dilation: Any, groups: int, mask: Any
+    ) -> Any:
+        rest = None, stride, padding, dilation, False, [0, 0], groups, mask
+        results = torch.ops.aten.convolution_backward(grad.cpu(), x.cpu(), misread(weight), *rest)
+        return (*(None if each is None else each.to(x.device) for each in results[:2]), None)
+
+    return backward if name.endswith("backward") else forward
+
+
 class Planted(NamedTuple):
     operators: tuple[str, ...]
     kernel: Callable[[str], Kernel]
@@ -197,6 +218,39 @@ def selected(device: str) -> torch.Tensor:
     return torch.index_select(tensor(40, 3, device=device), 0, torch.tensor([2, 0], device=device), out=out)
 
 
+def long_product(name: str, device: str) -> Any:
+    """Return what an operator gives for factors that sum over more elements than are summed rightly."""
+    place, _, overload = name.partition(".")
+    lead = () if place in ("mm", "addmm", "addmm_", "linear") else (2,)
+    left, right_, sum_ = tensor(*lead, 17, 70, device=device), tensor(*lead, 70, 17, device=device), (*lead, 17, 17)
+    factors = (left, right_.t().contiguous()) if place == "linear" else (left, right_)
+    if place.startswith("add"):
+        sum_ = (17, 17)
+    given = (tensor(*sum_, device=device), *factors) if "add" in place else factors
+    written = {"out": torch.empty(0, device=device)} if overload else {}
+    return getattr(torch.ops.aten, place)(*given, **written)
+
+
+def convolved(device: str) -> torch.Tensor:
+    x, weight = tensor(2, 3, 5, 5, device=device), tensor(4, 3, 3, 3, 2, device=device)[..., 1]
+    if device == "cpu":
+        return torch.nn.functional.conv2d(x, weight, padding=1)
+    return torch.ops.aten._mps_convolution(x, weight, None, [1, 1], [1, 1], [1, 1], 1)
+
+
+def convolved_backward(device: str) -> list[torch.Tensor]:
+    x, weight = tensor(2, 3, 5, 5, device=device), tensor(4, 3, 3, 3, 2, device=device)[..., 1]
+    grad, places = tensor(2, 4, 5, 5, device=device), ([1, 1], [1, 1], [1, 1])
+    if device == "cpu":
+        rest = None, *places, False, [0, 0], 1, [True, True, False]
+        return list(torch.ops.aten.convolution_backward(grad, x, weight, *rest)[:2])
+    return list(torch.ops.aten.mps_convolution_backward(x, grad, weight, *places, 1, [True, True, False])[:2])
+
+
+ON_OLD_MACOS = next(fault for fault in FAULTS if fault.macos_before is not None)
+
+LONG_PRODUCTS = [name for fault in FAULTS if fault.guard is guards.long_products for name in fault.operators]
+
 NORM = ("native_layer_norm", "native_layer_norm_backward")
 SOLVE = ("_linalg_solve_ex.result", "_linalg_solve_ex")
 
@@ -233,6 +287,9 @@ PLANTED = {
     "index_select, out": Planted(("index_select.out",), gives_zeros, selected),
     "bmm": Planted(("bmm",), loses_late_elements, product),
     "bmm, out": Planted(("bmm.out",), loses_late_elements, product_out),
+    "convolution": Planted(("_mps_convolution",), misreads_weights, convolved),
+    "convolution, backward": Planted(("mps_convolution_backward",), misreads_weights, convolved_backward),
+    **{f"long {name}": Planted((name,), gives_zeros, functools.partial(long_product, name)) for name in LONG_PRODUCTS},
 }
 
 
@@ -263,6 +320,7 @@ def guarded(faults: tuple[Fault, ...] = FAULTS) -> Iterator[None]:
 def scope(monkeypatch: pytest.MonkeyPatch) -> Iterator[torchdevice.Scope]:
     monkeypatch.setattr(guards, "MOST_ELEMENTS", LIMIT)
     monkeypatch.setattr(guards, "MOST_COUNTED", LIMIT)
+    monkeypatch.setattr(guards, "LONGEST", LIMIT)
     with torchdevice.simulate("mps") as scope:
         yield scope
 
@@ -348,11 +406,11 @@ class TestInstallation:
     ) -> None:
         monkeypatch.setattr(platform, "mac_ver", lambda: (macos, ("", "", ""), ""))
         monkeypatch.setattr(torch, "__version__", torch_version)
-        assert (FAULTS[0] in installing.here()) is expected
+        assert (ON_OLD_MACOS in installing.here()) is expected
         assert len(installing.here()) == len(FAULTS) - (not expected)
 
     def test_a_fault_ends_with_the_torch_that_mends_it(self) -> None:
-        mended = dataclasses.replace(FAULTS[0], torch_before=(2, 14))
+        mended = dataclasses.replace(ON_OLD_MACOS, torch_before=(2, 14))
         assert mended.is_in((2, 13, 1), None) and not mended.is_in((2, 14, 0), None)
 
     def test_versions_are_read_as_numbers(self) -> None:
@@ -369,8 +427,6 @@ NOT_GUARDED = {
     "sparse tensors": (87886, 157238),
     "complex numbers": (188864,),
     "torch.compile": (188970,),
-    "products over 32,767 elements or more": (193487, 195163),
-    "convolutions with a weight that is not contiguous": (192212,),
     "indices beyond the end in index_copy_ and its siblings": (189968, 189969, 189970, 189971),
 }
 """What is known to be wrong and has no guard -> issues."""

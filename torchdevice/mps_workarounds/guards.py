@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from torchdevice.fallback.cpu_fallback import run
-from torchdevice.foundation.stand_ins import tensors
+from torchdevice.foundation.stand_ins import given_to, tensors
 
 Kernel = Callable[..., Any]
 
@@ -48,6 +48,14 @@ def contiguous_arguments(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs:
 
 def _contiguous(value: Any) -> Any:
     return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+
+def contiguous_weight(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make the weight contiguous."""
+    given = given_to(op, args, kwargs)
+    if given["weight"].is_contiguous():
+        return HARMLESS
+    return kernel(*{**given, "weight": given["weight"].contiguous()}.values())
 
 
 def expanded_groups(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -97,6 +105,22 @@ MOST_COUNTED = 1 << 31
 def many_elements(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the operator on the CPU where its first argument has more elements than the kernel can count."""
     return HARMLESS if args[0].numel() <= MOST_COUNTED else on_the_cpu(kernel, op, args, kwargs)
+
+
+LONGEST = 32767
+"""The number of elements from which on a kernel reads beyond the end of those that a product sums over."""
+
+
+def long_products(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Multiply on the CPU where a product sums over many elements and is no product with a few vectors."""
+    given = given_to(op, args, kwargs)
+    left, right = (
+        next(given[name] for name in names if name in given)
+        for names in (("mat1", "batch1", "input", "self"), ("mat2", "batch2", "weight"))
+    )
+    summed = left.size(-1)
+    is_right = summed < LONGEST or min(left.numel(), right.numel()) < 16 * summed
+    return HARMLESS if is_right else on_the_cpu(kernel, op, args, kwargs)
 
 
 MOST_ELEMENTS = 1 << 32

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,11 @@ class Fault:
     guard: guards.Guard
     macos_before: Version | None = None
     torch_before: Version | None = None
+
+    @property
+    def done(self) -> str:
+        """What the report says where a call met it."""
+        return f"{self.guard.__name__.replace('_', ' ')} (pytorch issues {', '.join(map(str, self.issues))})"
 
     def is_in(self, torch_version: Version, macos_version: Version | None) -> bool:
         """Return whether versions of torch and of macOS may have the fault; an unknown version may."""
@@ -85,27 +91,29 @@ def guarded_on(key: str) -> set[str]:
 
 def kernels(key: str, faults: Iterable[Fault] | None = None) -> Mapping[str, Callable[..., Any]]:
     """Return the guarded kernel of each operator of some faults, or those here, that has one under a dispatch key."""
-    chosen = here() if faults is None else faults
-    names = ((f"aten::{name}", fault) for fault in chosen for name in fault.operators)
-    return {name: _guarded(name, key, fault) for name, fault in names if _has_kernel(name, key)}
+    found = defaultdict(list)
+    for fault in here() if faults is None else faults:
+        for name in fault.operators:
+            found[f"aten::{name}"].append(fault)
+    return {name: _guarded(name, key, of_it) for name, of_it in found.items() if _has_kernel(name, key)}
 
 
-def _guarded(name: str, key: str, fault: Fault) -> Callable[..., Any]:
+def _guarded(name: str, key: str, faults: Sequence[Fault]) -> Callable[..., Any]:
     """Return the kernel of an operator that computes, in a scope, what torch's kernel computes wrongly."""
     op, original = overload(name), torch.library.get_kernel(name, key)
-    issues = ", ".join(map(str, fault.issues))
-    done = f"{fault.guard.__name__.replace('_', ' ')} (pytorch issues {issues})"
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context
         if context is None:
             return original.call_boxed(keys, *args, **kwargs)
+        own = functools.partial(original.call_boxed, keys)
         with torch._C.DisableTorchFunction():
-            result = fault.guard(functools.partial(original.call_boxed, keys), op, args, kwargs)
-            if result is guards.HARMLESS:
-                return original.call_boxed(keys, *args, **kwargs)
-        context.journal.record(name, done, Fidelity.EXACT)
-        return result
+            for fault in faults:
+                result = fault.guard(own, op, args, kwargs)
+                if result is not guards.HARMLESS:
+                    context.journal.record(name, fault.done, Fidelity.EXACT)
+                    return result
+            return own(*args, **kwargs)
 
     return kernel
 
