@@ -183,12 +183,17 @@ def stands_for_mps() -> bool:
     return context is not None and "MPS" in context.policy.profile.backends and not _thread.falling_back
 
 
-def lose(why: str, kind: tuple[str, str] = DEVICE_ASSERT) -> None:
-    """Let every later call on the machine of this thread's scope fail, as after an error of a kernel of CUDA's."""
+def lose(cause: str, kind: tuple[str, str] = DEVICE_ASSERT) -> Exception:
+    """Let every later call on the machine of this thread's scope fail, as after an error of a kernel of CUDA's.
+
+    Returns:
+        The error of the call itself, to be raised.
+    """
     context = thread_state.state.context
     assert context is not None
-    why = f"An earlier call failed at {site_of(program_line())}, and CUDA runs nothing after that. {why}"
+    why = f"An earlier call failed at {site_of(program_line())}, and CUDA runs nothing after that. {cause}"
     _set_lost(context.machine, (kind, why))
+    return cuda_error(kind, cause)
 
 
 def replace_lost() -> None:
