@@ -298,7 +298,7 @@ class ReplacedInImporters:
 
     def places(self) -> Collection[Replaced]:
         """Return the patch of each module that holds the function now."""
-        for module in _importers()[self._name]:
+        for module in _importers(loaded(), frozenset(_imported_names))[self._name]:
             # By identity: a module may have a function of its own by that name.
             if vars(module).get(self._name) is self._function and module not in self._patches:
                 self._patches[module] = Replaced(module, self._name, self._make)
@@ -314,24 +314,17 @@ def loaded() -> tuple[int, str]:
 _imported_names: set[str] = set()
 """The names of the functions that are replaced in their importers."""
 
-_searched: tuple[object, Mapping[str, list[ModuleType]]] = None, {}
-"""The last search in torch's modules: the loaded modules, the number of names, and the result."""
 
-
-def _importers() -> Mapping[str, list[ModuleType]]:
-    """Return the modules of torch that have each of the names, by one search for all of them."""
-    global _searched
-    names = frozenset(_imported_names)
-    state = loaded(), len(names)
-    if _searched[0] != state:
-        found: dict[str, list[ModuleType]] = {name: [] for name in names}
-        # A copy, since an import in another thread changes the dictionary during the loop.
-        for key, module in list(sys.modules.items()):
-            if key == "torch" or (key.startswith("torch.") and key != "torch._C"):  # which has the originals
-                for name in vars(module).keys() & names:
-                    found[name].append(module)
-        _searched = state, found
-    return _searched[1]
+@functools.lru_cache(maxsize=1)
+def _importers(loaded: tuple[int, str], names: frozenset[str]) -> Mapping[str, list[ModuleType]]:
+    """Return the modules of torch that have each of the names, by one search for all until another module is loaded."""
+    found: dict[str, list[ModuleType]] = {name: [] for name in names}
+    # A copy, since an import in another thread changes the dictionary during the loop.
+    for key, module in list(sys.modules.items()):
+        if key == "torch" or (key.startswith("torch.") and key != "torch._C"):  # which has the originals
+            for name in vars(module).keys() & names:
+                found[name].append(module)
+    return found
 
 
 def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()) -> Any:
