@@ -13,7 +13,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.errors import BackendTakenError
-from torchdevice.fallback import missing_operators
+from torchdevice.fallback import fallback_kernels
 from torchdevice.foundation import forks, garbage_collection
 from torchdevice.lowlevel import page_locked
 from torchdevice.mps_workarounds import installing
@@ -172,7 +172,7 @@ def _named() -> set[str]:
     whole = of_aten(composite())
     found = shadowed("CPU").union(_FREQUENT)
     found.update(name for name in whole if name.startswith("_foreach_") or name in _RUN_WHOLE)
-    found.update(of_aten(installing.guarded_on("CPU")), of_aten(missing_operators.operators("CPU")))
+    found.update(of_aten(installing.guarded_on("CPU")), of_aten(fallback_kernels.operators("CPU")))
     return found
 
 

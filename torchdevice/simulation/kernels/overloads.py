@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from torchdevice.fallback.missing_operators import COMPOSITE, overload
+from torchdevice.fallback.fallback_kernels import COMPOSITE, overload
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 
 

@@ -24,7 +24,8 @@ from torchdevice.simulation.kernels import cpu_kernels
 from torchdevice.simulation.kernels.cpu_kernels import Kernel, aliased, index_of, sparse_of
 from torchdevice.simulation.kernels.overloads import overload_of, shadowed
 from torchdevice.simulation.kernels.pipeline import Pipeline, Refusals, aliasing, fallback, none_of
-from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
+from torchdevice.simulation.missing_operators import cpu_only_sparse_operators
+from torchdevice.simulation.profiles import missing_on_cuda
 
 _aten = torch.ops.aten
 

@@ -22,7 +22,8 @@ from torchdevice.foundation.stand_ins import given_to
 from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
-from torchdevice.simulation.profiles import is_cpu_only, missing_on_cuda
+from torchdevice.simulation.missing_operators import is_cpu_only
+from torchdevice.simulation.profiles import missing_on_cuda
 from torchdevice.simulation.refusals import cuda_rules
 from torchdevice.simulation.refusals.refusal_rules import Rule, name_of, scalar_type
 
