@@ -31,7 +31,7 @@ import torchdevice
 from torchdevice import target_selection
 from torchdevice.core import patching, thread_state
 from torchdevice.devices import runtime as runtimes
-from torchdevice.fallback import missing_operators
+from torchdevice.fallback import fallback_kernels
 from torchdevice.simulation.native import building
 
 torch.set_num_threads(1)
@@ -238,12 +238,12 @@ def torch_is_restored() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def the_fallback_of_mps_is_as_before() -> Iterator[None]:
     """Put torch's variable back, which accelerate sets for the rest of the process where it finds MPS."""
-    before = os.environ.get(missing_operators.VARIABLE)
+    before = os.environ.get(fallback_kernels.VARIABLE)
     yield
     if before is None:
-        os.environ.pop(missing_operators.VARIABLE, None)
+        os.environ.pop(fallback_kernels.VARIABLE, None)
     else:
-        os.environ[missing_operators.VARIABLE] = before
+        os.environ[fallback_kernels.VARIABLE] = before
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ NOT_OF_TORCH = {
     "_ZN2at6detail19getPrivateUse1HooksEv": "C++",
     "_ZN3c1015GetCPUAllocatorEv": "C++",
     "_ZTVN2at25PrivateUse1HooksInterfaceE": "C++",
+    "_GeneratorContextManager": "contextlib",
     "_adjust_thread_count": "concurrent.futures",
     "_args_from_interpreter_flags": "subprocess",
     "_asdict": "named tuples",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -193,3 +194,10 @@ def test_the_page_is_that_of_the_record() -> None:
         [sys.executable, str(script), "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert checked.returncode == 0, checked.stderr
+
+
+def test_links_lead_to_a_commit_or_a_release() -> None:
+    links = re.findall(r"\]\((https://[^)]*)\)", (ROOT / "docs/programs.md").read_text())
+    place = r"https://(github\.com/[\w.-]+/[\w.-]+/tree/[0-9a-f]{40}|pypi\.org/project/[\w.-]+/[\w.]+)"
+    assert len(links) > 70
+    assert [link for link in links if not re.fullmatch(place, link)] == []

@@ -118,7 +118,7 @@ def enable(target: str | torch.device | None = None, *, propagate: bool = False,
         The scope.
     """
     thread_state.settle()  # an interrupt may have lost the mode of the scope in force
-    before = _enabled_by_program()
+    before = enabled_by_program()
     # Without the variables that the scopes in force have set for child processes.
     variables = ChainMap(*(entry.environment for entry in before), os.environ)  # type: ignore[arg-type]
     chosen = _options.chosen({"target": target, **options}, variables)
@@ -131,13 +131,9 @@ def enable(target: str | torch.device | None = None, *, propagate: bool = False,
     return enable_chosen(chosen, propagate=propagate, enabled_by="program")
 
 
-def _enabled_by_program() -> list[Entry]:
+def enabled_by_program() -> list[Entry]:
+    """Return the entries that the program's calls of :func:`enable` have made in this thread, until :func:`disable`."""
     return [entry for entry in state.entries if entry.enabled_by == "program"]
-
-
-def is_enabled() -> bool:
-    """Return whether the program called :func:`enable` in this thread, and not :func:`disable` since."""
-    return bool(_enabled_by_program())
 
 
 def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run", shows_errors: bool = True) -> Scope:
@@ -214,7 +210,7 @@ def disable() -> None:
     Raises:
         ScopeError: No :func:`enable` is in force in this thread, or a scope entered after it is still active.
     """
-    enabled = _enabled_by_program() or [entry for entry in state.entries if entry.enabled_by][-1:]
+    enabled = enabled_by_program() or [entry for entry in state.entries if entry.enabled_by][-1:]
     if not enabled:
         raise ScopeError(
             "disable() was called without enable() in this thread. Call enable() first, and disable() in the same "
@@ -229,6 +225,5 @@ def disable() -> None:
 
 def current() -> Scope | None:
     """Return the innermost active scope of this thread, or None."""
-    owners = [entry.owner for entry in state.entries if entry.owner is not None]
-    owner = owners[-1] if owners else None
+    owner = next((entry.owner for entry in reversed(state.entries) if entry.owner is not None), None)
     return owner._scope if isinstance(owner, Joining) else owner

@@ -8,6 +8,7 @@ package, and it never makes the import of torch fail.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 
@@ -44,10 +45,8 @@ def _load_backends() -> None:
     """
     from importlib.metadata import entry_points
 
-    found = list(entry_points(group="torch.backends"))
-    names = [each.name for each in found]
-    own = names.index("torchdevice") if "torchdevice" in names else len(names)
-    for backend in found[own + 1 :]:
+    from_own_on = itertools.dropwhile(lambda each: each.name != "torchdevice", entry_points(group="torch.backends"))
+    for backend in list(from_own_on)[1:]:
         with contextlib.suppress(Exception):
             backend.load()()
 

@@ -217,20 +217,17 @@ class RaceError(TorchDeviceError, RuntimeError):
 class GraphRaceError(RaceError):
     """A CUDA graph was replayed after memory was freed that it reads or writes."""
 
-    def __init__(self, text: str):
-        TorchDeviceError.__init__(self, text)
+    __init__ = TorchDeviceError.__init__
 
 
 class KernelRaceError(RaceError):
     """Two instances of a Triton kernel use the same memory, one of them writes it, and no atomic orders them."""
 
-    __init__ = GraphRaceError.__init__
+    __init__ = TorchDeviceError.__init__
 
 
 class UninitializedReadError(TorchDeviceError, RuntimeError):
     """A Triton kernel reads memory that nothing has written, in a scope with ``uninitialized="error"``."""
-
-    __init__ = GraphRaceError.__init__
 
 
 class CopyInFlightError(TorchDeviceError, RuntimeError):

@@ -12,7 +12,7 @@ from types import ModuleType
 from torchdevice import accelerators, cuda, torch_apis
 from torchdevice.compile import torch_compile, triton_launches
 from torchdevice.core import bindings
-from torchdevice.core.importing import LateModules, Refused
+from torchdevice.core.importing import Late, LateModules
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
@@ -52,7 +52,7 @@ def _patches_of_triton(module: ModuleType) -> list[Patch]:
 
 
 def _patches() -> list[Patch]:
-    rivals = (Refused(name, AnotherPatcherError) for name in PATCHERS)
+    rivals = (Late(name, error=AnotherPatcherError) for name in PATCHERS)
     # Last, since a module that is imported in a scope is patched after everything else.
     modules = LateModules([*rivals, *bindings.LATER.values()])
     return [*bindings.patches(), *bindings.REPLACED, modules]

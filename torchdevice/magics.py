@@ -59,7 +59,7 @@ def add(ipython: Any) -> None:
 
 def remove(ipython: Any) -> None:
     """Leave the scope of ``%torchdevice``, and remove the commands."""
-    if activation.is_enabled():
+    if activation.enabled_by_program():
         activation.disable()
     ipython.drop_by_id({_NAME: sys.modules[_NAME]})
     for kind in ("line", "cell"):

@@ -18,7 +18,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from torchdevice.devices import device_models, device_properties
@@ -134,19 +134,14 @@ def _capability(name: str, value: Any) -> tuple[int, int]:
 
 
 def _memory(name: str, value: Any, least: int = 1) -> int | None:
-    if isinstance(value, str):
-        value = _bytes(value, name)
+    if isinstance(value, str):  # units are powers of 1024
+        found = _SIZE.fullmatch(value.strip())
+        if found is None:
+            raise ValueError(f"{name}={value!r} is not a size. Use a number of bytes, or a text such as '8GiB'.")
+        value = int(float(found[1]) * _UNITS[(found[2] or "").upper()])
     if value is not None and not is_number(value, least=least):
         raise ValueError(f"{name}={value!r} is not a number of bytes. Use an int of {least} or more, '8GiB', or None.")
     return value
-
-
-def _bytes(text: str, name: str) -> int:
-    """Return the bytes that a text such as "8589934592", "8G" or "8 GiB" means. Units are powers of 1024."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"{name}={text!r} is not a size. Use a number of bytes, or a text such as '8GiB'.")
-    return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
 
 
 def _verify(name: str, value: Any) -> bool | str | None:
@@ -336,19 +331,13 @@ class Options:
 @functools.cache
 def declarations() -> dict[str, Declaration]:
     """Return the declaration of each option, by name, in order."""
-    said = {name: text for kind in reversed(Options.__mro__) for name, text in _attributes(kind.__doc__ or "")}
+    section = inspect.cleandoc(Options.__doc__ or "").partition("Attributes:\n")[2]
+    said = dict(re.findall(r"^    (\w+): (.*\n?(?: {5,}.*\n?)*)", section, re.MULTILINE))
     found = {field.name: field.metadata["option"] for field in dataclasses.fields(Options) if field.metadata}
     return {
-        name: option._replace(check=functools.partial(option.check, name), text=said.get(name, ""))
+        name: option._replace(check=functools.partial(option.check, name), text=" ".join(said.get(name, "").split()))
         for name, option in found.items()
     }
-
-
-def _attributes(docstring: str) -> Iterator[tuple[str, str]]:
-    """Yield the attributes that a docstring describes, and what it says of each."""
-    section = inspect.cleandoc(docstring).partition("Attributes:\n")[2]
-    for name, text in re.findall(r"^    (\w+): (.*\n?(?: {5,}.*\n?)*)", section, re.MULTILINE):
-        yield name, " ".join(text.split())
 
 
 # ---- the ways in -----------------------------------------------------------------------------------------------------
@@ -516,8 +505,8 @@ def takes_options(*, without: tuple[str, ...] = ()) -> Callable[[F], F]:
 
     def complete(function: Any) -> Any:
         signature = inspect.signature(function)
-        own = [each for name, each in signature.parameters.items() if name not in declarations()]
-        parameters = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        known = {*declarations(), "options"}  # what takes the place of **options is listed
+        parameters = [each for name, each in signature.parameters.items() if name not in known]
         lines = []
         for field in dataclasses.fields(Options):
             if field.name not in declarations() or field.name in without:

@@ -102,7 +102,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Leave the scope of a test's mark, after its fixtures are gone, and replace devices that failed in the test."""
     yield
     _leave_scope_of_mark(item)
-    policy = sys.modules.get("torchdevice.simulation.policy")
+    policy = sys.modules.get("torchdevice.simulation.policy")  # not imported for tests that simulate nothing
     if policy is not None and item.config.getini(_ISOLATION) == "test":
         policy.replace_lost()
 

@@ -30,7 +30,7 @@ from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import signals, wrap
 from torchdevice.engines.mode import DeviceMode, of_this_thread
 from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError, SecondCopyError
-from torchdevice.fallback import missing_operators
+from torchdevice.fallback import fallback_kernels
 from torchdevice.foundation.decorating import decorated
 from torchdevice.foundation.interrupt_safe_exit import Exit, Leaving
 from torchdevice.foundation.logs import configure_logging
@@ -246,7 +246,7 @@ def _fill(entry: Entry, context: Context) -> None:
     wraps = context.options.engine == "wrap" if mode is None else mode is state.mode
     entry.mode = mode if mode is not None else DeviceMode(context)
     entry.unstacked = entry.mode if wraps else state.mode
-    conditional = (installing, missing_operators, library)
+    conditional = (installing, fallback_kernels, library)
     of_target = [part for each in conditional for part in each.needed(context)]
     entry.parts = [INSTALLATION, *of_target, *(wrap.needed(context) if wraps else ())]
 

@@ -88,7 +88,7 @@ def _gallery(runs: Sequence[Run], programs: Sequence[Program]) -> str:
         other = next((f"{run.seconds:.0f}" for run in done if (run.torch, run.target) == (shown.torch, "cpu")), "")
         command = program.command.replace("{drivers}", "drivers").replace("|", "\\|")
         target = f"--target {shown.target} " if shown.target != "simulated:cuda" else ""
-        name = f"[{program.name}](https://github.com/{program.repository}/tree/{program.commit})"
+        name = f"[{program.name}]({program.address})"
         lines.append(f"| {name} | {shown.seconds:.0f} | {other} | {shown.torch} | `{target}{command}` |")
     return "\n".join(lines)
 
@@ -133,9 +133,7 @@ def _value(run: Run) -> str:
 
 def _note(program: Program, runs: Sequence[Run]) -> str:
     """Return what is to be said of a program: its commit, what it was given, what it needs, why it fails."""
-    on_github = "/" in program.repository
-    place = f"github.com/{program.repository}/tree" if on_github else f"pypi.org/project/{program.repository}"
-    source = f"[`{program.commit[:9]}`](https://{place}/{program.commit})"
+    source = f"[`{program.commit[:9]}`]({program.address})"
     text = f"- **{program.name}**, {source}. Given: {program.given}."
     if program.needs:
         text += f" Needs {', '.join(f'`{need}`' for need in program.needs)}."

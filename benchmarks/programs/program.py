@@ -58,3 +58,10 @@ class Program:
     targets: tuple[str, ...] = TARGETS
     faults: Mapping[str, str] = field(default_factory=dict)
     differs: str = ""
+
+    @property
+    def address(self) -> str:
+        """Where what is run can be read: a commit on GitHub, or a release on PyPI."""
+        on_github = "/" in self.repository
+        place = f"github.com/{self.repository}/tree" if on_github else f"pypi.org/project/{self.repository}"
+        return f"https://{place}/{self.commit}"

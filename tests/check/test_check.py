@@ -30,7 +30,7 @@ from torchdevice.check import (
 )
 from torchdevice.cli import main
 from torchdevice.foundation import styled_text
-from torchdevice.simulation.profiles import missing_operators
+from torchdevice.simulation.missing_operators import missing_operators
 
 pytestmark = pytest.mark.one_engine
 

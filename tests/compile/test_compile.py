@@ -773,6 +773,28 @@ class TestTransformers:
             state._reset_state()
 
 
+@pytest.mark.one_engine
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.pad(x, (1, 1)),
+        lambda x: torch.nn.functional.interpolate(x, scale_factor=2),
+        lambda x: torch.nn.functional.softmin(x, dim=-1),
+        lambda x: torch.nn.functional.glu(x),
+        lambda x: torch.nn.functional.hardtanh(x),
+        lambda x: torch.nn.functional.normalize(x),
+        lambda x: torch.tensordot(x, x, 3),
+    ],
+    ids=["pad", "interpolate", "softmin", "glu", "hardtanh", "normalize", "tensordot"],
+)
+def test_defaults_of_functions_in_python_are_guarded(engine: Any, function: Callable[..., torch.Tensor]) -> None:
+    # Dynamo goes into some of them, and guards on their defaults, for which it takes nothing but functions.
+    with torchdevice.simulate("mps", engine=engine):
+        x = torch.arange(16.0, device="cuda").reshape(1, 2, 8)
+        assert torch.equal(torch.compile(function, backend="eager", fullgraph=True)(x), function(x))
+
+
 @pytest.mark.usefixtures("chosen")
 def test_compiling_after_a_process_group_has_begun() -> None:
     with torchdevice.portable():

@@ -13,7 +13,7 @@ import pytest
 
 import torchdevice
 from torchdevice.core import thread_state
-from torchdevice.core.importing import Late, LateModules, Refused
+from torchdevice.core.importing import Late, LateModules
 from torchdevice.core.patching import Patch, Replaced
 
 pytestmark = pytest.mark.one_engine
@@ -82,7 +82,7 @@ def test_the_text_of_a_module_runs_in_the_scope_where_it_is_a_programs(sees_scop
 
 
 def test_a_refused_module_is_found_and_not_imported() -> None:
-    late = LateModules([Refused(NAME, ImportError)])
+    late = LateModules([Late(NAME, error=ImportError)])
     late.install()
     try:
         assert importlib.util.find_spec(NAME) is not None

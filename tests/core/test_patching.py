@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -180,9 +180,9 @@ class TestReplacedItem:
 
 class TestReplacedInImporters:
     @pytest.fixture
-    def modules(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., types.ModuleType]:
+    def modules(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., types.ModuleType]]:
         monkeypatch.setattr(patching, "_imported_names", set(patching._imported_names))
-        monkeypatch.setattr(patching, "_searched", (None, {}))
+        patching._importers.cache_clear()
 
         def imported(name: str, **content: Any) -> types.ModuleType:
             module = types.ModuleType(name)
@@ -190,7 +190,8 @@ class TestReplacedInImporters:
             monkeypatch.setitem(sys.modules, name, module)
             return module
 
-        return imported
+        yield imported
+        patching._importers.cache_clear()
 
     def test_it_is_replaced_wherever_torch_holds_it(self, modules: Any) -> None:
         def function() -> str:
@@ -204,7 +205,9 @@ class TestReplacedInImporters:
         patch.install()
         assert source.a_rare_name == importer.a_rare_name == (function, function)
         assert namesake.a_rare_name == "another thing" and programs.a_rare_name is function
-        assert patching._importers() is patching._importers(), "torch's modules are searched again"
+        searches = patching._importers.cache_info().misses
+        patch.places()
+        assert patching._importers.cache_info().misses == searches, "torch's modules are searched again"
         later = modules("torch._a_later_importer", a_rare_name=function)
         patch.install()
         assert later.a_rare_name == (function, function)

@@ -396,7 +396,7 @@ class TestDevice:
         with pytest.raises(EngineUnavailableError, match="Use engine='mode'"):
             patch.install()
         monkeypatch.undo()
-        monkeypatch.setattr(replace_new, "_places", lambda cls, value: [312, 320])
+        monkeypatch.setattr(replace_new, "offsets", lambda *_: [312, 320])
         with pytest.raises(EngineUnavailableError, match="cannot be determined"):
             patch.install()
         assert torch.device("cuda").type == "cuda"

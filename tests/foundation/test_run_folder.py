@@ -143,5 +143,6 @@ def test_only_what_a_run_made_is_removed(tmp_path: Path) -> None:
 
 def test_a_file_is_seen_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "replace", lambda unfinished, path: None)
-    run_folder.write(tmp_path / "12-01234567.begun", "{}")
-    assert [each.name for each in tmp_path.iterdir()] == ["12-01234567.part"]
+    monkeypatch.setattr(run_folder, "path", lambda: tmp_path)
+    assert run_folder.leave(".begun", "{}", "01234567")
+    assert [each.name for each in tmp_path.iterdir()] == [f"{os.getpid()}-01234567.part"]

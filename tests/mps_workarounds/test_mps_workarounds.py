@@ -17,7 +17,7 @@ from places import ROOT
 import torchdevice
 from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import CpuFallback
-from torchdevice.fallback.missing_operators import Registrations, overload
+from torchdevice.fallback.fallback_kernels import Registrations, overload
 from torchdevice.mps_workarounds import guards, installing
 from torchdevice.mps_workarounds.installing import FAULTS, Fault
 

@@ -196,7 +196,7 @@ class TestContent:
     def test_a_line_that_asks_through_libraries(self, program: Callable[[Journal], None]) -> None:
         kept = Journal()
         program(kept)
-        found = rows.rows_of(kept.entries, "main")
+        found = rows.rows_of(kept.entries)
         assert [(row.line, row.count) for row in found] == [(3, 5), (4, 2), (5, 2), (6, 1)]
         assert formatting.libraries(found[0]) == "package/asking.py:4"
 
@@ -206,7 +206,7 @@ class TestContent:
             text = LIBRARY + "\nasked = ask"
             asked = defined(text, f"/env/site-packages/{name}.py", EXACT=Fidelity.EXACT)["asked"]
             defined("ask(journal, times)", "/home/me/both.py", ask=asked, journal=kept, times=times)
-        (row,) = rows.rows_of(kept.entries, "main")
+        (row,) = rows.rows_of(kept.entries)
         assert row.count == 5 and [(each.file[-8:], each.count) for each in row.libraries] == [
             ("other.py", 3),
             ("s/one.py", 2),

@@ -14,7 +14,6 @@ from torchdevice.core.bindings import imported_by_value, replaces, supplied_as, 
 from torchdevice.core.context import Context
 from torchdevice.core.patching import without_cache, without_original
 from torchdevice.cuda import device_queries, memory, memory_pools, random, streams
-from torchdevice.cuda.streams import EventStandIn, StreamStandIn
 from torchdevice.devices.device_properties import XpuDeviceProperties
 from torchdevice.devices.device_strings import Spelling
 
@@ -58,22 +57,23 @@ for _name in ("_exchange_device", "_maybe_exchange_device"):
 supplied_function("_xpu_getMemoryInfo", native_to=XPU)(memory.mem_get_info)
 
 
-class XpuStreamStandIn(StreamStandIn):
+class XpuStreamStandIn(streams.StreamStandIn):
     """A stream of a program written for XPU."""
 
     module = torch.xpu
     torch_device_type = streams.DEVICE_TYPES[XPU]
     highest_priority, lowest_priority = -1, 1  # c10/xpu/XPUStream.h
     handle, pointer = "sycl_queue", "sycl::queue"
-    sycl_queue = StreamStandIn.cuda_stream
+    sycl_queue = streams.StreamStandIn.cuda_stream
+    record_event = torch.xpu.Stream.record_event  # type: ignore[assignment]
 
 
-class XpuEventStandIn(EventStandIn):
+class XpuEventStandIn(streams.EventStandIn):
     """An event of a program written for XPU."""
 
     module = torch.xpu
     handle, pointer = "sycl_event", "sycl::event"
-    sycl_event = EventStandIn.cuda_event
+    sycl_event = streams.EventStandIn.cuda_event
 
     def __new__(cls, context: Context, enable_timing: bool = False) -> XpuEventStandIn:
         return super().__new__(cls, context, enable_timing)  # type: ignore[return-value]

@@ -58,7 +58,7 @@ def check_source(source: Source, target: Target, rules: Collection[str] | None =
     findings = {
         (finding.line, finding.rule, finding.remedy): finding
         for finding in _looked(view, source, applied)
-        if not _is_ignored(finding, ignored, source)
+        if not _is_ignored(finding, ignored)
     }
     return sorted(findings.values(), key=lambda each: (each.cell, each.line, each.column, each.rule))
 
@@ -74,7 +74,7 @@ def _looked(view: View, source: Source, rules: list[Rule]) -> Iterator[Finding]:
     for rule in (each for each in rules if not ((each.of_cuda and is_cuda) or (each.of_lacks and is_whole))):
         for kind in rule.kinds:
             by_kind.setdefault(kind, []).append(rule)
-    lines = source.lines
+    lines = source.text.split("\n")
     for node in view.nodes:
         for rule in by_kind.get(type(node), ()):
             for found in rule.look(node, view):
@@ -84,6 +84,7 @@ def _looked(view: View, source: Source, rules: list[Rule]) -> Iterator[Finding]:
 def _finding(node: ast.AST, found: Found, rule: str, view: View, source: Source, lines: list[str]) -> Finding:
     line = getattr(node, "lineno", 1)
     text = lines[min(line, len(lines)) - 1]
+    # ast counts bytes of UTF-8, and editors count characters.
     column = len(text.encode()[: getattr(node, "col_offset", 0)].decode(errors="ignore")) + 1
     first, last = _extent(node, view)
     return Finding(
@@ -102,7 +103,7 @@ def _extent(node: ast.AST, view: View) -> tuple[int, int]:
     """Return the first and the last line of a node's statement; where the statement has a body, of its header."""
     line = getattr(node, "lineno", 1)
     last = getattr(node, "end_lineno", None) or line
-    statement = view.statement(node)
+    statement = next((each for each in (node, *view.around(node)) if isinstance(each, ast.stmt)), None)
     if statement is None:
         return line, last
     body = getattr(statement, "body", None)
@@ -111,9 +112,6 @@ def _extent(node: ast.AST, view: View) -> tuple[int, int]:
     return min(line, statement.lineno), statement.end_lineno or last
 
 
-def _is_ignored(finding: Finding, ignored: dict[int, set[str] | None], source: Source) -> bool:
-    for line in range(finding.first, finding.last + 1) if ignored else ():
-        rules = ignored.get(line, set())
-        if rules is None or finding.rule in rules:
-            return True
-    return False
+def _is_ignored(finding: Finding, ignored: dict[int, set[str] | None]) -> bool:
+    found = [rules for line, rules in ignored.items() if finding.first <= line <= finding.last]
+    return any(rules is None or finding.rule in rules for rules in found)

@@ -73,7 +73,7 @@ def of_project(folder: Path) -> Configuration:
         table = toml.loads(file.read_text("utf-8")).get("tool", {}).get("torchdevice", {}).get("check", {})
     except ValueError as error:
         raise ValueError(f"{str(file)!r} cannot be parsed: {error}. Correct it.") from None
-    keys = {each.name.replace("_", "-"): each for each in dataclasses.fields(Configuration)[1:]}
+    keys = {each.name.replace("_", "-"): each for each in dataclasses.fields(Configuration)[1:]}  # all but ``folder``
     for key, value in table.items():
         if key not in keys:
             raise ValueError(f"{file} has {key!r} in {_TABLE}, which is not known. Use keys among {', '.join(keys)}.")

@@ -35,6 +35,7 @@ def _device(node: ast.Constant | ast.JoinedStr | ast.Call, view: View) -> Iterat
 def _text(node: ast.AST, view: View) -> str:
     """Return the device that a literal spells: the ordinal is left out where it is put in later."""
     if isinstance(node, ast.JoinedStr):
+        # One literal and one value behind it, as in f"cuda:{rank}".
         first = node.values[0] if len(node.values) == 2 and isinstance(node.values[1], ast.FormattedValue) else None
         text = first.value if isinstance(first, ast.Constant) else None
         return text[:-1] if isinstance(text, str) and _PREFIX.fullmatch(text) else ""
@@ -110,7 +111,7 @@ def _moved(call: ast.Call, view: View) -> Iterator[Found]:
     if view.method(call) == "cuda":
         ordinal = argument(call, 0, "device")
         number = ordinal.value if isinstance(ordinal, ast.Constant) else None
-        spelled = f"cuda:{number}" if type(number) is int else "cuda"
+        spelled = f"cuda:{number}" if type(number) is int else "cuda"  # True is an int too, and no ordinal
         if not isinstance(number, str):
             yield from _spelled(spelled, view)
         return
@@ -124,6 +125,7 @@ def _moved(call: ast.Call, view: View) -> Iterator[Found]:
     if isinstance(placed, ast.Constant):
         return
     for text in view.texts(placed):
+        # A text within the call is found by itself, as a literal.
         if text not in ast.walk(placed) and SPELLED.fullmatch(str(text.value)):
             yield from _spelled(str(text.value), view)
 
@@ -188,6 +190,7 @@ def _reads_device(side: ast.expr, view: View, depth: int = 0) -> bool:
         return _is_device(side.args[0], view)
     if isinstance(side, ast.Attribute) and side.attr == "type":
         return _is_device(side.value, view)
+    # A variable may be made from its own former value, so the way has an end.
     values = view.values(side) if isinstance(side, ast.Name) and depth < 3 else []
     return any(_reads_device(value, view, depth + 1) for value in values)
 

@@ -8,6 +8,7 @@ to None where the import fails.
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -43,12 +44,9 @@ class _Scope:
         self.node = node
         self.around = around
         self.is_class = isinstance(node, ast.ClassDef)
-        self.given: dict[str, list[_Given]] = {}
+        self.given: defaultdict[str, list[_Given]] = defaultdict(list)
         self.elsewhere: set[str] = set()
         self.stars: list[str] = []
-
-    def give(self, name: str, given: _Given) -> None:
-        self.given.setdefault(name, []).append(given)
 
     def owner(self, name: str) -> _Scope | None:
         """Return the scope whose name this is, seen from here."""
@@ -111,24 +109,24 @@ class Names:
     def _note(self, node: ast.AST, inner: _Scope, scope: _Scope | None) -> None:
         """Note the names that a node binds."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and scope is not None:
-            scope.give(node.name, _Given())
+            scope.given[node.name].append(_Given())
             self.defined.add(node.name)
         if isinstance(node, _FUNCTIONS):
             for name, default in _parameters(node.args):
-                inner.give(name, _Given(value=default))
+                inner.given[name].append(_Given(value=default))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             self.uses_torch |= "torch" in {name.partition(".")[0] for name in _note_import(node, inner)}
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             inner.elsewhere.update(node.names)
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-            inner.give(node.name, _Given())
+            inner.given[node.name].append(_Given())
         elif isinstance(node, ast.Call):
             self._calls.setdefault(_own_function(node), []).append(node)
         elif isinstance(node, ast.Return) and node.value is not None:
             self.returned.setdefault(getattr(inner.node, "name", ""), []).append(node.value)
         for target, value in _assignments(node):
             if isinstance(target, ast.Name):
-                inner.give(target.id, _Given(value=value))
+                inner.given[target.id].append(_Given(value=value))
             elif isinstance(target, ast.Attribute) and value is not None:
                 self.attributes.setdefault(target.attr, []).append(value)
 
@@ -206,10 +204,6 @@ class Names:
             node = self.parents[node]
             yield node
 
-    def statement(self, node: ast.AST) -> ast.stmt | None:
-        """Return the statement that a node is a part of, or is."""
-        return next((each for each in (node, *self.around(node)) if isinstance(each, ast.stmt)), None)
-
 
 def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | None:
     """Return an argument of a call, by its position or by one of its names; None where it is not there."""
@@ -251,7 +245,7 @@ def _note_import(node: ast.Import | ast.ImportFrom, scope: _Scope) -> Iterator[s
     for alias in node.names:
         if isinstance(node, ast.Import):
             first = alias.name.partition(".")[0]
-            scope.give(alias.asname or first, _Given(alias.name if alias.asname else first))
+            scope.given[alias.asname or first].append(_Given(alias.name if alias.asname else first))
             yield alias.name
             continue
         module = f"{'.' * node.level}{node.module or ''}"
@@ -259,7 +253,7 @@ def _note_import(node: ast.Import | ast.ImportFrom, scope: _Scope) -> Iterator[s
         if alias.name == "*":
             scope.stars.append(module)
         else:
-            scope.give(alias.asname or alias.name, _Given(f"{module}.{alias.name}"))
+            scope.given[alias.asname or alias.name].append(_Given(f"{module}.{alias.name}"))
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:

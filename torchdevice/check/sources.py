@@ -62,11 +62,6 @@ class Source:
     text: str
     places: list[Place]
 
-    @property
-    def lines(self) -> list[str]:
-        """The lines of the code."""
-        return self.text.split("\n")
-
     def place(self, line: int) -> Place:
         """Return where a line of the code stands."""
         return self.places[min(max(line, 1), len(self.places)) - 1]
@@ -192,12 +187,13 @@ class _Decoder(json.JSONDecoder):
         super().__init__()
         self._starts = [match.end() for match in re.finditer("\n", text)]
         self.parse_string = self._string
+        # The scanner in C takes its own function for strings.
         self.scan_once = scanner.py_make_scanner(self)
 
     def _string(self, text: str, end: int, strict: bool = True) -> tuple[str, int]:
         value, after = json.decoder.scanstring(text, end, strict)
         found = _At(value)
-        found.line = bisect_right(self._starts, end - 1) + 1
+        found.line = bisect_right(self._starts, end - 1) + 1  # ``end`` is behind the quote that begins the string
         return found, after
 
 

@@ -91,8 +91,7 @@ class Target(NamedTuple):
 
     def lacks_dtype(self, name: str) -> bool:
         """Return whether the device cannot hold tensors of a dtype, given by its dotted name."""
-        dtype = torch_object(name)
-        return self.profile is not None and dtype in self.profile.unsupported_dtypes
+        return self.profile is not None and torch_object(name) in self.profile.unsupported_dtypes
 
     def missing(self, name: str) -> str | None:
         """Return the operator that a public function or module of torch needs and the device lacks, else None."""
@@ -102,7 +101,7 @@ class Target(NamedTuple):
 
     def _missing(self, operator: str | None) -> str | None:
         """Return an operator of the made table, if the installed torch lacks it too."""
-        from torchdevice.simulation.profiles import missing_operators
+        from torchdevice.simulation.missing_operators import missing_operators
 
         backends = self.profile.backends if self.profile is not None and operator else ()
         lacked = any(str(operator).removeprefix("aten::") in missing_operators(backend) for backend in backends)
@@ -110,7 +109,7 @@ class Target(NamedTuple):
 
     def _missing_by_name(self, name: str) -> str | None:
         """Return the operator that has the name of a public function."""
-        from torchdevice.simulation.profiles import missing_functions
+        from torchdevice.simulation.missing_operators import missing_functions
 
         for module, prefix in _PREFIXES.items():
             operator = f"{prefix}{name[len(module) :]}"
@@ -185,6 +184,7 @@ def _known_name(name: str) -> str | None:
     """
     known = _public_names()
     parts = name.split(".")
+    # The longest name first; "torch.cuda" alone is a module.
     for length in range(len(parts), 2, -1):
         spelled, word = ".".join(parts[:length]), parts[length - 1]
         if spelled in known:

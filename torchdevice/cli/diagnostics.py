@@ -23,6 +23,7 @@ from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.devices.registry import runtime
 from torchdevice.errors import PATCHERS, TorchDeviceError
 from torchdevice.foundation import pypi_conflict
+from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.environment import COLLECTED, REPORT, SAID, SWITCH
 from torchdevice.foundation.logs import FILE, LEVEL, configure_logging
 from torchdevice.foundation.run_folder import VARIABLE as RUN_FOLDER
@@ -84,7 +85,7 @@ def _build() -> list[Finding]:
 
 def _memory() -> list[Finding]:
     memory = psutil.virtual_memory()
-    said = f"{memory.available / 2**30:.1f} GiB of {memory.total / 2**30:.1f} GiB are free"
+    said = f"{written(memory.available)} of {written(memory.total)} are free"
     if memory.available < 4 << 30:
         return [Finding("memory", "warning", said, "a model of a GPU's size will not fit: use a smaller one")]
     return [Finding("memory", "ok", said)]

@@ -49,7 +49,7 @@ def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report], dict[st
     def show(report: Report) -> dict[str, Any]:
         plan = answers.data(found, report)
         _show(plan, answers.tables, file)
-        return {**plan, "over time": answers.over_time(found)}
+        return {**plan, "over time": {f"cuda:{index}": found.timeline(index) for index in sorted(found.devices)}}
 
     return show
 

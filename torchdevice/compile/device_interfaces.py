@@ -21,7 +21,7 @@ class Interfaces:
     """The patch that adds the interfaces of active scopes to torch's registry."""
 
     def __init__(self) -> None:
-        self._before: dict[str, Any] | None = None
+        self._added: dict[str, Any] = {}
 
     def install(self) -> None:
         registry = _registry()
@@ -29,19 +29,13 @@ class Interfaces:
         with thread_state.suspended():
             if not registry._device_initialized:
                 registry.init_device_reg()
-        # A copy, taken once: what other scopes add later is to be removed too.
-        if self._before is None:
-            self._before = dict(registry.device_interfaces)
 
     def remove(self) -> None:
-        before = self._before  # read once: a signal handler between two lines may undo the change too
-        if before is not None:
-            interfaces = _registry().device_interfaces
-            # Only names that scopes added; programs may register interfaces of their own in place of torch's.
-            for name in interfaces.keys() - before.keys():
-                interfaces.pop(name, None)
-            interfaces.update(before)
-            self._before = None
+        for name, interface in list(self._added.items()):
+            # Not one that the program has registered in its place.
+            if _registry().device_interfaces.get(name) is interface:
+                _registry().device_interfaces.pop(name, None)
+            self._added.pop(name, None)
 
     def add(self, runtime: Runtime, devices: int) -> None:
         """Register the target of a scope, and the ``devices`` CUDA devices it advertises, without and with an index."""
@@ -54,6 +48,7 @@ class Interfaces:
             for name in (kind, *(f"{kind}:{index}" for index in range(count))):
                 if name not in registry.device_interfaces:
                     # A name that is there belongs to torch or the program.
+                    self._added[name] = interface
                     registry.register_interface_for_device(name, interface)
 
 

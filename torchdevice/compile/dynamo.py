@@ -13,17 +13,15 @@ from torch.utils._device import _device_constructors
 
 from torchdevice.compile import unstacked_mode
 from torchdevice.compile.device_interfaces import Interfaces, exchanges
-from torchdevice.core import thread_state
+from torchdevice.core import patching, thread_state
 from torchdevice.core.bindings import LATER
 from torchdevice.core.context import Context
 from torchdevice.core.importing import Late
-from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, per_context, replaced_function, together
-from torchdevice.core.thread_state import ContextMode
+from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, per_context, replaced_function
 from torchdevice.cuda.streams import current_stream
 from torchdevice.devices.device_properties import DeviceProperties
 from torchdevice.engines import traced
 from torchdevice.errors import FidelityError
-from torchdevice.foundation import torch_internals
 from torchdevice.foundation.tracebacks import PACKAGE
 from torchdevice.torch_apis import autocast_lists
 from torchdevice.torch_apis.autocast import dtype_on_target
@@ -33,18 +31,15 @@ class _DynamoPatches(Late):
     """The patches of Dynamo, installed as soon as it is imported."""
 
     def __init__(self) -> None:
-        super().__init__("torch._dynamo")
+        super().__init__("torch._dynamo", lambda _: self._make())
         self._in_place = False
         self._interfaces = Interfaces()
-        self._seen_generators: set[type] = set()
 
     def install(self) -> None:
         # Without this module `_make` has nothing to patch: Dynamo is not imported, or not completely.
         if "torch._dynamo.output_graph" not in sys.modules:
             return
         if not self._in_place:
-            # Made once, installed at each entry.
-            self.patches = self.patches or together(self._make())
             super().install()
             self._in_place = True
         context = thread_state.state.context
@@ -54,14 +49,13 @@ class _DynamoPatches(Late):
 
     def _trace_generators(self, cls: type[torch.Generator]) -> None:
         """Let Dynamo trace generators of a subclass as it traces torch's own, which it finds by their exact class."""
+        builder: Any = torch._dynamo.variables.builder.VariableBuilder
         # The exact class is a key of Dynamo's table.
-        if cls is not torch.Generator:
-            builder: Any = torch._dynamo.variables.builder.VariableBuilder
-            builder._type_dispatch()[cls] = builder.wrap_user_defined
-            self._seen_generators.add(cls)
+        if cls not in builder._type_dispatch():
+            self.patches.append(Added(builder._type_dispatch(), {cls: builder.wrap_user_defined}))
+            self.patches[-1].install()
 
     def _make(self) -> list[Patch]:
-        torch_internals.check("later", "torch._dynamo")
         output_graph, tensor = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables.tensor.TensorVariable
         tracing = torch._dynamo.variables.torch
         overridable = tracing.get_overridable_functions()
@@ -71,7 +65,7 @@ class _DynamoPatches(Late):
             *_stream_patches(),
             replaced_function(torch._dynamo, "reset", truthfully),
             Replaced(torch._dynamo.trace_rules, "SKIP_DIRS_RE", _skipping_ours),
-            Replaced(torch._dynamo.trace_rules, "is_torch_inline_allowed", _inline),
+            Replaced(torch._dynamo.trace_rules, "is_torch_inline_allowed", patching.in_every_thread(_inline)),
             Replaced(
                 torch._dynamo.variables.ctx_manager.AutocastModeVariable,
                 "create",
@@ -95,9 +89,6 @@ class _DynamoPatches(Late):
 
     def remove(self) -> None:
         self._in_place = False
-        for cls in list(self._seen_generators):
-            torch._dynamo.variables.builder.VariableBuilder._type_dispatch().pop(cls, None)
-            self._seen_generators.discard(cls)
         super().remove()
 
 
@@ -109,18 +100,13 @@ def _skipping_ours(skipped: re.Pattern[str]) -> re.Pattern[str]:
     return re.compile(rf"{skipped.pattern}|^[^\s<]*{re.escape(Path(PACKAGE).as_posix())}/")
 
 
-def _inline(original: Any) -> Any:
-    """Return what says of which files Dynamo traces functions that a traced function calls.
+def _inline(original: Any, filename: str) -> bool:
+    """Return whether Dynamo traces functions of a file that a traced function calls.
 
     The set of files that ``original`` reads is a cache, which ``init_process_group`` drops.
     """
-
-    @functools.wraps(original)
-    def is_torch_inline_allowed(filename: str) -> bool:
-        # Files of `traced.py` and its like are inlined, since they stand in for the handler.
-        return filename in traced.files() or original(filename)
-
-    return is_torch_inline_allowed
+    # Files of `traced.py` and its like are inlined, since they stand in for the handler.
+    return filename in traced.files() or original(filename)
 
 
 def _guard_by_key(context: Context, original: Any, self: Any) -> Any:
@@ -205,7 +191,7 @@ def _call_higher_order(context: Context, original: Any, self: Any, tx: Any, fn: 
     """
     higher_order = torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable
     # The mode that handles the call is still the last one in Dynamo's picture of the stack.
-    serves = isinstance(self.mode_stack[-1].realize().value, ContextMode)
+    serves = isinstance(self.mode_stack[-1].realize().value, thread_state.ContextMode)
     if serves and isinstance(fn, higher_order) and not types.items:
         return fn._call_function(tx, *call)
     return original(self, tx, fn, types, *call)
@@ -232,8 +218,9 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
             raise unstacked_mode.GraphRefusedError(refused.requested, refused.done) from None
         raise
     beside_the_stack = thread_state.state.traced is not None
-    by_inductor = isinstance(compiler, torch._TorchCompileInductorWrapper)
-    return compiled if by_inductor and beside_the_stack else _unseen(compiled)
+    if beside_the_stack and isinstance(compiler, torch._TorchCompileInductorWrapper):
+        return compiled
+    return functools.update_wrapper(functools.partial(without_modes, context, compiled), compiled)
 
 
 def obstacle(context: Context, gm: torch.fx.GraphModule) -> str:
@@ -265,14 +252,3 @@ def _forget_unused_stream(gm: torch.fx.GraphModule) -> None:
     if only_current and not any("stream" in name or "external_object" in name for name in names):
         # Without an entry the compiled code looks up nothing.
         registered.clear()
-
-
-def _unseen(compiled: Any) -> Any:
-    """Return a function that runs compiled code without modes: its devices were decided when it was traced."""
-
-    @functools.wraps(compiled)
-    def run(*args: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            return compiled(*args)
-
-    return run

@@ -15,7 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, replaced_function
+from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, in_every_thread, replaced_function
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.engines import wrap
 from torchdevice.errors import FidelityError
@@ -93,20 +93,15 @@ class _DefaultDevice:
         return repr(self.original)
 
 
-def _guard_default_device(original: Any) -> Any:
-    """Replace ``GuardBuilder.DEFAULT_DEVICE``: in a thread without a mode beside the stack, guard on torch's value."""
-
-    @functools.wraps(original)
-    def DEFAULT_DEVICE(self: Any, guard: Any) -> Any:
-        module: Any = torch.utils._device
-        present: Any = module.CURRENT_DEVICE
-        # In the other threads torch's own value is to be guarded, not this object.
-        if not isinstance(present, _DefaultDevice) or _state.mode is not None or _state.traced is not None:
-            return original(self, guard)
-        with having(module, CURRENT_DEVICE=present.original):
-            return original(self, guard)
-
-    return DEFAULT_DEVICE
+def _guard_default_device(original: Any, self: Any, guard: Any) -> Any:
+    """Stand in for ``GuardBuilder.DEFAULT_DEVICE``: in a thread without a mode beside the stack guard torch's value."""
+    module: Any = torch.utils._device
+    present: Any = module.CURRENT_DEVICE
+    # In the other threads torch's own value is to be guarded, not this object.
+    if not isinstance(present, _DefaultDevice) or _state.mode is not None or _state.traced is not None:
+        return original(self, guard)
+    with having(module, CURRENT_DEVICE=present.original):
+        return original(self, guard)
 
 
 def _mode_at(original: Any) -> Any:
@@ -132,7 +127,9 @@ def names_in_guards() -> dict[str, Any]:
 
 
 def _wrap_original(builder: Any, entry: wrap.EntryPoint) -> Any:
-    return builder._wrap(entry.original)
+    # With the source of the original: the guard of a function's defaults takes nothing but functions.
+    source = torch._dynamo.source.AttrSource(builder.source, "original")
+    return type(builder)(builder.tx, source)._wrap(entry.original)
 
 
 def _create_original(tx: Any, entry: wrap.EntryPoint) -> Any:
@@ -150,7 +147,7 @@ def patches() -> list[Patch]:
         *(Replaced(module, "get_torch_function_mode_stack_at", _mode_at) for module in (dynamo.utils, dynamo.guards)),
         replaced_function(dynamo.utils, "set_torch_function_mode_stack", _set_stack),
         Replaced(torch.utils._device, "CURRENT_DEVICE", _DefaultDevice),
-        Replaced(dynamo.guards.GuardBuilder, "DEFAULT_DEVICE", _guard_default_device),
+        Replaced(dynamo.guards.GuardBuilder, "DEFAULT_DEVICE", in_every_thread(_guard_default_device)),
         # Dynamo traces entry points as their original functions. It looks its builders up by the exact class.
         Added(builders.VariableBuilder._type_dispatch(), dict.fromkeys(classes, _wrap_original)),
         Added(builders.SourcelessBuilder._type_handlers, dict.fromkeys(classes, _create_original)),

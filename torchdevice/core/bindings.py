@@ -21,7 +21,7 @@ from types import FrameType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from torchdevice.core.context import Context
-from torchdevice.core.importing import Late
+from torchdevice.core.importing import Late, Maker
 from torchdevice.core.patching import (
     TORCHS_OWN,
     Guarded,
@@ -83,7 +83,7 @@ def replaces(
     return register
 
 
-def later(module: str, *, sees_scope: bool = False) -> Callable[[Callable[[ModuleType], list[Patch]]], Any]:
+def later(module: str, *, sees_scope: bool = False) -> Callable[[Maker], Any]:
     """Register a function that returns patches of a module which programs import themselves."""
     return LATER.setdefault(module, Late(module, sees_scope=sees_scope)).makers.append
 

@@ -75,6 +75,53 @@ class ThreadValues(threading.local):
             self.device_text = str(index)
             self.redirects.clear()
 
+    def stream(self) -> Stream:
+        """Return the current stream of the current device."""
+        return self.device_index, self.streams.get(self.device_index, 0)
+
+
+class WhileInside:
+    """What a program has put in force in a scope, set aside while the thread is out of it.
+
+    A thread also leaves a scope between two steps of a decorated generator.
+
+    Args:
+        thread: The thread's values in the scope.
+        enter: Puts it in force.
+        leave: Sets it aside.
+        is_over: Returns whether it has ended while it was set aside.
+    """
+
+    def __init__(
+        self,
+        thread: ThreadValues,
+        enter: Callable[[], object],
+        leave: Callable[[], object],
+        is_over: Callable[[], bool] = bool,
+    ):
+        self._thread, self._enter, self._leave, self._is_over = thread, enter, leave, is_over
+
+    def begin(self) -> None:
+        """Put it in force, until :meth:`end`."""
+        self._enter()
+        self._thread.at_exit.append(self._pause)
+
+    def end(self) -> None:
+        """Set it aside for good."""
+        if self._pause in self._thread.at_exit:
+            self._thread.at_exit.remove(self._pause)
+            self._leave()
+        elif self._resume in self._thread.at_return:
+            self._thread.at_return.remove(self._resume)
+
+    def _pause(self) -> None:
+        self._leave()
+        self._thread.at_return.append(self._resume)
+
+    def _resume(self) -> None:
+        if not self._is_over():
+            self.begin()
+
 
 class Context:
     """A program's view of a scope.

@@ -13,6 +13,9 @@ from torchdevice.core import thread_state
 from torchdevice.core.patching import Patch, do_all, together
 from torchdevice.foundation import torch_internals
 
+Maker = Callable[[ModuleType], list[Patch]]
+"""Returns the patches of a module."""
+
 
 class Late:
     """Patches of a module that programs import themselves: put in as soon as it is imported.
@@ -21,17 +24,16 @@ class Late:
         name: The module's full name.
         makers: Return the patches for the module.
         sees_scope: Whether the module's text runs in the scope; a module of torch sees the machine as it is.
+        error: What is raised, with the name, where the module must not be imported. It is found all the same, so
+            that a program may ask for it.
 
     Attributes:
         patches: The patches, from the first installation on.
     """
 
-    def __init__(self, name: str, *makers: Callable[[ModuleType], list[Patch]], sees_scope: bool = False):
-        self.name, self.makers, self.sees_scope = name, list(makers), sees_scope
+    def __init__(self, name: str, *makers: Maker, sees_scope: bool = False, error: type[Exception] | None = None):
+        self.name, self.makers, self.sees_scope, self.error = name, list(makers), sees_scope, error
         self.patches: list[Patch] = []
-
-    def refuse(self) -> None:
-        """Raise an error where the module must not be imported."""
 
     def install(self) -> None:
         """Put the patches in. The module has been imported."""
@@ -46,18 +48,6 @@ class Late:
         """Take the patches out."""
         for patch in reversed(self.patches):
             patch.remove()
-
-
-class Refused(Late):
-    """A module that is found, so that a program may ask for it, and raises ``error(name)`` where it is imported."""
-
-    def __init__(self, name: str, error: Callable[[str], Exception]):
-        super().__init__(name)
-        self._error = error
-
-    def refuse(self) -> None:
-        """Raise the error."""
-        raise self._error(self.name)
 
 
 class LateModules:
@@ -109,7 +99,8 @@ class _Loader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        self._late.refuse()
+        if self._late.error is not None:
+            raise self._late.error(self._late.name)
         # Before the module's text runs, which may look at its own loader or reload itself.
         module.__loader__ = module.__spec__.loader = self._loader
         with contextlib.nullcontext() if self._late.sees_scope else thread_state.suspended(compiling=True):

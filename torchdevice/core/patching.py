@@ -86,6 +86,19 @@ def per_context(
     return function
 
 
+def in_every_thread(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return what makes a function that calls ``replacement(original, ...)``, also in threads without a context."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        return function
+
+    return make
+
+
 def stands_for(replacement: Any, original: Any) -> None:
     """Note what a replacement stands for, for :func:`original_of`."""
     replacement._torchdevice_original = original
@@ -275,7 +288,6 @@ class ReplacedInImporters:
         self._function = require(owner, name)
         # All names are searched for at once, see `_importers`.
         _imported_names.add(name)
-        self._searched = 0
         self._patches: dict[ModuleType, Replaced] = {}
 
     def install(self) -> None:
@@ -286,17 +298,11 @@ class ReplacedInImporters:
 
     def places(self) -> Collection[Replaced]:
         """Return the patch of each module that holds the function now."""
-        # The number of modules is a cheap sign that something was imported.
-        if len(sys.modules) != self._searched:
-            for module in self._holders():
-                if module not in self._patches:
-                    self._patches[module] = Replaced(module, self._name, self._make)
-            self._searched = len(sys.modules)
+        for module in _importers(loaded(), frozenset(_imported_names))[self._name]:
+            # By identity: a module may have a function of its own by that name.
+            if vars(module).get(self._name) is self._function and module not in self._patches:
+                self._patches[module] = Replaced(module, self._name, self._make)
         return self._patches.values()
-
-    def _holders(self) -> list[ModuleType]:
-        # By identity: a module may have a function of its own by that name.
-        return [module for module in _importers()[self._name] if vars(module).get(self._name) is self._function]
 
 
 def loaded() -> tuple[int, str]:
@@ -308,24 +314,17 @@ def loaded() -> tuple[int, str]:
 _imported_names: set[str] = set()
 """The names of the functions that are replaced in their importers."""
 
-_searched: tuple[object, Mapping[str, list[ModuleType]]] = None, {}
-"""The last search in torch's modules: the loaded modules, the number of names, and the result."""
 
-
-def _importers() -> Mapping[str, list[ModuleType]]:
-    """Return the modules of torch that have each of the names, by one search for all of them."""
-    global _searched
-    names = frozenset(_imported_names)
-    state = loaded(), len(names)
-    if _searched[0] != state:
-        found: dict[str, list[ModuleType]] = {name: [] for name in names}
-        # A copy, since an import in another thread changes the dictionary during the loop.
-        for key, module in list(sys.modules.items()):
-            if key == "torch" or (key.startswith("torch.") and key != "torch._C"):  # which has the originals
-                for name in vars(module).keys() & names:
-                    found[name].append(module)
-        _searched = state, found
-    return _searched[1]
+@functools.lru_cache(maxsize=1)
+def _importers(loaded: tuple[int, str], names: frozenset[str]) -> Mapping[str, list[ModuleType]]:
+    """Return the modules of torch that have each of the names, by one search for all until another module is loaded."""
+    found: dict[str, list[ModuleType]] = {name: [] for name in names}
+    # A copy, since an import in another thread changes the dictionary during the loop.
+    for key, module in list(sys.modules.items()):
+        if key == "torch" or (key.startswith("torch.") and key != "torch._C"):  # which has the originals
+            for name in vars(module).keys() & names:
+                found[name].append(module)
+    return found
 
 
 def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()) -> Any:
@@ -474,7 +473,7 @@ class Together:
         self._searched = 0
 
     def install(self) -> None:
-        # The same cheap sign as above: without an import since, the places are known.
+        # The number of modules is a cheap sign that something was imported: otherwise the places are known.
         now = len(sys.modules)
         if now != self._searched:
             self.places = [place for patch in self.patches for place in patch.places()]

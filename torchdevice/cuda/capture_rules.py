@@ -72,21 +72,16 @@ class CaptureOrder(StreamObserver):
 
     def captures(self) -> bool:
         """Return whether the current stream takes part, and count a kernel on it if so."""
-        stream = self.current()
+        stream = self._context.thread.stream()
         clock = self.clocks.get(stream)
         if clock is not None:
             self._count += 1
             clock[stream] = self._count
         return clock is not None
 
-    def current(self) -> Stream:
-        """Return the capturing thread's current stream."""
-        thread = self._context.thread
-        return thread.device_index, thread.streams.get(thread.device_index, 0)
-
     def check_end(self) -> None:
         """Raise if the capture ends on another stream, or before its first stream has waited for all others."""
-        if self.current() != self._first:
+        if self._context.thread.stream() != self._first:
             raise RuntimeError("Capture must end on the same stream it began on.")
         known = self.clocks[self._first]
         if any(known.get(stream, 0) < clock.get(stream, 0) for stream, clock in self.clocks.items()):

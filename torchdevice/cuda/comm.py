@@ -5,7 +5,8 @@ The refusals and their texts follow ``torch/csrc/cuda/comm.cpp``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ import torch.cuda.comm
 from torchdevice.core.bindings import replaces, supplied_function
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
-from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.torch_texts import text
 
 _OUTPUT = "Expected all output tensors to be CUDA tensors, but output tensor at index"
@@ -75,17 +75,14 @@ def comm_broadcast_coalesced(
     return [list(on_device) for on_device in zip(*copies, strict=True)] or [[] for _ in devices]
 
 
-@block
-def _on_stream(streams: Sequence[Any] | None, i: int, device: int) -> Iterator[None]:
-    """Copy on the stream that the caller chose for a chunk, if any."""
+def _on_stream(streams: Sequence[Any] | None, i: int, device: int) -> AbstractContextManager[Any]:
+    """Return what makes the stream current that the caller chose for a chunk, if any."""
     stream = streams[i] if streams is not None and i < len(streams) else None
     if stream is None:
-        yield
-        return
+        return nullcontext()
     wrong = text("stream of another device", i=i, index=stream.device_index, expected=device)
     _require(stream.device_index == device, wrong)
-    with stream:
-        yield
+    return stream
 
 
 @supplied_function("_scatter")
@@ -166,7 +163,6 @@ def comm_gather(
     context: Context, tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None
 ) -> torch.Tensor:
     """Concatenate the tensors along ``dim`` on the destination; None means the current device, -1 the CPU."""
-    dim = _wrapped(dim, tensors[0]) if tensors else dim
     _shape_of_all(context, tensors, dim)
     index = context.thread.device_index if destination is None else destination
     device = torch.device("cpu") if index == -1 else _device_of(context, index)
@@ -176,7 +172,6 @@ def comm_gather(
 @supplied_function("_gather_out")
 def comm_gather_out(context: Context, tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
     """Copy the tensors one after the other along ``dim`` into ``out``, and return ``out``."""
-    dim = _wrapped(dim, tensors[0]) if tensors else dim
     expected, shape = _shape_of_all(context, tensors, dim), list(out.shape)
     _require(shape == expected, f"Expected out tensor to have shape {expected}, but got {shape}")
     for part, tensor in zip(out.split([each.size(dim) for each in tensors], dim), tensors, strict=True):

@@ -119,10 +119,9 @@ def properties_of(context: Context, device: int) -> DeviceProperties:
     They are kept: ``torch.autocast`` reads them each time, and reading the machine's memory takes longer than a small
     step of training.
     """
-    known = context.settings.get((_PROPERTIES, device))
-    if known is None:
-        known = context.settings[_PROPERTIES, device] = _read_properties(context, device)
-    return known
+    if (_PROPERTIES, device) not in context.settings:
+        context.settings[_PROPERTIES, device] = _read_properties(context, device)
+    return context.settings[_PROPERTIES, device]
 
 
 _PROPERTIES = "device properties"

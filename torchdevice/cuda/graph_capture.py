@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchdevice.core import thread_state
 from torchdevice.cuda.capture_rules import CaptureOrder, not_while_capturing
 from torchdevice.devices.runtime import Runtime
+from torchdevice.engines.host_functions import as_kernels_do
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation import dispatch_modes
 from torchdevice.foundation.interrupt_safe_exit import block
-from torchdevice.foundation.stand_ins import StandIns, is_written, mapped, same_bits, tensors, written
-from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
+from torchdevice.foundation.stand_ins import is_written, mapped, same_bits, tensors, written
 
 _aten = torch.ops.aten
 
@@ -46,16 +46,6 @@ _READ_BY_THE_HOST = _DECOMPOSITIONS | {_aten._linalg_check_errors, _aten.linalg_
 _UNINITIALISED = frozenset(
     {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default}
 )
-
-
-_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-
-
-_below_autograd = torch._C._AutoDispatchBelowAutograd
-
-
-# The key that counts versions of tensors. A replay writes below it, as CUDA's kernels do.
-_VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
 class _Step(NamedTuple):
@@ -114,10 +104,11 @@ def _with_out(op: Any) -> Any:
     """Return the overload of an operator that writes its only result to ``out`` by a kernel of the CPU, or None."""
     if op._schema.name in _RESIZING:
         return None
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     packet, wanted = op._overloadpacket, [(each.name, str(each.type)) for each in op._schema.arguments]
     for each in (getattr(packet, overload) for overload in packet.overloads() if overload.endswith("out")):
         *others, out = [(argument.name, str(argument.type)) for argument in each._schema.arguments]
-        if others == wanted and out == ("out", "Tensor") and any(_has_kernel(each.name(), key) for key in _CPU_KERNELS):
+        if others == wanted and out == ("out", "Tensor") and any(has_kernel(each.name(), key) for key in _CPU_KERNELS):
             return each
     return None
 
@@ -250,7 +241,13 @@ class Capture(TorchDispatchMode):
         self._made.update(tensor.untyped_storage()._cdata for tensor in made if tensor.layout is torch.strided)
         # A view need not be made again: its memory is written by a recorded operator.
         if made or any(map(is_written, func._schema.arguments)):
-            self.steps.append(_Step(func, *_Recorded(func, self._runtime).take((args, kwargs, made))))
+            self.steps.append(_Step(func, *mapped((args, kwargs, made), self._recorded)))
+
+    def _recorded(self, value: Any) -> Any:
+        """Return what a step keeps of a value: of a tensor one in its memory, whose size the program cannot change."""
+        if type(value) in _PLAIN:
+            return self._runtime.same_memory(value)
+        return self._runtime.numbers_of(value) if isinstance(value, torch._C.Generator) else value
 
     def do(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function that has no result, as each replay does at this place."""
@@ -266,7 +263,7 @@ class Capture(TorchDispatchMode):
         """Restore the program's tensors and generators to their states at the beginning of the capture."""
         for generator, state in self._random_states:
             generator.set_state(state)
-        with _as_kernels_do():
+        with as_kernels_do():
             # In reverse, so that the oldest copy is written last.
             for tensor, before in reversed(self._before):
                 tensor.copy_(before)
@@ -277,7 +274,7 @@ class Capture(TorchDispatchMode):
         context = thread_state.state.context
         # Whoever looks at each kernel of a device is to see those of a replay.
         asks = context is None or context.asks or context.options.verify
-        with _as_kernels_do():
+        with as_kernels_do():
             if not (asks or self._kernels):
                 self._kernels = [step.kernel(self._runtime.host_alias) for step in self.steps]
             for run in [step.run for step in self.steps] if asks else self._kernels:
@@ -298,25 +295,4 @@ def _made_by(op: Any, result: Any) -> list[torch.Tensor]:
     return list(tensors(new))
 
 
-class _Recorded(StandIns):
-    """What a step keeps of its arguments: tensors that share the memory, whose sizes the program cannot change."""
-
-    def __init__(self, op: Any, runtime: Runtime):
-        super().__init__(op)
-        self._runtime = runtime
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._runtime.same_memory(tensor) if type(tensor) in _PLAIN else tensor
-
-    def other(self, value: Any) -> Any:
-        return self._runtime.numbers_of(value) if isinstance(value, torch._C.Generator) else value
-
-
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-@block
-def _as_kernels_do() -> Iterator[None]:
-    """Write to tensors without autograd, as a replay on CUDA does."""
-    with torch._C.DisableTorchFunction(), torch.no_grad(), _below_autograd(), ExcludeDispatchKeyGuard(_VERSIONS):
-        yield

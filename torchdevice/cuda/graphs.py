@@ -87,17 +87,17 @@ class GraphStandIn:
         thread = self._context.thread
         if thread.capture is not None:
             raise error(NOT_PERMITTED)
+        stream = index, stream_id = thread.stream()
         # Id 0 is the default stream, on which CUDA refuses a capture.
-        if not thread.streams.get(thread.device_index, 0):
+        if not stream_id:
             raise RuntimeError(text("capture on the default stream"))
         if self._captured is not None:
             raise RuntimeError(text("captured twice"))
         runtime = self._context.runtime
-        index = self._context.target_index(thread.device_index)
+        index = self._context.target_index(index)
         generator = runtime.default_generator(index)
         self._pool = new_id(for_graph=True) if pool is None else tuple(pool)
         self._capture = thread.capture = Capture(runtime, [generator, *self._generators])
-        stream = thread.device_index, thread.streams.get(thread.device_index, 0)
         self._capture.order = CaptureOrder(self._context, self._capture, stream, capture_error_mode)
         self._context.stream_observers.append(self._capture.order)
         # A capture that the program never ends must not stay with the thread.

@@ -213,10 +213,7 @@ APPROXIMATE_SNAPSHOT = dict.fromkeys(
 
 
 def _history(context: Context) -> History:
-    history = context.settings.get(_HISTORY)
-    if history is None:
-        history = context.settings[_HISTORY] = History(lambda index: context.thread.streams.get(index, 0))
-    return history
+    return context.settings.setdefault(_HISTORY, History(lambda index: context.thread.streams.get(index, 0)))
 
 
 @supplied_function("_cuda_record_memory_history", on=APPROXIMATE_SNAPSHOT)

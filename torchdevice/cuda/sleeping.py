@@ -60,9 +60,7 @@ class Sleeping(StreamObserver):
         self._wait_until(self.busy_until(stream))
 
     def device_synchronized(self, index: int) -> None:
-        for stream, until in list(self._until.items()):
-            if stream[0] == index:
-                self._wait_until(until)
+        self._wait_until(max((until for stream, until in [*self._until.items()] if stream[0] == index), default=0.0))
 
     def _wait_until(self, moment: float) -> None:
         left = max(0.0, moment - self.now())
@@ -89,5 +87,4 @@ def begin(context: Context) -> Sleeping:
 
 def sleep(context: Context, cycles: int) -> None:
     """Let the current stream be busy for the time that a 1 GHz clock takes for that many cycles."""
-    index = context.thread.device_index
-    begin(context).sleep((index, context.thread.streams.get(index, 0)), cycles / CYCLES_PER_SECOND)
+    begin(context).sleep(context.thread.stream(), cycles / CYCLES_PER_SECOND)

@@ -28,9 +28,7 @@ from torchdevice.devices.accelerators import conventional_modules
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import Mark, device_of
 from torchdevice.devices.stream_order import Stream
-
-DEVICE_TYPES = {"cuda": 1, "xpu": 12}
-"""``c10::DeviceType`` of accelerators with streams."""
+from torchdevice.lowlevel.lazy_initialization import DEVICE_TYPES
 
 
 @supplied_function("_cuda_getCurrentStream")
@@ -181,12 +179,7 @@ class StreamStandIn(torch.Stream):
 
     # torch's own, which call the methods below.
     wait_event, wait_stream = torch.cuda.Stream.wait_event, torch.cuda.Stream.wait_stream  # type: ignore[assignment]
-
-    def record_event(self, event: Any = None) -> Any:
-        """Record an event in this stream and return it; make a new event if None is given."""
-        event = self.module.Event() if event is None else event
-        event.record(self)
-        return event
+    record_event = torch.cuda.Stream.record_event
 
     def is_capturing(self) -> bool:
         """Return whether this thread is capturing a graph."""
@@ -232,12 +225,10 @@ class StreamStandIn(torch.Stream):
         return before
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, torch.Stream):
-            return False
-        return (self.stream_id, self.device_index) == (other.stream_id, other.device_index)
+        return isinstance(other, torch.Stream) and self._identity == (other.device_index, other.stream_id)
 
     def __hash__(self) -> int:
-        return hash((self.stream_id, self.device_index))
+        return hash(self._identity)
 
     def __repr__(self) -> str:
         return f"<{self.module.__name__}.Stream device={self.device} stream_id={self.stream_id}>"
@@ -256,11 +247,10 @@ class EventStandIn(torch.Event):
     handle, pointer = "cuda_event", "cudaEvent_t"
     _context: Context
     _timing: bool
-    _mark: Mark | None
-    _done_at: float
-    _late: float
-    _recorded_on: int | None
     _number: int
+    _mark: Mark | None = None
+    _recorded_on: int | None = None
+    _done_at = _late = 0.0  # seconds of perf_counter, and milliseconds
 
     def __new__(
         cls,
@@ -273,8 +263,6 @@ class EventStandIn(torch.Event):
         self = super().__new__(cls, device="cpu")  # without a driver torch makes no event of another device
         self._context = context
         self._timing = enable_timing
-        self._mark = self._recorded_on = None
-        self._done_at = self._late = 0.0  # seconds of perf_counter, and milliseconds
         self._number = next(_event_numbers)
         return self
 
@@ -315,7 +303,7 @@ class EventStandIn(torch.Event):
             RuntimeError: The event was recorded on another device before.
         """
         context = self._context
-        on = index, _ = _identity_of(context, stream)
+        on = index, _ = context.thread.stream() if stream is None else (stream.device_index, stream.stream_id)
         if self._recorded_on is not None and self._recorded_on != index:
             raise RuntimeError(f"Event device {self._recorded_on} does not match recording stream's device {index}.")
         for observer in context.stream_observers:
@@ -334,7 +322,7 @@ class EventStandIn(torch.Event):
     def wait(self, stream: Any = None) -> None:
         """Make later work of a stream wait for the event; all work runs in one order, so that costs nothing."""
         if self._mark is not None:
-            on = _identity_of(self._context, stream)
+            on = self._context.thread.stream() if stream is None else (stream.device_index, stream.stream_id)
             for observer in self._context.stream_observers:
                 observer.event_waited(self._number, on)
 
@@ -358,8 +346,7 @@ class EventStandIn(torch.Event):
             self._context.tell("event_synchronized", self._number)
 
     def __del__(self) -> None:
-        # `__new__` may have been interrupted before the attribute was there.
-        if getattr(self, "_mark", None) is not None:
+        if self._mark is not None:
             for observer in self._context.stream_observers:
                 observer.event_deleted(self._number)
 
@@ -388,24 +375,16 @@ class EventStandIn(torch.Event):
         return f"<{self.module.__name__}.Event {'recorded' if self._mark is not None else 'uninitialized'}>"
 
 
-def _identity_of(context: Context, stream: Any) -> Stream:
-    """Return the ordinal and id of a stream; of the current stream if None."""
-    if stream is None:
-        index = context.thread.device_index
-        return index, context.thread.streams.get(index, 0)
-    return stream.device_index, stream.stream_id
-
-
 def new_stream(
-    context: Context, made: type[StreamStandIn], device: Any = None, priority: int = 0, **kwargs: Any
+    context: Context, device: Any = None, priority: int = 0, made: type[StreamStandIn] = StreamStandIn, **kwargs: Any
 ) -> StreamStandIn:
     """Return a stand-in for a new stream, or for the stream that ``stream_id`` or ``stream_ptr`` names.
 
     Args:
         context: The active context.
-        made: The class of the stand-in.
         device: The device as the program wrote it; None means the current device.
         priority: The priority, clamped to the accelerator's range.
+        made: The class of the stand-in.
         **kwargs: The other arguments of ``torch.cuda.Stream``.
     """
     context.initialize()
@@ -430,7 +409,7 @@ def new_stream(
 def current_stream(context: Context, index: int) -> StreamStandIn:
     """Return the current stream of a device."""
     stream_id = context.thread.streams.get(index, 0)
-    return new_stream(context, StreamStandIn, stream_id=stream_id, device_index=index)
+    return new_stream(context, stream_id=stream_id, device_index=index)
 
 
 def create_external(context: Context) -> int:
@@ -485,10 +464,8 @@ def _generic(original: type, make: Callable[..., Any]) -> type:
     return subclass_in_place_of(original, new, also=also)
 
 
-_GenericStream = _generic(
-    torch.Stream, lambda context, *args, **kwargs: new_stream(context, StreamStandIn, *args, **kwargs)
-)
-_GenericEvent = _generic(torch.Event, lambda context, device, **named: EventStandIn(context, **named))
+def _generic_event(context: Context, device: Any, **named: Any) -> EventStandIn:
+    return EventStandIn(context, **named)
 
 
 def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> None:
@@ -498,13 +475,12 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
     def make_stream(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> StreamStandIn:
         # `torch.cuda.current_stream` names the stream that it wants, which programs ask for all the time.
         known = context.streams.get((stream, kwargs.get("stream_id", -1), kwargs.get("device_index", -1)))
-        return known or new_stream(context, stream, *args, **kwargs)
+        return known or new_stream(context, *args, made=stream, **kwargs)
 
     @replaces(stream.module.Event, "__new__")
     def make_event(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> EventStandIn:
         return event(context, *args, **kwargs)
 
-    # Torch's class may lack it without a driver.
     @replaces(stream.module.StreamContext, "__init__")
     def init_context(context: Context, original: Any, self: Any, stream: Any) -> None:
         self.stream, self.idx = stream, context.thread.device_index
@@ -524,6 +500,7 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
         before = vars(self).pop("_torchdevice_before", None)
         _restore(*before) if before is not None else original(self, *raised)
 
+    # Torch's class may lack it without a driver.
     REPLACED.append(
         replaced_function(
             stream.module.Stream, "priority_range", lambda *_: stream.priority_range(), may_be_absent=True
@@ -532,5 +509,5 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
 
 
 replaces_classes(StreamStandIn, EventStandIn)
-replaces(torch, "Stream", makes=True, by_value=True)(lambda _: _GenericStream)
-replaces(torch, "Event", makes=True, by_value=True)(lambda _: _GenericEvent)
+replaces(torch, "Stream", makes=True, by_value=True)(lambda original: _generic(original, new_stream))
+replaces(torch, "Event", makes=True, by_value=True)(lambda original: _generic(original, _generic_event))

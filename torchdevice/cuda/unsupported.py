@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -22,19 +21,21 @@ _TABLE = data_files.read(__file__, "unsupported.json")
 POOL = _TABLE["pools"]["remedy"]
 
 
-def _rows() -> Iterator[tuple[str, str, str]]:
-    """Yield the dotted name of each function, its remedy, and the accelerator to which it belongs."""
-    for row in _TABLE.values():
-        for name in row["names"].split():
-            yield name, row["remedy"], row.get("native_to", "cuda")
+def _supply(name: str, remedy: str, family: str) -> None:
+    """Let a function of an accelerator, by its dotted name, raise with a remedy."""
 
-
-def _refusing(name: str, remedy: str) -> Callable[..., NoReturn]:
     def refuse(context: Context, *args: Any, **kwargs: Any) -> NoReturn:
         named = name.removesuffix(".__init__").removesuffix(".__new__")
         thread_state.refuse(asked(named, sys._getframe(1)), remedy)
 
-    return refuse
+    path, _, attribute = name.rpartition(".")
+    if path == "torch._C":
+        supplied_function(name, Fidelity.UNSUPPORTED, note=remedy, native_to=family)(refuse)
+        return
+    owner = _found(path)
+    # Modules import functions by value; methods are found by their class.
+    of_module = isinstance(owner, ModuleType)
+    replaces(owner, attribute, native_to=family, optional=True, by_value=of_module)(without_original(refuse))
 
 
 def _found(dotted: str) -> Any:
@@ -45,13 +46,6 @@ def _found(dotted: str) -> Any:
         return None
 
 
-for _name, _remedy, _family in _rows():
-    _refuse = _refusing(_name, _remedy)
-    _path, _, _attribute = _name.rpartition(".")
-    if _path == "torch._C":
-        supplied_function(_name, Fidelity.UNSUPPORTED, note=_remedy, native_to=_family)(_refuse)
-    else:
-        _owner = _found(_path)
-        # Modules import functions by value; methods are found by their class.
-        _of_module = isinstance(_owner, ModuleType)
-        replaces(_owner, _attribute, native_to=_family, optional=True, by_value=_of_module)(without_original(_refuse))
+for _row in _TABLE.values():
+    for _name in _row["names"].split():
+        _supply(_name, _row["remedy"], _row.get("native_to", "cuda"))

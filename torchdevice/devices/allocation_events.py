@@ -7,8 +7,9 @@ see the memory that a kernel needs while it runs, nor earlier allocations.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -108,16 +109,13 @@ class OperatorWatcher(TorchDispatchMode):
             if given is None:
                 given = {each.address for _, each in _memory((args, kwargs), self._device_type)}
             if block.address not in given:
-                self._known[block.address] = weakref.ref(storage, self._ended_at(block.address))
+                self._known[block.address] = weakref.ref(storage, functools.partial(self._ended, block.address))
                 self._observer.allocated(block)
         return result
 
-    def _ended_at(self, address: int) -> Callable[[Any], None]:
-        def ended(storage: Any) -> None:
-            if self._known.pop(address, None) is not None:
-                self._observer.freed(address)
-
-        return ended
+    def _ended(self, address: int, storage: Any) -> None:
+        if self._known.pop(address, None) is not None:
+            self._observer.freed(address)
 
     def stop(self) -> None:
         """Call the observer no more. May be called below modes that were entered later, and from another thread."""
@@ -144,18 +142,16 @@ def _memory(tree: Any, device_type: str) -> Iterator[tuple[torch.UntypedStorage,
     with torch._C.DisableTorchFunction():
         for leaf in pytree.tree_leaves(tree):
             if type(leaf) in _PLAIN and leaf.layout is torch.strided and leaf.device.type == device_type:
-                while _is_wrapped(leaf):  # by a transform of torch.func; the memory is that of the innermost tensor
-                    leaf = _unwrapped(leaf)
+                # Wrapped by a transform of torch.func; the memory is that of the innermost tensor.
+                while torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+                    leaf = torch._C._functorch.get_unwrapped(leaf)
                 storage = leaf.untyped_storage()
                 try:
                     address, size = storage.data_ptr(), storage.nbytes()
                 except RuntimeError:  # a compiler's tensor, which stands for the one that a graph will make
                     continue
-                if not _is_functional(leaf):  # the same
+                if not torch._is_functional_tensor(leaf):  # the same
                     yield storage, Block(leaf.device.index or 0, address, size, size)
 
 
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_unwrapped = torch._C._functorch.get_unwrapped
-_is_functional = torch._is_functional_tensor
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -9,7 +9,6 @@ import re
 import torch
 
 from torchdevice.devices import cpu_memory
-from torchdevice.devices.cpu_memory import ProcessMemory
 from torchdevice.devices.processor_name import processor_name
 from torchdevice.devices.runtime import Memory, Runtime, device_of
 from torchdevice.foundation.byte_sizes import written
@@ -47,7 +46,7 @@ class CpuRuntime(Runtime):
     is_torch_accelerator = False
 
     def __init__(self) -> None:
-        self._memory = ProcessMemory()
+        self._memory = cpu_memory.ProcessMemory()
 
     def is_available(self) -> bool:
         return True

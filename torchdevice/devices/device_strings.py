@@ -18,9 +18,6 @@ import torch
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
 from torchdevice.foundation import data_files
 
-ACCELERATORS = frozenset(FAMILIES)
-"""The accelerators that a program may have been written for."""
-
 FORCE_CPU = "cpu:-1"
 """The spelling that sends the rest of the active scope to the CPU. torch itself refuses a negative index."""
 
@@ -58,7 +55,7 @@ def parse(value: object) -> Spelling | None:
         match = SPELLED.fullmatch(value)
         return Spelling(match[1], None if match[2] is None else int(match[2])) if match else None
     if isinstance(value, torch.device):
-        return Spelling(value.type, value.index) if value.type in ACCELERATORS else None
+        return Spelling(value.type, value.index) if value.type in FAMILIES else None
     ordinal = ordinal_of(value)
     return Spelling("cuda", ordinal) if ordinal is not None and ordinal >= 0 else None
 
@@ -73,10 +70,10 @@ LEGACY_DTYPES: dict[str, torch.dtype] = {
 }
 """The dtypes of legacy tensor types such as ``torch.cuda.FloatTensor``, by the type's name."""
 
-_LEGACY_TYPE = re.compile(rf"torch\.({'|'.join(sorted(ACCELERATORS))})\.(?:sparse\.)?(\w+)")
+_LEGACY_TYPE = re.compile(rf"torch\.({'|'.join(FAMILIES)})\.(?:sparse\.)?(\w+)")
 
 
-def legacy_dtype(wanted: Any, families: Collection[str] = ACCELERATORS) -> torch.dtype | None:
+def legacy_dtype(wanted: Any, families: Collection[str] = FAMILIES) -> torch.dtype | None:
     """Return the dtype of an accelerator's legacy tensor type, given as a class or by its dotted name; else None."""
     if not isinstance(wanted, str):
         wanted = f"{getattr(wanted, '__module__', '')}.{getattr(wanted, '__name__', '')}"

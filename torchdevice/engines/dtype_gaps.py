@@ -119,7 +119,10 @@ def compute(
     # Functions that no wider dtype computes are written out below.
     other = _OTHERWISE.get(name)
     if other is not None and not lacked.wider:
-        return other(*args, **kwargs)
+        named = {**kwargs}
+        out = named.pop("out", None)
+        found = other(*args, **named)
+        return found if out is None else out.resize_(found.shape).copy_(found)
     return _Wider(func, lacked.wider, lacked.rounded).call(args, kwargs)
 
 
@@ -144,7 +147,7 @@ class _Wider(Converted):
 # ---- by other operators ----------------------------------------------------------------------------------------------
 
 
-def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, *, out: Any = None) -> torch.Tensor:
+def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> torch.Tensor:
     """``torch.histc`` of integers, in CUDA's arithmetic: ``getBin`` of aten/src/ATen/native/cuda/SummaryOps.cu."""
     # Int64, so that the product with the number of bins cannot overflow narrow integers.
     values = input.flatten().long()
@@ -157,24 +160,21 @@ def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, *, 
     inside = values[(values >= least) & (values <= most)]
     # The largest value belongs to the last bin.
     places = torch.div((inside - least) * bins, most - least, rounding_mode="floor").clamp(max=bins - 1)
-    counts = torch.bincount(places, minlength=bins).to(input.dtype)
-    return counts if out is None else out.resize_(counts.shape).copy_(counts)
+    return torch.bincount(places, minlength=bins).to(input.dtype)
 
 
-def _nansum(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> Any:
+def _nansum(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """``torch.nansum`` of complex numbers."""
     filled = torch.where(input.isnan(), torch.zeros((), dtype=input.dtype, device=input.device), input)
     wider = _Wider(torch.sum, _HALF if input.dtype is torch.complex32 else {})
-    found = wider.call((filled, dim, keepdim), {"dtype": dtype})
-    return found if out is None else out.resize_(found.shape).copy_(found)
+    return wider.call((filled, dim, keepdim), {"dtype": dtype})
 
 
-def _nanmean(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None) -> Any:
+def _nanmean(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """``torch.nanmean`` of complex numbers, composed as torch composes it."""
     count = torch.sum(~input.isnan(), dim, keepdim)
     total = _nansum(input, dim, keepdim, dtype=dtype)
-    found = _Wider(torch.div, _HALF if total.dtype is torch.complex32 else {}).call((total, count), {})
-    return found if out is None else out.resize_(found.shape).copy_(found)
+    return _Wider(torch.div, _HALF if total.dtype is torch.complex32 else {}).call((total, count), {})
 
 
 _OTHERWISE: Mapping[str, Callable[..., Any]] = {"histc": _histc, "nansum": _nansum, "nanmean": _nanmean}

@@ -19,6 +19,7 @@ from torchdevice.fallback import doubles
 from torchdevice.fallback.cpu_fallback import call_on_cpu, generator_on_cpu
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
+from torchdevice.foundation.stand_ins import mapped
 from torchdevice.journal.callers import program_line, warn_at
 from torchdevice.options import spelled
 
@@ -63,17 +64,24 @@ def place(context: Context, tensor: torch.Tensor, device: torch.device) -> torch
 
 
 def created_on_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Make a call that creates a tensor in a dtype that is kept on the CPU; return None for every other call."""
-    if not context.keeps_doubles or kwargs.get("dtype") not in context.unsupported_dtypes:
+    """Make a call that creates a tensor in a dtype that is kept on the CPU.
+
+    Return None for every other call, whose ``dtype`` in ``kwargs`` is one that the target can hold from here on.
+    """
+    dtype = kwargs.get("dtype")
+    if dtype not in context.unsupported_dtypes:
         return None
     device = _device_of_creation(args, kwargs)
     if not context.is_targets(device):
+        return None
+    if not context.keeps_doubles:
+        kwargs["dtype"] = fit(context, dtype)
         return None
     is_leaf = kwargs.pop("requires_grad", False)
     draws_from = kwargs.get("generator")
     if draws_from is not None:
         kwargs["generator"] = generator_on_cpu(draws_from)
-    made = keep(context, func(*args, **{**kwargs, "device": "cpu"}), kwargs["dtype"], device)
+    made = keep(context, func(*args, **{**kwargs, "device": "cpu"}), dtype, device)
     return made.requires_grad_() if is_leaf else made
 
 
@@ -85,26 +93,8 @@ def _device_of_creation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.
     return torch.device(device)
 
 
-def fit_creation(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Fit the ``dtype`` of a call that creates a tensor, in ``kwargs``."""
-    dtype = kwargs.get("dtype")
-    if dtype in context.unsupported_dtypes and context.is_targets(_device_of_creation(args, kwargs)):
-        kwargs["dtype"] = fit(context, dtype)
-
-
-def converted_on_cpu(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Make a conversion by ``Tensor.to`` or a sibling to a dtype kept on the CPU; return None for every other one."""
-    if not context.keeps_doubles:
-        return None
-    tensor = args[0]
-    dtype, device = _dtype_and_device(args, kwargs)
-    if dtype not in context.unsupported_dtypes or not context.is_targets(device):
-        return None
-    return keep(context, tensor, dtype, device)
-
-
-def _dtype_and_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype, torch.device]:
-    """Return what a conversion makes of a tensor."""
+def result_of_conversion(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype, torch.device]:
+    """Return the dtype and the device of what ``Tensor.to`` or a sibling makes of a tensor."""
     tensor, *rest = args
     dtype, device = tensor.dtype, tensor.device
     for value in (*rest, *kwargs.values()):
@@ -118,20 +108,12 @@ def _dtype_and_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[to
 
 
 def fit_conversion(
-    context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: Context, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of ``Tensor.to`` or a sibling with a dtype that the target can hold."""
-    tensor, *rest = args
-    dtype, device = _dtype_and_device(args, kwargs)
-    if dtype not in context.unsupported_dtypes or not context.is_targets(device):
-        return args, kwargs
-    if any(isinstance(value, torch.dtype) for value in (*rest, *kwargs.values())):
-
-        def fitted(value: Any) -> Any:
-            return fit(context, value) if isinstance(value, torch.dtype) else value
-
-        return (tensor, *map(fitted, rest)), {name: fitted(value) for name, value in kwargs.items()}
+    """Return the arguments of a conversion to a dtype that the target cannot hold, with one that it can."""
     fitting = fit(context, dtype)
+    if any(isinstance(value, torch.dtype) for value in (*args[1:], *kwargs.values())):
+        return mapped((args, kwargs), lambda value: fitting if isinstance(value, torch.dtype) else value)
     if len(args) > 2 and args[2] is None:  # to(device, None, ...)
         return (*args[:2], fitting, *args[3:]), kwargs
     return args, {**kwargs, "dtype": fitting}

@@ -38,10 +38,7 @@ def begins_in_float32(args: tuple[Any, ...]) -> bool:
 
 def _product(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute a product of half tensors in float32."""
-    if begins_in_float32(args):
-        return func(*args, **kwargs)
-    operands = [*tensors((args, kwargs))]
-    if not _is_slow(context, operands):
+    if begins_in_float32(args) or not _is_slow(context, operands := [*tensors((args, kwargs))]):
         return func(*args, **kwargs)
     return _in_float32(context, func, args, kwargs, operands[0].dtype)
 

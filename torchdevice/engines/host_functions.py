@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from torchdevice.core.context import Context
+from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 
 Function = Callable[[list[torch.Tensor]], None]
 """Reads and writes CPU tensors."""
 
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+# The key that counts versions of tensors.
 _VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 _numbers = itertools.count()
@@ -49,10 +50,17 @@ def call(context: Context, function: Function, memory: list[torch.Tensor]) -> No
     number = next(_numbers)
     _functions[number] = function
     try:
-        # Below autograd and the count of versions: a kernel's writes are noticed by neither on a GPU.
-        with torch._C.DisableTorchFunction(), _below_autograd(), ExcludeDispatchKeyGuard(_VERSIONS):
+        with as_kernels_do():
             torch.ops.torchdevice_host.call.default(memory, number)
     finally:
         # A graph that was captured calls it again.
         if context.thread.capture is None:
             del _functions[number]
+
+
+@block
+def as_kernels_do() -> Iterator[None]:
+    """Write to tensors below autograd and the count of versions: a kernel's writes are noticed by neither on a GPU."""
+    below_autograd, no_versions = torch._C._AutoDispatchBelowAutograd(), ExcludeDispatchKeyGuard(_VERSIONS)
+    with torch._C.DisableTorchFunction(), torch.no_grad(), below_autograd, no_versions:
+        yield

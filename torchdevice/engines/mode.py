@@ -9,7 +9,6 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.thread_state import ContextMode, Entry
 from torchdevice.engines import lookup, retries, rewriters
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
@@ -21,7 +20,7 @@ def _find_nothing(func: Any, default: Any = None) -> None:
     """Return None, so that a mode that serves no context rewrites nothing."""
 
 
-class DeviceMode(ContextMode):
+class DeviceMode(thread_state.ContextMode):
     """Handles every torch call of a thread. A thread has one mode: nested scopes exchange its ``context``.
 
     The mode is on torch's stack, or beside it, where wrappers call it (``wrap.py``).
@@ -78,7 +77,7 @@ def _with_key(key: str) -> DeviceMode:
     return mode
 
 
-def of_this_thread() -> ContextMode | None:
+def of_this_thread() -> thread_state.ContextMode | None:
     """Return the mode that handles this thread's calls, beside torch's stack or on it; None while it handles one."""
     if thread_state.state.mode is not None:
         return thread_state.state.mode
@@ -110,5 +109,5 @@ def as_program(function: Any, *args: Any) -> Any:
     # The usual case, without another entry.
     if context is thread_state.state.context:
         return with_mode(context, function, *args)
-    with thread_state.entered(Entry(context)):  # a compiler has suspended the scope
+    with thread_state.entered(thread_state.Entry(context)):  # a compiler has suspended the scope
         return with_mode(context, function, *args)

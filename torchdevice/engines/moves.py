@@ -151,7 +151,7 @@ def side_meant(context: Context, device: Any, target: torch.device | None) -> Si
     """
     # The runtime makes each of its devices once, and `x.device` is always another object.
     if target is not None or device is context.runtime.device(0):
-        return Side.DEVICE
+        return _DEVICE
     if isinstance(device, str):
         return Side.HOST if spells_host(context, device) else None
     if not isinstance(device, torch.device):  # an operator that has something else in the place of a device
@@ -168,13 +168,6 @@ def device_meaning(context: Context, device: torch.device, side: Side | None) ->
 
 
 # ---- moves -----------------------------------------------------------------------------------------------------------
-
-
-def moved_as_asked(
-    context: Context, tensor: torch.Tensor, result: torch.Tensor, asked: Any, target: torch.device | None
-) -> torch.Tensor:
-    """Return the result of a move by a device argument, see :func:`moved` and :func:`side_meant`."""
-    return moved(context, tensor, result, side_meant(context, asked, None) if target is None else _DEVICE)
 
 
 def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side | None) -> torch.Tensor:
@@ -224,14 +217,9 @@ def moved_among_devices(context: Context, tensor: Any, result: Any) -> Any:
         result: The result of torch's own move: the tensor itself where torch had nothing to do.
     """
     # Identity: a result that is another tensor has been copied already.
-    if not context.folds_devices or result is not tensor or not _is_on_target(context, tensor) or _is_tracing():
+    if not context.folds_devices or result is not tensor or not _is_on_target(context, tensor):
         return result
-    storage = _storage(tensor)
-    if context.thread.moving_module and storage is not None and isinstance(tensor, torch.nn.Parameter):
-        stays = _is_exclusive(storage)
-    else:
-        stays = tensor.requires_grad and tensor.is_leaf and not _is_wrapped(tensor)
-    return tensor if stays or (storage is None and _decides_itself(tensor, None)) else tensor.clone()
+    return moved(context, tensor, result, None)
 
 
 def _is_on_target(context: Context, tensor: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from torchdevice.core.context import Context
 from torchdevice.engines import dtype_gaps, float64_policy
 from torchdevice.engines.rewriters import Rewriter
 from torchdevice.fallback.cpu_fallback import call_on_cpu, counted
-from torchdevice.fallback.missing_operators import is_refusal
+from torchdevice.fallback.fallback_kernels import is_refusal
 from torchdevice.foundation.stand_ins import tensors
 
 Detour = Callable[[Any, Any], Any]
@@ -35,11 +35,6 @@ def after(error: BaseException, context: Context, func: Any, rewriter: Rewriter 
     if is_refusal(context, error) and dtype_gaps.can_be_repeated(func):
         return functools.partial(_on_cpu, context, func)
     return None
-
-
-def can_follow(error: BaseException, context: Context) -> bool:
-    """Return whether there may be another way to make a call that raised ``error``."""
-    return dtype_gaps.lacking(error) is not None or float64_policy.refused(context, error) or is_refusal(context, error)
 
 
 def _on_cpu(context: Context, func: Any, args: Any, kwargs: Any) -> Any:

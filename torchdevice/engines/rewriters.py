@@ -130,7 +130,6 @@ def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwar
         kept = float64_policy.created_on_cpu(context, func, args, kwargs)
         if kept is not None:
             return kept
-        float64_policy.fit_creation(context, args, kwargs)
     return _create(context, func, args, kwargs, asked, target)
 
 
@@ -199,7 +198,7 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if not context.runtime.has_peaks:
         note_memory(context)
     if context.runtime.shares_host_memory:
-        return moves.moved_as_asked(context, args[0], result, device, target)
+        return moves.moved(context, args[0], result, moves.side_meant(context, device, target))
     return moves.moved_among_devices(context, args[0], result)
 
 
@@ -286,10 +285,11 @@ def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a conversion with the dtype the target can hold and, where the target needs it, a blocking copy."""
     if context.unsupported_dtypes:
-        kept = float64_policy.converted_on_cpu(context, args, kwargs)
-        if kept is not None:
-            return kept
-        args, kwargs = float64_policy.fit_conversion(context, args, kwargs)
+        dtype, device = float64_policy.result_of_conversion(args, kwargs)
+        if dtype in context.unsupported_dtypes and context.is_targets(device):
+            if context.keeps_doubles:
+                return float64_policy.keep(context, args[0], dtype, device)
+            args, kwargs = float64_policy.fit_conversion(context, args, kwargs, dtype)
     if context.runtime.blocking_copies_only:
         kwargs = _blocking(kwargs)
         dtype_first = len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor))
@@ -321,7 +321,7 @@ def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
         return func(args[0], device)  # torch's own error: no such accelerator is there
     if context.runtime.pins_memory:
         return func(args[0])
-    if _is_on_target(context, args[0]):
+    if not context.runtime.shares_host_memory and native_device(args[0]).type == context.device_type:
         accelerator = context.shown_as or context.device_type
         # The type's text names the target; the error must name what the program sees.
         name = args[0].type().replace(f"torch.{context.device_type}.", f"torch.{accelerator}.")
@@ -333,10 +333,6 @@ def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
         # Page-locked memory is the host's.
         moves.mark(copy, moves.Side.HOST)
     return context.pin(copy)
-
-
-def _is_on_target(context: Context, tensor: torch.Tensor) -> bool:
-    return not context.runtime.shares_host_memory and native_device(tensor).type == context.device_type
 
 
 @rewrites(torch.Tensor.is_pinned)

@@ -16,7 +16,6 @@ from __future__ import annotations
 # The C module, whose functions stay the original while `signal.signal` is patched.
 import _signal  # type: ignore[import-not-found]
 import _thread
-import functools
 import os
 import signal
 import threading
@@ -26,7 +25,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.patching import Replaced, put_in, take_out
+from torchdevice.core.patching import Replaced, in_every_thread, put_in, take_out
 from torchdevice.engines import destructors
 from torchdevice.engines.mode import as_program, with_mode
 from torchdevice.foundation.tracebacks import PACKAGE
@@ -81,24 +80,16 @@ def _own(handler: Any) -> Any:
     return handler.handler if type(handler) is _Waiting else handler
 
 
-def _set(original: Any) -> Any:
-    @functools.wraps(original)
-    def set_handler(signalnum: Any, handler: Any) -> Any:
-        # SIG_DFL and SIG_IGN are integers, which Python handles in C.
-        return _own(original(signalnum, _Waiting(handler) if callable(handler) else handler))
-
-    return set_handler
+def _set(original: Any, signalnum: Any, handler: Any) -> Any:
+    # SIG_DFL and SIG_IGN are integers, which Python handles in C.
+    return _own(original(signalnum, _Waiting(handler) if callable(handler) else handler))
 
 
-def _get(original: Any) -> Any:
-    @functools.wraps(original)
-    def get_handler(signalnum: Any) -> Any:
-        return _own(original(signalnum))
-
-    return get_handler
+def _get(original: Any, signalnum: Any) -> Any:
+    return _own(original(signalnum))
 
 
-_patches = Replaced(signal, "signal", _set), Replaced(signal, "getsignal", _get)
+_patches = Replaced(signal, "signal", in_every_thread(_set)), Replaced(signal, "getsignal", in_every_thread(_get))
 
 
 def settle(in_a_scope: bool) -> None:

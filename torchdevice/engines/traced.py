@@ -88,7 +88,6 @@ in_place_of(Context.report)(
 # A traced tensor has no memory yet, so its side is unknown. A move without effect adds no copy to a graph, as the
 # compilers themselves drop every copy that is not needed.
 in_place_of(moves.moved)(lambda context, tensor, result, to: result)
-in_place_of(moves.moved_as_asked)(lambda context, tensor, result, asked, target: result)
 in_place_of(moves.created)(lambda context, source, result, asked, target: result)
 in_place_of(moves.created_by_default)(lambda func, args, kwargs, result: result)
 in_place_of(moves.made_of)(lambda context, source, result, to: result)

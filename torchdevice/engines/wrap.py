@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function
 
-from torchdevice.core import thread_state
+from torchdevice.core import patching, thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation, OwnModule, Patch, Replaced, loaded, put_in, stands_for, take_out
-from torchdevice.core.thread_state import ContextMode
 from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, moves, retries, rewriters
 from torchdevice.engines.error_texts import OF_TORCH
 from torchdevice.foundation.fidelity import Fidelity
@@ -38,7 +37,7 @@ _SIZES = frozenset({int, tuple, list, float, torch.Size})
 _stack_length = torch._C._len_torch_function_stack
 
 
-def _ask(mode: ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _ask(mode: thread_state.ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let the mode handle a call. As on torch's stack, a mode is not active while it handles a call."""
     # As torch does by taking a mode off its stack.
     _state.mode = None
@@ -121,12 +120,11 @@ class EntryPoint:
             return self.original.__qualname__
         return self.original.__reduce_ex__(protocol)
 
-    def __copy__(self) -> EntryPoint:
+    def __deepcopy__(self, memo: Any = None) -> EntryPoint:
         # Functions are copied as themselves.
         return self
 
-    def __deepcopy__(self, memo: Any) -> EntryPoint:
-        return self
+    __copy__ = __deepcopy__
 
     @property
     def __class__(self) -> Any:
@@ -198,23 +196,16 @@ class LastResort(EntryPoint):
 
 
 class _Product(LastResort):
-    """A product of tensors: a last resort in float32."""
+    """A product of tensors, or attention: a last resort, except where half precision is computed in float32."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        # Modes of the program do not see that the dtype is read.
+        if _stack_length() or half_precision_matmul.begins_in_float32(args):
+            return super().__call__(*args, **kwargs)
+        mode: Any = _state.mode
         # Half precision does not fail, it is only slow; so for these arguments the mode comes first.
-        if not _stack_length() and half_precision_matmul.begins_in_float32(args):
-            return super().__call__(*args, **kwargs)
-        return EntryPoint.__call__(self, *args, **kwargs)
-
-
-class _Attention(_Product):
-    """Attention: a last resort, except where half precision is computed in float32."""
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        mode = _state.mode
-        if mode is not None and mode.context is not None and mode.context.product_dtypes:
-            return super().__call__(*args, **kwargs)
-        return LastResort.__call__(self, *args, **kwargs)
+        comes_first = mode is not None and mode.context is not None and mode.context.product_dtypes
+        return (EntryPoint if comes_first else LastResort).__call__(self, *args, **kwargs)
 
 
 def kinds(cls: type[EntryPoint] = EntryPoint) -> Iterator[type[EntryPoint]]:
@@ -291,7 +282,7 @@ def _operator_call(original: Any) -> Any:
             try:
                 return original(self, *args, **kwargs)
             except (RuntimeError, TypeError) as error:
-                if mode.context is None or not retries.can_follow(error, mode.context):
+                if mode.context is None or retries.after(error, mode.context, self, None) is None:
                     raise
         # Outside the `except` clause, as in `LastResort`.
         return _ask(mode, self, args, kwargs)
@@ -326,7 +317,6 @@ _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 _FUNCTIONS = (*_BUILTINS, types.FunctionType)
 
 _WITHOUT_SCHEMA = frozenset({torch.Tensor.new, torch.Tensor.new_tensor})
-_ATTENTION = torch._C._nn.scaled_dot_product_attention
 
 
 def _members() -> Iterator[tuple[Any, str, Any]]:
@@ -359,18 +349,15 @@ def _listed(functions: Collection[Any]) -> list[Patch]:
 
 def _kind_for(function: Any) -> type[EntryPoint]:
     """Return the class of a function's entry point."""
-    if function == _ATTENTION:
-        return _Attention
-    if function == torch.Tensor.to or lookup.classify(function, {}) is rewriters.with_device_keyword:
+    rewriter = lookup.classify(function, {})
+    if function == torch.Tensor.to or rewriter is rewriters.with_device_keyword:
         return _Naming
     if function in half_precision_matmul.TABLE:
         return _Product
-    if function in _may_be_refused():
-        # A function with a rewriter must come to the mode first; without one the mode is needed for its second attempt
-        # only.
-        return LastResort if lookup.classify(function, {}) is None else EntryPoint
-    last = dtype_gaps.asked_last(function) or (isinstance(function, _BUILTINS) and lookup.takes_dtype(function))
-    return LastResort if last and lookup.classify(function, {}) is None else EntryPoint
+    takes_dtype = isinstance(function, _BUILTINS) and lookup.takes_dtype(function)
+    repeated = function in _may_be_refused() or dtype_gaps.asked_last(function) or takes_dtype
+    # A function with a rewriter must come to the mode first. Without one the mode is needed for a second attempt only.
+    return LastResort if repeated and rewriter is None else EntryPoint
 
 
 def _for_every_scope() -> list[Patch]:
@@ -388,7 +375,7 @@ def _for_every_scope() -> list[Patch]:
         *(Replaced(operator, "__call__", _operator_call) for operator in operators),
         Constructor(torch.device, _new_device),
         Replaced(torch._VF, "vf", _VariableFunctions),
-        Replaced(torch.fx.node, "_find_module_of_method", _find_module),
+        Replaced(torch.fx.node, "_find_module_of_method", patching.in_every_thread(_find_module)),
     ]
 
 
@@ -447,16 +434,11 @@ def _holding(key: str, known: Set[int]) -> list[tuple[types.ModuleType, str]]:
     return [(module, name) for name, value in list(vars(module).items()) if id(value) in known]
 
 
-def _find_module(original: Any) -> Any:
-    """Replace the function by which ``torch.fx`` finds a function's module: it searches by identity."""
-
-    @functools.wraps(original)
-    def find(orig_method: Any) -> str:
-        entry = _entry_points.get(id(orig_method))
-        # torch searches its modules by identity for a function without `__module__`, and they hold the entry point.
-        return original(orig_method if entry is None or orig_method.__module__ else entry)
-
-    return find
+def _find_module(original: Any, orig_method: Any) -> str:
+    """Stand in for the function by which ``torch.fx`` finds a function's module: it searches by identity."""
+    entry = _entry_points.get(id(orig_method))
+    # torch searches its modules by identity for a function without `__module__`, and they hold the entry point.
+    return original(orig_method if entry is None or orig_method.__module__ else entry)  # type: ignore[no-any-return]
 
 
 _FOR_EVERY_SCOPE = Installation(_for_every_scope)

@@ -57,21 +57,20 @@ class HostDouble(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Make conversions by operators whose derivatives the target can compute; leave other calls to torch."""
+        kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func in _CONVERSIONS and isinstance(args[0], cls):
-                return _convert(func, args, kwargs or {})
-            if func is torch.Tensor.tolist:
-                return args[0].detach().cpu().tolist()
-            if func is torch.Tensor.numpy and (kwargs or {}).get("force"):
-                return args[0].detach().cpu().numpy()
+                return _convert(func, args, kwargs)
+            if func is torch.Tensor.tolist or (func is torch.Tensor.numpy and kwargs.get("force")):
+                return func(args[0].detach().cpu())
             # The call in torch itself first: most functions work on the wrapper by dispatch.
             try:
-                return func(*args, **(kwargs or {}))
+                return func(*args, **kwargs)
             except TypeError as error:
                 # The target refused a float64 result of other tensors.
                 if not says_double(error):
                     raise
-            return call_on_cpu(func, args, kwargs or {}, on_target)
+            return call_on_cpu(func, args, kwargs, on_target)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

@@ -1,7 +1,8 @@
-"""Tables that lie beside the code that reads them."""
+"""Tables and templates that lie beside the code that uses them."""
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,3 +11,24 @@ from typing import Any
 def read(code: str, name: str) -> Any:
     """Return what the JSON file ``name`` holds in the folder of a file of code, ``__file__``."""
     return json.loads(Path(code).with_name(name).read_text(encoding="utf-8"))
+
+
+def filled(code: str, name: str, **values: Any) -> str:
+    """Return the template of Jinja2 ``name`` in the folder of a file of code, ``__file__``, with these values in it."""
+    return _environment(Path(code).parent).get_template(name).render(values)
+
+
+@functools.cache  # so that a template is compiled once
+def _environment(folder: Path) -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape  # few processes fill one
+
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=select_autoescape(),
+        # A misspelt name raises instead of showing nothing.
+        undefined=StrictUndefined,
+        # Blocks leave no empty lines.
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Generator
+import types
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -48,7 +49,7 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
             step = steps.asend(None)  # the first step takes None
             try:
                 while True:
-                    item = await _Steps(scope, step)
+                    item = await _steps(scope, step)
                     del step  # it may hold an error, whose traceback holds this frame
                     try:
                         step = steps.asend((yield item))
@@ -63,7 +64,7 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
     if inspect.iscoroutinefunction(runs):
 
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            return await _Steps(scope, function(*args, **kwargs))
+            return await _steps(scope, function(*args, **kwargs))
 
         return coroutine
 
@@ -82,7 +83,7 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
 
 
 async def _awaited(scope: AbstractContextManager[Any], awaitable: Awaitable[Any]) -> Any:
-    return await _Steps(scope, awaitable)
+    return await _steps(scope, awaitable)
 
 
 def _stepwise(scope: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,11 +112,6 @@ def _stepwise(scope: AbstractContextManager[Any], function: Callable[..., Any]) 
     return generator
 
 
-class _Steps:
-    """An awaitable whose steps run inside a scope."""
-
-    def __init__(self, scope: AbstractContextManager[Any], awaitable: Awaitable[Any]):
-        self._scope, self._awaitable = scope, awaitable
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return _stepwise(self._scope, self._awaitable.__await__)()
+def _steps(scope: AbstractContextManager[Any], awaitable: Awaitable[Any]) -> Any:
+    """Return an awaitable whose steps run inside a scope."""
+    return types.coroutine(_stepwise(scope, awaitable.__await__))()

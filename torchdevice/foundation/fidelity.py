@@ -26,7 +26,4 @@ class Fidelity(enum.Enum):
     @property
     def changes_numbers(self) -> bool:
         """Whether the program may compute or read other numbers for it. A strict scope refuses such calls."""
-        return self in _CHANGES_NUMBERS
-
-
-_CHANGES_NUMBERS = frozenset({Fidelity.APPROXIMATE, Fidelity.DOWNCAST, Fidelity.FELL_BACK})
+        return self in (Fidelity.APPROXIMATE, Fidelity.DOWNCAST, Fidelity.FELL_BACK)

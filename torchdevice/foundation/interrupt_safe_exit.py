@@ -94,37 +94,30 @@ class Exit:
         return self._leaving(manager).exit(*exc_info)
 
 
-class _Block:
+class _Block(contextlib._GeneratorContextManager):
     """A context manager made from a generator."""
 
-    def __init__(self, manager: Any):
-        self.manager = manager
-
-    def __enter__(self) -> Any:
-        return self.manager.__enter__()
-
-    __exit__ = Exit(lambda block: _LeavingBlock(block.manager))
+    __exit__ = Exit(lambda block: _LeavingBlock(block))  # type: ignore[assignment]
 
 
 class _LeavingBlock(LeavingBy):
-    def __init__(self, manager: Any):
+    def __init__(self, block: _Block):
         # Closing a generator that has not started, or has ended, does nothing.
-        super().__init__(manager.gen.close)
-        self._manager = manager
+        super().__init__(block.gen.close)
+        self._block = block
 
     def exit(self, *exc_info: Any) -> Any:
         # The generator decides whether the error is swallowed.
-        result = self._manager.__exit__(*exc_info)
+        result = contextlib._GeneratorContextManager.__exit__(self._block, *exc_info)
         self.done()
         return result
 
 
 def block(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
     """Make a context manager from a generator function, as ``contextlib.contextmanager`` does."""
-    manager = contextlib.contextmanager(function)
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> Any:
-        return _Block(manager(*args, **kwargs))
+        return _Block(function, args, kwargs)  # type: ignore[arg-type]
 
     return make

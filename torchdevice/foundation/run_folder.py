@@ -53,20 +53,22 @@ def leads() -> bool:
     return found is not None and (found[1], found[2]) == (_here(), str(os.getpid()))
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file of the run. Other processes see nothing of it before it is whole."""
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(text)
-    unfinished.replace(path)
+def leave(suffix: str, text: str, token: str = "") -> bool:
+    """Leave a text to the first process of the run, and return whether that was possible.
 
-
-def leave(suffix: str, text: str) -> bool:
-    """Leave a text to the first process of the run, and return whether that was possible."""
+    Args:
+        suffix: The kind of the text, as the suffix of a file.
+        text: The text.
+        token: Eight digits: the text replaces one of the same kind that this process left with them. Without them it
+            stands beside the others.
+    """
     folder = path()
     with contextlib.suppress(OSError):  # nothing can be written there
         if folder is not None and not leads():
             folder.mkdir(mode=0o700, exist_ok=True)
-            write(folder / f"{os.getpid()}-{secrets.token_hex(4)}{suffix}", text)
+            unfinished = folder / f"{os.getpid()}-{token or secrets.token_hex(4)}.part"
+            unfinished.write_text(text)
+            unfinished.replace(unfinished.with_suffix(suffix))  # other processes see nothing before the file is whole
             return True
     return False
 

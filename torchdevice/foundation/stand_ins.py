@@ -16,11 +16,8 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors among the arguments or the results of a call."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors(each)
-    elif isinstance(value, dict):
-        for each in value.values():
+    elif isinstance(value, (list, tuple, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
             yield from tensors(each)
 
 

@@ -114,7 +114,7 @@ class Journal:
             return None
         if distance is not None:
             try:
-                known = sys._getframe(1 + above + distance)
+                known = sys._getframe(1 + above + distance)  # 1 for this method itself
             except ValueError:  # the stack is not that deep now
                 known = frame
             if KINDS.get(known.f_code.co_filename) is PROGRAM:

@@ -28,7 +28,7 @@ not assumed, and a second observation must agree, so a build that differs is not
 
 ``replace_new``
     Relies on CPython's layout of classes, with the global interpreter lock, in the main interpreter. Checked when
-    ``engine="wrap"`` is installed: the slot has the same, single offset in three classes of different kinds. Otherwise
+    ``engine="wrap"`` is installed: exactly one offset holds the slot in three classes of different kinds. Otherwise
     :class:`EngineUnavailableError`, and ``engine="auto"`` takes ``"mode"``.
 
 ``memory_windows``

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-_DEVICE_TYPES = {"cuda": 1, "xpu": 12}  # c10/core/DeviceType.h
+DEVICE_TYPES = {"cuda": 1, "xpu": 12}
+"""``c10::DeviceType`` of the families that torch initialises, which have streams (c10/core/DeviceType.h)."""
 
 
 @functools.cache
@@ -31,6 +32,6 @@ _SET = "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"
 def forget() -> None:
     """Let torch initialise each family of accelerators when it is used next, unless it really has done so."""
     require = None if sys.platform == "win32" else getattr(library("torch_python"), _SET, None)
-    for family, number in _DEVICE_TYPES.items() if require is not None else ():
+    for family, number in DEVICE_TYPES.items() if require is not None else ():
         if not getattr(torch, family)._initialized:
             require(number, True)

@@ -10,8 +10,6 @@ import ctypes
 import sys
 from collections.abc import Sequence
 
-import torch
-
 from torchdevice.errors import TorchVersionError
 from torchdevice.lowlevel.pointers import Word
 
@@ -30,14 +28,21 @@ def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: i
     Raises:
         TorchVersionError: No offset, or more than one, holds these values.
     """
+    found = offsets(objects, values, words)
+    # Two offsets with the same values are no answer: writing at the wrong one would damage the object.
+    if len(found) != 1:
+        import torch  # not above: a sub-interpreter, which may ask for offsets, cannot import torch
+
+        raise TorchVersionError(name, torch.__version__, "simulated devices")
+    return found[0]
+
+
+def offsets(objects: Sequence[int], values: Sequence[int], words: int) -> list[int]:
+    """Return the offsets in bytes at which each object holds its value, among so many words."""
     held = [bytes((ctypes.c_ubyte * (words * _WORD)).from_address(each)) for each in objects]
     wanted = [each.to_bytes(_WORD, sys.byteorder) for each in values]
-    found = [
+    return [
         offset
         for offset in range(0, words * _WORD, _WORD)
         if all(each[offset:].startswith(value) for each, value in zip(held, wanted, strict=True))
     ]
-    # Two offsets with the same values are no answer: writing at the wrong one would damage the object.
-    if len(found) != 1:
-        raise TorchVersionError(name, torch.__version__, "simulated devices")
-    return found[0]

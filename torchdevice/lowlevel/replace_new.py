@@ -18,11 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torchdevice.errors import EngineUnavailableError
+from torchdevice.lowlevel.object_fields import offsets
 
 _SLOT = 65
 """``Py_tp_new`` of the stable ABI."""
-
-_WORD = ctypes.sizeof(ctypes.c_void_p)
 
 Call = Callable[[type, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -66,14 +65,14 @@ class Constructor:
         get_slot.restype, get_slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
         # Three classes of different kinds: the offset must be the same in all of them.
         classes = (self._class, _WithNew, int)
-        places = [_places(cls, get_slot(cls, _SLOT)) for cls in classes]
+        slots = [get_slot(cls, _SLOT) for cls in classes]
+        places = offsets([*map(id, classes)], slots, type.__basicsize__ // ctypes.sizeof(ctypes.c_void_p))  # type: ignore[operator]
         # `__dict__` of a class is a read-only view; its only referent is the dictionary.
         dictionaries = gc.get_referents(self._class.__dict__)
-        if len(places[0]) != 1 or places.count(places[0]) != len(classes) or "__new__" not in dictionaries[0]:
+        if len(places) != 1 or "__new__" not in dictionaries[0]:
             raise EngineUnavailableError("the offset of the constructor in a class cannot be determined")
-        self._slot = ctypes.c_void_p.from_address(id(self._class) + places[0][0])
-        self._original_slot = get_slot(self._class, _SLOT)
-        self._looks_new_up = get_slot(_WithNew, _SLOT)
+        self._slot = ctypes.c_void_p.from_address(id(self._class) + places[0])
+        self._original_slot, self._looks_new_up, _ = slots
         self._dictionary: dict[str, Any] = dictionaries[0]
         self._original_new = self._dictionary["__new__"]
         # PYFUNCTYPE keeps the global lock, as calls of the C API need.
@@ -106,10 +105,3 @@ def refusal() -> str | None:
     if api.PyInterpreterState_Get() != api.PyInterpreterState_Main():
         return "this is a sub-interpreter, and the main interpreter shares torch.device with it"
     return None
-
-
-def _places(cls: type, value: int) -> list[int]:
-    """Return the offsets, in bytes, at which a class's memory holds the pointer ``value``."""
-    size: int = type.__basicsize__  # type: ignore[assignment]
-    # In CPython `id` is the address of an object.
-    return [offset for offset in range(0, size, _WORD) if ctypes.c_void_p.from_address(id(cls) + offset).value == value]

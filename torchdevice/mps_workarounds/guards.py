@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from torchdevice.fallback.cpu_fallback import run
-from torchdevice.foundation.stand_ins import given_to, tensors
+from torchdevice.foundation.stand_ins import Converted, given_to, tensors, written
 
 Kernel = Callable[..., Any]
 
@@ -25,29 +24,23 @@ HARMLESS: Any = object()
 
 def contiguous_output(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let the kernel write to a contiguous copy of what it writes to, and copy it back."""
-    keyword = next((a.name for a in op._schema.arguments if a.alias_info is not None and a.kwarg_only), None)
-    written = args[0] if keyword is None else kwargs[keyword]
-    if written.is_contiguous():
+    if all(tensor.is_contiguous() for tensor in written(op, args, kwargs)):
         return HARMLESS
-    copy = written.contiguous()
-    if keyword is None:
-        kernel(copy, *args[1:], **kwargs)
-    else:
-        kernel(*args, **{**kwargs, keyword: copy})
-    (written if written.shape == copy.shape else written.resize_(copy.shape)).copy_(copy)
-    return written
+    return _Contiguous(kernel, op).call(args, kwargs)
+
+
+class _Contiguous(Converted):
+    """A call with contiguous tensors."""
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous()
 
 
 def contiguous_arguments(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make the tensors among the arguments contiguous."""
     if all(tensor.is_contiguous() for tensor in tensors((args, kwargs))):
         return HARMLESS
-    args, kwargs = tree_map(_contiguous, (args, kwargs))
-    return kernel(*args, **kwargs)
-
-
-def _contiguous(value: Any) -> Any:
-    return value.contiguous() if isinstance(value, torch.Tensor) else value
+    return _Contiguous(kernel, op).call(args, kwargs)
 
 
 def contiguous_weight(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -64,8 +57,7 @@ def expanded_groups(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict
     if query.dim() < 3 or query.size(-3) in (1, key.size(-3)) or query.size(-3) % key.size(-3):
         return contiguous_arguments(kernel, op, args, kwargs)
     key, value = (each.repeat_interleave(query.size(-3) // each.size(-3), -3) for each in (key, value))
-    args, kwargs = tree_map(_contiguous, ((query, key, value, *rest), kwargs))
-    return kernel(*args, **kwargs)
+    return _Contiguous(kernel, op).call((query, key, value, *rest), kwargs)
 
 
 def one_dtype(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation
-from torchdevice.fallback.missing_operators import installation, overload
+from torchdevice.fallback.fallback_kernels import installation, overload
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.mps_workarounds import guards

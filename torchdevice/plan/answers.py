@@ -36,11 +36,6 @@ def data(peaks: Peaks, report: Report) -> dict[str, Any]:
     }
 
 
-def over_time(peaks: Peaks) -> dict[str, list[list[int]]]:
-    """Return for each device the bytes of each kind over time: one list for each moment, in the order of the rows."""
-    return {f"cuda:{index}": peaks.timeline(index) for index in sorted(peaks.devices)}
-
-
 def _device(peaks: Peaks, index: int) -> dict[str, Any]:
     peak, kinds = peaks.devices[index], peaks.kinds(index)
     return {

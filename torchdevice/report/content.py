@@ -17,7 +17,7 @@ from torchdevice.journal.discrepancies import Finding
 from torchdevice.journal.discrepancies import merged as merged_findings
 from torchdevice.journal.journal import Journal
 from torchdevice.options import Options
-from torchdevice.report.rows import Group, Row, folded, rows_of
+from torchdevice.report.rows import MAIN, Group, Row, folded, rows_of
 from torchdevice.version import versions
 
 
@@ -120,11 +120,9 @@ class Content:
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls: type[C], journal: Journal, options: Options, target: str, process: str = "main", kernels: str = ""
-    ) -> C:
+    def of(cls: type[C], journal: Journal, options: Options, target: str, kernels: str = "") -> C:
         """Return the report of one journal of this process."""
-        rows = rows_of(journal.entries, process)
+        rows = rows_of(journal.entries)
         calls = sum(row.count for row in rows) + journal.overflow
         return cls(
             program=tuple(sys.argv),
@@ -132,7 +130,7 @@ class Content:
             written_for=options.written_for,
             versions={**versions(), **({"kernels": kernels} if kernels else {})},
             rows=tuple(rows),
-            processes=(Process(process, os.getpid(), calls=calls),),
+            processes=(Process(MAIN, os.getpid(), calls=calls),),
             left_out=journal.overflow,
             findings=tuple(journal.findings),
             verified=journal.findings.counts() if options.verify else {},

@@ -12,7 +12,7 @@ from torchdevice.foundation.byte_sizes import scaled
 from torchdevice.journal.discrepancies import LEFT_OUT
 from torchdevice.report import source
 from torchdevice.report.content import Content, Process, Totals
-from torchdevice.report.rows import Group, Row, numbers, with_all_indices, without_indices
+from torchdevice.report.rows import MAIN, Group, Row, numbers, with_all_indices, without_indices
 
 EXPLANATIONS = {
     Group.NUMBERS: "the program may compute or read other numbers: approximate, downcast, fell back",
@@ -105,6 +105,7 @@ def processes(row: Row, report: Content) -> str:
 
 def _together(names: Sequence[str]) -> str:
     """Return names of processes as a person writes them: ``"ranks 0-3"``."""
+    # The number behind "rank ".
     ranks = sorted(int(each[5:]) for each in names if re.fullmatch("rank [0-9]+", each))
     if len(ranks) > 1:
         names = [f"ranks {numbers(ranks)}", *(each for each in names if not re.fullmatch("rank [0-9]+", each))]
@@ -130,5 +131,5 @@ def missing(report: Content) -> list[str]:
 
 
 def _failure(alike: Sequence[Process]) -> str:
-    names = ["the program" if each.name == "main" else each.name for each in alike]
+    names = ["the program" if each.name == MAIN else each.name for each in alike]
     return f"{_together(names)} {with_all_indices(each.failure for each in alike)}"

@@ -24,6 +24,7 @@ from torchdevice.foundation.uncaught_errors import told_failure
 from torchdevice.journal.journal import Journal
 from torchdevice.report.content import Process
 from torchdevice.report.rendering import Report
+from torchdevice.report.rows import MAIN
 
 Describe = Callable[[], Report]
 """Returns the report of this process alone."""
@@ -73,11 +74,7 @@ class _Member:
 
     def begin(self) -> None:
         """Note that this process has something to report."""
-        folder = None if run_folder.leads() else run_folder.path()
-        if folder is not None:
-            with contextlib.suppress(OSError):  # a run must not fail for its report
-                folder.mkdir(mode=0o700, exist_ok=True)
-                run_folder.write(self._own(folder, ".begun"), json.dumps({"name": _name(), "pid": os.getpid()}))
+        run_folder.leave(".begun", json.dumps({"name": _name(), "pid": os.getpid()}), self._token)
 
     def end(self) -> None:
         """Write what this process did. May be called again, when it has done more."""
@@ -85,26 +82,26 @@ class _Member:
         if folder is None:
             self._forget()
         elif len(self._journal) or self._journal.findings.compared:
-            with contextlib.suppress(OSError):  # the folder is gone where the first process has ended
-                run_folder.write(self._own(folder, ".json"), self._described(_name()).to_json(indent=None))
-                self._own(folder, ".begun").unlink(missing_ok=True)
+            text = self._described(_name()).to_json(indent=None)
+            if run_folder.leave(".json", text, self._token):
+                self._take_back(folder)
 
     def _forget(self) -> None:
         """Take back what was noted for a first process that was killed, as the last process with the folder."""
         folder = os.environ.get(run_folder.VARIABLE)
         if folder and not run_folder.leads():
+            self._take_back(Path(folder))
             with contextlib.suppress(OSError):
-                self._own(Path(folder), ".begun").unlink(missing_ok=True)
                 if not any(path.is_file() for path in Path(folder).iterdir()):
                     run_folder.remove(folder)
 
     def joined(self) -> Report:
         """Return the report of all processes."""
-        own, folder = self._described("main"), run_folder.path()
-        if folder is None or not folder.is_dir():
+        own = self._described(MAIN)
+        reports = [Report.from_dict(json.loads(text)) for text in run_folder.left(".json")]
+        begun = [Process(**json.loads(text)) for text in run_folder.left(".begun")]
+        if not reports and not begun:
             return own
-        reports = [Report.from_dict(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
-        begun = [Process(**json.loads(path.read_text())) for path in sorted(folder.glob("*.begun"))]
         ends = ["running" if run_folder.is_running(each.pid) else "lost" for each in begun]
         lost = [dataclasses.replace(each, end=end) for each, end in zip(begun, ends, strict=True)]
         reports.sort(key=lambda report: report.processes[0].name)
@@ -113,8 +110,9 @@ class _Member:
     def _described(self, name: str) -> Report:
         return self._describe().renamed(name, failure=told_failure())
 
-    def _own(self, folder: Path, suffix: str) -> Path:
-        return folder / f"{os.getpid()}-{self._token}{suffix}"
+    def _take_back(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):  # the folder is gone where the first process has ended
+            (folder / f"{os.getpid()}-{self._token}.begun").unlink(missing_ok=True)
 
     def _forked(self) -> None:
         """Count anew in a forked process. One that multiprocessing did not start runs the handlers of ``atexit``."""

@@ -6,7 +6,7 @@ import dataclasses
 from html import escape
 from typing import TYPE_CHECKING, TextIO
 
-from torchdevice.foundation import styled_text, templates
+from torchdevice.foundation import data_files, styled_text
 from torchdevice.report import formatting, plain_text, source
 from torchdevice.report.content import Content, Totals
 from torchdevice.report.rows import Group
@@ -26,7 +26,7 @@ class Report(Content):
     def to_html(self) -> str:
         """Return one page that needs nothing else: no network, light and dark, sortable, readable on a phone."""
         more = {"text": formatting, "place": source.place, "short": source.short, "Group": Group, "Totals": Totals}
-        return templates.filled(__file__, "page.html", report=self, **more)
+        return data_files.filled(__file__, "page.html", report=self, **more)
 
     def _repr_html_(self) -> str:
         # In a frame, so that neither the page nor the notebook changes how the other looks.
@@ -36,13 +36,10 @@ class Report(Content):
         )
 
     def __str__(self) -> str:
-        return styled_text.plain(self._lines())
+        return styled_text.plain(plain_text.rendered(self))
 
     def __rich__(self) -> Text:
-        return styled_text.coloured(self._lines())
-
-    def _lines(self) -> list[styled_text.Line]:
-        return plain_text.rendered(self)
+        return styled_text.coloured(plain_text.rendered(self))
 
     def show(self, file: TextIO | None = None) -> None:
         """Print the report: in colours on a terminal, as plain text elsewhere.
@@ -50,7 +47,7 @@ class Report(Content):
         Args:
             file: Where to; None for stdout.
         """
-        styled_text.show(self._lines(), file)
+        styled_text.show(plain_text.rendered(self), file)
 
     def __repr__(self) -> str:
         totals = self.totals

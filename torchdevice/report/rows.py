@@ -11,8 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.journal.callers import Site
 from torchdevice.journal.journal import Entry
 from torchdevice.report import source
+
+MAIN = "main"
+"""The name of the first process of a run, and of each in the report that it makes of itself."""
 
 
 class Group(enum.Enum):
@@ -24,12 +28,9 @@ class Group(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class LibraryLine:
+class LibraryLine(Site):
     """A line of a library that asked on behalf of the program's line, and how often."""
 
-    file: str
-    line: int
-    function: str
     count: int
 
 
@@ -90,27 +91,25 @@ class Row:
         return {**dataclasses.asdict(self), "fidelity": self.fidelity.value, "group": self.group.value}
 
 
-def rows_of(entries: Iterable[Entry], process: str) -> list[Row]:
-    """Return the rows of a journal's entries."""
-    return merged(_row(entry, process) for entry in entries)
+def rows_of(entries: Iterable[Entry]) -> list[Row]:
+    """Return the rows of a journal's entries, in the order in which a report shows them.
+
+    Entries that say the same of the same line are one row.
+    """
+    return _ordered([functools.reduce(_sum, alike) for alike in _alike(map(_row, entries), str)])
 
 
-def _row(entry: Entry, process: str) -> Row:
+def _row(entry: Entry) -> Row:
     site, library = entry.site, entry.library
     first, passage = source.around(site.file, site.line)
     same = {name: getattr(entry, name) for name in ("done", "fidelity", "count", "seconds", "bytes")}
     libraries = [LibraryLine(**vars(library), count=entry.count)] if library else []
-    more: dict[str, Any] = {"asked": entry.requested, "libraries": libraries, "processes": [process]}
+    more: dict[str, Any] = {"asked": entry.requested, "libraries": libraries, "processes": [MAIN]}
     return Row(**vars(site), first=first, passage=passage, **same, **more)
 
 
-def merged(rows: Iterable[Row]) -> list[Row]:
-    """Return rows with those that say the same of the same line made one, in the order in which a report shows them."""
-    return _ordered([functools.reduce(_sum, alike) for alike in _alike(rows, str)])
-
-
 def folded(rows: Iterable[Row]) -> list[Row]:
-    """Do the same, and make those one that differ in indices of devices alone, as those of ranks do."""
+    """Return rows with those made one that differ in indices of devices alone, as those of ranks do, in that order."""
     return _ordered([_one_of(alike) for alike in _alike(rows, without_indices)])
 
 
@@ -122,7 +121,7 @@ def _alike(rows: Iterable[Row], compared: Callable[[str], str]) -> Collection[li
     return found.values()
 
 
-_INDEX = re.compile(r"(?<=[a-z]:)(?<!\.py:)\d+")
+_INDEX = re.compile(r"(?<=[a-z]:)(?<!\.py:)\d+")  # of "cuda:1", and not the line of "train.py:1"
 
 
 def _one_of(rows: Sequence[Row]) -> Row:

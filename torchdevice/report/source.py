@@ -50,7 +50,7 @@ def printable(text: str) -> str:
 def short(file: str) -> str:
     """Return the name of a file, fit to be printed, without the folders that say nothing; IPython names its cells."""
     if (session := ipython()) and (cell := session.compile.format_code_name(file)):
-        return cell[1]
+        return cell[1]  # "In[3]"; the first is "Cell"
     file = printable(file)
     if not os.path.isabs(file):
         return file

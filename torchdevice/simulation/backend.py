@@ -13,7 +13,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.errors import BackendTakenError
-from torchdevice.fallback import missing_operators
+from torchdevice.fallback import fallback_kernels
 from torchdevice.foundation import forks, garbage_collection
 from torchdevice.lowlevel import page_locked
 from torchdevice.mps_workarounds import installing
@@ -21,7 +21,7 @@ from torchdevice.simulation import device_guard, policy, printing, sharing, stor
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import handwritten_kernels, nested, quantized, recurrent_networks, sparse
 from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
-from torchdevice.simulation.kernels.pipeline import Fallback, Pipeline, kernel_of, refusals_of
+from torchdevice.simulation.kernels.pipeline import Pipeline, fallback, kernel_of, refusals_of
 from torchdevice.simulation.native import serving
 from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.simulation.refusals.cuda_rules import COMPOSED
@@ -136,8 +136,8 @@ def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwar
 
 
 def _register_kernels() -> None:
-    fallback = torch.library.Library("_", "IMPL")
-    fallback.fallback(run_any, "PrivateUse1")
+    rest = torch.library.Library("_", "IMPL")
+    rest.fallback(run_any, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
     for name, kernel in handwritten_kernels.SPECIAL.items():
         aten.impl(name, Pipeline(overload_of(name), kernel).run, "PrivateUse1")
@@ -161,7 +161,7 @@ def _register_kernels() -> None:
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, non_functional)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
     casts = autocast_lists.register(DEVICE_TYPE, "AutocastPrivateUse1")
-    _libraries.extend((fallback, aten, quantized.register(aten), *casts, *sparse.register()))
+    _libraries.extend((rest, aten, quantized.register(aten), *casts, *sparse.register()))
 
 
 def _named() -> set[str]:
@@ -172,7 +172,7 @@ def _named() -> set[str]:
     whole = of_aten(composite())
     found = shadowed("CPU").union(_FREQUENT)
     found.update(name for name in whole if name.startswith("_foreach_") or name in _RUN_WHOLE)
-    found.update(of_aten(installing.guarded_on("CPU")), of_aten(missing_operators.operators("CPU")))
+    found.update(of_aten(installing.guarded_on("CPU")), of_aten(fallback_kernels.operators("CPU")))
     return found
 
 
@@ -203,5 +203,5 @@ def _holding_doubles(composition: Any) -> Any:
     return kernel
 
 
-run_any = Fallback(kernel_of).run
+run_any = fallback(kernel_of)
 """Runs an operator that has no registered kernel."""

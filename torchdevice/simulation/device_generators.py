@@ -203,10 +203,10 @@ class Generator(torch.Generator):
 _Plain = torch._C.Generator
 
 
-def own(cls: type, index: int) -> Any:
+def own(cls: type, index: int, state: _State | None = None) -> Any:
     """Return a new CPU generator of class ``cls`` that draws numbers for device ``index``."""
     generator: Any = _Plain.__new__(cls, "cpu")  # type: ignore[call-arg]
-    _known[generator._cdata] = index, None
+    _known[generator._cdata] = index, state
     # Not at exit: the table may be gone by then.
     weakref.finalize(generator, _known.pop, generator._cdata, None).atexit = False
     return generator
@@ -214,9 +214,8 @@ def own(cls: type, index: int) -> Any:
 
 def _with_state(index: int, state: _State) -> Generator:
     # A generator of the CPU, the only kind that torch's CPU kernels accept.
-    generator: Generator = own(Generator, index)
+    generator: Generator = own(Generator, index, state)
     generator.index = index
-    _known[generator._cdata] = index, state
     return generator
 
 

@@ -6,6 +6,7 @@ returns is called with CPU tensors.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,8 +60,7 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
         return compiled  # a file
     (outputs,) = gm.graph.output_node().args
     indices = [_index(getattr(each, "meta", {}).get("val")) for each in outputs]  # type: ignore[union-attr]
-    if any(name in str(node.target) for node in nodes for name in ("c10d", "triton_kernel")):
-        compiled = _taking_host_tensors(compiled)
+    takes_host_tensors = any(name in str(node.target) for node in nodes for name in ("c10d", "triton_kernel"))
     drawn = next(iter(_devices(node for node in nodes if _draws(node.target))), _CPU)
 
     @without_mode
@@ -68,7 +68,8 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
         asking = policy.asking()
         if asking is not None and asking.recorder():  # it looks at each operator
             return gm(*given)
-        results = _Aliases(compiled, indices, drawn).call((given,), {})
+        with having(thread, calls=thread.calls + 1) if takes_host_tensors else contextlib.nullcontext():
+            results = _Aliases(compiled, indices, drawn).call((given,), {})
         given.clear()  # as callers of such a function expect
         return results
 
@@ -77,17 +78,7 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
 
 
 thread = PerThread(calls=0)
-"""How many calls of compiled code have not returned."""
-
-
-def _taking_host_tensors(compiled: Compiled) -> Compiled:
-    """Return compiled code during which process groups and Triton kernels take CPU tensors."""
-
-    def run(given: list[Any]) -> Any:
-        with having(thread, calls=thread.calls + 1):
-            return compiled(given)
-
-    return run
+"""How many calls have not returned of compiled code whose process groups and Triton kernels take CPU tensors."""
 
 
 class _Aliases(CpuAliases):
@@ -144,7 +135,7 @@ def _for_cpu(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.Grap
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in gm.graph.nodes:
         copied = copies[node] = graph.node_copy(node, copies.__getitem__)
-        copied.args, copied.kwargs = pytree.tree_map(_on_cpu, (copied.args, copied.kwargs))
+        copied.args, copied.kwargs = CpuAliases(None).take((copied.args, copied.kwargs))
         if node.target is torch.ops.higher_order.flex_attention and all(user.args[1] == 0 for user in node.users):
             # torch clears this flag itself where tensors are on the CPU, whose code returns no logarithms of sums.
             arguments: Any = copied.args
@@ -173,7 +164,3 @@ def _for_cpu(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.Grap
 
 
 _MOVES = {torch.ops.aten._to_copy.default, torch.ops.prims.device_put.default}
-
-
-def _on_cpu(value: Any) -> Any:
-    return _CPU if isinstance(value, torch.device) and value.type == DEVICE_TYPE else value

@@ -15,7 +15,7 @@ from typing import Any
 from torchdevice.core.context import Context
 from torchdevice.devices import device_models
 from torchdevice.devices.mps_runtime import MpsRuntime
-from torchdevice.fallback.missing_operators import overload
+from torchdevice.fallback.fallback_kernels import overload
 from torchdevice.journal.journal import Journal
 from torchdevice.options import Options
 from torchdevice.simulation import backend, device_generators, policy

@@ -17,7 +17,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.devices.runtime import MEMORY_FRACTION
-from torchdevice.fallback import missing_operators
+from torchdevice.fallback import fallback_kernels
 from torchdevice.fallback.cpu_fallback import counted
 from torchdevice.foundation import forks
 from torchdevice.foundation.byte_sizes import written
@@ -113,17 +113,17 @@ class Policy:
             return None
         context = _simulating(self._context)
         native = context.program == self.profile.accelerator
-        asked = os.environ.get(missing_operators.VARIABLE, "0" if native else "")
+        asked = os.environ.get(fallback_kernels.VARIABLE, "0" if native else "")
         if self.profile.refuses or context.options.strict or asked == "0":
             context.note(missing, "NotImplementedError", Fidelity.UNSUPPORTED)
-            text = missing_operators.error_text if self.profile.backends else missing_on_cuda
+            text = fallback_kernels.error_text if self.profile.backends else missing_on_cuda
             raise NotImplementedError(text(missing))
         return missing
 
     def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator through the recorders, or one that the profile's device lacks.
 
-        The latter runs on the CPU by :mod:`torchdevice.fallback.missing_operators` as on a Mac, or by the real device's
+        The latter runs on the CPU by :mod:`torchdevice.fallback.fallback_kernels` as on a Mac, or by the real device's
         own fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that. It is counted, with its time and bytes.
         """
         looking = self.recorder()
@@ -133,9 +133,9 @@ class Policy:
         assert context is not None and missing is not None
         context.machine.fallbacks[missing] += 1
         with being("falling_back"):
-            if missing_operators.VARIABLE in os.environ:  # the real device's own fallback
+            if fallback_kernels.VARIABLE in os.environ:  # the real device's own fallback
                 return counted(context, missing, lambda: kernel(*args, **kwargs), (args, kwargs))
-            return missing_operators.run_on_cpu(context, missing, op, args, kwargs)
+            return fallback_kernels.run_on_cpu(context, missing, op, args, kwargs)
 
 
 def asking() -> Policy | None:
@@ -183,12 +183,17 @@ def stands_for_mps() -> bool:
     return context is not None and "MPS" in context.policy.profile.backends and not _thread.falling_back
 
 
-def lose(why: str, kind: tuple[str, str] = DEVICE_ASSERT) -> None:
-    """Let every later call on the machine of this thread's scope fail, as after an error of a kernel of CUDA's."""
+def lose(cause: str, kind: tuple[str, str] = DEVICE_ASSERT) -> Exception:
+    """Let every later call on the machine of this thread's scope fail, as after an error of a kernel of CUDA's.
+
+    Returns:
+        The error of the call itself, to be raised.
+    """
     context = thread_state.state.context
     assert context is not None
-    why = f"An earlier call failed at {site_of(program_line())}, and CUDA runs nothing after that. {why}"
+    why = f"An earlier call failed at {site_of(program_line())}, and CUDA runs nothing after that. {cause}"
     _set_lost(context.machine, (kind, why))
+    return cuda_error(kind, cause)
 
 
 def replace_lost() -> None:

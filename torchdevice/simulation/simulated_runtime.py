@@ -27,7 +27,7 @@ from torchdevice.simulation import (
     simulated_rewriters,
 )
 from torchdevice.simulation.allocator import allocator_settings, storages, stream_uses
-from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, index_of
+from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, host_alias
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
 from torchdevice.simulation.observe import (
@@ -64,11 +64,13 @@ class SimulatedRuntime(Runtime):
     compiles_flex_backward = False
     generator_type = device_generators.Generator
     has_handles = True
+    host_alias = staticmethod(host_alias)
     draws_on_cpu = True
     compile_graph = staticmethod(inductor.compile_graph)
     copy_outside = staticmethod(storages.copy_of)
     default_generator = staticmethod(device_generators.default_generator)
     kernels = staticmethod(building.said)
+    new_storage = staticmethod(backend.new_storage)  # type: ignore[assignment]
     numbers_of = staticmethod(device_generators.numbers_of)
     private_pools = staticmethod(storages.device)
     same_memory = staticmethod(storages.twin)
@@ -109,9 +111,6 @@ class SimulatedRuntime(Runtime):
     def rewriters(self) -> Mapping[Any, Any]:
         return simulated_rewriters.TABLE_OF_CUDA if self.profile.stands_for_cuda else simulated_rewriters.TABLE
 
-    def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        return tensor if index_of(tensor) < 0 else aliased(tensor)
-
     def can_use_attention(self, kernel: str, params: Any, debug: bool) -> bool:
         return self.profile.stands_for_cuda and attention.can_use(kernel, params, debug)
 
@@ -144,14 +143,13 @@ class SimulatedRuntime(Runtime):
         return True
 
     def initialize(self) -> None:
-        if self.profile.stands_for_cuda:
-            # Read at the first use of the accelerator, as CUDA does, and not at entry.
-            text = allocator_settings.text()
-            if text:
-                self.set_allocator(text)
-                fraction, context = allocator_settings.parsed(text).memory_fraction, thread_state.state.context
-                if fraction < 1 and context is not None:
-                    context.settings.update({(MEMORY_FRACTION, index): fraction for index in range(self._count)})
+        # Read at the first use of the accelerator, as CUDA does, and not at entry.
+        text, context = allocator_settings.text(), thread_state.state.context
+        if text and self.profile.stands_for_cuda:
+            self.set_allocator(text)
+            fraction = allocator_settings.parsed(text).memory_fraction
+            if fraction < 1 and context is not None:
+                context.settings.update({(MEMORY_FRACTION, index): fraction for index in range(self._count)})
 
     def synchronize(self, index: int) -> None:
         policy.check_alive()
@@ -214,9 +212,6 @@ class SimulatedRuntime(Runtime):
     def random_state(self, generator: torch.Generator) -> torch.Tensor:
         return device_generators.upcoming(generator).get_state()
 
-    def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
-        return backend.new_storage(original, *args, device=device, **kwargs)
-
     def refuses(self, error: BaseException) -> bool:
         return self.refusing_key is not None and says_refused(error)
 
@@ -270,7 +265,5 @@ def _end(context: Context) -> None:
 _FOLLOWERS = (stream_uses.StreamUses, meta_kernels.WithoutValues, async_copies.InFlight, races.Races)
 
 
-@functools.cache
-def runtime(profile: Profile, count: int, memory_limit: int | None, taken: int = 0) -> SimulatedRuntime:
-    """Return the runtime of ``count`` simulated devices, one object for equal arguments."""
-    return SimulatedRuntime(profile, count, memory_limit, taken)
+runtime = functools.cache(SimulatedRuntime)
+"""Returns the runtime of a number of simulated devices, one object for equal arguments."""

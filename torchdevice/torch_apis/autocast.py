@@ -22,7 +22,7 @@ from torch.amp.autocast_mode import autocast
 
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core.context import Context, WhileInside
 from torchdevice.devices.runtime import HALF
 from torchdevice.engines import float64_policy
 from torchdevice.foundation.fidelity import Fidelity
@@ -86,7 +86,7 @@ class _Enabled:
         torch.set_autocast_dtype(self._device_type, dtype)
 
 
-class _Companion:
+class _Companion(WhileInside):
     """Autocast of other devices, enabled while the program's autocast is entered and the thread is in the scope.
 
     Args:
@@ -96,35 +96,19 @@ class _Companion:
     """
 
     def __init__(self, context: Context, requested: autocast, others: list[Any]):
-        self._context, self._requested, self._others = context, requested, others
+        def enter() -> None:
+            for other in others:
+                other.__enter__()
 
-    def enter(self) -> None:
-        for other in self._others:
-            other.__enter__()
-        self._context.thread.at_exit.append(self._pause)
+        def leave() -> None:
+            for other in reversed(others):
+                other.__exit__(None, None, None)
 
-    def leave(self) -> None:
-        thread = self._context.thread
-        if self._pause in thread.at_exit:
-            thread.at_exit.remove(self._pause)
-            self._exit_others()
-        elif self._resume in thread.at_return:
-            thread.at_return.remove(self._resume)
+        super().__init__(context.thread, enter, leave, lambda: not torch.is_autocast_enabled(requested.device))
 
     def _pause(self) -> None:
-        """Disable autocast of others: the thread leaves the scope, between two steps of a generator or for good."""
-        self._exit_others()
+        super()._pause()
         autocast_lists.clear_cache()
-        self._context.thread.at_return.append(self._resume)
-
-    def _resume(self) -> None:
-        """Enable autocast of others again: the thread is back in the scope."""
-        if torch.is_autocast_enabled(self._requested.device):  # the program's autocast may have ended meanwhile
-            self.enter()
-
-    def _exit_others(self) -> None:
-        for other in reversed(self._others):
-            other.__exit__(None, None, None)
 
 
 @replaces(autocast, "__enter__", makes=True)
@@ -134,7 +118,7 @@ def _enter(original: Any) -> Any:
         companion = _companion(thread_state.state.context, self)
         result = original(self)
         if companion is not None:
-            companion.enter()
+            companion.begin()
         # A list, because an autocast object can be entered again while it is entered.
         self.__dict__.setdefault(_COMPANIONS, []).append(companion)
         return result
@@ -149,7 +133,7 @@ def _exit(original: Any) -> Any:
         companions = self.__dict__.get(_COMPANIONS)
         companion = companions.pop() if companions else None
         if companion is not None:
-            companion.leave()
+            companion.end()
         return original(self, exc_type, exc_val, exc_tb)
 
     return __exit__

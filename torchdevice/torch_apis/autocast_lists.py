@@ -26,7 +26,7 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.devices.runtime import Runtime
-from torchdevice.fallback.missing_operators import overload
+from torchdevice.fallback.fallback_kernels import overload
 from torchdevice.foundation.per_thread import PerThread
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.foundation.torch_texts import text
@@ -49,7 +49,6 @@ _BY_CUDNN = [f"{name}.{given}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu
 _is_enabled, _set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
 _set_included = torch._C._dispatch_tls_set_dispatch_key_included
 _INCLUDED = getattr(torch._C.DispatchKey, _SPARE_KEY)  # not by name, which torch takes long to parse
-_has_fallback = torch._C._dispatch_has_backend_fallback
 _is_cached_tensor = torch._C._is_cached_tensor
 _below_autocast = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU)
 
@@ -114,7 +113,7 @@ def _register_spare(own_key: Any) -> list[torch.library.Library]:
     found = _registered(_SPARE_KEY, {name: made[name] for name in made.keys() - _with_kernel})
     unlisted = [name for name in own - listed - _with_kernel if not _KEPT.fullmatch(name)]
     for name in unlisted:
-        found[-1].impl(name, _without_autocast(_op(name)), _SPARE_KEY, with_keyset=True)
+        found[-1].impl(name, _without_autocast(overload(f"aten::{name}")), _SPARE_KEY, with_keyset=True)
     _with_kernel.update(made, unlisted)
     return found
 
@@ -128,7 +127,7 @@ _with_kernel: set[str] = set()
 
 def _registered(key: str, kernels: dict[str, Callable[..., Any]]) -> list[torch.library.Library]:
     fallback, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
-    if not _has_fallback(getattr(torch._C.DispatchKey, key)):
+    if not torch._C._dispatch_has_backend_fallback(getattr(torch._C.DispatchKey, key)):
         fallback.fallback(torch.library.fallthrough_kernel, key)
     for name, kernel in kernels.items():
         aten.impl(name, kernel, key)
@@ -154,10 +153,6 @@ _FLOAT32_RESULT, _WIDEST = "AT_FORALL_FP32_SET_OPT_DTYPE", "AT_FORALL_PROMOTE"
 _BANNED = "banned"
 
 
-def _op(name: str) -> Any:
-    return overload(f"aten::{name}")
-
-
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
@@ -178,7 +173,7 @@ def _kernel(name: str, kind_of: Callable[[], str | None], registered_for: str) -
         kind_of: Returns the type of the devices whose tensors are cast, None for no tensors.
         registered_for: The type of the devices whose autocast is on wherever the kernel is called.
     """
-    policy, op = policies()[name], _op(name)
+    policy, op = policies()[name], overload(f"aten::{name}")
     if policy == _BANNED:
         return _refuse
     fit = _float32_result(op) if policy == _FLOAT32_RESULT else _casting(op, _DTYPES.get(policy))

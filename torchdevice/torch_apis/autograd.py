@@ -87,11 +87,10 @@ def _on_streams_of_forward(context: Context, roots: Any) -> contextlib.AbstractC
         return contextlib.nullcontext()
 
     def wait(index: int, before: int, now: int) -> None:
-        for observer in context.stream_observers:
-            observer.event_created(_ENGINE)
-            observer.event_recorded(_ENGINE, (index, before))
-            observer.event_waited(_ENGINE, (index, now))
-            observer.event_deleted(_ENGINE)
+        context.tell("event_created", _ENGINE)
+        context.tell("event_recorded", _ENGINE, (index, before))
+        context.tell("event_waited", _ENGINE, (index, now))
+        context.tell("event_deleted", _ENGINE)
 
     return following_nodes(context.thread, roots, wait)
 

@@ -14,7 +14,7 @@ import torch.utils.dlpack
 from torch.utils._device import DeviceContext, _device_constructors
 
 from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core.context import Context, WhileInside
 from torchdevice.engines import float64_policy, lookup, moves
 from torchdevice.engines.rewriters import rewrites, with_device_keyword
 from torchdevice.torch_apis.storage import rewrites_calls, with_device
@@ -91,38 +91,26 @@ def _default() -> torch.device | None:
     return None if present is None else present.device
 
 
-class _Stay:
-    """Exchanges the default devices outside and inside a scope whenever the thread leaves the scope or returns.
-
-    A thread also leaves a scope between two steps of a decorated generator.
-    """
+class _DefaultDevice(WhileInside):
+    """The default device inside a scope, which takes turns with the one outside."""
 
     def __init__(self, context: Context, original: Any):
-        self._thread, self._set = context.thread, original
-        self._outside: torch.device | None = _default()
-        self._inside: torch.device | None = None
+        aside = [_default()]
 
-    def begin(self) -> None:
-        self._thread.at_exit.append(self._leave)
+        def exchange() -> None:
+            aside.append(_default())
+            original(aside.pop(0))
 
-    def _leave(self) -> None:
-        self._inside = _default()
-        self._set(self._outside)
-        self._thread.at_return.append(self._return)
-
-    def _return(self) -> None:
-        self._outside = _default()
-        self._set(self._inside)
-        self.begin()
+        super().__init__(context.thread, exchange, exchange)
 
 
 @replaces(torch, "set_default_device")
 def _set_default_device(context: Context, original: Any, device: Any) -> None:
     """``torch.set_default_device``: the first call in a scope remembers the default device to restore."""
     thread = context.thread
-    # at_exit holds bound methods, whose __self__ shows whether a _Stay is waiting already.
-    if not any(isinstance(getattr(each, "__self__", None), _Stay) for each in thread.at_exit):
-        _Stay(context, original).begin()
+    # at_exit holds bound methods, whose __self__ shows whether there is one already.
+    if not any(isinstance(getattr(each, "__self__", None), _DefaultDevice) for each in thread.at_exit):
+        _DefaultDevice(context, original).begin()
     if device is None and DEFAULT_TYPE in context.settings:
         device = context.target  # where factories then make tensors is what the default type says
     original(device)

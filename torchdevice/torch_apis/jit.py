@@ -5,7 +5,6 @@ The graph stays rewritten after the scope, because torch caches what it scripted
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -15,36 +14,29 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-from torchdevice.core.patching import original_of
+from torchdevice.core.patching import in_every_thread, original_of
 from torchdevice.engines import float64_policy
-from torchdevice.foundation import dispatch_modes, templates
+from torchdevice.foundation import data_files, dispatch_modes
 
 _DOUBLES = {7: torch.float64, 10: torch.complex128}
 """The dtypes that a target may lack, by their numbers in graphs (c10/core/ScalarType.h)."""
 
 
 @replaces(torch.jit._script, "script", makes=True, by_value=True)
-def _script(original: Any) -> Any:
+@in_every_thread
+def _script(original: Any, obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
     """``torch.jit.script``, which finds the names that a class uses in the frame of its caller."""
-
-    @functools.wraps(original)
-    def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
-        scripted = original(obj, optimize, _frames_up + 1, *args, **kwargs)  # this function's frame is the one more
-        context = thread_state.state.context
-        return scripted if context is None else _rewritten(context, scripted)
-
-    return script
+    # The frames of this function and of the one that takes the place of torch's.
+    scripted = original(obj, optimize, _frames_up + 2, *args, **kwargs)
+    context = thread_state.state.context
+    return scripted if context is None else _rewritten(context, scripted)
 
 
 @replaces(importlib.import_module("torch.jit._builtins"), "_find_builtin", makes=True, by_value=True)
-def _find_builtin(original: Any) -> Any:
+@in_every_thread
+def _find_builtin(original: Any, function: Any) -> Any:
     """The table in which the compiler looks up the operator of a function of torch, by identity."""
-
-    @functools.wraps(original)
-    def find(function: Any) -> Any:
-        return original(original_of(function))
-
-    return find
+    return original(original_of(function))
 
 
 @replaces(torch.jit._serialization, "load", by_value=True)
@@ -94,7 +86,7 @@ class _Rewriting:
         accelerators = sorted(context.families - {context.device_type})
         index = " + spelled[len(accelerator):]" if context.device(0).index is not None else ""
         values = {"accelerators": accelerators, "target": context.device_type, "index": index}
-        functions = templates.filled(__file__, "script_functions.py.jinja", **values)
+        functions = data_files.filled(__file__, "script_functions.py.jinja", **values)
         self._replacements = torch.jit.CompilationUnit(functions)
 
     def rewrite(self, graph: Any) -> None:

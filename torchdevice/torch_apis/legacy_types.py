@@ -6,6 +6,7 @@ a tensor on the target, and ``isinstance`` tests for a tensor of its dtype and l
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import replaces, supplied_value
-from torchdevice.core.context import Context
+from torchdevice.core.context import Context, WhileInside
 from torchdevice.core.patching import Installation, Replaced, per_context
 from torchdevice.devices.device_strings import LEGACY_DTYPES, legacy_dtype
 from torchdevice.engines import moves
@@ -94,14 +95,18 @@ def _set_default_tensor_type(context: Context, original: Any, kind: Any) -> None
     dtype = legacy_dtype(kind, context.families)
     if dtype is not None:
         torch.set_default_dtype(dtype)
-        _DefaultType.of(context).begin()
+        torch.set_default_device(context.target)
+        found = context.settings.setdefault(DEFAULT_TYPE, _DefaultType(context))
+        found.end()  # perhaps it is in force already
+        found.begin()
         return
     if DEFAULT_TYPE in context.settings:
         context.settings.pop(DEFAULT_TYPE).end()
+        torch.set_default_device(None)
     original(kind)
 
 
-class _DefaultType:
+class _DefaultType(WhileInside):
     """A CUDA type as the default one: factories and ``torch.Tensor(...)`` make tensors on the target.
 
     Of the constructors of tensors only ``torch.Tensor`` goes by the default type. It is replaced while there is such a
@@ -109,35 +114,9 @@ class _DefaultType:
     """
 
     def __init__(self, context: Context):
-        self._context = context
-
-    @classmethod
-    def of(cls, context: Context) -> _DefaultType:
-        """Return that of a context, made at its first use."""
-        return context.settings.setdefault(DEFAULT_TYPE, cls(context))
-
-    def begin(self) -> None:
-        """Take effect, until the thread leaves the scope; again, when it is back."""
-        torch.set_default_device(self._context.target)
-        _CONSTRUCTOR.hold(self)
-        # Noted once, however often the program sets the type.
-        if self._leave not in self._context.thread.at_exit:
-            self._context.thread.at_exit.append(self._leave)
-
-    def _leave(self) -> None:
-        _CONSTRUCTOR.drop(self)
-        self._context.thread.at_return.append(self._return)
-
-    def _return(self) -> None:
-        # The program may have set another default meanwhile.
-        if self._context.settings.get(DEFAULT_TYPE) is self:
-            _CONSTRUCTOR.hold(self)
-            self._context.thread.at_exit.append(self._leave)
-
-    def end(self) -> None:
-        """Give way to a type of the CPU's."""
-        _CONSTRUCTOR.drop(self)
-        torch.set_default_device(None)
+        hold, drop = functools.partial(_CONSTRUCTOR.hold, self), functools.partial(_CONSTRUCTOR.drop, self)
+        # The program may set another default type in another thread.
+        super().__init__(context.thread, hold, drop, lambda: context.settings.get(DEFAULT_TYPE) is not self)
 
 
 def _new_tensor(

@@ -20,7 +20,7 @@ from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback, Installation, per_context
 from torchdevice.engines.mode import with_mode
-from torchdevice.fallback.missing_operators import Registrations
+from torchdevice.fallback.fallback_kernels import Registrations
 
 _AUTOGRAD = ("", "Autograd")
 """Prefixes of dispatch keys."""
@@ -32,8 +32,8 @@ def _key_of(device_type: str) -> str:
     return key if hasattr(torch._C.DispatchKey, key) else "PrivateUse1"
 
 
-_libraries: weakref.WeakSet[torch.library.Library] = weakref.WeakSet()
-"""Those with kernels for a program's accelerator, each with the kernels as its attribute ``_torchdevice_kernels``."""
+_libraries: weakref.WeakKeyDictionary[torch.library.Library, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
+"""Those with kernels for a program's accelerator -> the kernels, by prefix and operator."""
 
 
 @replaces(torch.library.Library, "impl")
@@ -51,8 +51,7 @@ def _impl(
     if key != prefix and not rest and prefix in _AUTOGRAD and not _is_torchs(fn):
         name = op_name if isinstance(op_name, str) else op_name.name()
         qualified = name if "::" in name else f"{self.ns}::{name}"
-        vars(self).setdefault("_torchdevice_kernels", {})[prefix, qualified] = kernel, options.get("with_keyset", False)
-        _libraries.add(self)
+        _libraries.setdefault(self, {})[prefix, qualified] = kernel, options.get("with_keyset", False)
     if not context.is_native:
         _install(target_key)
 
@@ -66,8 +65,8 @@ def _registrations(key: str) -> tuple[Registrations, ...]:
 def _kernels(prefix: str, key: str) -> Mapping[str, Callable[..., Any]]:
     """Return the stand-ins for the kernels of libraries that still exist, by the names of their operators."""
     found = {}
-    for library in list(_libraries):
-        for (of, name), (kernel, with_keyset) in vars(library)["_torchdevice_kernels"].items():
+    for library, kernels in list(_libraries.items()):
+        for (of, name), (kernel, with_keyset) in kernels.items():
             has_own = key == "CPU" and torch._C._dispatch_has_kernel_for_dispatch_key(name, prefix + key)
             if of == prefix and library.m is not None and not has_own:
                 found[name] = _stand_in(name, prefix + key, kernel, with_keyset)
@@ -76,7 +75,7 @@ def _kernels(prefix: str, key: str) -> Mapping[str, Callable[..., Any]]:
 
 def serves(op: Any) -> bool:
     """Return whether an operator has a kernel of the program's for its accelerator."""
-    names = (name for library in _libraries for _, name in vars(library)["_torchdevice_kernels"])
+    names = (name for kernels in _libraries.values() for _, name in kernels)
     return op.name() in {name.removesuffix(".default") for name in names}
 
 

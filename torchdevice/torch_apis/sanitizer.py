@@ -84,10 +84,8 @@ def end(context: Context) -> None:
     context.settings.pop(Trace, int)()  # `int()` does nothing
 
 
-@replaces("torch.cuda._sanitizer:CUDASanitizerDispatchMode", "__torch_dispatch__", sees_scope=True)
-def _dispatch(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """``CUDASanitizerDispatchMode.__torch_dispatch__``, which asks tensors whether they are on CUDA."""
-    return with_mode(context, original, *args, **kwargs)
+# It asks tensors whether they are on CUDA.
+replaces("torch.cuda._sanitizer:CUDASanitizerDispatchMode", "__torch_dispatch__", sees_scope=True)(with_mode)
 
 
 def enable() -> None:

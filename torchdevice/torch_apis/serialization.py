@@ -74,11 +74,7 @@ def _restore_location(context: Context, original: Any, map_location: Any) -> Any
     if not context.runtime.shares_host_memory:
         return restore
     side = moves.side_meant(context, map_location, None)  # None of a mapping or a function
-
-    def restored(storage: Any, location: str) -> Any:
-        return moves.mark_unmarked(restore(storage, location), side)
-
-    return restored
+    return lambda storage, location: moves.mark_unmarked(restore(storage, location), side)
 
 
 def _by_torch(restore: Any, storage: Any, location: str) -> Any:

@@ -77,7 +77,4 @@ def rewrites_calls() -> bool:
 
 @replaces(torch.UntypedStorage, "device", makes=True)
 def _device_property(original: Any) -> property:
-    def device(storage: Any) -> torch.device:
-        return original.__get__(storage)
-
-    return property(per_context(device, _read_device))
+    return property(per_context(original.__get__, _read_device))

@@ -16,8 +16,6 @@ from torchdevice.core.thread_state import state
 
 _UTILS = "torch.testing._internal.common_utils:TestCase"
 
-_DEVICE_TYPES = "torch.testing._internal.common_device_type"
-
 _LENGTH = "_prev_torch_function_mode_stack_len"
 """The attribute of a test case, which torch has since 2.13."""
 
@@ -40,7 +38,7 @@ def _count(test: Any, modes: int) -> None:
         setattr(test, _LENGTH, getattr(test, _LENGTH) + modes)
 
 
-@replaces(_DEVICE_TYPES, "get_desired_device_type_test_bases", sees_scope=True)
+@replaces("torch.testing._internal.common_device_type", "get_desired_device_type_test_bases", sees_scope=True)
 def _test_bases(context: Context, original: Any, *args: Any, **kwargs: Any) -> list[Any]:
     """Leave out-of-tree accelerators out: the one that the program is written for is there, and stands for them."""
     out_of_tree = original.__globals__["PrivateUse1TestBase"]

@@ -14,8 +14,7 @@ from typing import Any
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
-
-_RUN = "run"
+from torchdevice.foundation.per_thread import having
 
 _INHERIT_NO_SCOPE = (
     "concurrent.futures.process",
@@ -32,13 +31,13 @@ def _start(context: Context, original: Any, self: threading.Thread) -> None:
     target = getattr(self, "_target", None) or type(self)
     if getattr(target, "__module__", None) in _INHERIT_NO_SCOPE:
         return original(self)
-    of_thread = self.__dict__.get(_RUN)  # a program may have set one of its own
+    of_thread = self.__dict__.get("run")  # a program may have set one of its own
     run, inherited = self.run, context.in_another_thread()
 
     def restore() -> None:
-        self.__dict__.pop(_RUN, None)
+        self.__dict__.pop("run", None)
         if of_thread is not None:
-            self.__dict__[_RUN] = of_thread
+            self.__dict__["run"] = of_thread
 
     def run_in_scope() -> None:
         restore()
@@ -46,7 +45,7 @@ def _start(context: Context, original: Any, self: threading.Thread) -> None:
             run()
 
     try:
-        self.__dict__[_RUN] = run_in_scope
+        self.__dict__["run"] = run_in_scope
         original(self)
     except BaseException:
         restore()
@@ -77,17 +76,12 @@ def _start_worker(context: Context, original: Any, self: ThreadPoolExecutor) -> 
 
     The pool passes the initializer to the worker here, and holds its lock meanwhile.
     """
-    attribute = "_create_worker_context" if hasattr(self, "_create_worker_context") else "_initializer"
+    by_context = hasattr(self, "_create_worker_context")  # Python 3.14 and later
+    attribute = "_create_worker_context" if by_context else "_initializer"
     given = getattr(self, attribute)
-    try:
-        if attribute == "_create_worker_context":  # Python 3.14 and later
-            self._create_worker_context = functools.partial(_worker_context, context, given)
-        elif given is not None:
-            self._initializer = _in_scope(context, given)
-        with thread_state.suspended():
-            original(self)
-    finally:
-        setattr(self, attribute, given)
+    made = functools.partial(_worker_context, context, given) if by_context else given and _in_scope(context, given)
+    with having(self, **{attribute: made}), thread_state.suspended():
+        original(self)
 
 
 def _worker_context(context: Context, make: Callable[[], Any]) -> Any:

@@ -125,31 +125,27 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
         self._transfer: torch.Stream | None = None
         self._computing: torch.Stream | None = None
         self._awaiting: torch.Stream | None = None
-        self._entered: contextlib.ExitStack | None = None
+        self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> _Passage:
-        way = self._source._way()
+        source, target = self._source, self._target
+        way = source._way()
         if way is not None:
             self._listen(*way)
         elif self._after is not None:
             self._after.synchronize()
-        if self._transfer is not None or self._source._compute is not None or self._target._compute is not None:
-            self._enter_streams()
-        return self
-
-    def _enter_streams(self) -> None:
-        source, target = self._source, self._target
+        streams = (source, source._compute), (target, target._compute), (source, self._transfer)
         with contextlib.ExitStack() as entered:
             # The target's too: the copy takes its memory from the stream that is current there.
-            for spec, stream in ((source, source._compute), (target, target._compute), (source, self._transfer)):
+            for spec, stream in streams:
                 if stream is not None:
                     entered.enter_context(torch.get_device_module(spec.here).stream(stream))
+            entered.callback(self.hold_up, self._awaiting)  # before the streams are left
             self._entered = entered.pop_all()
+        return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._entered is not None:
-            with self._entered:
-                self.hold_up(self._awaiting)
+        self._entered.close()
 
     def _listen(self, here: torch.device, there: torch.device) -> None:
         """Let the transfer stream wait until the batch is complete, and until the target's memory is free."""

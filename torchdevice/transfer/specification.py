@@ -147,9 +147,7 @@ class DeviceSpec:
 
 def _with_ordinal(device: torch.device) -> torch.device:
     """Return a device with the ordinal that it means now, where torch has a current device of that type."""
-    if device.index is not None or not torch.accelerator.is_available():
-        return device
-    current = torch.accelerator.current_accelerator()
+    current = torch.accelerator.current_accelerator(check_available=True) if device.index is None else None
     if current is None or current.type != device.type:
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())
@@ -170,9 +168,8 @@ def have_streams(*devices: torch.device) -> bool:
     if kind.index is None or registry.runtime(kind.type).shares_host_memory:
         return False
     module = torch.get_device_module(kind)
-    if not (hasattr(module, "Stream") and hasattr(module, "stream") and hasattr(module, "current_stream")):
-        return False
-    return max(device.index for device in devices) < module.device_count()
+    has_streams = all(hasattr(module, name) for name in ("Stream", "stream", "current_stream"))
+    return has_streams and max(device.index for device in devices) < module.device_count()
 
 
 def current_stream(device: torch.device) -> torch.Stream:

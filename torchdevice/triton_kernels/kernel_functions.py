@@ -13,29 +13,19 @@ import functools
 import math
 import operator
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from torchdevice.foundation.per_thread import PerThread
 from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.numpy_builder import SMALL_FLOATS, NumpyBuilder, encoded
 from torchdevice.triton_kernels.triton_internals import TensorHandle, core, numpy_dtype, tl
 
-
-class _Running(threading.local):
-    """What this thread runs.
-
-    Attributes:
-        semantic: Triton's semantic over the builder of the launch; None where no kernel runs.
-    """
-
-    semantic: Any = None
-
-
-running = _Running()
+running = PerThread(semantic=None)
+"""What this thread runs: Triton's semantic over the builder of the launch; None where no kernel runs."""
 
 
 # ---- source ----------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from torchdevice.engines.rewriters import native_device
 from torchdevice.errors import KernelRaceError, RaceWarning, TorchDeviceError, UninitializedReadError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
+from torchdevice.foundation.per_thread import having
+from torchdevice.foundation.tracebacks import add_note
 from torchdevice.journal.callers import program_line, warn_at
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
@@ -135,14 +137,10 @@ class Launch:
             for (address, names), whole in zip(self._names.items(), wholes, strict=True)
         }
         builder = NumpyBuilder(memory, self.options, self.backend.get_codegen_implementation(self.options))
-        before, running.semantic = running.semantic, triton.TritonSemantic(builder)
-        try:
-            # NumPy warns of what a GPU computes silently: infinities, NaN, integers that wrap.
-            with np.errstate(all="ignore"):
-                args, kwargs = self._converted(places)
-                self._run_instances(builder, races, args, kwargs)
-        finally:
-            running.semantic = before
+        # NumPy warns of what a GPU computes silently: infinities, NaN, integers that wrap.
+        with having(running, semantic=triton.TritonSemantic(builder)), np.errstate(all="ignore"):
+            args, kwargs = self._converted(places)
+            self._run_instances(builder, races, args, kwargs)
 
     def _run_instances(self, builder: NumpyBuilder, races: Races | None, args: list[Any], kwargs: Any) -> None:
         """Run the instances in groups, of which the first one shows how large a block is."""
@@ -196,8 +194,7 @@ class Launch:
         """Return the error of Triton's compiler, which shows the source, for one that a kernel's code raised."""
         line = _line_in(self.kernel.fn.__code__.co_filename) - line_of(self.kernel) + 1
         made = triton.CompilationError(self.kernel.src, ast.Pass(lineno=line, col_offset=0), repr(error))
-        if hasattr(made, "add_note"):  # Python 3.10 has no notes
-            made.add_note(f"{self.place()} raised it.")
+        add_note(made, f"{self.place()} raised it.")
         return made  # type: ignore[no-any-return]
 
     def place(self) -> str:

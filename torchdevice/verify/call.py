@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
-from torchdevice.foundation.stand_ins import same_bits, tensors
+from torchdevice.foundation.stand_ins import given_to, same_bits, tensors
 from torchdevice.journal.discrepancies import Finding
 from torchdevice.verify import ranges, reference, tolerances
 from torchdevice.verify.inputs import WIDE, Copies, Inputs, Place, is_plain, on_cpu, window
@@ -24,14 +24,16 @@ class _Compared(NamedTuple):
     Attributes:
         name: What a finding calls it.
         actual: The tensor.
-        expected: Returns the reference, of a call's results and copies.
-        written: Whether it is an argument to which the operator is to write.
+        number: Which part of the result it is; None for an argument to which the operator is to write.
     """
 
     name: str
     actual: Any
-    expected: Callable[[Any, Copies], Any]
-    written: bool = False
+    number: int | None = None
+
+    def expected(self, result: Any, copies: Copies) -> Any:
+        """Return the reference, of a call's results and copies."""
+        return copies.take(self.actual) if self.number is None else list(_leaves(result))[self.number]
 
 
 class Call:
@@ -49,7 +51,7 @@ class Call:
         self._context = context
         self._lines = lines
         self._args, self._kwargs = args, kwargs
-        self._given = operator.arguments(args, kwargs)
+        self._given = given_to(operator.op, args, kwargs)
         self._alias = context.runtime.host_alias
         self._wide = context.runtime.shares_host_memory
         self._draws = operator.draws(args, kwargs)
@@ -118,13 +120,13 @@ class Call:
             return reference.run(self.operator.op, copies)
 
     def _by_range(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
-        for name, actual, place, _ in self._compared(result):
-            reference_ = place(expected, copies)
-            found = tolerances.of_properties(actual, reference_, wide=self._wide)
+        for each in self._compared(result):
+            drawn = each.expected(expected, copies)
+            found = tolerances.of_properties(each.actual, drawn, wide=self._wide)
             if found is None and self.operator.has_values:
-                found = ranges.outside(self.operator, self._given, on_cpu(actual, self._alias), reference_)
+                found = ranges.outside(self.operator, self._given, on_cpu(each.actual, self._alias), drawn)
             if found is not None:
-                yield name, found
+                yield each.name, found
 
     def _by_value(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
         if self.operator.is_view:
@@ -148,16 +150,16 @@ class Call:
             for position, leaf in enumerate(_leaves(value)):
                 if made:
                     part = f"{name}[{position}]" if isinstance(value, (list, tuple)) else name
-                    yield _Compared(part, leaf, _result(number))
+                    yield _Compared(part, leaf, number)
                 number += 1
         for name in self.operator.written:
             for tensor in tensors(self._given.get(name)):
-                yield _Compared(f"the argument {name!r}", tensor, _copy_of(tensor), written=True)
+                yield _Compared(f"the argument {name!r}", tensor)
 
     def _difference(self, compared: _Compared, expected: Any) -> Difference | None:
         actual = compared.actual
         if not isinstance(actual, torch.Tensor):
-            equal = actual == expected or (actual != actual and expected != expected)
+            equal = actual == expected or (actual != actual and expected != expected)  # NaN differs from itself
             return None if equal else Difference("values", f"is {actual!r} instead of {expected!r}")
         if not isinstance(expected, torch.Tensor) or not (is_plain(actual) and is_plain(expected)):
             return None
@@ -172,7 +174,7 @@ class Call:
         rounds = not (self.operator.rounds_only or self._draws) and (self._wide or values.dtype is not torch.bool)
         if found is not None and rounds:
             found = self._beyond_rounding(compared, values, found)
-        if found is not None and compared.written and self._is_unchanged(actual):
+        if found is not None and compared.number is None and self._is_unchanged(actual):
             return found._replace(kind="not written", what=f"is as it was before the call; {found.what}")
         return found
 
@@ -278,14 +280,6 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield from _leaves(each)
     elif value is not None:
         yield value
-
-
-def _result(number: int) -> Callable[[Any, Copies], Any]:
-    return lambda result, copies: list(_leaves(result))[number]
-
-
-def _copy_of(tensor: torch.Tensor) -> Callable[[Any, Copies], Any]:
-    return lambda result, copies: copies.take(tensor)
 
 
 def _memories(value: Any) -> set[int]:

@@ -94,6 +94,7 @@ class Place:
         return self._at(memory, (self.extent,), (1,))
 
     def _at(self, memory: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+        # ``memory.view(dtype)`` would ask that the number of its bytes divides evenly.
         return torch.empty(0, dtype=self.dtype).set_(memory.untyped_storage(), self.offset, shape, stride)
 
 
@@ -147,6 +148,7 @@ class Inputs:
     def elements(self, place: Place) -> tuple[torch.Tensor, int]:
         """Return the memory of a place in its dtype, and how many elements come before the first that has a meaning."""
         size, memory = place.dtype.itemsize, self.memories[place.memory]
+        # Whole elements: the end is rounded down, the beginning up.
         return memory[: memory.numel() // size * size].view(place.dtype), -(-self.starts[place.memory] // size)
 
     def copies(self) -> Copies:

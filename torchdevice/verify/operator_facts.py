@@ -56,15 +56,11 @@ class Operator:
         self.written = [each.name for each in filter(is_written, schema.arguments)]
         self.made = [each.alias_info is None for each in schema.returns]
 
-    def arguments(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """Return the arguments of a call by name."""
-        return given_to(self.op, args, kwargs)
-
     def draws(self, args: Any, kwargs: Any) -> bool:
         """Return whether a call draws random numbers: dropout with a probability of 0 does not."""
         if not self.is_random:
             return False
-        given = self.arguments(args, kwargs)
+        given = given_to(self.op, args, kwargs)
         return bool(given.get("dropout_p", True)) and given.get("train") is not False
 
     def results(self, result: Any) -> list[tuple[str, Any, bool]]:

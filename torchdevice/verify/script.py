@@ -18,9 +18,9 @@ import torch
 
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
-from torchdevice.foundation import templates
+from torchdevice.foundation import data_files
 from torchdevice.foundation.logs import logger
-from torchdevice.foundation.stand_ins import tensors
+from torchdevice.foundation.stand_ins import given_to, tensors
 from torchdevice.journal.discrepancies import Finding
 from torchdevice.options import Options
 from torchdevice.verify.inputs import WIDE, Inputs, Place
@@ -99,7 +99,7 @@ class _Program:
             if at not in self._memories:
                 self._memories[at] = self._memory(place, f"m{len(self._memories)}")
         self._names: dict[int, str] = {}
-        for name, value in operator.arguments(inputs.args, inputs.kwargs).items():
+        for name, value in given_to(operator.op, inputs.args, inputs.kwargs).items():
             for number, tensor in enumerate(tensors(value)):
                 named = f"{name}_{number}" if isinstance(value, (list, tuple)) else name
                 self._names.setdefault(id(tensor), f"{named}_" if keyword.iskeyword(named) else named)
@@ -117,7 +117,7 @@ class _Program:
         places = self._inputs.places.items()
         device, family = self._context.device_type, self._context.program
         target, against = self._context.runtime.target, "in float64" if self._wide else "the CPU"
-        text = templates.filled(
+        text = data_files.filled(
             __file__,
             "program.py.jinja",
             title=_in_docstring(textwrap.fill(f"{finding.operator} on {target}: {finding.what}.", 100)),
@@ -195,4 +195,5 @@ def _values(memory: _Memory, saved: Any) -> str:
 
 def _number(value: Any, dtype: torch.dtype) -> str:
     """Return a number with as many digits as its dtype needs."""
+    # Nine digits tell any two numbers in float32 apart; repr gives those of float64.
     return format(value, ".9g") if dtype.is_floating_point and dtype != torch.float64 else repr(value)

@@ -79,7 +79,7 @@ def _register_kernels() -> None:
     special, make = handwritten_kernels.SPECIAL, pipeline.kernel_of
     special.update({name: _in_its_memory(kernel) for name, kernel in special.items() if name.startswith("empty")})
     backend.kernel_of = lambda op: _in_its_memory(make(op))
-    backend.run_any = pipeline.Fallback(backend.kernel_of).run
+    backend.run_any = pipeline.fallback(backend.kernel_of)
     backend._register_kernels()
     registered.extend(backend._libraries)
     backend._libraries.clear()  # so that the simulated device sees that torch's place for a backend is taken

@@ -47,7 +47,7 @@ def test_every_check_of_attention_has_a_text_that_can_be_written() -> None:
     checks = set(itertools.chain(*attention._TABLE["kernels"].values()))
     assert checks == attention._CHECKS.keys() == attention._TABLE["texts"].keys()
     x = torch.ones(1, 2, 4, 8)
-    facts = attention._Facts(attention.Call(x, x, x))
+    facts = attention._Facts(torch.backends.cuda.SDPAParams(x, x, x, None, 0.0, False, False))
     assert all(text.format(facts) for text in attention._TABLE["texts"].values())
 
 

@@ -294,6 +294,11 @@ meant = PerThread(index=0)
 """The device that C++ means where it names none: while it makes a sparse tensor, that of the tensor."""
 
 
+def index_meant(device: torch.device | None) -> int:
+    """Return the index of the device that is given for a result, which C++ may leave out."""
+    return meant.index if device is None or device.index is None else device.index
+
+
 def meaning(index: int) -> AbstractContextManager[None]:
     """Let a device without an index be this one, for this thread."""
     return having(meant, index=index)

@@ -24,15 +24,8 @@ from torchdevice.foundation.stand_ins import StandIns, is_written, tensors
 from torchdevice.foundation.view_bits import extent, with_bits
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import machine, policy, storage_resizing
-from torchdevice.simulation.allocator.storages import (
-    CANNOT_GROW,
-    fresh,
-    host_waited,
-    meaning,
-    memory_of,
-    resizable_memory_of,
-    set_storage,
-)
+from torchdevice.simulation.allocator import storages
+from torchdevice.simulation.allocator.storages import fresh, host_waited, meaning, memory_of, set_storage
 from torchdevice.simulation.kernels import device_mismatch
 
 Kernel = Callable[..., Any]
@@ -125,6 +118,11 @@ def aliased(tensor: torch.Tensor) -> torch.Tensor:
     return with_bits(memory_of(tensor), tensor)
 
 
+def host_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor itself, or one that shares memory with a simulated tensor."""
+    return tensor if index_of(tensor) < 0 else aliased(tensor)
+
+
 def wrapped(result: Any, index: int) -> Any:
     """Return the results of a CPU kernel, each tensor as a new tensor of device ``index``."""
     if isinstance(result, _Tensor):
@@ -141,27 +139,19 @@ def wrapped(result: Any, index: int) -> Any:
 def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor without other users."""
     with meaning(index):
-        if tensor.layout is not torch.sparse_coo:
-            return make_compressed([fresh(part, index) for part in parts_of(tensor)], tensor)
-        return make_coo([fresh(part, index) for part in parts_of(tensor)], tensor)
+        return sparse_of([fresh(part, index) for part in parts_of(tensor)], tensor)
 
 
-def make_coo(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return a COO tensor of its indices and values, on their device, with the shape of ``like``."""
-    indices, values = parts
+def sparse_of(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Return a sparse tensor of its indices and values, on their device, with the shape and layout of ``like``."""
+    values, index = parts[-1], index_of(parts[-1])
     # By the index and not by `.device`, which the mode rewrites.
-    device = _CPU if index_of(values) < 0 else torch.device(policy.DEVICE_TYPE, index_of(values))
-    made = like.sparse_dim(), like.dense_dim(), like.shape, indices, values
-    kind = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": device}
-    return _make_sparse(*made, **kind, is_coalesced=like.is_coalesced())
-
-
-def make_compressed(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return a compressed tensor of its indices and values, on their device, with the shape of ``like``."""
-    compressed, plain, values = parts
-    return torch.ops.aten._sparse_compressed_tensor_unsafe(
-        compressed, plain, values, like.shape, dtype=values.dtype, layout=like.layout, device=values.device
-    )
+    device = _CPU if index < 0 else torch.device(policy.DEVICE_TYPE, index)
+    kind = {"dtype": values.dtype, "layout": like.layout, "device": device}
+    if like.layout is not torch.sparse_coo:
+        return torch.ops.aten._sparse_compressed_tensor_unsafe(*parts, like.shape, **kind)
+    dimensions = like.sparse_dim(), like.dense_dim()
+    return _make_coo(*dimensions, like.shape, *parts, **kind, is_coalesced=like.is_coalesced())
 
 
 def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:
@@ -179,7 +169,7 @@ def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bo
         on.copied_bytes[start, end] += destination.nbytes
 
 
-_make_sparse = functools.partial(
+_make_coo = functools.partial(
     torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default._op_dk, DispatchKey.SparseCPU
 )
 
@@ -388,7 +378,7 @@ class _Outs(CpuAliases):
             # Torch sets the size of `out` before it resizes the memory, so a tensor that exceeds its storage was too
             # small. It gets a CPU tensor that can grow.
             small = {key for key in self._outs if not _fits(self.pairs[key][1])}
-            if not small or not str(error).startswith(CANNOT_GROW):
+            if not small or not str(error).startswith(storages.CANNOT_GROW):
                 raise
         self._grown |= small
         self.pairs.clear()
@@ -398,7 +388,7 @@ class _Outs(CpuAliases):
         if id(tensor) in self._grown:
             return torch.empty(0, dtype=tensor.dtype)  # torch warns when it resizes an ``out`` that is not empty
         if id(tensor) in self._outs:
-            return with_bits(resizable_memory_of(tensor), tensor)
+            return with_bits(storages.resizable_memory_of(tensor), tensor)
         return self._alias(tensor)
 
     def run(self, args: Any, kwargs: Any) -> Any:

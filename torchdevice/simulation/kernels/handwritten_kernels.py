@@ -12,17 +12,18 @@ from typing import Any
 import torch
 import torch.nn.attention
 from torch._C import DispatchKey
+from torch.backends.cuda import SDPAParams
 
 from torchdevice.core import thread_state
 from torchdevice.engines import destructors
 from torchdevice.simulation import device_generators, policy
-from torchdevice.simulation.allocator.storages import fresh, has_no_values, meant, set_storage
-from torchdevice.simulation.kernels import cuda_values, fused_attention, recurrent_cells
-from torchdevice.simulation.kernels.cpu_kernels import aliased, count_copy, index_of, of_formula, take_shape, view_of
+from torchdevice.simulation.allocator.storages import fresh, has_no_values, index_meant, meant, set_storage
+from torchdevice.simulation.kernels import cpu_kernels, cuda_values, fused_attention, recurrent_cells
+from torchdevice.simulation.kernels.cpu_kernels import aliased, count_copy, host_alias, index_of, of_formula
 from torchdevice.simulation.kernels.overloads import overload_of
-from torchdevice.simulation.kernels.pipeline import Pipeline
+from torchdevice.simulation.kernels.pipeline import Pipeline, none_of
 from torchdevice.simulation.refusals import attention
-from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
+from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS
 from torchdevice.torch_apis import batch_norm
 from torchdevice.torch_apis.distributed import sharded_attention
 
@@ -56,14 +57,10 @@ def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 # ---- allocation ------------------------------------------------------------------------------------------------------
 
 
-def _index(device: torch.device | None) -> int:
-    return meant.index if device is None or device.index is None else device.index
-
-
 @special("empty.memory_format")
 def _empty(size: Any, *, device: Any = None, pin_memory: Any = None, layout: Any = None, **options: Any) -> Any:
     policy.check_scope()
-    # `_index` in short, because every factory comes here.
+    # `index_meant` in short, because every factory comes here.
     index = meant.index if device is None or device.index is None else device.index
     return fresh(_new_empty(size, device=_CPU, **options), index)
 
@@ -71,13 +68,13 @@ def _empty(size: Any, *, device: Any = None, pin_memory: Any = None, layout: Any
 @special("empty_strided")
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
     policy.check_scope()
-    return fresh(_aten.empty_strided(size, stride, dtype=dtype, device=_CPU), _index(device))
+    return fresh(_aten.empty_strided(size, stride, dtype=dtype, device=_CPU), index_meant(device))
 
 
 @special("_efficientzerotensor")
 def _efficient_zeros(size: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
     policy.check_scope()
-    return fresh(torch.zeros(size, dtype=dtype, device=_CPU), _index(device))
+    return fresh(torch.zeros(size, dtype=dtype, device=_CPU), index_meant(device))
 
 
 @special("clone")
@@ -94,13 +91,13 @@ def _to_copy(
 ) -> torch.Tensor:
     if index_of(self) < 0:
         policy.check_scope()
-    result = _new_copy(_memory(self), device=_CPU, **options)
+    result = _new_copy(host_alias(self), device=_CPU, **options)
     if result.dtype in cuda_values.SATURATING and index_of(self) >= 0:
-        cuda_values.saturate(_memory(self), result)
+        cuda_values.saturate(host_alias(self), result)
     if device is not None and device.type != policy.DEVICE_TYPE:
         destination = _pinned(result) if non_blocking else result
     else:
-        destination = fresh(result, index_of(self) if device is None else _index(device))
+        destination = fresh(result, index_of(self) if device is None else index_meant(device))
     count_copy(self, destination, non_blocking)
     return destination
 
@@ -111,16 +108,12 @@ def _pinned(result: torch.Tensor) -> torch.Tensor:
     return result if context is None or context.program == "mps" else context.pin(result)
 
 
-def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if index_of(tensor) < 0 else aliased(tensor)
-
-
 @special("copy_")
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     count_copy(source, self, non_blocking)
-    _copy(_memory(self), _memory(source))
+    _copy(host_alias(self), host_alias(source))
     if self.dtype in cuda_values.SATURATING and index_of(source) >= 0:
-        cuda_values.saturate(_memory(source), _memory(self))
+        cuda_values.saturate(host_alias(source), host_alias(self))
     return self
 
 
@@ -131,7 +124,7 @@ def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
 def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
     """Resize a tensor, and its storage where that is too small. The storage keeps its contents."""
     layout: dict[str, Any] = {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
-    return take_shape(self, torch.empty(size, dtype=self.dtype, device="meta", **layout))
+    return cpu_kernels.take_shape(self, torch.empty(size, dtype=self.dtype, device="meta", **layout))
 
 
 @special("set_.source_Storage_storage_offset")
@@ -147,9 +140,8 @@ def _set_to_nothing(self: torch.Tensor) -> torch.Tensor:
 
 
 # The CPU's kernels look at sizes and storages alone.
-SPECIAL.update(
-    {name: view_of(overload_of(name)) for name in ("set_.source_Storage", "set_.source_Tensor", "is_set_to")}
-)
+for _name in ("set_.source_Storage", "set_.source_Tensor", "is_set_to"):
+    SPECIAL[_name] = cpu_kernels.view_of(overload_of(_name))
 
 
 def _letting_go(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -218,7 +210,7 @@ def attend(
         options = {"scale": scale, "enable_gqa": enable_gqa}
         many = query.dim() > 1 and query.size(1) > attention.MOST_HEADS
         if (many or not torch._C._get_math_sdp_enabled()) and policy.stands_for_cuda():
-            attention.check(attention.Call(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+            attention.check(SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
             return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]
         tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         alike = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
@@ -246,14 +238,14 @@ def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causa
     if any(has_no_values(each.untyped_storage()) for each in tensors if index_of(each) >= 0):
         query, _, value = tensors[:3]
         return not (dropout_p or options["enable_gqa"]) and query.dim() == 4 and query.shape[-1] == value.shape[-1]
-    memory = (_memory(each.detach()) for each in tensors)
+    memory = (host_alias(each.detach()) for each in tensors)
     chosen = _aten._fused_sdp_choice(*memory, dropout_p=dropout_p, is_causal=is_causal, **options)
     return bool(chosen == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value)
 
 
 def _accepted(op: Any) -> Callable[..., Any]:
     """Return an operator's kernel, for calls that were not refused."""
-    return Pipeline(op, refusals=lambda op: ()).run
+    return Pipeline(op, refusals=none_of).run
 
 
 _run_convolution = _accepted(_aten.convolution.default)
@@ -287,7 +279,8 @@ def _ctc(overload: str) -> Callable[..., Any]:
         used, classes = _used_targets(aliased(targets), lengths_and_options[1]), log_probs.size(-1)
         wrong = used[(used < 0) | (used >= classes)]
         if wrong.numel():
-            raise _illegal_address(f"Target {wrong[0].item()} of ctc_loss is not in [0, {classes}).")
+            why = f"Target {wrong[0].item()} of ctc_loss is not in [0, {classes})."
+            raise policy.lose(why, ILLEGAL_ADDRESS) if policy.stands_for_cuda() else IndexError(why)
         return run(log_probs, targets, *lengths_and_options, **options)
 
     return kernel
@@ -295,17 +288,10 @@ def _ctc(overload: str) -> Callable[..., Any]:
 
 def _used_targets(targets: torch.Tensor, lengths: Any) -> torch.Tensor:
     """Return the targets without those that only fill a row."""
-    count = torch.as_tensor(_memory(lengths) if isinstance(lengths, torch.Tensor) else lengths)
+    count = torch.as_tensor(host_alias(lengths) if isinstance(lengths, torch.Tensor) else lengths)
     if targets.dim() < 2:
         return targets[: max(0, int(count.sum()))]
     return targets[torch.arange(targets.shape[1]) < count.reshape(-1, 1)[: len(targets)]]
-
-
-def _illegal_address(why: str) -> Exception:
-    if not policy.stands_for_cuda():
-        return IndexError(why)
-    policy.lose(why, ILLEGAL_ADDRESS)
-    return cuda_error(ILLEGAL_ADDRESS, why)
 
 
 SPECIAL["_ctc_loss"], SPECIAL["_ctc_loss.Tensor"] = _ctc("default"), _ctc("Tensor")
@@ -353,7 +339,8 @@ def _by_triangles(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return solution, A.new_empty(0), torch.empty(0, dtype=torch.int64), A.new_empty(0)
 
 
-def _factors(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+@of_formula
+def _factor_freely(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Factor a matrix without pivoting, which only CUDA has a kernel for."""
     factors, steps = A.clone(), min(A.shape[-2:])
     for k in range(steps):
@@ -363,7 +350,7 @@ def _factors(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return factors, pivots, torch.zeros(A.shape[:-2], dtype=torch.int32)
 
 
-_factor_freely, _factor_pivoting = of_formula(_factors), _accepted(_aten.linalg_lu_factor_ex.default)
+_factor_pivoting = _accepted(_aten.linalg_lu_factor_ex.default)
 
 
 @special("linalg_lu_factor_ex")
@@ -371,19 +358,10 @@ def _lu_factor(A: torch.Tensor, *, pivot: bool = True, check_errors: bool = Fals
     return _factor_pivoting(A, check_errors=check_errors) if pivot else _factor_freely(A)
 
 
-@of_formula
-def _freely_split(A: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    factors, size = _factors(A)[0], min(A.shape[-2:])
-    lower = factors[..., :size].tril(-1) + torch.eye(A.size(-2), size, dtype=A.dtype)
-    return A.new_empty(0), lower, factors[..., :size, :].triu()
-
-
-_split_pivoting = _accepted(_aten.linalg_lu.default)
-
-
 @special("linalg_lu")
 def _lu(A: torch.Tensor, *, pivot: bool = True) -> Any:
-    return _split_pivoting(A) if pivot else _freely_split(A)
+    factors, pivots, _ = _lu_factor(A, pivot=pivot)
+    return torch.lu_unpack(factors, pivots, unpack_pivots=pivot)
 
 
 # ---- formulas, for what only accelerators have a kernel for ----------------------------------------------------------

@@ -8,17 +8,15 @@ subclass in Python, of plain tensors.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch._C import DispatchKey
 
 from torchdevice.foundation import data_files
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
-from torchdevice.simulation import device_generators as device_random
-from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, Kernel, aliased, without_mode
+from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, without_mode
 from torchdevice.simulation.kernels.overloads import of_aten, overload_of
-from torchdevice.simulation.kernels.pipeline import Pipeline
+from torchdevice.simulation.kernels.pipeline import aliasing
 
 _OPERATORS = data_files.read(__file__, "operators.json")
 
@@ -33,16 +31,11 @@ def register(aten: torch.library.Library) -> None:
     """Register the kernels with torch."""
     for name in sorted(of_aten(registrations_for_dispatch_key("NestedTensorCPU"))):
         op = overload_of(name)
-        on_itself = functools.partial(op._op_dk, DispatchKey.NestedTensorCPU)
-        aten.impl(name, without_mode(on_itself) if name in _ON_ITSELF else _kernel(op), "NestedTensorPrivateUse1")
+        on_itself = without_mode(functools.partial(op._op_dk, DispatchKey.NestedTensorCPU))
+        kernel = on_itself if name in _ON_ITSELF else aliasing(_NestedAliases, op)
+        aten.impl(name, kernel, "NestedTensorPrivateUse1")
     for name in MAKING:
-        aten.impl(name, _kernel(overload_of(name)), "PrivateUse1")
-
-
-def _kernel(op: Any) -> Kernel:
-    """Return a kernel that runs an operator on CPU tensors."""
-    random = device_random.kind_of(op)
-    return Pipeline(op, lambda *args, **kwargs: _NestedAliases(op, op, random).call(args, kwargs), lambda op: ()).run
+        aten.impl(name, aliasing(_NestedAliases, overload_of(name)), "PrivateUse1")
 
 
 class _NestedAliases(CpuAliases):

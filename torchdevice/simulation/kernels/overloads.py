@@ -6,10 +6,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from torchdevice.fallback.missing_operators import overload
+from torchdevice.fallback.fallback_kernels import COMPOSITE, overload
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
-
-_COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
 
 
 def overload_of(name: str) -> Any:
@@ -20,7 +18,7 @@ def overload_of(name: str) -> Any:
 @functools.cache
 def composite() -> frozenset[str]:
     """Return the operators with a composite kernel, which torch runs before a fallback, by name with namespace."""
-    return frozenset(name for key in _COMPOSITE for name in registrations_for_dispatch_key(key))
+    return frozenset(name for key in COMPOSITE for name in registrations_for_dispatch_key(key))
 
 
 def shadowed(key: str) -> set[str]:

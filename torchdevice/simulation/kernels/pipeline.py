@@ -18,7 +18,7 @@ from torchdevice.simulation.allocator.storages import fresh
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values
 from torchdevice.simulation.native import serving
 from torchdevice.simulation.refusals import cuda_refusals, mps_refusals
-from torchdevice.simulation.refusals.refusal_rules import Refusals, checks
+from torchdevice.simulation.refusals.refusal_rules import Refusals, checks, name_of
 
 _mode_enabled = torch._C._is_torch_function_mode_enabled
 
@@ -28,6 +28,11 @@ _Tensor, _STRIDED = torch.Tensor, torch.strided
 def refusals_of(op: Any) -> Refusals:
     """Return what CUDA and MPS refuse of an operator, for dense tensors."""
     return checks((*mps_refusals.rules_of(op), *cuda_refusals.rules_of(op)))
+
+
+def none_of(op: Any) -> Refusals:
+    """Return no refusals."""
+    return ()
 
 
 class Pipeline:
@@ -48,7 +53,7 @@ class Pipeline:
     def _make(self, args: Any, kwargs: Any) -> None:
         """Make what the calls need, and refuse the first call where it must be."""
         op = self._op
-        self._asserts = cuda_refusals.asserts(op)
+        self._asserts = name_of(op) in cuda_refusals.ASSERTING
         self._random: device_random.Drawing | None = None
         self._body = self._body or cpu_kernels.body_of(op)
         if self._body is None:
@@ -129,21 +134,27 @@ def kernel_of(op: Any) -> cpu_kernels.Kernel:
     return cuda_values.dividing(op, Pipeline(op).run)
 
 
-class Fallback:
-    """The kernel of a dispatch key for the operators that have no kernel of their own there.
+def aliasing(
+    aliases: type[cpu_kernels.CpuAliases], op: Any, refusals: Callable[[Any], Refusals] = none_of
+) -> cpu_kernels.Kernel:
+    """Return the kernel of an operator that runs on CPU tensors of this class."""
+    random = device_random.kind_of(op)
+    return Pipeline(op, lambda *args, **kwargs: aliases(op, op, random).call(args, kwargs), refusals).run
+
+
+def fallback(make: Callable[[Any], cpu_kernels.Kernel]) -> cpu_kernels.Kernel:
+    """Return the kernel of a dispatch key for the operators that have no kernel of their own there.
 
     Args:
         make: Returns the kernel of an operator.
     """
+    # By `id`, because the hash of an operator is a function in Python. The operator keeps the `id`.
+    kernels: dict[int, tuple[cpu_kernels.Kernel, Any]] = {}
 
-    def __init__(self, make: Callable[[Any], cpu_kernels.Kernel]):
-        self._make = make
-        # By `id`, because the hash of an operator is a function in Python. The operator keeps the `id`.
-        self._kernels: dict[int, tuple[cpu_kernels.Kernel, Any]] = {}
-
-    def run(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run an operator."""
-        found = self._kernels.get(id(op))
+    def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+        found = kernels.get(id(op))
         if found is None:
-            found = self._kernels[id(op)] = self._make(op), op
+            found = kernels[id(op)] = make(op), op
         return found[0](*args, **kwargs)
+
+    return run

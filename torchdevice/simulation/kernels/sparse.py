@@ -19,12 +19,13 @@ from torchdevice.foundation.stand_ins import written
 from torchdevice.foundation.view_bits import with_bits
 from torchdevice.lowlevel.dlpack_alias import on_cpu
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import meaning, owner_of
+from torchdevice.simulation.allocator.storages import index_meant, meaning, owner_of
 from torchdevice.simulation.kernels import cpu_kernels
-from torchdevice.simulation.kernels.cpu_kernels import Kernel, aliased, index_of, make_compressed, make_coo
+from torchdevice.simulation.kernels.cpu_kernels import Kernel, aliased, index_of, sparse_of
 from torchdevice.simulation.kernels.overloads import overload_of, shadowed
-from torchdevice.simulation.kernels.pipeline import Fallback, Pipeline, Refusals
-from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
+from torchdevice.simulation.kernels.pipeline import Pipeline, Refusals, aliasing, fallback, none_of
+from torchdevice.simulation.missing_operators import cpu_only_sparse_operators
+from torchdevice.simulation.profiles import missing_on_cuda
 
 _aten = torch.ops.aten
 
@@ -58,26 +59,24 @@ def register() -> list[torch.library.Library]:
 
 def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: list[str], composed: set[str]) -> Any:
     """Register the kernels for a dispatch key, for which the CPU has ``of_cpu``. Return the library of the fallback."""
-    fallback = torch.library.Library("_", "IMPL")
-    fallback.fallback(Fallback(_kernel).run, key)
-    aten.impl("_to_copy", Pipeline(_aten._to_copy.default, _copy_parts, lambda op: ()).run, key)
+    rest = torch.library.Library("_", "IMPL")
+    rest.fallback(fallback(_kernel), key)
+    aten.impl("_to_copy", Pipeline(_aten._to_copy.default, _copy_parts, none_of).run, key)
     for name in of_parts:
         aten.impl(name, cpu_kernels.without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
     names = shadowed(of_cpu.name) | _RUN_WHOLE
     for name in sorted(names.difference(of_parts, composed, {"_to_copy"})):
         aten.impl(name, _kernel(overload_of(name)), key)
-    return fallback
+    return rest
 
 
-def _of_parts(op: Any, key: Any = DispatchKey.SparseCPU) -> Callable[..., Any]:
+def _of_parts(op: Any, key: Any) -> Callable[..., Any]:
     run = functools.partial(op._op_dk, key)
     if not any(argument.name == "device" for argument in op._schema.arguments):
         return run
 
     def make(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-        if device is None or device.index is None:
-            return run(*args, device=device, **kwargs)
-        with meaning(device.index):
+        with meaning(index_meant(device)):
             return run(*args, device=device, **kwargs)
 
     return make
@@ -85,7 +84,7 @@ def _of_parts(op: Any, key: Any = DispatchKey.SparseCPU) -> Callable[..., Any]:
 
 def _kernel(op: Any) -> Kernel:
     """Return a kernel that runs an operator on CPU tensors."""
-    return Pipeline(op, lambda *args, **kwargs: _SparseAliases(op, op).call(args, kwargs), _refusals_of).run
+    return aliasing(_SparseAliases, op, _refusals_of)
 
 
 def _refusals_of(op: Any) -> Refusals:
@@ -103,12 +102,10 @@ def _copy_parts(
     *indices, values = parts_of(self)
     where = {"device": device, "non_blocking": non_blocking}
     copied = [*(_aten._to_copy(part, **where) for part in indices), _aten._to_copy(values, dtype=dtype, **where)]
-    if not self.is_sparse:
-        if index_of(copied[-1]) >= 0 and policy.stands_for_mps():
-            raise NotImplementedError(missing_on_cuda("aten::empty.memory_format", "SparseCsrMPS"))
-        return make_compressed(copied, self)
+    if not self.is_sparse and index_of(copied[-1]) >= 0 and policy.stands_for_mps():
+        raise NotImplementedError(missing_on_cuda("aten::empty.memory_format", "SparseCsrMPS"))
     with meaning(max(0, index_of(copied[-1]))):
-        return make_coo(copied, self)
+        return sparse_of(copied, self)
 
 
 class _SparseAliases(cpu_kernels.CpuAliases):
@@ -118,39 +115,27 @@ class _SparseAliases(cpu_kernels.CpuAliases):
         if tensor.layout is torch.strided:
             return aliased(tensor)
         if not tensor.is_sparse:
-            return make_compressed([_own(part) for part in parts_of(tensor)], tensor)
-        # The parts are imported by DLPack, so that an in-place operator cannot resize them.
-        parts = (_own(part) for part in (_indices(tensor), _values(tensor)))
-        return _aten._sparse_coo_tensor_unsafe(*parts, tensor.shape, is_coalesced=_is_coalesced(tensor))
+            return sparse_of([_own(part) for part in parts_of(tensor)], tensor)
+        # By the CPU's kernels themselves, which is quicker than through the dispatcher.
+        parts = (_own(_of_coo(each, tensor)) for each in (_aten._indices, _aten._values))
+        coalesced = _of_coo(_aten.is_coalesced, tensor)
+        return _aten._sparse_coo_tensor_unsafe(*parts, tensor.shape, is_coalesced=coalesced)
 
     def settle(self) -> None:
         for target in written(self._op, self.args, self.kwargs):
-            if target.layout is not torch.strided:
-                _replace(target, self.pairs[id(target)][1], self.index)
+            own = self.pairs[id(target)][1]
+            if target.is_sparse:
+                _of_coo(_aten.copy_sparse_to_sparse_, target, cpu_kernels.fresh_sparse(own, self.index))
+                _of_coo(_aten._coalesced_, target, own.is_coalesced())
+            elif target.layout is not torch.strided:
+                _replace_compressed(target, own)
 
 
-_indices, _values = _of_parts(_aten._indices.default), _of_parts(_aten._values.default)
+def _of_coo(packet: Any, *args: Any) -> Any:
+    return packet.default._op_dk(DispatchKey.SparseCPU, *args)
 
 
-_is_coalesced = _of_parts(_aten.is_coalesced.default)
-
-
-_take_parts = _of_parts(_aten.copy_sparse_to_sparse_.default)
-
-
-_set_coalesced = _of_parts(_aten._coalesced_.default)
-
-
-def _replace(target: torch.Tensor, own: torch.Tensor, index: int) -> None:
-    """Give ``target``, a sparse tensor that was written to, the indices and values of ``own``, its CPU tensor."""
-    if not target.is_sparse:
-        _replace_compressed(target, own)
-        return
-    _take_parts(target, cpu_kernels.fresh_sparse(own, index))
-    _set_coalesced(target, own.is_coalesced())
-
-
-_resize_as = _of_parts(_aten.resize_as_sparse_.default, DispatchKey.SparseCsrCPU)
+_resize_as = functools.partial(_aten.resize_as_sparse_.default._op_dk, DispatchKey.SparseCsrCPU)
 
 
 def _replace_compressed(target: torch.Tensor, own: torch.Tensor) -> None:
@@ -164,6 +149,6 @@ def _replace_compressed(target: torch.Tensor, own: torch.Tensor) -> None:
 
 
 def _own(part: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor of its own with the memory of a part of a sparse tensor."""
+    """Return a CPU tensor of its own with the memory of a part of a sparse tensor, which no operator can resize."""
     owner_of(part.untyped_storage())  # a result with the memory of the part shares the storage of the part
     return with_bits(on_cpu(part), part)

@@ -14,10 +14,9 @@ import torch
 from torchdevice.core.context import Context
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.stand_ins import StandIns, mapped, tensors
-from torchdevice.simulation import policy
+from torchdevice.foundation.stand_ins import tensors
 from torchdevice.simulation.allocator.storages import has_no_values
-from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of, wrapped
+from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, index_of
 from torchdevice.simulation.observe.meta_kernels import WithoutValues, gives_values, like_on_meta
 
 ASSUMED = "assumed: "
@@ -57,13 +56,11 @@ class AssumedValues(WithoutValues):
             if not plain or not (known or read):
                 raise
         with torch._C.DisableTorchFunction():
-            result = _Assumed(op, int(sized)).call(args, kwargs)
+            result = _Assumed(op, int(sized), gives_values=not sized).call(args, kwargs)
             said = "all are 1" if sized else f"{result}" if isinstance(result, (int, float)) else "all are 0"
             name = _NAMES.get(op._schema.name, op._schema.name.removeprefix("aten::"))
             self._context.note(name, ASSUMED + said, Fidelity.APPROXIMATE)
-            if not sized:
-                return result
-            return wrapped(mapped(result, like_on_meta), max(map(index_of, tensors((args, kwargs)))))
+            return result
 
 
 _NEUTRAL = {"aten::bitwise_and": 1, "aten::bitwise_or": 0}
@@ -80,24 +77,27 @@ def _decided(op: Any, args: Any) -> torch.Tensor | None:
     if sorted(unknown) != [False, True] or any(each.dtype is not torch.bool for each in given) or len(args) > 2:
         return None
     with torch._C.DisableTorchFunction():
-        return wrapped(_Assumed(op, _NEUTRAL[op._schema.name]).call(args, {}), max(map(index_of, given)))
+        return _Assumed(op, _NEUTRAL[op._schema.name]).call(args, {})
 
 
-class _Assumed(StandIns):
-    """CPU tensors in the place of a call's: full of one value where the device's have none."""
+class _Assumed(CpuAliases):
+    """CPU tensors in the place of a call's: full of one value where the device's have none.
 
-    def __init__(self, op: Any, value: int):
+    Args:
+        op: The operator.
+        value: The value.
+        gives_values: Whether the results have the values that are computed.
+    """
+
+    def __init__(self, op: Any, value: int, gives_values: bool = True):
         super().__init__(op)
-        self._value = value
+        self._value, self._gives_values = value, gives_values
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        if index_of(tensor) < 0:
-            return tensor
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if not has_no_values(tensor.untyped_storage()):
-            return aliased(tensor)
+            return super().alias(tensor)
         # One number for all elements, because the tensor may be larger than this machine.
         return torch.full((), self._value, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
 
-    def other(self, value: Any) -> Any:
-        own = isinstance(value, torch.device) and value.type == policy.DEVICE_TYPE
-        return torch.device("cpu") if own else value
+    def back(self, result: torch.Tensor) -> torch.Tensor:
+        return super().back(result if self._gives_values else like_on_meta(result))

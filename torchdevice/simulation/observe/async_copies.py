@@ -20,14 +20,7 @@ from torchdevice.errors import CopyInFlightError
 from torchdevice.foundation.stand_ins import same_bits
 from torchdevice.journal.callers import program_line, site_of
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
-from torchdevice.simulation.observe.happens_before import (
-    Order,
-    host_side,
-    is_in_flight,
-    knows,
-    of_device,
-    sparse_indices,
-)
+from torchdevice.simulation.observe.happens_before import Order, in_flight, knows, of_device, sparse_indices
 
 _preserve_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
 
@@ -50,6 +43,8 @@ class _Copy:
         self.number = number
         self.destination = destination
         self.site = site_of(program_line())
+        # Torch has done the copy already.
+        self.write(_garbage(destination))
 
     def write(self, values: torch.Tensor) -> None:
         """Write to the destination. Autograd does not count this: the call itself was counted."""
@@ -57,8 +52,8 @@ class _Copy:
         with torch._C.DisableTorchFunction(), torch.no_grad(), _preserve_version(self.destination):
             self.destination.copy_(values)
 
-    def finish(self) -> None:
-        """Do what is left, when the host has waited."""
+    def finish(self) -> CopyInFlightError | None:
+        """Do what is left, when the host has waited. Return what was wrong with the copy."""
         raise NotImplementedError
 
 
@@ -66,10 +61,8 @@ class _ToHost(_Copy):
     """A copy to the host. Its values are known; the destination gets them when the host has waited."""
 
     def __init__(self, stream: Stream, number: int, destination: torch.Tensor):
-        super().__init__(stream, number, destination)
-        # Torch has copied the values already; they are taken out again.
         self._values = destination.detach().clone()
-        self.write(_garbage(destination))
+        super().__init__(stream, number, destination)
 
     def finish(self) -> None:
         self.write(self._values)
@@ -88,8 +81,6 @@ class _ToDevice(_Copy):
         self.block = block
         self._source = source.detach()
         self._taken: torch.Tensor | None = None
-        # The copy has been done by torch; garbage until it is needed.
-        self.write(_garbage(destination))
 
     def run(self) -> None:
         """Take the source's values, because a kernel needs them."""
@@ -97,12 +88,12 @@ class _ToDevice(_Copy):
             self._taken = self._source.clone()
             self.write(self._source)
 
-    def finish(self) -> None:
+    def finish(self) -> CopyInFlightError | None:
         taken = self._taken
         if taken is None:
             self.write(self._source)
-        elif not same_bits(taken, self._source):
-            raise CopyInFlightError(self.site, self.stream)
+            return None
+        return None if same_bits(taken, self._source) else CopyInFlightError(self.site, self.stream)
 
 
 class InFlight(Order):
@@ -129,13 +120,9 @@ class InFlight(Order):
         return super().run(op, kernel, args, kwargs)
 
     def ran(self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]) -> None:
-        if is_in_flight(self.context, op, args, kwargs, result):
-            self._begin(op, args, result, index_of(used[0][0]))
-
-    def _begin(self, op: Any, args: tuple[Any, ...], result: torch.Tensor, index: int) -> None:
-        host = host_side(op, args, result)
-        assert host is not None
-        stream = self.current(index)
+        host, stream = in_flight(self.context, op, args, kwargs, result), self.current(index_of(used[0][0]))
+        if host is None:
+            return
         if result is host:
             self._copies.append(_ToHost(stream, self.number, host))
         elif result.numel():
@@ -171,24 +158,15 @@ class InFlight(Order):
         done = [copy for copy in self._copies if knows(self.host, copy.stream, copy.number)]
         # Before the copies are finished, which may raise.
         self._copies = [copy for copy in self._copies if copy not in done]
-        errors = []
-        for copy in done:
-            try:
-                copy.finish()
-            except CopyInFlightError as error:
-                errors.append(error)
         # The first error alone; the other copies are finished all the same.
-        if errors:
-            raise errors[0]
+        for error in filter(None, [copy.finish() for copy in done]):
+            raise error
 
     def land(self) -> None:
         """Finish all copies, when the scope is left."""
         copies, self._copies = self._copies, []
         for copy in copies:
-            try:
-                copy.finish()
-            except CopyInFlightError:  # the program never waited, so that nothing is wrong before its end
-                continue
+            copy.finish()  # the program never waited, so that nothing is wrong before its end
 
 
 def _garbage(like: torch.Tensor) -> torch.Tensor:

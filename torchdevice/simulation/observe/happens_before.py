@@ -75,7 +75,8 @@ class Order(StreamObserver):
                 self.submit(indices)
                 self.ran(op, args, kwargs, result, used)
                 if host_waits(self.context, op, args, kwargs, result):
-                    self.host_waited(indices)
+                    for index in indices:
+                        self.stream_synchronized(self.current(index))
         return result
 
     def ran(self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]) -> None:
@@ -105,11 +106,6 @@ class Order(StreamObserver):
         for index in indices:
             for clock in clocks:
                 clock[self.current(index)] = self.number
-
-    def host_waited(self, indices: set[int]) -> None:
-        """Note that the host has waited for the current stream of each device."""
-        for index in indices:
-            self.stream_synchronized(self.current(index))
 
     def _host_learns(self, clock: Mapping[Stream, int]) -> None:
         merge(self.host, clock)
@@ -227,29 +223,29 @@ def sparse_indices(value: Any) -> Iterator[torch.Tensor]:
             yield from parts_of(tensor)[:-1]
 
 
-def host_side(op: Any, args: tuple[Any, ...], result: Any) -> torch.Tensor | None:
+def _host_side(op: Any, args: tuple[Any, ...], result: Any) -> torch.Tensor | None:
     """Return the CPU tensor of a copy between the host and the device; None for other calls."""
     if op._schema.name not in COPIES:
         return None
     return next((each for each in tensors((*args, result)) if each.is_cpu), None)
 
 
-def is_in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> bool:
-    """Return whether a copy between the host and the device goes on after its call: of page-locked memory only.
+def in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> torch.Tensor | None:
+    """Return the CPU tensor of a copy that goes on after its call, None for other calls: it is of page-locked memory.
 
     torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``. Copies of sparse and of quantized
     tensors count as done.
     """
-    host = host_side(op, args, result)
+    host = _host_side(op, args, result)
     if host is None or host.layout is not torch.strided or host.is_quantized:
-        return False
+        return None
     if not given_to(op, args, kwargs).get("non_blocking"):
-        return False
-    return (host is result and op._schema.name == "aten::_to_copy") or context.is_pinned(host)
+        return None
+    return host if (host is result and op._schema.name == "aten::_to_copy") or context.is_pinned(host) else None
 
 
 def host_waits(context: Context, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
     """Return whether a call returns only when its work is done, as CUDA's does."""
     if op._schema.name in COPIES:
-        return host_side(op, args, result) is not None and not is_in_flight(context, op, args, kwargs, result)
+        return _host_side(op, args, result) is not None and in_flight(context, op, args, kwargs, result) is None
     return bool(_WAITS.intersection(op.tags))

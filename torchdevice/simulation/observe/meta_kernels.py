@@ -69,34 +69,27 @@ class WithoutValues(StreamObserver):
             if plan is not None:
                 return plan(kernel, args, kwargs)
             name = op._schema.name
-            if name in _OF_METADATA:
-                return kernel(*args, **kwargs)
             if name == _LEFT_ALIGNED:
                 return False
             leaves = list(tensors((args, kwargs)))
-            if any(each.layout is not torch.strided or each.is_nested for each in leaves):
-                return _with_values(name, kernel, args, kwargs)  # torch's meta device has no such tensors
+            # Torch's meta device has no sparse and nested tensors. Their kernels refuse parts without values.
+            if name in _OF_METADATA or any(each.layout is not torch.strided or each.is_nested for each in leaves):
+                return kernel(*args, **kwargs)
             known = all(index_of(each) < 0 or not has_no_values(each.untyped_storage()) for each in leaves)
             if gives_values(op, args, kwargs):
                 if not known:
                     raise NoValueError(name)
                 return kernel(*args, **kwargs)
             if kwargs.get("device") is not None and kwargs["device"].type != policy.DEVICE_TYPE:
-                return _elsewhere(op, args, kwargs)
+                # An operator that reads shapes only, such as `zeros_like`, on a device of another type.
+                taken, named = pytree.tree_map_only(torch.Tensor, meta_of, (args, kwargs))
+                return op(*taken, **named)
             result, plan = _run(op, kernel, args, kwargs, known)
             if plan is not None and key is not None:
                 if len(self._plans) >= _MOST:
                     self._plans.clear()
                 self._plans[key] = plan
             return result
-
-
-def _with_values(name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what a kernel computes of sparse or nested tensors, which refuses those whose parts have no values."""
-    try:
-        return kernel(*args, **kwargs)
-    except NoValueError:
-        raise NoValueError(name) from None
 
 
 def gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -108,12 +101,6 @@ def gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
     if name in _COPIES:
         return bool(args[0].is_cpu)
     return torch.Tag.data_dependent_output in op.tags
-
-
-def _elsewhere(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what an operator that reads shapes only, such as ``zeros_like``, makes on a device of another type."""
-    taken, named = pytree.tree_map_only(torch.Tensor, meta_of, (args, kwargs))
-    return op(*taken, **named)
 
 
 def _run(op: Any, kernel: Callable[..., Any], args: Any, kwargs: Any, known: bool) -> tuple[Any, _Plan | None]:
@@ -131,7 +118,7 @@ def _run(op: Any, kernel: Callable[..., Any], args: Any, kwargs: Any, known: boo
     if any(each.layout is not torch.strided for each in tensors(result)):
         raise NoValueError(op._schema.name)
     if known and all(map(_keeps_values, tensors(result))):
-        return kernel(*args, **kwargs), _kernel
+        return kernel(*args, **kwargs), lambda kernel, args, kwargs: kernel(*args, **kwargs)
     plan = None if shapes.outs else _plan(op, index, result, [own for _, own in shapes.pairs.values()])
     _forget_written(op, args, kwargs)
     for given, own in map(shapes.pairs.__getitem__, shapes.outs):
@@ -161,10 +148,6 @@ def _planned(op: Any, index: int, makers: list[Any], _: Any, args: tuple[Any, ..
     _forget_written(op, args, kwargs)
     made = [mapped(each, lambda make: make and make()) for each in makers]
     return _results(op).of(made[0] if len(made) == 1 else made, index, args, kwargs)
-
-
-def _kernel(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return kernel(*args, **kwargs)
 
 
 def _plan(op: Any, index: int, result: Any, given: list[torch.Tensor]) -> _Plan | None:
@@ -321,9 +304,7 @@ def _shapes_by_fakes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     def meta(value: torch.Tensor) -> torch.Tensor:
-        if value.layout is not torch.strided:
-            raise NoValueError(op._schema.name)
-        return like_on_meta(value)
+        return like_on_meta(value) if value.layout is torch.strided else value  # which the caller refuses
 
     with FakeTensorMode():
         taken, named = pytree.tree_map(fake, (args, kwargs))

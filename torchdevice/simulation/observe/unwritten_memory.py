@@ -26,9 +26,6 @@ class Pattern:
         result = kernel(*args, **kwargs)
         if op._schema.name in _MAKE_EMPTY:
             with torch._C.DisableTorchFunction():
-                memory = aliased(result)
-                whole = memory.as_strided((memory.untyped_storage().nbytes() // memory.itemsize,), (1,)).view(
-                    torch.uint8
-                )
-                whole[: len(whole) // 4 * 4].view(torch.int32).fill_(PATTERN)
+                words = torch.empty(0, dtype=torch.int32, device="cpu")
+                words.set_(aliased(result).untyped_storage()).fill_(PATTERN)
         return result

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch.backends.cuda import SDPAParams
 
 from torchdevice.foundation import data_files
 from torchdevice.simulation import policy
@@ -29,22 +30,10 @@ _NAMES = {torch.float16: "Half", torch.float32: "Float", torch.bfloat16: "BFloat
 _TYPES = {torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float", torch.float64: "double"}
 
 
-class Call(NamedTuple):
-    """The arguments of a call, with the names of ``torch.backends.cuda.SDPAParams``."""
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    attn_mask: torch.Tensor | None = None
-    dropout: float = 0.0
-    is_causal: bool = False
-    enable_gqa: bool = False
-
-
 class _Facts:
     """A call and the scope's GPU, as the checks ask for them and the texts show them."""
 
-    def __init__(self, call: Any):
+    def __init__(self, call: SDPAParams):
         self.q, self.k, self.v = three = call.query, call.key, call.value
         self.mask, self.dropout = call.attn_mask, call.dropout
         self.causal, self.grouped = call.is_causal, call.enable_gqa
@@ -129,12 +118,12 @@ _DENSE = frozenset({"batches", "groups", "heads", "lengths", "strides", "mem_eff
 """What torch checks of dense tensors only. Jagged ones are checked further by torch/nested/_internal/sdpa.py."""
 
 
-def refusal(kernel: str, call: Any) -> str | None:
+def refusal(kernel: str, call: SDPAParams) -> str | None:
     """Return why a kernel cannot compute a call; None if it can.
 
     Args:
         kernel: ``"flash"``, ``"mem_efficient"`` or ``"cudnn"``.
-        call: A :class:`Call`, or ``torch.backends.cuda.SDPAParams``.
+        call: The arguments of the call.
     """
     nested = call.query.is_nested or call.key.is_nested
     if nested and call.query.layout is torch.strided:
@@ -145,7 +134,7 @@ def refusal(kernel: str, call: Any) -> str | None:
     return None if failed is None else _TABLE["texts"][failed].format(facts)
 
 
-def can_use(kernel: str, call: Any, debug: bool) -> bool:
+def can_use(kernel: str, call: SDPAParams, debug: bool) -> bool:
     """Return whether a kernel can compute a call, and warn of the reason if not and ``debug``."""
     why = refusal(kernel, call)
     if why is not None and debug:
@@ -153,7 +142,7 @@ def can_use(kernel: str, call: Any, debug: bool) -> bool:
     return why is None
 
 
-def check(call: Call) -> None:
+def check(call: SDPAParams) -> None:
     """Raise torch's error if no kernel can compute a call of the device, with torch's warnings about each.
 
     To be asked of many heads, each of which takes a row of a kernel's grid, and where the program has switched "math"

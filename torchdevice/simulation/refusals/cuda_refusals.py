@@ -13,7 +13,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,22 +22,12 @@ from torchdevice.foundation.stand_ins import given_to
 from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
-from torchdevice.simulation.profiles import is_cpu_only, missing_on_cuda
+from torchdevice.simulation.missing_operators import is_cpu_only
+from torchdevice.simulation.profiles import missing_on_cuda
 from torchdevice.simulation.refusals import cuda_rules
-from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.simulation.refusals.refusal_rules import Rule, name_of, scalar_type
 
-
-class Nondeterministic(NamedTuple):
-    """An operator without a deterministic kernel.
-
-    Attributes:
-        kernel: The kernel's name, as torch's error spells it.
-        concerns: Whether that holds for a call with these arguments, by name.
-    """
-
-    kernel: str
-    concerns: Callable[[Mapping[str, Any]], bool]
+_TABLES: Mapping[str, Any] = data_files.read(__file__, "cuda_operators.json")
 
 
 def _computes_in_floats(given: Mapping[str, Any]) -> bool:
@@ -60,31 +50,16 @@ _CONCERNS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
 _RAISING = (torch.use_deterministic_algorithms.__doc__ or "").partition("operations will throw a")[2]
 """The part of the documentation that lists operators without a deterministic kernel."""
 
-OPERATORS: Mapping[str, Nondeterministic] = {
-    name: Nondeterministic(kernel, _CONCERNS.get(name, lambda given: True))
-    for name, kernel in data_files.read(__file__, "cuda_operators.json")["nondeterministic"].items()
+OPERATORS: Mapping[str, str] = {
+    name: kernel
+    for name, kernel in _TABLES["nondeterministic"].items()
     # torch 2.13 has a deterministic kernel.
     if name != "max_pool3d_with_indices_backward" or "torch.nn.MaxPool3d" in _RAISING
 }
-
-
-def refusal(found: Nondeterministic, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Return torch's text for a call where the program asked for deterministic algorithms, or warn if it chose that.
-
-    None is returned for a call that is deterministic. The texts are those of aten/src/ATen/Context.cpp.
-    """
-    if not found.concerns(given_to(op, args, kwargs)):
-        return None
-    if torch.is_deterministic_algorithms_warn_only_enabled():
-        warnings.warn(text("nondeterministic, and warned", kernel=found.kernel), stacklevel=2)
-        return None
-    return text("nondeterministic", kernel=found.kernel)
-
+"""Operator without a deterministic kernel -> the name of its kernel, as torch's error spells it."""
 
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "cuda_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py`` makes the table."""
-
-_TABLES: Mapping[str, Any] = data_files.read(__file__, "cuda_operators.json")
 
 _KERNELS: Mapping[str, str] = _TABLES["kernels"]
 """The names that CUDA's kernels have in torch's errors (aten/src/ATen/native/cuda); another operator's is NAME_cuda.
@@ -94,7 +69,7 @@ They are in ``libtorch_cuda.so`` of torch 2.10 and 2.15."""
 _ASSERTED = re.compile("|".join(_TABLES["asserted"]))
 """The CPU's texts for values that CUDA's kernels assert of. Values of a shape or an int are checked by the host."""
 
-_ASSERTING = frozenset(_TABLES["asserting"])
+ASSERTING = frozenset(_TABLES["asserting"])
 """The operators whose CUDA kernels assert of the values of a tensor (``CUDA_KERNEL_ASSERT``)."""
 
 
@@ -110,19 +85,22 @@ def rules_of(op: Any) -> Iterator[Rule]:
         dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS[name])
         refuses = functools.partial(_lacked, name, dtypes)
         yield Rule(name, refuses, "torch's database of operators", NotImplementedError, only=dtypes)
-    found = OPERATORS.get(name)
-    if found is not None:
-        refuses = functools.partial(_undetermined, found, op)
-        yield Rule(name, refuses, "torch.use_deterministic_algorithms", holds=_wants_determinism)
+    if name in OPERATORS:
+        refuses = functools.partial(_undetermined, name, op)
+        holds = torch.are_deterministic_algorithms_enabled
+        yield Rule(name, refuses, "torch.use_deterministic_algorithms", holds=holds)
 
 
-def _undetermined(found: Nondeterministic, op: Any, *args: Any, **kwargs: Any) -> str | None:
-    """Refuse a nondeterministic kernel, or warn, where the program asks for deterministic ones."""
-    return refusal(found, op, args, kwargs) if _wants_determinism() else None
-
-
-def _wants_determinism() -> bool:
-    return torch.are_deterministic_algorithms_enabled() and policy.stands_for_cuda()
+def _undetermined(name: str, op: Any, *args: Any, **kwargs: Any) -> str | None:
+    """Refuse a nondeterministic kernel, or warn, as the program asks. The texts are of aten/src/ATen/Context.cpp."""
+    if not (torch.are_deterministic_algorithms_enabled() and policy.stands_for_cuda()):
+        return None
+    if name in _CONCERNS and not _CONCERNS[name](given_to(op, args, kwargs)):
+        return None
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        warnings.warn(text("nondeterministic, and warned", kernel=OPERATORS[name]), stacklevel=2)
+        return None
+    return text("nondeterministic", kernel=OPERATORS[name])
 
 
 def _lacked(name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any) -> str | None:
@@ -147,11 +125,6 @@ def _convolution(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> str:
     return "slow_conv2d_cuda"
 
 
-def asserts(op: Any) -> bool:
-    """Return whether CUDA's kernel of an operator asserts of the values of a tensor."""
-    return name_of(op) in _ASSERTING
-
-
 def check_assertion(error: Exception) -> None:
     """Raise the device's error where its kernel asserts what the CPU raises. CUDA loses the device by it."""
     text = str(error).split("\n")[0]
@@ -160,6 +133,4 @@ def check_assertion(error: Exception) -> None:
     if policy.stands_for_mps():
         raise torch.AcceleratorError(text) from None
     if policy.stands_for_cuda():
-        why = f"The kernel's assertion was: {text}"
-        policy.lose(why)
-        raise cuda_error(DEVICE_ASSERT, why) from None
+        raise policy.lose(f"The kernel's assertion was: {text}") from None

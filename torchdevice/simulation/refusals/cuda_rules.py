@@ -73,18 +73,12 @@ def _scaled_mm(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any)
     if capability is not None and capability < _FLOAT8:
         return text("products without float8")
     one, other = "x".join(map(str, self.shape)), "x".join(map(str, mat2.shape))
-    return (
-        (
-            self.size(1) % 16
-            and f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: ({one})."
-        )
-        or ((mat2.size(0) % 16 or mat2.size(1) % 16) and f"mat2 shape ({other}) must be divisible by 16")
-        or (
-            capability == (9, 0)
-            and (self.stride(1) != 1 or mat2.stride(0) != 1)
-            and "Only multiplication of row-major and column-major matrices is supported by cuBLASLt"
-        )
-    )
+    if self.size(1) % 16:
+        return f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: ({one})."
+    if mat2.size(0) % 16 or mat2.size(1) % 16:
+        return f"mat2 shape ({other}) must be divisible by 16"
+    other_layout = capability == (9, 0) and (self.stride(1) != 1 or mat2.stride(0) != 1)
+    return other_layout and "Only multiplication of row-major and column-major matrices is supported by cuBLASLt"
 
 
 def _two_e5m2(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
@@ -169,31 +163,27 @@ def _too_long(self: torch.Tensor, *args: Any, dim: int = -1, **named: Any) -> An
 
 
 RULES = by_operator(
-    (
-        Rule("convolution", _convolution, "Convolution.cpp: check_input_same_type_as_parameters", only=frozenset()),
-        Rule("native_layer_norm", _parameters, "cuda/layer_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
-        Rule("native_group_norm", _parameters, "cuda/group_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
-        Rule(
-            "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update",
-            _of_batch,
-            "cuda/Normalization.cu: is_mixed_type",
-            only=frozenset(),
-        ),
-        Rule("_int_mm", _int_mm, "cuda/Blas.cpp: _int_mm_out_cuda"),
-        Rule("_scaled_mm _scaled_mm_v2", _scaled_mm, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda"),
-        Rule("_scaled_mm _scaled_mm_v2", _two_e5m2, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda", ValueError),
-        Rule("_fft_r2c _fft_c2c _fft_c2r", _fft, "cuda/CuFFTPlanCache.h: CuFFTConfig"),
-        Rule("fft_fft fft_ifft fft_rfft fft_ihfft", _fft_of_reals, "cuda/CuFFTPlanCache.h: CuFFTConfig"),
-        Rule("fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn", _ffts_of_reals, "cuda/CuFFTPlanCache.h"),
-        Rule("_linalg_svd", _svd, "cuda/linalg/BatchLinearAlgebraLib.cpp: svd_cusolver"),
-        Rule("linalg_lstsq", _lstsq, "BatchLinearAlgebra.cpp: get_default_lstsq_driver"),
-        Rule("lstm gru rnn_tanh rnn_relu", _network, "RNN.h: check_attributes; cudnn/RNN.cpp: _cudnn_rnn"),
-        Rule("scatter_reduce", _reduced_bools, "cuda/ScatterGatherKernel.cu", NotImplementedError),
-        Rule(
-            "_flash_attention_forward _scaled_dot_product_flash_attention", _flash, "flash_attn/flash_api.cpp: mha_fwd"
-        ),
-        Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
-    )
+    Rule("convolution", _convolution, "Convolution.cpp: check_input_same_type_as_parameters", only=frozenset()),
+    Rule("native_layer_norm", _parameters, "cuda/layer_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
+    Rule("native_group_norm", _parameters, "cuda/group_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
+    Rule(
+        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update",
+        _of_batch,
+        "cuda/Normalization.cu: is_mixed_type",
+        only=frozenset(),
+    ),
+    Rule("_int_mm", _int_mm, "cuda/Blas.cpp: _int_mm_out_cuda"),
+    Rule("_scaled_mm _scaled_mm_v2", _scaled_mm, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda"),
+    Rule("_scaled_mm _scaled_mm_v2", _two_e5m2, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda", ValueError),
+    Rule("_fft_r2c _fft_c2c _fft_c2r", _fft, "cuda/CuFFTPlanCache.h: CuFFTConfig"),
+    Rule("fft_fft fft_ifft fft_rfft fft_ihfft", _fft_of_reals, "cuda/CuFFTPlanCache.h: CuFFTConfig"),
+    Rule("fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn", _ffts_of_reals, "cuda/CuFFTPlanCache.h"),
+    Rule("_linalg_svd", _svd, "cuda/linalg/BatchLinearAlgebraLib.cpp: svd_cusolver"),
+    Rule("linalg_lstsq", _lstsq, "BatchLinearAlgebra.cpp: get_default_lstsq_driver"),
+    Rule("lstm gru rnn_tanh rnn_relu", _network, "RNN.h: check_attributes; cudnn/RNN.cpp: _cudnn_rnn"),
+    Rule("scatter_reduce", _reduced_bools, "cuda/ScatterGatherKernel.cu", NotImplementedError),
+    Rule("_flash_attention_forward _scaled_dot_product_flash_attention", _flash, "flash_attn/flash_api.cpp: mha_fwd"),
+    Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
 )
 
 COMPOSED = tuple(name for name in RULES if name.startswith("fft_"))

@@ -15,12 +15,10 @@ from torchdevice.foundation import data_files
 from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
-from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator, name_of
+from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator, name_of, scalar_type
 
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "mps_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and MPS none. ``docs/make_mps_dtypes.py`` makes the table."""
-
-_COMPLEX = {torch.complex32: "ComplexHalf", torch.complex64: "ComplexFloat"}
 
 
 def _projected(input: torch.Tensor, *args: Any) -> Any:
@@ -49,14 +47,12 @@ def _pooled(self: torch.Tensor, output_size: list[int], *args: Any, **out: Any) 
 
 
 RULES = by_operator(
-    rule._replace(holds=policy.stands_for_mps)
-    for rule in (
-        Rule("lstm", _projected, "mps/operations/RnnOps.mm: _lstm_mps"),
-        Rule("convolution", _convolution, "mps/operations/Convolution.mm: _mps_convolution_transpose"),
-        Rule("convolution", _of_integers, "mps/operations/Convolution.mm: _mps_convolution_impl"),
-        Rule("convolution", _channels, "mps/operations/Convolution.mm: _mps_convolution_impl", NotImplementedError),
-        Rule("_adaptive_avg_pool2d", _pooled, "mps/operations/AdaptivePooling.mm"),
-    )
+    Rule("lstm", _projected, "mps/operations/RnnOps.mm: _lstm_mps"),
+    Rule("convolution", _convolution, "mps/operations/Convolution.mm: _mps_convolution_transpose"),
+    Rule("convolution", _of_integers, "mps/operations/Convolution.mm: _mps_convolution_impl"),
+    Rule("convolution", _channels, "mps/operations/Convolution.mm: _mps_convolution_impl", NotImplementedError),
+    Rule("_adaptive_avg_pool2d", _pooled, "mps/operations/AdaptivePooling.mm"),
+    holds=policy.stands_for_mps,
 )
 
 
@@ -77,7 +73,6 @@ def _lacked(name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any
 
 def _message(name: str, dtype: torch.dtype) -> str:
     """Return a text of MPS's: of its conversion of dtypes, or of its operations. Some kernels have another text."""
-    if dtype in _COMPLEX:
-        kind = _COMPLEX[dtype]
-        return f"Trying to convert {kind} to the MPS backend but it does not have support for that dtype."
+    if dtype.is_complex:
+        return f"Trying to convert {scalar_type(dtype)} to the MPS backend but it does not have support for that dtype."
     return f"Operation '{name}()' does not support input type '{str(dtype).removeprefix('torch.')}' in MPS backend."

@@ -53,12 +53,12 @@ def name_of(op: Any) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
-def by_operator(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
-    """Return a table's rules by the names of their operators."""
+def by_operator(*rules: Rule, holds: Callable[[], bool] = policy.stands_for_cuda) -> dict[str, list[Rule]]:
+    """Return the rules of a device by the names of their operators. ``holds`` is that of all rules."""
     found: dict[str, list[Rule]] = {}
     for rule in rules:
         for name in rule.operators.split():
-            found.setdefault(name, []).append(rule)
+            found.setdefault(name, []).append(rule._replace(holds=holds))
     return found
 
 

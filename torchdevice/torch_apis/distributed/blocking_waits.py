@@ -28,34 +28,22 @@ forks.in_child(_idle.clear)
 forks.in_child(_unended.clear)
 
 
-class Wait:
-    """A call that waits, made in another thread.
+def begin(call: Callable[[], Any]) -> futures.Future[Any]:
+    """Make a call that waits in another thread. It uses nothing of a scope."""
+    result: futures.Future[Any] = futures.Future()
+    _unended.add(result)
+    result.add_done_callback(_unended.discard)
+    _inbox().put((call, result))
+    return result
 
-    Args:
-        call: The call. It uses nothing of a scope.
-    """
 
-    def __init__(self, call: Callable[[], Any]):
-        self._result: futures.Future[Any] = futures.Future()
-        _unended.add(self._result)
-        self._result.add_done_callback(_unended.discard)
-        _inbox().put((call, self._result))
-
-    def ended(self, patience: datetime.timedelta) -> bool:
-        """Return whether the call ends within a time. Errors of the call are raised here."""
-        try:
-            self._result.result(patience.total_seconds())
-        except futures.TimeoutError:
-            return False
-        return True
-
-    def is_over(self) -> bool:
-        """Return whether the call has ended, also by an error."""
-        return self._result.done()
-
-    def until_over(self) -> None:
-        """Wait until then."""
-        futures.wait([self._result])
+def ended(result: futures.Future[Any], patience: datetime.timedelta) -> bool:
+    """Return whether a call ends within a time. Errors of the call are raised here."""
+    try:
+        result.result(patience.total_seconds())
+    except futures.TimeoutError:
+        return False
+    return True
 
 
 def until_all_are_over(seconds: float) -> None:

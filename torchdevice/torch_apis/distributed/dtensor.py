@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -51,7 +50,7 @@ def _init_tracker(context: Context, original: Any, self: Any, device_mesh: Any, 
 @replaces(_TRACKER, "_distribute_region", native_to="cuda")
 def _distribute_region(
     context: Context, original: Any, self: Any, spec: Any, generator: torch.Generator | None = None
-) -> AbstractContextManager[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Return in what a random operator runs on this rank's shard."""
     return _seeded(context, _shard(spec), generator) if self._use_distribute_region else contextlib.nullcontext()
 

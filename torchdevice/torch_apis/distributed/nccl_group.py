@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import datetime
 import os
+import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,8 +24,6 @@ from torchdevice.torch_apis.distributed import collective_checks, duplicate_gpus
 from torchdevice.torch_apis.distributed.collective_works import Work, finished
 
 _memory_format_of = torch._prims_common.suggest_memory_format
-
-_c10d = dist.distributed_c10d
 _OpType = torch._C._distributed_c10d.OpType
 _register_backend = torch._C._distributed_c10d.ProcessGroup._register_backend
 
@@ -34,16 +33,6 @@ _LATE = "Timed out"
 
 _OF_TRANSPORT = "gloo/transport/"
 """A part of the texts of errors of gloo's connections: the folder of the source file."""
-
-
-class WorkInfo(NamedTuple):
-    """What a hook is told of a collective, as by torch's class of that name, of which Python makes no objects."""
-
-    op_type: Any
-    seq: int
-    time_started: datetime.datetime
-    time_finished: datetime.datetime
-    active_duration: datetime.timedelta
 
 
 class NcclGroup(dist.ProcessGroup):
@@ -166,11 +155,12 @@ class NcclGroup(dist.ProcessGroup):
         self.hooks.append(hook)
 
     def completed(self, name: str, began: datetime.datetime) -> None:
-        """Tell the hooks that a collective has finished."""
+        """Tell the hooks that a collective has finished, as torch does by ``WorkInfo``, which Python cannot make."""
         ended = datetime.datetime.now()
+        times = {"time_started": began, "time_finished": ended, "active_duration": ended - began}
         for hook in self.hooks:
             kind = getattr(_OpType, name.upper(), None) or getattr(_OpType, name.replace("_", "").upper())
-            hook(WorkInfo(kind, self._sequence, began, ended, ended - began))
+            hook(types.SimpleNamespace(op_type=kind, seq=self._sequence, **times))
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Begin a list of collectives that NCCL starts together. Here each begins when it is called."""
@@ -215,7 +205,7 @@ class NcclGroup(dist.ProcessGroup):
             return
         mine = call.digest()
         of_all = [torch.empty_like(mine) for _ in range(self.size())]
-        options = _c10d.AllgatherOptions()
+        options = dist.distributed_c10d.AllgatherOptions()
         options.timeout = timeout
         wait(self.gloo.allgather([of_all], [mine], options))
         # Each rank compares by itself, and all come to the same result.

@@ -68,14 +68,10 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_rendezvous.store_of_this_attempt(store, rank, size)
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-    return NcclOnGloo(rank, size, gloo, context.runtime, kind, store, _waiting(store, rank, size))
-
-
-def _waiting(store: Any, rank: int, size: int) -> collective_checks.Waiting:
-    """Return how ranks wait for each other: one object in a program, made with its first group."""
-    # While the first group is made, there is no default group yet.
-    default = dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
-    return default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
+    # One object in a program, made with its first group, which is the default group.
+    default = _c10d._get_default_group() if dist.is_initialized() else None
+    waiting = default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
+    return NcclOnGloo(rank, size, gloo, context.runtime, kind, store, waiting)
 
 
 def _for_each_pair(collective: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -299,4 +295,4 @@ class NcclOnGloo(NcclGroup):
 
     send = as_operator(point_to_point.send)
     recv = as_operator(point_to_point.recv)
-    recv_anysource = as_operator(point_to_point.recv_anysource)
+    recv_anysource = as_operator(point_to_point.recv, "recv_anysource")

@@ -11,6 +11,8 @@ import contextlib
 import datetime
 import functools
 from collections.abc import Callable
+from concurrent import futures
+from typing import Any
 
 from torchdevice.core import thread_state
 from torchdevice.devices.stream_order import StreamObserver
@@ -31,7 +33,8 @@ class Ongoing(StreamObserver):
     def __init__(self, group: NcclGroup, call: collective_checks.Call, times: int, exchange: Callable[[], object]):
         self._group, self._call, self._times = group, call, times
         self._context = thread_state.state.context
-        self._wait = blocking_waits.Wait(functools.partial(_in_order, group.ongoing and group.ongoing._wait, exchange))
+        before = group.ongoing and group.ongoing._result
+        self._result = blocking_waits.begin(functools.partial(_in_order, before, exchange))
         group.ongoing = self
         if self._context is not None:
             self._context.stream_observers.append(self)
@@ -42,18 +45,17 @@ class Ongoing(StreamObserver):
         Raises:
             RuntimeError: It has failed, or has not ended within the time-out.
         """
-        if timeout is not None and not self._wait.ended(timeout):
+        if timeout is not None and not blocking_waits.ended(self._result, timeout):
             raise RuntimeError(collective_checks.TIMED_OUT)
         try:
-            self._group.wait_for(
-                functools.partial(self._wait.ended, collective_checks.PATIENCE), self._call, self._times
-            )
+            has_ended = functools.partial(blocking_waits.ended, self._result, collective_checks.PATIENCE)
+            self._group.wait_for(has_ended, self._call, self._times)
         finally:
             self._drop()
 
     def is_completed(self) -> bool:
         """Return whether it has ended, also by an error."""
-        return self._wait.is_over()
+        return self._result.done()
 
     def device_synchronized(self, index: int) -> None:
         """The host has waited for a device."""
@@ -75,7 +77,6 @@ class Ongoing(StreamObserver):
                 self._context.stream_observers.remove(self)
 
 
-def _in_order(before: blocking_waits.Wait | None, exchange: Callable[[], object]) -> None:
-    if before is not None:
-        before.until_over()
+def _in_order(before: futures.Future[Any] | None, exchange: Callable[[], object]) -> None:
+    futures.wait([before] if before is not None else [])
     exchange()

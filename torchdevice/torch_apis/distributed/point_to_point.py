@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import torch
@@ -42,8 +43,8 @@ class _Begun(dist.distributed_c10d.Work):
         super().__init__()
         self._group, self._call, self._work, self._staging, self._awaited = group, call, work, staging, awaited
         self._received = received
-        # Made at the first wait or query, because a wait takes a thread.
-        self._wait: blocking_waits.Wait | None = None
+        # Begun at the first wait or query, because a wait takes a thread.
+        self._arrival: futures.Future[Any] | None = None
         self._is_written = False
 
     def wait(self, timeout: Any = None) -> bool:
@@ -53,8 +54,8 @@ class _Begun(dist.distributed_c10d.Work):
             DistBackendError: It can never be, or the other rank has ended or has not come within the time-out.
         """
         with self._group.naming(self._call.name), torch._C.DisableTorchFunction():
-            wait = self._waited(timeout)
-            self._group.waiting.wait(lambda: wait.ended(collective_checks.PATIENCE), self._call, lambda: self._awaited)
+            has_ended = functools.partial(blocking_waits.ended, self._waited(timeout), collective_checks.PATIENCE)
+            self._group.waiting.wait(has_ended, self._call, lambda: self._awaited)
             # A second `wait` must not overwrite what the program has written since.
             if not self._is_written:
                 self._is_written = True
@@ -66,15 +67,15 @@ class _Begun(dist.distributed_c10d.Work):
 
     def is_completed(self) -> bool:
         """Return whether the tensor has been sent or received, or never can be, which :meth:`wait` raises."""
-        return self._waited().is_over()
+        return self._waited().done()
 
-    def _waited(self, timeout: Any = None) -> blocking_waits.Wait:
-        if self._wait is None:
+    def _waited(self, timeout: Any = None) -> futures.Future[Any]:
+        if self._arrival is None:
             # Without a time-out gloo takes the group's.
             given = () if timeout is None else (timeout,)
             # With gloo's group, so that a thread which waits for ever at the end of the process is not disturbed.
-            self._wait = blocking_waits.Wait(functools.partial(_wait, self._group.gloo, self._work, *given))
-        return self._wait
+            self._arrival = blocking_waits.begin(functools.partial(_wait, self._group.gloo, self._work, *given))
+        return self._arrival
 
     def _source_rank(self) -> int:
         return self._work._source_rank()
@@ -97,32 +98,24 @@ def send(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
 
 
 def recv(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
-    """Begin to receive a tensor from a rank."""
-    rank, tag = opts.src, opts.tag
-    call = collective_checks.Call("recv", tensors, (f"from rank {rank}",))
-    with _staged(group, call) as staging:
-        work = group.gloo.recv([staging.bytes(tensors[0], written=True)], rank, tag)
-        times = group.waiting.begin(_key(group, "recv", rank, tag))
-        awaited = collective_checks.Awaited([_key(group, "send", group.rank(), tag)], times, [group.ranks()[rank]])
-        return _Begun(group, call, work, staging, awaited)
+    """Begin to receive a tensor from a rank, or from any rank where ``opts`` has none."""
+    rank, tag = getattr(opts, "src", None), opts.tag
+    sources = range(group.size()) if rank is None else [rank]
+    call = collective_checks.Call("recv", tensors, ("from any rank" if rank is None else f"from rank {rank}",))
+    own = _key(group, "recv", rank, tag)
 
-
-def recv_anysource(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
-    """Begin to receive a tensor from any rank."""
-    tag, call = opts.tag, collective_checks.Call("recv", tensors, ("from any rank",))
-    own = _key(group, "recv", None, tag)
-
-    def received(rank: int) -> None:
-        # Known only now: from which rank it came.
-        group.waiting.rename(own, _key(group, "recv", rank, tag))
+    def received(source: int) -> None:
+        # Where any rank may send, it is known only now which one did.
+        group.waiting.rename(own, _key(group, "recv", source, tag))
 
     with _staged(group, call) as staging:
-        work = group.gloo.recv_anysource([staging.bytes(tensors[0], written=True)], tag)
+        flat = [staging.bytes(tensors[0], written=True)]
+        work = group.gloo.recv_anysource(flat, tag) if rank is None else group.gloo.recv(flat, rank, tag)
         group.waiting.begin(own)
         # A tensor from any rank may have been counted under its rank already.
-        times = group.waiting.times(own, *(_key(group, "recv", rank, tag) for rank in range(group.size())))
-        keys = [_key(group, "send", group.rank(), tag)]
-        awaited = collective_checks.Awaited(keys, times, group.ranks(), of_one=True)
+        times = group.waiting.times(*{own, *(_key(group, "recv", source, tag) for source in sources)})
+        ranks = [group.ranks()[source] for source in sources]
+        awaited = collective_checks.Awaited([_key(group, "send", group.rank(), tag)], times, ranks, rank is None)
         return _Begun(group, call, work, staging, awaited, received)
 
 

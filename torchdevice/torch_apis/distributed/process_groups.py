@@ -21,7 +21,6 @@ from torchdevice.core.patching import Replaced, per_context, subclass_in_place_o
 from torchdevice.engines.mode import of_this_thread
 from torchdevice.foundation import torch_internals
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
 # As a text, nothing waits for it in a build without it.
 _C10D: Any = dist.distributed_c10d if dist.is_available() else "torch.distributed.distributed_c10d"
@@ -319,7 +318,7 @@ def _device_type(original: Any) -> property:
         context = thread_state.answering()
         if context is None or found not in context.families:
             return found
-        of_program = of_this_thread() is not None and not is_torch_function_all_disabled()
+        of_program = of_this_thread() is not None and not torch_internals.is_torch_function_all_disabled()
         return found if of_program else context.device_type
 
     return property(device_type, doc=original.__doc__)

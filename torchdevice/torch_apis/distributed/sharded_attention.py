@@ -17,6 +17,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.bindings import later, replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Added, Patch
+from torchdevice.foundation.stand_ins import given_to
 
 _API = "torch.distributed.tensor._api"
 
@@ -27,13 +28,7 @@ _SEQUENCE = 2
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
-_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-
-_NAMES = {
-    _FORWARD: ("query", "key", "value", "dropout_p", "is_causal"),
-    _BACKWARD: ("grad_out", "query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal"),
-}
-"""The positional arguments of both operators."""
+_OPERATORS = (_FORWARD, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
 
 
 def is_divided(*tensors: Any) -> bool:
@@ -55,7 +50,7 @@ def _are_apart(tensors: Sequence[Any]) -> bool:
 
 def _in_parts(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Compute with the parts of this rank."""
-    given = {**dict(zip(_NAMES[op], args, strict=False)), **kwargs}
+    given = given_to(op, args, kwargs)
     inputs = [given[name] for name in ("query", "key", "value")]
     # Outside a scope torch's own error stands.
     if thread_state.state.context is None or given.get("attn_mask") is not None or not _are_apart(inputs):
@@ -65,7 +60,7 @@ def _in_parts(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
 
 def _around_ring(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Compute by torch's template of ring attention, with the parts of this rank."""
-    given = {**dict(zip(_NAMES[op], args, strict=False)), **kwargs}
+    given = given_to(op, args, kwargs)
     if given.pop("attn_mask", None) is not None:
         raise NotImplementedError("context_parallel does not divide attn_mask. Use is_causal, or no mask.")
     group, ring = given["query"].device_mesh.get_group(), sys.modules[_RING]
@@ -119,9 +114,9 @@ def _enable_ring(context: Context, original: Any) -> None:
     original()
     dispatcher = sys.modules[_RING].DTensor._op_dispatcher
     # A new dictionary: the table that torch puts back must not have the entries.
-    dispatcher._custom_op_handlers = {**dispatcher._custom_op_handlers, **dict.fromkeys(_NAMES, _around_ring)}
+    dispatcher._custom_op_handlers = {**dispatcher._custom_op_handlers, **dict.fromkeys(_OPERATORS, _around_ring)}
 
 
 @later(_API)
 def _patches_of_tensors(module: Any) -> list[Patch]:
-    return [Added(module.DTensor._op_dispatcher._custom_op_handlers, dict.fromkeys(_NAMES, _in_parts))]
+    return [Added(module.DTensor._op_dispatcher._custom_op_handlers, dict.fromkeys(_OPERATORS, _in_parts))]

@@ -76,7 +76,7 @@ _make_library = torch._C._dispatch_library
 VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
 """torch's own switch. A program's setting is respected: ``0`` leaves torch's error, ``1`` torch's own fallback."""
 
-_COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 _LEFT_OUT = frozenset({"c10d"})
 """Namespaces whose operators talk to other processes, by the device of their tensors."""
@@ -118,7 +118,7 @@ def _lacking(key: str, lacks: Callable[[str], bool] | None, number_of_operators:
         for name in _names()
         if name.partition("::")[0] not in _LEFT_OUT
         and _has_kernel(name, "CPU")
-        and (lacks(name) if lacks is not None else not any(_has_kernel(name, each) for each in (key, *_COMPOSITE)))
+        and (lacks(name) if lacks is not None else not any(_has_kernel(name, each) for each in (key, *COMPOSITE)))
     ]
 
 

@@ -12,9 +12,9 @@ import torch
 from conftest import MetaRuntime
 
 import torchdevice
-from torchdevice.fallback import missing_operators
+from torchdevice.fallback import fallback_kernels
 from torchdevice.fallback.cpu_fallback import CpuFallback
-from torchdevice.fallback.missing_operators import VARIABLE, Registrations
+from torchdevice.fallback.fallback_kernels import VARIABLE, Registrations
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.simulation.profiles import PROFILES
 
@@ -135,7 +135,7 @@ class TestWhoAsks:
 
     def test_one_leaves_torchs_fallback(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(VARIABLE, "1")
-        monkeypatch.setattr(missing_operators, "run_on_cpu", None)
+        monkeypatch.setattr(fallback_kernels, "run_on_cpu", None)
         with torchdevice.simulate("mps") as scope:
             assert torch.linalg.eig(matrix().cuda())[0].device.type == "mps"
         assert any("linalg_eig" in entry.requested for entry in scope.journal.degraded)
@@ -190,7 +190,7 @@ class TestRegistration:
 
     def test_what_the_target_has_is_left_alone(self) -> None:
         with torchdevice.simulate("cuda"):
-            lacking = missing_operators.lacking("PrivateUse1")
+            lacking = fallback_kernels.lacking("PrivateUse1")
             assert "aten::mode" in lacking and "aten::isfinite" not in lacking and "aten::copy_" not in lacking
 
     def test_registered_kernels_run_operators(self) -> None:
@@ -220,7 +220,7 @@ class TestRegistration:
 
 @contextlib.contextmanager
 def _registrations(key: str, *names: str) -> Iterator[None]:
-    registrations = Registrations(key, lambda: {name: missing_operators.kernel_of(name) for name in names})
+    registrations = Registrations(key, lambda: {name: fallback_kernels.kernel_of(name) for name in names})
     registrations.install()
     registrations.install()  # as after an interrupt
     try:
