@@ -12,7 +12,7 @@ PAGE = Path(__file__).with_name("simulation.md")
 
 sys.path.insert(0, str(PAGE.parents[1] / "tests"))
 
-from corpus import CASES, FIRST_PART, SILENT_AT_FIRST, Case  # noqa: E402
+from corpus import CASES, FIRST_PART, SILENT_AT_FIRST, SILENT_ON_WRAP, Case  # noqa: E402
 from planted_bugs import BUGS, Planted  # noqa: E402
 
 BEGIN, END = "<!-- Made by docs/make_planted_bugs.py: begin -->\n", "<!-- end -->\n"
@@ -25,7 +25,7 @@ They are in `tests/corpus.py` with their sources.
 The last {later} of them were written down, with the text that a real device gives, before any of them ran here.
 Of these, {at_first} were found when they first ran, and {now} are found now. Of the {mended} between, some are found
 since the simulation was mended, and some since the case was, because torch's own text is another.
-`SILENT_AT_FIRST` in that file says which.
+`SILENT_AT_FIRST` in that file says which. `engine="wrap"` finds the same but {wrap}, whose text names no CUDA there.
 
 | class | bugs | found | correct programs that fail |
 |---|---|---|---|
@@ -76,6 +76,7 @@ def rates() -> str:
         "later": len(CASES) - FIRST_PART,
         "now": sum(found[case.name] for case in CASES[FIRST_PART:]),
         "mended": len(SILENT_AT_FIRST),
+        "wrap": ", ".join(f"`{name}`" for name in sorted(SILENT_ON_WRAP)),
     }
     part["at_first"] = part["now"] - part["mended"]
     return _CORPUS.format(count=len(CASES), found=sum(found.values()), wrong=failing, rows=rows, **part)
