@@ -33,7 +33,10 @@ class TestMps:
             pytest.raises(TypeError, match="MPS Tensor to float64 dtype"),
         ):
             torch.zeros(2, dtype=torch.float64, device="cuda")
-        with torchdevice.simulate("mps", float64="error"), pytest.raises(TypeError, match="doesn't support complex128"):
+        with (
+            torchdevice.simulate("mps", float64="error"),
+            pytest.raises(TypeError, match="convert ComplexDouble to the MPS"),
+        ):
             torch.ones(1, device="cuda", dtype=torch.complex64).to(torch.complex128)
 
     @pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")

@@ -11,7 +11,7 @@ from torchdevice.devices.processor_name import processor_name
 from torchdevice.devices.runtime import Mark, Memory, Runtime
 
 _NOT = r"(?:not (?:currently )?(?:supported|implemented)|unsupported|(?:doesn't|does not|not) (?:have )?support)"
-_SAYS_REFUSED = re.compile(rf"\bMPS\b.*\b{_NOT}\b|\b{_NOT}\b.*\bMPS\b", re.IGNORECASE | re.DOTALL)
+_SAYS_REFUSED = re.compile(rf"(?is)\bMPS\b.*\b{_NOT}\b|\b{_NOT}\b.*\bMPS\b|^Convolution is supported only")
 
 
 def says_refused(error: BaseException) -> bool:
