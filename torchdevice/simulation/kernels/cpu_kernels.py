@@ -138,7 +138,8 @@ def wrapped(result: Any, index: int) -> Any:
 
 def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor without other users."""
-    return sparse_of([fresh(part, index) for part in parts_of(tensor)], tensor)
+    with meaning(index):
+        return sparse_of([fresh(part, index) for part in parts_of(tensor)], tensor)
 
 
 def sparse_of(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
@@ -147,11 +148,10 @@ def sparse_of(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     # By the index and not by `.device`, which the mode rewrites.
     device = _CPU if index < 0 else torch.device(policy.DEVICE_TYPE, index)
     kind = {"dtype": values.dtype, "layout": like.layout, "device": device}
-    with meaning(max(0, index)):
-        if like.layout is not torch.sparse_coo:
-            return torch.ops.aten._sparse_compressed_tensor_unsafe(*parts, like.shape, **kind)
-        dimensions = like.sparse_dim(), like.dense_dim()
-        return _make_coo(*dimensions, like.shape, *parts, **kind, is_coalesced=like.is_coalesced())
+    if like.layout is not torch.sparse_coo:
+        return torch.ops.aten._sparse_compressed_tensor_unsafe(*parts, like.shape, **kind)
+    dimensions = like.sparse_dim(), like.dense_dim()
+    return _make_coo(*dimensions, like.shape, *parts, **kind, is_coalesced=like.is_coalesced())
 
 
 def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:

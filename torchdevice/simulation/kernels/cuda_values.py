@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import memory_of
-from torchdevice.simulation.kernels.cpu_kernels import dtype_of, host_alias, of_formula
+from torchdevice.simulation.allocator.storages import fresh, memory_of
+from torchdevice.simulation.kernels.cpu_kernels import dtype_of, index_of
 
 Kernel = Callable[..., Any]
 
@@ -48,8 +48,7 @@ def dividing(op: Any, kernel: Kernel) -> Kernel:
         zero = _zero(other)
         if zero is None or _is_of_floats(self) or not policy.stands_for_cuda():
             return kernel(self, other, *args, **kwargs)
-        divisor = _without_zeros(other) if isinstance(other, torch.Tensor) else 1
-        result = kernel(self, divisor, *args, **kwargs)
+        result = kernel(self, _with_ones(other, zero), *args, **kwargs)
         limits = torch.iinfo(dtype_of(result))
         memory_of(result).masked_fill_(zero, limits.max if limits.min == 0 else -1)
         return result
@@ -68,8 +67,13 @@ def _zero(divisor: Any) -> torch.Tensor | None:
     dtype = dtype_of(divisor)
     if dtype.is_floating_point or dtype.is_complex:
         return None
-    zero = host_alias(divisor) == 0
+    zero = (divisor if index_of(divisor) < 0 else memory_of(divisor)) == 0
     return zero if zero.any() else None
 
 
-_without_zeros = of_formula(lambda divisor: divisor.masked_fill(divisor == 0, 1))
+def _with_ones(divisor: Any, zero: torch.Tensor) -> Any:
+    if not isinstance(divisor, torch.Tensor):
+        return 1
+    if index_of(divisor) < 0:
+        return divisor.masked_fill(zero, 1)
+    return fresh(memory_of(divisor).masked_fill(zero, 1), index_of(divisor))

@@ -104,7 +104,8 @@ def _copy_parts(
     copied = [*(_aten._to_copy(part, **where) for part in indices), _aten._to_copy(values, dtype=dtype, **where)]
     if not self.is_sparse and index_of(copied[-1]) >= 0 and policy.stands_for_mps():
         raise NotImplementedError(missing_on_cuda("aten::empty.memory_format", "SparseCsrMPS"))
-    return sparse_of(copied, self)
+    with meaning(max(0, index_of(copied[-1]))):
+        return sparse_of(copied, self)
 
 
 class _SparseAliases(cpu_kernels.CpuAliases):
@@ -113,19 +114,27 @@ class _SparseAliases(cpu_kernels.CpuAliases):
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is torch.strided:
             return aliased(tensor)
-        return sparse_of([_own(part) for part in parts_of(tensor)], tensor)
+        if not tensor.is_sparse:
+            return sparse_of([_own(part) for part in parts_of(tensor)], tensor)
+        # By the CPU's kernels themselves, which is quicker than through the dispatcher.
+        parts = (_own(_of_coo(each, tensor)) for each in (_aten._indices, _aten._values))
+        coalesced = _of_coo(_aten.is_coalesced, tensor)
+        return _aten._sparse_coo_tensor_unsafe(*parts, tensor.shape, is_coalesced=coalesced)
 
     def settle(self) -> None:
         for target in written(self._op, self.args, self.kwargs):
             own = self.pairs[id(target)][1]
             if target.is_sparse:
-                _take_parts(target, cpu_kernels.fresh_sparse(own, self.index))
-                target._coalesced_(own.is_coalesced())
+                _of_coo(_aten.copy_sparse_to_sparse_, target, cpu_kernels.fresh_sparse(own, self.index))
+                _of_coo(_aten._coalesced_, target, own.is_coalesced())
             elif target.layout is not torch.strided:
                 _replace_compressed(target, own)
 
 
-_take_parts = functools.partial(_aten.copy_sparse_to_sparse_.default._op_dk, DispatchKey.SparseCPU)
+def _of_coo(packet: Any, *args: Any) -> Any:
+    return packet.default._op_dk(DispatchKey.SparseCPU, *args)
+
+
 _resize_as = functools.partial(_aten.resize_as_sparse_.default._op_dk, DispatchKey.SparseCsrCPU)
 
 
