@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import plain_torch
 from planted_bugs import begin_group, end_group
 from torch.distributed import tensor as dtensor
@@ -191,6 +193,21 @@ def test_a_checkpoint_keeps_random_numbers(portable: torchdevice.Scope) -> None:
 
 def test_storages_move(portable: torchdevice.Scope) -> None:
     assert torch.UntypedStorage(4).cuda().device.type == "mps"
+
+
+@pytest.mark.parametrize("backend", ["gloo", None])
+def test_gloo_has_no_mps(mac: torchdevice.Scope, backend: str | None) -> None:
+    x, on_cpu = torch.ones(2, device="mps"), torch.ones(2)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = dist.new_group(backend=backend)
+        for collective in (dist.all_reduce, functools.partial(dist.broadcast, src=0)):
+            with pytest.raises(RuntimeError, match=r"^No backend type associated with device type mps$"):
+                collective(x, group=group)
+        dist.all_reduce(on_cpu, group=group)
+        assert on_cpu.tolist() == [1, 1]
+    finally:
+        end_group()
 
 
 def test_threads_and_saved_files(portable: torchdevice.Scope, tmp_path: Any) -> None:

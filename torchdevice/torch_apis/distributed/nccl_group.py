@@ -68,6 +68,9 @@ class NcclGroup(dist.ProcessGroup):
         """The last collective that goes on in another thread, see ``ongoing_collectives.py``."""
         self.hooks: list[Callable[[Any], Any]] = []
         self._takes_cpu = "gloo" in kind or runtime.shares_host_memory
+        context = thread_state.state.context
+        # To torch gloo has the CPU and CUDA, so a program for MPS moves its tensors to the CPU before.
+        self._lacks = "mps" if kind == "gloo" and context is not None and context.program == "mps" else None
         self.in_cpp = dist.ProcessGroup(store, rank, size)
         """torch's own group, whose methods call the operators."""
         for group in (self, self.in_cpp):
@@ -103,6 +106,8 @@ class NcclGroup(dist.ProcessGroup):
         on_cpu, kind = alias is tensor, tensor.device.type
         if not (self._takes_cpu or self.runtime.runs_on_host() if on_cpu else kind == self.runtime.device_type):
             raise RuntimeError(f"No backend type associated with device type {kind}")
+        if self._lacks and not on_cpu:
+            raise RuntimeError(f"No backend type associated with device type {self._lacks}")
         if between_two and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
             raise ValueError("Tensors for P2P must be non-overlapping and dense")
         if not between_two and not tensor.is_contiguous(memory_format=_memory_format_of(tensor)):
