@@ -70,7 +70,6 @@ class SimulatedRuntime(Runtime):
     copy_outside = staticmethod(storages.copy_of)
     default_generator = staticmethod(device_generators.default_generator)
     kernels = staticmethod(building.said)
-    new_storage = staticmethod(backend.new_storage)  # type: ignore[assignment]
     numbers_of = staticmethod(device_generators.numbers_of)
     private_pools = staticmethod(storages.device)
     same_memory = staticmethod(storages.twin)
@@ -211,6 +210,9 @@ class SimulatedRuntime(Runtime):
 
     def random_state(self, generator: torch.Generator) -> torch.Tensor:
         return device_generators.upcoming(generator).get_state()
+
+    def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
+        return backend.new_storage(original, *args, device=device, **kwargs)
 
     def refuses(self, error: BaseException) -> bool:
         return self.refusing_key is not None and says_refused(error)
