@@ -70,8 +70,8 @@ class MacRuntime(MpsRuntime):
         return self._simulated.rewriters
 
     def out_of_memory(self, error: BaseException) -> str | None:
-        # The machine's memory is the host's, whose allocator may fail first.
-        return super().out_of_memory(error) or self._simulated.out_of_memory(error)
+        # The machine's memory is the host's, whose allocator may fail first. The machine then words the error as MPS.
+        return self._simulated.out_of_memory(error) or super().out_of_memory(error)
 
 
 def _delegated(name: str) -> Any:

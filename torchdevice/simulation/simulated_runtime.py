@@ -220,10 +220,17 @@ class SimulatedRuntime(Runtime):
     def out_of_memory(self, error: BaseException) -> str | None:
         # The device's memory is the host's, so running out of the host's is an error of the device.
         context, wanted = thread_state.state.context, bytes_wanted(error)
-        if wanted is None or context is None or not self.profile.stands_for_cuda:
-            return registry.runtime("cpu").out_of_memory(error)
+        if wanted is None or context is None:
+            return None
         index = context.thread.device_index
-        return storages.device(index).refusal(wanted, self.total_memory(index))
+        total = self.total_memory(index)
+        if self.profile.stands_for_cuda:
+            return storages.device(index).refusal(wanted, total)
+        as_mps = policy.error_of_mps(wanted, self.memory(index).allocated, total, total)
+        if as_mps is None:
+            return registry.runtime("cpu").out_of_memory(error)
+        error.args = as_mps.args
+        return None
 
 
 _UNTIMED = HostMark()
