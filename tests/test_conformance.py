@@ -32,7 +32,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
     return ran.stdout, json.loads(file.read_text())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(8, of="long programs")
 def test_the_command_records_how_each_case_ended(command: tuple[str, Any]) -> None:
     printed, (record,) = command  # the second run has replaced the first one
     assert record["outcomes"]["lstm_in_evaluation"] == {

@@ -89,7 +89,7 @@ RANKS = """
 """
 
 
-@pytest.mark.sampled(2, of="faults of processes")
+@pytest.mark.sampled(8, of="long programs")
 @pytest.mark.one_engine
 def test_a_rank_that_ends_or_stays_away(target: str, tmp_path: Path, temporary: Path) -> None:
     """The rank that waits gets NCCL's error, which names the collective and the rank, within the time-out."""

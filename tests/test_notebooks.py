@@ -98,7 +98,7 @@ def test_help_is_usage_and_every_option(tmp_path: Path) -> None:
     assert all(flag in text for flag in ("--target", "--memory", "--races", "--engine"))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(8, of="long programs")
 def test_jupyter_execute(tmp_path: Path) -> None:
     command = shutil.which("jupyter-execute", path=str(Path(sys.executable).parent)) or shutil.which("jupyter-execute")
     assert command, "nbclient's command is not on the path"

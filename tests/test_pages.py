@@ -46,7 +46,7 @@ def in_language(language: str) -> list[Any]:
     return [pytest.param(block, id=f"{block.page}:{block.line}") for block in blocks() if block.language == language]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(8, of="long programs")
 @pytest.mark.one_engine
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a build for CUDA has another error text")
 def test_the_picture_is_up_to_date() -> None:

@@ -82,6 +82,7 @@ def _program(programs: Any, name: str, commit: str, command: str, **fields: Any)
     return programs.Program(name, "vision", "owner/name", commit, command, "little", **fields)
 
 
+@pytest.mark.sampled(8, of="long programs")
 def test_programs_run_in_processes_and_are_recorded(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

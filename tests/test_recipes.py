@@ -58,6 +58,7 @@ def test_configuration_of_the_page(project: Path) -> None:
     assert result.returncode == 0 and "1 passed" in result.stdout, result.stdout
 
 
+@pytest.mark.sampled(8, of="long programs")
 def test_github_actions(project: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="install with the [test] extra")
     pytest.importorskip("xdist", reason="install with the [test] extra")

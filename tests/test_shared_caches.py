@@ -74,8 +74,8 @@ def begin(plain: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
     return begun
 
 
+@pytest.mark.sampled(8, of="long programs")
 @pytest.mark.one_engine
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("first", "second"), [*itertools.permutations(SCOPES, 2)], ids=lambda scope: "/".join(scope))
 def test_scopes_and_plain_programs_share_caches(
     first: tuple[str, str], second: tuple[str, str], plain: str, begin: Callable[..., tuple[Shared, Path]]

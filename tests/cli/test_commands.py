@@ -535,7 +535,7 @@ class TestExaminations:
 # ---- the other commands ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(4, of="commands")
+@pytest.mark.sampled(8, of="long programs")
 def test_report(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.py").write_text(f"import torch\ntorch.ones(1, device='cuda')  # {name}")

@@ -827,7 +827,7 @@ def test_backward_is_compiled_for_the_machine_as_it_is(engine: str, place: str) 
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(8, of="long programs")
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_code_that_is_kept_on_disk_with_its_guards(engine: str, tmp_path: Path) -> None:
     program = """

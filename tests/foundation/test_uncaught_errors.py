@@ -75,6 +75,7 @@ def test_disable_puts_the_hooks_back(monkeypatch: pytest.MonkeyPatch) -> None:
     sys.excepthook = before[0]
 
 
+@pytest.mark.sampled(8, of="long programs")
 @pytest.mark.one_engine
 def test_ranks_that_fail_alike_show_one_traceback(tmp_path: Path) -> None:
     program = tmp_path / "train.py"

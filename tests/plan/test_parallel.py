@@ -13,7 +13,7 @@ pytestmark = pytest.mark.one_engine
 PROGRAM = str(PROGRAMS / "planned_parallel.py")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(8, of="long programs")
 @pytest.mark.parametrize("kind", ["tensors", "pipeline"])
 def test_a_planned_rank_has_the_memory_of_a_rank_that_ran(kind: str) -> None:
     ran = run_command("run", "--target", "simulated:cuda", "--ranks", "2", PROGRAM, kind)

@@ -56,7 +56,7 @@ def operators_above_autograd() -> list[Any]:
     return [op for op in found if op.supports_autograd and torch.float32 in op.dtypes]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(8, of="long programs")
 @pytest.mark.parametrize("identity", ["program", "target"])
 def test_hooks_on_saved_tensors_see_the_scopes_device(engine: str, identity: str) -> None:
     seen: dict[str, int] = {}

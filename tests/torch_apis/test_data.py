@@ -282,7 +282,7 @@ def test_pickling_and_deepcopy() -> None:
     assert torch.equal(copy.deepcopy(model).weight, model.weight)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(8, of="long programs")
 @pytest.mark.one_engine
 def test_options_reach_workers_however_they_start(target: str, kind: str, tmp_path: Path) -> None:
     """A worker that raises is named."""

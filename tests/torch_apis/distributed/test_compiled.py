@@ -28,7 +28,7 @@ WAYS = (
 RUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(8, of="long programs")
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("device", ["cpu", "simulated:cuda:2"])
 def test_results_are_those_of_plain_gloo(device: str, engine: str, sweep: tuple[bool, int], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def gloos(tmp_path_factory: pytest.TempPathFactory) -> object:
     return json.loads(path.read_text())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(8, of="long programs")
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_modes_see_what_they_see_of_gloo(target: str, gloos: object, tmp_path: Path) -> None:
     path = tmp_path / "seen.json"
