@@ -70,6 +70,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         RuntimeError,
         "Split sizes doesn't match total dim 0 size",
     ),
+    "integers of 16 bits": (
+        lambda: dist.all_reduce(ones(3, dtype=torch.int16)),
+        TypeError,
+        "Input tensor data type is not supported for NCCL process group: Short",
+    ),
+    "integers of 16 bits that are moved": (
+        lambda: dist.broadcast(ones(3, dtype=torch.uint16), 0),
+        TypeError,
+        "Input tensor data type is not supported for NCCL process group: UInt16",
+    ),
     "bits": (
         lambda: dist.all_reduce(ones(3), op=dist.ReduceOp.BAND),
         ValueError,

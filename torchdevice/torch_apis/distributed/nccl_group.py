@@ -29,6 +29,9 @@ _register_backend = torch._C._distributed_c10d.ProcessGroup._register_backend
 
 _CPU = torch.device("cpu")
 
+_UNKNOWN_TO_NCCL = {torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt32", torch.uint64: "UInt64"}
+"""dtype -> how the error calls it. Of complex tensors torch gives the real view."""
+
 _LATE = "Timed out"
 
 _OF_TRANSPORT = "gloo/transport/"
@@ -67,17 +70,18 @@ class NcclGroup(dist.ProcessGroup):
         self.ongoing: Any = None
         """The last collective that goes on in another thread, see ``ongoing_collectives.py``."""
         self.hooks: list[Callable[[Any], Any]] = []
-        self._takes_cpu = "gloo" in kind or runtime.shares_host_memory
+        self._has_gloo, self._is_gloo = "gloo" in kind, kind == "gloo"
+        self._takes_cpu = self._has_gloo or runtime.shares_host_memory
         context = thread_state.state.context
         # To torch gloo has the CPU and CUDA, so a program for MPS moves its tensors to the CPU before.
-        self._lacks = "mps" if kind == "gloo" and context is not None and context.program == "mps" else None
+        self._lacks = "mps" if self._is_gloo and context is not None and context.program == "mps" else None
         self.in_cpp = dist.ProcessGroup(store, rank, size)
         """torch's own group, whose methods call the operators."""
         for group in (self, self.in_cpp):
             # For C++ that asks for a backend, and operators that are called again by themselves.
             _register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
         # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
-        self._knows_devices = size == 1 or runtime.shared_by_ranks or kind == "gloo"
+        self._knows_devices = size == 1 or runtime.shared_by_ranks or self._is_gloo
 
     def know_devices(self, index: int) -> None:
         """Refuse, as NCCL does when it connects the ranks, that two of them are on one device."""
@@ -96,6 +100,7 @@ class NcclGroup(dist.ProcessGroup):
 
         Raises:
             RuntimeError: The tensor is on a device that the group does not serve.
+            TypeError: NCCL does not have the tensor's dtype.
             ValueError: The tensor is sparse, or not contiguous in a memory format. Between two ranks the latter is
                 allowed, unless the tensor has gaps in memory, or shares memory with itself.
         """
@@ -108,6 +113,9 @@ class NcclGroup(dist.ProcessGroup):
             raise RuntimeError(f"No backend type associated with device type {kind}")
         if self._lacks and not on_cpu:
             raise RuntimeError(f"No backend type associated with device type {self._lacks}")
+        name = _UNKNOWN_TO_NCCL.get(tensor.dtype)
+        if name is not None and not self._is_gloo and not (self._has_gloo and on_cpu):
+            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {name}")
         if between_two and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
             raise ValueError("Tensors for P2P must be non-overlapping and dense")
         if not between_two and not tensor.is_contiguous(memory_format=_memory_format_of(tensor)):

@@ -1,6 +1,6 @@
 """A process group that does on gloo what NCCL does.
 
-NCCL moves flat memory: it compares numbers of elements, and takes every dtype and shape. gloo compares shapes, has few
+NCCL moves flat memory: it compares numbers of elements, and takes every shape. gloo compares shapes, has fewer
 dtypes, and ends the process where the shapes of a reduce-scatter differ from what it expects. Therefore gloo gets
 one-dimensional CPU tensors only: bytes from collectives that move data, numbers from those that compute.
 
