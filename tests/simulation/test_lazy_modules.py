@@ -185,6 +185,7 @@ def _disguised(value: Any) -> Any:
     )
 
 
+@pytest.mark.one_engine
 @pytest.mark.filterwarnings("ignore")
 def test_kernels_read_tensors_as_torch_does(sweep: tuple[bool, int]) -> None:
     """As torch's kernels, those of a simulated device see a tensor and not what its class makes of it."""

@@ -125,6 +125,7 @@ class TestMps:
                 losses.append(loss.item())
             assert losses[-1] < losses[0]
 
+    @pytest.mark.one_engine
     @pytest.mark.filterwarnings("ignore")
     def test_refused_operators_are_those_that_torchs_own_tests_list(
         self, sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]

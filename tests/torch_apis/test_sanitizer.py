@@ -22,6 +22,7 @@ with torch.cuda.stream(torch.cuda.Stream()):
 """The example of torch's documentation, docs/source/cuda._sanitizer.md."""
 
 
+@pytest.mark.one_engine
 @pytest.mark.sampled(8, of="long programs")
 def test_the_documented_example(tmp_path: Path) -> None:
     result = run_program(tmp_path, DOCUMENTED, options=OPTIONS, TORCH_CUDA_SANITIZER="1")

@@ -70,6 +70,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.one_engine
 def test_operators_of_torchs_database(sweep: tuple[bool, int], answers: Any) -> None:
     chosen = choose([op for op in FAMILIES if torch.float32 in op.supported_dtypes("cpu")], sweep, 40)
 
