@@ -77,6 +77,9 @@ LATER = {
     "\"nll_loss_forward_reduce_cuda_kernel_2d_index\" not implemented for 'Int'": (
         "expected target dtype to be Long or Byte, but got Int",  # since torch 2.13
     ),
+    "monitored_barrier is only implemented for GLOO backend.": (
+        "monitored_barrier requires a group with a CPU-capable backend",  # since torch 2.14
+    ),
     "Torch not compiled with CUDA enabled": (
         "PyTorch is not linked with support for cuda devices",
         "Could not run 'aten::empty.memory_format' with arguments from the 'CUDA' backend",
@@ -1005,6 +1008,13 @@ SILENT: set[str] = {
     "targets_that_broadcast",  # memory that a kernel takes while it runs is not counted
 }
 """Cases that are not found: no rule has them yet, or the simulation's memory is another than a GPU's."""
+
+MENDED_IN_TORCH = {
+    "binomial_on_a_mac": (2, 14),
+    "loss_of_speech_on_a_mac": (2, 14),
+    "least_squares_on_a_mac": (2, 14),
+}
+"""Cases that are no bugs from a release of torch on, which has kernels for MPS."""
 
 SILENT_ON_WRAP: set[str] = {"tokens_in_half_precision"}
 """Cases that end with another text with ``engine="wrap"``, which sees no call that takes no device."""
