@@ -55,6 +55,13 @@ def own(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if "torchdevice" in line)
 
 
+@pytest.mark.sampled(1)
+def test_a_program_that_has_no_handler_of_last_resort() -> None:
+    program = "import logging; logging.lastResort = None; import torchdevice, torch; torchdevice.enable('cpu')"
+    done = run_python("-c", f"{program}; torch.ones(1).cuda()")
+    assert (done.returncode, own(done.stderr)) == (0, NOTICE), done.stderr
+
+
 class TestOnce:
     @pytest.mark.parametrize("arguments", [(), ("first",)])
     @pytest.mark.parametrize("way", ["run", "variable"])

@@ -23,7 +23,8 @@ class _VariableFileHandler(logging.FileHandler):
     """The handler that ``TORCHDEVICE_LOG_FILE`` asks for."""
 
 
-class _Stderr(type(logging.lastResort)):  # type: ignore[misc]  # prints to what stderr is then: programs exchange it
+# Not `type(logging.lastResort)`, which a program may have set to None. It prints to what stderr is then.
+class _Stderr(logging._StderrHandler):  # type: ignore[name-defined, misc]
     """Prints what nobody else handles: a program that configures logging decides itself what becomes of it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
