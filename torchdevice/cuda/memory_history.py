@@ -213,7 +213,9 @@ APPROXIMATE_SNAPSHOT = dict.fromkeys(
 
 
 def _history(context: Context) -> History:
-    return context.settings.setdefault(_HISTORY, History(lambda index: context.thread.streams.get(index, 0)))
+    if _HISTORY not in context.settings:
+        context.settings[_HISTORY] = History(lambda index: context.thread.streams.get(index, 0))
+    return context.settings[_HISTORY]
 
 
 @supplied_function("_cuda_record_memory_history", on=APPROXIMATE_SNAPSHOT)

@@ -105,11 +105,7 @@ LONGEST = 32767
 
 def long_products(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Multiply on the CPU where a product sums over many elements and is no product with a few vectors."""
-    given = given_to(op, args, kwargs)
-    left, right = (
-        next(given[name] for name in names if name in given)
-        for names in (("mat1", "batch1", "input", "self"), ("mat2", "batch2", "weight"))
-    )
+    left, right = args[1:3] if "add" in op._schema.name else args[:2]  # what is added comes first
     summed = left.size(-1)
     is_right = summed < LONGEST or min(left.numel(), right.numel()) < 16 * summed
     return HARMLESS if is_right else on_the_cpu(kernel, op, args, kwargs)

@@ -229,7 +229,7 @@ class SimulatedRuntime(Runtime):
         as_mps = policy.error_of_mps(wanted, self.memory(index).allocated, total, total)
         if as_mps is None:
             return registry.runtime("cpu").out_of_memory(error)
-        error.args = as_mps.args
+        error.args = as_mps.args  # such a program catches no class of torch's, and reads the text
         return None
 
 

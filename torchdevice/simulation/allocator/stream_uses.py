@@ -13,8 +13,6 @@ import torch
 from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.simulation.allocator import storages
 
-_wait: Any = lambda self, waited_for: storages.host_waited()  # noqa: E731
-
 
 class StreamUses(StreamObserver):
     """Tells the allocator which streams use a tensor's memory, and when the host has waited for the devices."""
@@ -26,6 +24,9 @@ class StreamUses(StreamObserver):
         if owner is not None and owner.block is not None:
             owner.on.use(owner.block, stream)
 
-    event_synchronized = stream_synchronized = device_synchronized = _wait
+    def _wait(self, waited_for: Any) -> None:
+        storages.host_waited()
+
+    event_synchronized = stream_synchronized = device_synchronized = _wait  # type: ignore[assignment]
     # A query that says "done" is a wait that took no time.
-    event_queried = stream_queried = _wait
+    event_queried = stream_queried = _wait  # type: ignore[assignment]

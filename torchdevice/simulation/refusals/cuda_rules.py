@@ -130,11 +130,12 @@ def _network(input: torch.Tensor, *args: Any) -> Any:
     states = next(each for each in args if isinstance(each, list) or each.dim() > 1)  # after the sizes of batches
     states = states if isinstance(states, list) else [states]
     weights = [each for each in args if isinstance(each, list)][-1]
+    place, kind = _place(input), scalar_type(dtype_of(input))
     for name, each in [("hidden", state) for state in states] + [("parameter", weight) for weight in weights]:
-        if (own := _place(input)) != (other := _place(each)):
-            return text("network on two devices", name=name, own=own, other=other)
-        if (own := scalar_type(dtype_of(input))) != (other := scalar_type(dtype_of(each))):
-            return text("network of two dtypes", name=name, own=own, other=other)
+        if _place(each) != place:
+            return text("network on two devices", name=name, own=place, other=_place(each))
+        if dtype_of(each) is not dtype_of(input):
+            return text("network of two dtypes", name=name, own=kind, other=scalar_type(dtype_of(each)))
     gaps = [name for name, state in zip(("hx", "cx"), states, strict=False) if not state.is_contiguous()]
     return gaps and f"rnn: {gaps[0]} is not contiguous"
 
