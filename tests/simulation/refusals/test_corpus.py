@@ -23,7 +23,7 @@ def test_a_bug_and_its_twin(case: Case, request: pytest.FixtureRequest) -> None:
     twin = case.run(True)
     assert (twin is not None) == (case.name in FALSE_ALARMS), twin
     silent = SILENT | SILENT_ON_WRAP if request.config.getoption("--engine") == "wrap" else SILENT
-    is_mended = tuple(map(int, torch.__version__.split(".")[:2])) >= MENDED_IN_TORCH.get(case.name, (3, 0))
+    is_mended = case.name in MENDED_IN_TORCH and torch.__version__ >= MENDED_IN_TORCH[case.name]
     assert case.caught() == (case.name not in silent and not is_mended), case.run(False)
 
 
@@ -37,7 +37,7 @@ def test_the_rates() -> None:
     macs = [case.name for case in CASES if case.kind == MACS]
     gpus = [case.name for case in CASES if case.kind != MACS]
     assert len(SILENT.intersection(gpus)) / len(gpus) <= 0.05 and len(SILENT.intersection(macs)) / len(macs) <= 0.12
-    assert len(FALSE_ALARMS) / len(CASES) <= 0.01
+    assert len(SILENT) / len(CASES) <= 0.04 and len(FALSE_ALARMS) / len(CASES) <= 0.01
 
 
 def test_what_was_not_found_at_first_is_of_the_second_part_and_found_now() -> None:
