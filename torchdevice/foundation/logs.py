@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import threading
 import zlib
+from typing import Any
 
 from torchdevice.foundation import run_folder
 from torchdevice.foundation.environment import SAID, switched_on
@@ -23,9 +25,17 @@ class _VariableFileHandler(logging.FileHandler):
     """The handler that ``TORCHDEVICE_LOG_FILE`` asks for."""
 
 
-# Not `type(logging.lastResort)`, which a program may have set to None. It prints to what stderr is then.
-class _Stderr(logging._StderrHandler):  # type: ignore[name-defined, misc]
+class _Stderr(logging.StreamHandler):
     """Prints what nobody else handles: a program that configures logging decides itself what becomes of it."""
+
+    # As `logging.lastResort`, which a program may have set to None.
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        """What is stderr now: programs exchange it."""
+        return sys.stderr
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to print a record."""
