@@ -266,7 +266,7 @@ def owners(results: Iterable[Result]) -> str:
     counts: dict[str, Counter[str]] = {}
     for each in results:
         counts.setdefault(each.suite, Counter())[each.cause[0]] += 1
-    columns = list(dict.fromkeys([*(each["whose"] for each in DATA["causes"]), "not known"]))
+    columns = list(DATA["owners"])
     rows = [f"| suite | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     rows += [f"| `{suite}` | {' | '.join(str(of[each]) for each in columns)} |" for suite, of in counts.items()]
     return "\n".join(rows)
@@ -307,6 +307,7 @@ def page(results: Sequence[Result], release: str, sample: Sequence[str]) -> str:
         release=release,
         files=table(results),
         owners=owners(failed),
+        meanings="\n".join(f"- {whose}: {meaning}." for whose, meaning in DATA["owners"].items()),
         causes=causes(failed),
         reasons=reasons(each for each in results if each.outcome == "skipped"),
         sampled=_said_of_samples(results, *sample),
@@ -318,7 +319,7 @@ def _said_of_samples(results: Sequence[Result], size: str, seed: str) -> str:
     suites = [f"`{each.name}`" for each in SUITES if each.drawn and each.name in names]
     if not suites:
         return ""
-    return f"Of each of the suites {', '.join(suites)} about {size} tests were drawn with seed {seed}.\n"
+    return f"Of each of the suites {', '.join(suites)} up to {size} tests were drawn with seed {seed}.\n"
 
 
 _PAGE = """# PyTorch's own CUDA tests
@@ -338,6 +339,8 @@ process or takes too long. The ranks of a distributed test are forked. `--files`
 ## Whose the failures are
 
 {owners}
+
+{meanings}
 
 Whose a failure is was found by reading it, once for each cause, and is kept in `benchmarks/torch_tests.json`.
 
