@@ -45,15 +45,11 @@ class _DynamoPatches(Late):
         context = thread_state.state.context
         if context is not None:
             self._interfaces.add(context.runtime, context.device_count)
-            self._trace_generators(context.runtime.generator_type)
-
-    def _trace_generators(self, cls: type[torch.Generator]) -> None:
-        """Let Dynamo trace generators of a subclass as it traces torch's own, which it finds by their exact class."""
-        builder: Any = torch._dynamo.variables.builder.VariableBuilder
-        # The exact class is a key of Dynamo's table.
-        if cls not in builder._type_dispatch():
-            self.patches.append(Added(builder._type_dispatch(), {cls: builder.wrap_user_defined}))
-            self.patches[-1].install()
+            # Dynamo finds torch's own generators by their exact class, a key of its table.
+            cls, builder = context.runtime.generator_type, torch._dynamo.variables.builder.VariableBuilder
+            if cls not in builder._type_dispatch():
+                self.patches.append(Added(builder._type_dispatch(), {cls: builder.wrap_user_defined}))
+                self.patches[-1].install()
 
     def _make(self) -> list[Patch]:
         output_graph, tensor = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables.tensor.TensorVariable

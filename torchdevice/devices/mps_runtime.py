@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from torchdevice.devices.processor_name import processor_name
+from torchdevice.devices.cpu import processor_name
 from torchdevice.devices.runtime import Mark, Memory, Runtime
 
 _NOT = r"(?:not (?:currently )?(?:supported|implemented)|unsupported|(?:doesn't|does not|not) (?:have )?support)"

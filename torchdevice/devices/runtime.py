@@ -15,8 +15,15 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 import torch
 
-from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, Part, Segment, held_by_python
-from torchdevice.devices.private_pools import PrivatePools
+from torchdevice.devices.allocation_events import (
+    Block,
+    Observer,
+    OperatorWatcher,
+    Part,
+    PrivatePools,
+    Segment,
+    held_by_python,
+)
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 """The dtypes of half precision."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import run
 from torchdevice.foundation import data_files
+from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.foundation.torch_texts import text
 
 
@@ -146,6 +147,27 @@ def overload(name: str) -> Any:
     namespace, _, operator = name.partition("::")
     packet, _, variant = operator.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), variant or "default")
+
+
+def overload_of(name: str) -> Any:
+    """Return an operator of ATen."""
+    return overload(f"aten::{name}")
+
+
+@functools.cache
+def composite() -> frozenset[str]:
+    """Return the operators with a composite kernel, which torch runs before a fallback, by name with namespace."""
+    return frozenset(name for key in COMPOSITE for name in registrations_for_dispatch_key(key))
+
+
+def shadowed(key: str) -> set[str]:
+    """Return the operators of ATen with a composite kernel and one for a dispatch key."""
+    return of_aten(composite().intersection(registrations_for_dispatch_key(key)))
+
+
+def of_aten(names: Iterable[str]) -> set[str]:
+    """Return the operators of ATen among those with a namespace, without it."""
+    return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
 
 
 def kernels(key: str, lacks: Any = None, otherwise: Any = None) -> Mapping[str, Callable[..., Any]]:
