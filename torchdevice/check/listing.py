@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from torchdevice.check.rules import Finding, Verdict
+from torchdevice.check.rule_registry import Finding, Verdict
 from torchdevice.foundation.styled_text import Line
 
 SAID = {
