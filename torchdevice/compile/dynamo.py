@@ -205,7 +205,15 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
     # A backend may be wrapped by several of Dynamo's decorators.
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
-    _forget_unused_stream(gm)
+    # From 2.13 on, Dynamo registers an accelerator's current stream before it traces anything else. Compiled code whose
+    # graph uses no stream would look that up at each call.
+    registry: Any = torch._dynamo.graph_bytecode_inputs
+    registered = registry.index_to_bytecode_constructor
+    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    names = (str(node.target) for graph in graphs for node in graph.nodes)
+    only_current = hasattr(registry, "CURRENT_STREAM_INDEX") and len(registered) == 1
+    if only_current and not any("stream" in name or "external_object" in name for name in names):
+        registered.clear()
     try:
         compiled = truthfully(context, original, self, gm, *args, **kwargs)
     except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -233,18 +241,3 @@ def _has_code_for(context: Context, gm: torch.fx.GraphModule) -> bool:
     calls = (node for node in gm.graph.nodes if str(node.target) == "flex_attention")
     inputs = (each.meta.get("example_value") for node in calls for each in node.all_input_nodes)
     return not any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs)
-
-
-def _forget_unused_stream(gm: torch.fx.GraphModule) -> None:
-    """Keep compiled code from looking up the current stream at each call if its graph uses no stream.
-
-    From 2.13 on, Dynamo registers an accelerator's current stream before it traces anything else.
-    """
-    registry: Any = torch._dynamo.graph_bytecode_inputs
-    registered = registry.index_to_bytecode_constructor
-    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
-    names = (str(node.target) for graph in graphs for node in graph.nodes)
-    only_current = hasattr(registry, "CURRENT_STREAM_INDEX") and len(registered) == 1
-    if only_current and not any("stream" in name or "external_object" in name for name in names):
-        # Without an entry the compiled code looks up nothing.
-        registered.clear()

@@ -264,7 +264,7 @@ class Context:
     def is_in_bad_fork(self) -> bool:
         """Whether this process was forked from one that had used the accelerator, which then does not work here."""
         # The comparison of process ids comes last, because it is a call and the others are attributes.
-        return self.user is not None and not self.runtime.survives_fork and self.user != os.getpid()
+        return self.user is not None and not self.runtime.shared_by_processes and self.user != os.getpid()
 
     # ---- devices -----------------------------------------------------------------------------------------------------
 

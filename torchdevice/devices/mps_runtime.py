@@ -67,8 +67,7 @@ class MpsRuntime(Runtime):
     autocast_key: str | None = "AutocastMPS"
     exact_memory = False
     is_asynchronous = True
-    missing_operators_key = "MPS"
-    known_faults_key = "MPS"
+    corrected_key = "MPS"
     has_peaks = False
     lacks_in_module = frozenset({"device", "_initialized"})
     refusing_key = "MPS"

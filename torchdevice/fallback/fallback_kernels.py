@@ -134,7 +134,7 @@ def kernel_of(name: str, key: str | None = None, otherwise: Callable[..., Any] |
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context
-        if otherwise is not None and (context is None or context.runtime.missing_operators_key != key):
+        if otherwise is not None and (context is None or context.runtime.corrected_key != key):
             return otherwise(overload(name), *args, **kwargs)
         return run_on_cpu(context, name, overload(name), args, kwargs)
 
@@ -178,8 +178,8 @@ def kernels(key: str, lacks: Any = None, otherwise: Any = None) -> Mapping[str, 
 def needed(context: Context) -> list[Installation]:
     """Return the installations that a context needs, by its target and the program's setting of :data:`VARIABLE`."""
     runtime, found = context.runtime, []
-    if runtime.missing_operators_key is not None and VARIABLE not in os.environ:
-        found.append(installation(kernels, runtime.missing_operators_key, runtime.lacks_kernel, runtime.run_for_others))
+    if runtime.corrected_key is not None and VARIABLE not in os.environ:
+        found.append(installation(kernels, runtime.corrected_key, runtime.lacks_kernel, runtime.run_for_others))
     if runtime.refusing_key is not None and not context.options.strict:
         found.append(installation(refusing_kernels, runtime.refusing_key))
     return found

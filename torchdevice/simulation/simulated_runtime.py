@@ -82,7 +82,7 @@ class SimulatedRuntime(Runtime):
         self.memory_limit, self.taken = memory_limit, taken
         self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in
         self.folds_ordinals = profile.single
-        self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
+        self.shared_by_processes = not profile.stands_for_cuda
         self.refusing_key = "PrivateUse1" if profile.accelerator == "mps" else None
         self._count = count
 

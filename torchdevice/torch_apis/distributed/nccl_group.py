@@ -85,7 +85,7 @@ class NcclGroup(dist.ProcessGroup):
             # For C++ that asks for a backend, and operators that are called again by themselves.
             _register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
         # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
-        self._knows_devices = size == 1 or runtime.shared_by_ranks or self._is_gloo
+        self._knows_devices = size == 1 or runtime.shared_by_processes or self._is_gloo
 
     def know_devices(self, index: int) -> None:
         """Refuse, as NCCL does when it connects the ranks, that two of them are on one device."""
