@@ -18,8 +18,13 @@ from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
 from torchdevice.torch_apis.distributed import data_parallel, dtensor, launcher, process_groups, sharded_attention
 
-# The other files of these folders import torch.distributed and torch's compilers, which many programs never need.
-_OF_LARGE_FOLDERS = (
+AREAS = (
+    *(
+        import_module(f"{folder.__name__}.{found.name}")
+        for folder in (cuda, accelerators, torch_apis)
+        for found in pkgutil.iter_modules(folder.__path__)
+    ),
+    # The other files of these folders import torch.distributed and torch's compilers, which many programs never need.
     torch_compile,
     triton_launches,
     data_parallel,
@@ -27,15 +32,6 @@ _OF_LARGE_FOLDERS = (
     launcher,
     process_groups,
     sharded_attention,
-)
-
-AREAS = (
-    *(
-        import_module(f"{folder.__name__}.{found.name}")
-        for folder in (cuda, accelerators, torch_apis)
-        for found in pkgutil.iter_modules(folder.__path__)
-    ),
-    *_OF_LARGE_FOLDERS,
 )
 """The modules that change names of torch or supply them. No two change the same name, so their order means nothing."""
 

@@ -13,7 +13,7 @@ import torch
 
 import torchdevice
 from torchdevice.cuda import sleeping
-from torchdevice.simulation.observe import host_waits
+from torchdevice.simulation.observe import happens_before
 
 SECOND = int(sleeping.CYCLES_PER_SECOND)
 
@@ -35,7 +35,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     stopped = Clock()
     monkeypatch.setattr(sleeping, "time", stopped)
-    monkeypatch.setattr(host_waits, "time", stopped)
+    monkeypatch.setattr(happens_before, "time", stopped)
     with torchdevice.simulate(count=2):
         yield stopped
 
@@ -118,7 +118,7 @@ def taking(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], A
     read = clock.perf_counter
     seconds = [0.0]
     # The recorder reads the clock before and after each kernel.
-    monkeypatch.setattr(host_waits, "time", type("Times", (), {"perf_counter": staticmethod(lambda: read())}))
+    monkeypatch.setattr(happens_before, "time", type("Times", (), {"perf_counter": staticmethod(lambda: read())}))
 
     def run(*given: float) -> None:
         seconds[:] = given
@@ -129,7 +129,7 @@ def taking(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], A
             return clock.now
 
         with monkeypatch.context() as patched:
-            patched.setattr(host_waits.time, "perf_counter", staticmethod(perf_counter))
+            patched.setattr(happens_before.time, "perf_counter", staticmethod(perf_counter))
             x.mul_(1)
 
     return run

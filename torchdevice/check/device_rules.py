@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchdevice.check.names import argument
-from torchdevice.check.rules import Found, Verdict, rule
+from torchdevice.check.rule_registry import Found, Verdict, rule
 from torchdevice.check.source_view import WORDS, View, names_option
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
 

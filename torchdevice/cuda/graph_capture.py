@@ -155,7 +155,12 @@ class Capture(TorchDispatchMode):
         # `squeeze_` and its like change the tensor object alone, which a replay must not do again.
         if torch.Tag.inplace_view in func.tags:
             return dispatch_modes.run(func, args, kwargs)
-        self._save_before_write(func, args, kwargs)
+        for tensor in written(func, args, kwargs):
+            storage = tensor.untyped_storage()._cdata
+            if storage not in self._made:  # copied before an operator first writes to it
+                self._made.add(storage)
+                whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
+                self._before.append((whole, self._runtime.copy_outside(whole)))
         with self._undeclared_writes(func, args, kwargs):
             result = dispatch_modes.run(func, args, kwargs)
         self._record(func, args, kwargs, result)
@@ -202,15 +207,6 @@ class Capture(TorchDispatchMode):
         if not known and any(each.type == self._device_type for each in devices):
             self.failed = True
             raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
-
-    def _save_before_write(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Copy a tensor of the program before an operator first writes to it."""
-        for tensor in written(func, args, kwargs):
-            storage = tensor.untyped_storage()._cdata
-            if storage not in self._made:
-                self._made.add(storage)
-                whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
-                self._before.append((whole, self._runtime.copy_outside(whole)))
 
     @block
     def _undeclared_writes(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:

@@ -64,7 +64,13 @@ class Pipeline:
             self._look_again, self._compute = arguments.look_again, cpu_kernels.on_cpu_as(op)
             self._random = device_random.kind_of(op)
         if self._refusals_of is refusals_of:
-            _offer(op, is_handwritten=self._may_lack is None)
+            # C++ serves an operator of which a call's dtypes tell whether CUDA may refuse it. It serves no machine of
+            # another kind, and no call while the program asks for deterministic algorithms.
+            rules = [rule for rule in cuda_refusals.rules_of(op) if rule.holds is policy.stands_for_cuda]
+            refused = [rule.only for rule in rules if rule.only is not None]
+            if len(refused) == len(rules) and op.namespace == "aten" and serving.can_serve(op, self._may_lack is None):
+                # A rule without dtypes is one about several dtypes.
+                serving.offer(op, frozenset().union(*refused), mixes=all(refused))
         # Last, because other threads may call the operator meanwhile.
         self._refusals = self._refusals_of(op)
         for refuse in self._refusals:
@@ -115,18 +121,6 @@ class Pipeline:
         if result.__class__ is _Tensor and result.layout is _STRIDED:
             return fresh(result, index)
         return cpu_kernels.wrapped(result, index)
-
-
-def _offer(op: Any, is_handwritten: bool) -> None:
-    """Let C++ serve an operator of which a call's dtypes tell whether CUDA may refuse it.
-
-    C++ serves no machine of another kind, and no call while the program asks for deterministic algorithms.
-    """
-    rules = [rule for rule in cuda_refusals.rules_of(op) if rule.holds is policy.stands_for_cuda]
-    refused = [rule.only for rule in rules if rule.only is not None]
-    if len(refused) == len(rules) and op.namespace == "aten" and serving.can_serve(op, is_handwritten):
-        # A rule without dtypes is one about several dtypes.
-        serving.offer(op, frozenset().union(*refused), mixes=all(refused))
 
 
 def kernel_of(op: Any) -> cpu_kernels.Kernel:

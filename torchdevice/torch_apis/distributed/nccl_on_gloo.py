@@ -26,7 +26,6 @@ import torch.distributed as dist
 from torchdevice.core import thread_state
 from torchdevice.torch_apis.distributed import (
     collective_checks,
-    functional_collectives,
     gloo_rendezvous,
     point_to_point,
 )
@@ -63,7 +62,7 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     context = thread_state.state.context
     assert context is not None, "this process group is asked for in scopes only"
     gloo_rendezvous.wait_at_end()
-    functional_collectives.register()
+    _register_functional()
     # Torchrun's agents keep one store for all attempts.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_rendezvous.store_of_this_attempt(store, rank, size)
@@ -297,3 +296,26 @@ class NcclOnGloo(NcclGroup):
     send = as_operator(point_to_point.send)
     recv = as_operator(point_to_point.recv)
     recv_anysource = as_operator(point_to_point.recv, "recv_anysource")
+
+
+@functools.cache  # once in a process
+def _register_functional() -> torch.library.Library:
+    """Register functional collectives that torch's C++ does past a group's methods in Python, for the process."""
+    functional = torch.library.Library("_c10d_functional", "IMPL")
+    functional.impl("all_gather_into_tensor_out", _all_gather, "PrivateUse1")
+    functional.impl("reduce_scatter_tensor_out", _reduce_scatter, "PrivateUse1")
+    return functional
+
+
+def _all_gather(given: torch.Tensor, group_size: int, group_name: Any, *, out: torch.Tensor) -> torch.Tensor:
+    _c10d._resolve_process_group(group_name)._allgather_base(out, given).wait()
+    return out
+
+
+def _reduce_scatter(
+    given: torch.Tensor, reduce_op: str, group_size: int, group_name: Any, *, out: torch.Tensor
+) -> torch.Tensor:
+    options = _c10d.ReduceScatterOptions()
+    options.reduceOp = getattr(dist.ReduceOp, reduce_op.upper())
+    _c10d._resolve_process_group(group_name)._reduce_scatter_base(out, given, options).wait()
+    return out
