@@ -99,10 +99,6 @@ def _uniform(like: torch.Tensor, dropout_p: float, seed: int, offset: int) -> to
     return torch.where(kept, 1 - drawn * (1 - dropout_p), drawn * dropout_p)
 
 
-def _fill_mask(self: torch.Tensor, *given: Any) -> torch.Tensor:
-    return self.copy_(CpuAliases(_uniform).call((self, *given), {}))
-
-
 def _drops(op: Any, args: Any, kwargs: Any) -> bool:
     return bool(given_to(op, args, kwargs).get("dropout_p"))
 
@@ -159,7 +155,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 KERNELS = {
-    "_fill_mem_eff_dropout_mask_": _fill_mask,
+    "_fill_mem_eff_dropout_mask_": lambda mask, *given: mask.copy_(CpuAliases(_uniform).call((mask, *given), {})),
     **{each: functools.partial(_run, overload_of(each)) for each in _TABLE["kernels"]},
 }
 """The kernels of the operators by their names."""
