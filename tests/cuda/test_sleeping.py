@@ -177,3 +177,16 @@ def test_a_target_without_streams_sleeps_itself(monkeypatch: pytest.MonkeyPatch)
     with torchdevice.portable("cpu"):
         torch.cuda._sleep(SECOND)
         assert stopped.now == 101 and torch.cuda.current_stream().query()
+
+
+def test_a_capture_after_a_sleep_waits_for_nothing() -> None:
+    with torchdevice.simulate("a100"):
+        torch.cuda._sleep(1000)
+        torch.cuda.synchronize()
+        x, graph = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x * 2 + x  # products make new tensors, and a capture asks whether they wrote to `x`
+        graph.replay()
+        assert y.tolist() == [3.0] * 3
+        with pytest.raises(RuntimeError, match="during capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            x.tolist()  # what the program reads itself

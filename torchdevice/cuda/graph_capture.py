@@ -222,7 +222,8 @@ class Capture(TorchDispatchMode):
         theirs = [tensor for tensor in tensors((args, kwargs)) if self._may_be_written(tensor)]
         before = [(tensor.detach(), self._runtime.copy_outside(tensor)) for tensor in theirs]
         yield
-        self._before.extend((tensor, held) for tensor, held in before if not same_bits(tensor, held))
+        with thread_state.suspended():  # it is not the program that reads the values
+            self._before.extend((tensor, held) for tensor, held in before if not same_bits(tensor, held))
 
     def _may_be_written(self, tensor: torch.Tensor) -> bool:
         plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized

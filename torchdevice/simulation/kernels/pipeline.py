@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 
 from torchdevice.core.thread_state import state
 from torchdevice.simulation import device_generators as device_random
@@ -56,6 +57,7 @@ class Pipeline:
         self._asserts = name_of(op) in cuda_refusals.ASSERTING
         self._random: device_random.Drawing | None = None
         self._body = self._body or cpu_kernels.body_of(op)
+        self._has_lists = op._schema.name.startswith("aten::_foreach_")
         if self._body is None:
             arguments, self._results = cpu_kernels.Arguments(op), cpu_kernels.Results(op)
             self._take, self._take_named = arguments.take, arguments.take_named
@@ -94,6 +96,8 @@ class Pipeline:
             if kwargs:
                 named, index, within = self._take_named(kwargs, index)
                 odd = odd or within
+            if odd and self._has_lists:  # tensors on several devices are computed one by one, as by CUDA
+                return self._op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
             on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
             if on is not None and on.ended:  # so that the kernel may use the memory of what has ended
                 on.release_ended()

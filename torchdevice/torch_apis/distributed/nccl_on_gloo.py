@@ -66,7 +66,8 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     # Torchrun's agents keep one store for all attempts.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_rendezvous.store_of_this_attempt(store, rank, size)
-    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+    # Under a prefix, since a program may make a group of gloo from the same store.
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore(kind, store), rank, size, timeout)
     # One object in a program, made with its first group, which is the default group.
     default = _c10d._get_default_group() if dist.is_initialized() else None
     waiting = default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
