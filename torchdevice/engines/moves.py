@@ -191,19 +191,15 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
         return tensor
     if _is_tracing():
         return tensor  # a graph must not depend on what is known of one example
+    # Several accelerators are one side, but CUDA copies from one to another.
+    may_stay = side is None or to is None or (side is to and context.has_several_devices)
     # A module's move must keep its parameters' memory, or a large model would need it twice.
     if context.thread.moving_module and storage is not None and isinstance(tensor, torch.nn.Parameter):
         if _is_exclusive(storage):
             mark_storage(storage, to or Side.UNKNOWN)
             return tensor
-    # Several accelerators are one side, but CUDA copies from one to another. A leaf that may be on the requested side
-    # stays the same object, because the program may give it to an optimizer.
-    elif (
-        (side is None or to is None or (side is to and context.has_several_devices))
-        and tensor.requires_grad
-        and tensor.is_leaf
-        and not _is_wrapped(tensor)
-    ):
+    # A leaf that may be on the requested side stays the same object: the program may give it to an optimizer.
+    elif may_stay and tensor.requires_grad and tensor.is_leaf and not _is_wrapped(tensor):
         if side is not None and to is None:
             mark_storage(storage, Side.UNKNOWN)  # on CUDA the result may be a copy on the other side
         return tensor

@@ -218,9 +218,8 @@ def moved_by_itself(leaf: Any, device: torch.device) -> Any:
 
 def may_copy_alone(tensor: torch.Tensor, device: torch.device) -> bool:
     """Return whether a copy to a device may go on while the host does: the host's memory stays in place until then."""
-    if torch.compiler.is_compiling():  # a graph cannot ask what is pinned
-        return False
-    if tensor.layout is not torch.strided or not tensor.is_pinned():
+    # First, because a graph cannot ask what is pinned.
+    if torch.compiler.is_compiling() or tensor.layout is not torch.strided or not tensor.is_pinned():
         return False
     runtime = registry.runtime(device.type)
     return not (runtime.shares_host_memory or runtime.blocking_copies_only)

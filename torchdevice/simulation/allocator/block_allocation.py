@@ -185,10 +185,8 @@ class Blocks:
         # Only the plain case is followed here: no private pool, other stream, settings, route or use.
         if not pool.is_usual or pool.stream != stream or not self._is_plain or self._routes or block.uses:
             return False
-        if block.state != USED:
-            return False
         # A free neighbour before it would be merged, and the request would begin there.
-        if previous is not None and previous.state == FREE:
+        if block.state != USED or (previous is not None and previous.state == FREE):
             return False
         # The block may be larger than its request, if its rest was too small to be split off.
         wanted = (block.requested + MINIMUM - 1) & -MINIMUM
