@@ -152,9 +152,16 @@ def test_autotune_takes_the_first_configuration(target: str) -> None:
             assert torch.equal(out, x + 1) and kernels.tuned.best_config.kwargs == {"BLOCK": 32}
 
 
-def test_a_kernel_is_timed() -> None:
-    with torchdevice.simulate():
-        assert triton.testing.do_bench(added, warmup=1, rep=1) > 0
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("rep", "fewest", "most"), [(0.001, 1, 1), (1000.0, 9, 100_000)])
+def test_a_kernel_is_timed(target: str, rep: float, fewest: int, most: int) -> None:
+    """A call that takes as long as ``rep`` is not repeated; a shorter one is, as Triton repeats it."""
+    for options in ({}, {"quantiles": [0, 0.5]}, {"return_mode": "all"}):
+        calls: list[Any] = []
+        with torchdevice.portable(target):
+            times = triton.testing.do_bench(lambda calls=calls: calls.append(added()), warmup=1, rep=rep, **options)
+        assert all(each > 0 for each in (times if options else [times]))
+        assert fewest <= len(calls) <= most
 
 
 def test_warmup_compiles_and_what_it_returns_can_be_launched() -> None:
