@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdevice.check.rule_registry import Finding
-from torchdevice.foundation.toml import toml
+from torchdevice.devices.device_models import toml
 
 _TABLE = "[tool.torchdevice.check]"
 

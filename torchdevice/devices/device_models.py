@@ -18,12 +18,17 @@ import dataclasses
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torchdevice.foundation import data_files
-from torchdevice.foundation.toml import toml
+
+if sys.version_info >= (3, 11):
+    import tomllib as toml
+else:
+    import tomli as toml  # type: ignore[import-not-found]
 
 SIMULATED = "simulated"
 
