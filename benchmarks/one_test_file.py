@@ -1,22 +1,108 @@
-"""Runs tests of one file and notes each result at once: ``one_test_file.py FILE NOTES [SAMPLE SEED]``.
+"""Runs tests of one file and notes each result at once: ``one_test_file.py FILE NOTES [SAMPLE SEED FROM]``.
 
 :mod:`benchmarks.torch_tests` runs this program under ``torchdevice run``. NOTES is a file of JSON objects, one a line:
 first ``{"planned": [NAMES]}``, then ``{"began": NAME}`` and ``{"ended": NAME, "outcome": ..., "text": ...}`` for each
 test. Tests that the notes already have are not run again, so that the program can be started again after one that
-ended its process. SAMPLE is how many of the tests made for CUDA are run, drawn by SEED; without it all tests are.
+ended its process. SAMPLE is how many of the tests are run, drawn by SEED, of those made for CUDA if FROM is "cuda".
+Without it all tests are. A file that cannot be imported is noted as a test called "the file".
+
+The ranks of a distributed test are forked from this process, which has imported torch and the file already; they would
+import both again if they were started anew.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
+import importlib.abc
+import importlib.machinery
 import json
+import multiprocessing
 import random
+import re
 import sys
+import traceback
+import types
 import unittest
 from collections.abc import Iterator
+from multiprocessing.context import BaseContext, ForkContext
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from torchdevice.core.thread_state import settle, state
+
+MOVED: dict[str, str] = json.loads(Path(__file__).with_name("torch_tests.json").read_text())["moved"]
+"""Where newer torch has what tests of older releases import: beginnings of modules' names, and ``module:name``."""
+
+
+def find_what_has_moved() -> None:
+    """Import under its older name what the installed torch has under another."""
+    for old, new in MOVED.items():
+        module, _, name = old.partition(":")
+        if not name:
+            sys.meta_path.append(Moved(old, new))
+        elif not hasattr(importlib.import_module(module), name):
+            setattr(sys.modules[module], name, getattr(sys.modules[module], new))
+
+
+class Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules whose names begin otherwise in the installed torch."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if not name.startswith(self.old):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, origin=name.replace(self.old, self.new, 1))
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        return importlib.import_module(str(spec.origin))
+
+    def exec_module(self, module: Any) -> None:
+        """Do nothing: the module has run under its newer name."""
+
+
+class Gone(types.ModuleType):
+    """Stands for a module, or a name in one, that the installed torch lacks, so that the rest of the file can run.
+
+    A test that uses it fails with its name. While the file is imported, it is a decorator that changes nothing.
+    """
+
+    in_a_test = False
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Gone:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Gone(f"{self.__name__}.{name}")
+
+    def __call__(self, *given: Any, **_: Any) -> Any:
+        if Gone.in_a_test:
+            raise ImportError(f"{self.__name__} is gone from the installed torch")
+        return given[0] if len(given) == 1 and callable(given[0]) else self
+
+    def __radd__(self, other: Any) -> Any:
+        return other
+
+    def __mro_entries__(self, _: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
+
+def imported(name: str) -> types.ModuleType:
+    """Import a file of tests, with stand-ins for those names of torch that are gone."""
+    while True:
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            missing = re.match("cannot import name '(.*?)'", str(error))
+            if not (error.name or "").startswith("torch.") or (error.name in sys.modules and not missing):
+                raise
+            if missing:
+                setattr(sys.modules[str(error.name)], missing[1], Gone(f"{error.name}.{missing[1]}"))
+            else:
+                sys.modules[str(error.name)] = Gone(str(error.name))
 
 
 class Noting(unittest.TestResult):
@@ -44,6 +130,7 @@ class Noting(unittest.TestResult):
         if self._holds_tensors:  # in the traceback of a test that failed, and the next one counts memory
             self._holds_tensors = False
             gc.collect()
+        torch.multiprocessing.get_context = get_context_of_ranks if has_ranks(test) else multiprocessing.get_context
         self.note(began=name_of(test))
 
     def stopTest(self, test: unittest.TestCase) -> None:
@@ -84,23 +171,68 @@ def tests_in(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
             yield each
 
 
+class Rank(multiprocessing.get_context("fork").Process):  # type: ignore[name-defined, misc]
+    """A rank of a distributed test, forked though the test asks for a new process.
+
+    A simulated GPU refuses to work in a forked process, as CUDA does, if the first process has used one. Decorators do
+    that as a file is imported. So ranks begin as processes that have used none. No tensor is lost: these tests run
+    before those that use a GPU in this process.
+    """
+
+    def run(self) -> None:
+        # Where a test does not ask for it: tests of releases before this argument do not take it.
+        self._kwargs = {name: value for name, value in self._kwargs.items() if name != "fake_pg" or value}
+        context = state.context
+        context.user, context._initialized = None, False
+        state.answers = False  # makes `settle` answer anew
+        settle()
+        super().run()
+
+
+class Forking(ForkContext):
+    """The context that torch's tests with ranks get for "spawn"."""
+
+    Process = Rank
+
+
+def get_context_of_ranks(method: str | None = None) -> BaseContext:
+    """Stand for ``torch.multiprocessing.get_context`` in the test of ranks."""
+    return Forking() if method == "spawn" else multiprocessing.get_context(method)
+
+
+def has_ranks(test: unittest.TestCase) -> bool:
+    """Whether torch starts processes for each test of the class."""
+    return any(kind.__name__ == "MultiProcessTestCase" for kind in type(test).__mro__)
+
+
+def drawn_from(names: list[str], size: str, seed: str, kind: str) -> list[str]:
+    """Return a sample of the names."""
+    names = sorted(name for name in names if kind != "cuda" or name.partition(".")[0].endswith("CUDA"))
+    return sorted(random.Random(int(seed)).sample(names, min(int(size), len(names))))
+
+
 def main(path: Path, notes: Path, *drawn: str) -> None:
     """Run those tests of a file that the notes lack."""
     sys.argv[:] = [str(path)]  # torch's tests read the command line when they are imported, and are the script itself
     sys.path.insert(0, str(path.parent))
-    module = importlib.import_module(path.stem)
-    tests = {name_of(test): test for test in tests_in(unittest.defaultTestLoader.loadTestsFromModule(module))}
-    names = list(tests)
-    if drawn:
-        names = sorted(name for name in names if name.partition(".")[0].endswith("CUDA"))
-        names = random.Random(int(drawn[1])).sample(names, min(int(drawn[0]), len(names)))
-        names.sort()
     result = Noting(notes)
     known = notes.read_text().splitlines() if notes.exists() else []
     done = {json.loads(line).get("ended") for line in known}
+    try:
+        find_what_has_moved()
+        module = imported(path.stem)
+    except Exception:
+        result.note(planned=["the file"])
+        result.note(ended="the file", outcome="not imported", text=traceback.format_exc())
+        return
+    tests = {name_of(test): test for test in tests_in(unittest.defaultTestLoader.loadTestsFromModule(module))}
+    names = drawn_from(list(tests), *drawn) if drawn else list(tests)
     if not known:
         result.note(planned=names)
-    unittest.TestSuite([tests[name] for name in names if name not in done]).run(result)
+    wanted = [tests[name] for name in names if name not in done]
+    wanted.sort(key=lambda test: not has_ranks(test))  # they are forked, from a process without tensors
+    Gone.in_a_test = True
+    unittest.TestSuite(wanted).run(result)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""PyTorch's own CUDA tests on two simulated GPUs: ``python -m benchmarks.torch_tests [CHECKOUT] [--write]``.
+"""PyTorch's own CUDA tests on simulated GPUs: ``python -m benchmarks.torch_tests [CHECKOUT] [--write]``.
 
-CHECKOUT is a folder with PyTorch's sources, of the installed release where it can be had: ``test/test_cuda.py`` and so
-on are run from there. Without it only those tests are run that torch's wheel has. Each file runs in a process of its
-own. A test that ends its process, or that takes longer than ``--limit``, is noted, and the file goes on after it in a
-new process. ``--write`` writes the results, grouped by cause, to docs/torch-tests.md. Causes are found by
-:data:`RULES`, in the texts of the errors and the names of the tests.
+CHECKOUT is a folder with PyTorch's sources, of the installed release where it can be had: the files and folders of
+:data:`SUITES` are run from its ``test``. Without it only those tests are run that torch's wheel has. Each file runs in
+a process of its own. A test that ends its process, or that takes longer than ``--limit``, is noted, and the file goes
+on after it in a new process. ``--write`` writes the results, grouped by cause, to docs/torch-tests.md. Causes, and
+whose each is, stand in torch_tests.json; they are found in the texts of the errors and the names of the tests.
+``--against FILE`` reports what changed since an earlier run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -31,59 +33,55 @@ PROGRAM = Path(__file__).with_name("one_test_file.py")
 
 PAGE = Path(__file__).parents[1] / "docs" / "torch-tests.md"
 
-WHOLE = ("test_cuda.py", "test_cuda_multigpu.py", "test_cuda_sanitizer.py", "test_cuda_trace.py")
-"""Files whose tests are all run."""
+DATA = json.loads(Path(__file__).with_suffix(".json").read_text())
+"""``causes`` of failures, whose each is, and ``skips``, the reasons of tests that skip themselves. Each is found by a
+regular expression, and the first that is found counts."""
 
-SAMPLED = ("test_torch.py", "test_nn.py", "test_ops.py")
-"""Files with tests that torch makes for each type of device. A sample of those for CUDA is run."""
 
-OF_THE_WHEEL = ("test_distributed_nccl.py",)
-"""Files beside this one, whose tests the wheel of torch has. A sample is run, also without a checkout."""
+class Suite(NamedTuple):
+    """Tests that have a row of their own in the results.
 
-RULES: dict[str, str] = {
-    "crash: the test ended its process": r"^outcome: crashed",
-    "time: the test took longer than the limit, most of these compute for long or compile C++": r"^outcome: timed out",
-    "network: the test loads something": r"URLError|ConnectionError",
-    "other release: a setting has another default or another type in the installed torch": (
-        r"fp32 precision flag leak|Object comparison failed: \((True|False), (True|False)\) != (True|False)"
-    ),
-    "other release: the test needs a name that the installed torch lacks": (
-        r"AttributeError: (module 'torch|type object 'torch)|ImportError|No module named"
-    ),
-    "other release: the installed torch raises an error of another type, sets no variable or names a function anew": (
-        r"Unrecognized key 'foo'|::.*(cuda_module_loading_env|allocate_in_thread_to_pool|mempool_multithread)"
-    ),
-    "other release: what a generator allocates for a capture": r"::.*(graph_memory_stats|stats_of_multiple_generators)",
-    "compiles C++ for CUDA": r"ExtensionRefusedError|cpp_memory_snapshot",
-    "allocator: checkpoints of its state": r"getCheckpointState|checkPoolLiveAllocations",
-    "allocator: memory pools": (
-        r"(?i)MemPool|cudagraph_segments|_(begin|end)Allocate|::.*(graph.*(memory|successive|propagates)|_and_graphs)"
-    ),
-    "allocator: raw memory": r"raw_alloc|caching_allocator_alloc",
-    "allocator: when freed memory is used again": r"allocation (not|re-used|not re-used)",
-    "allocator: its settings, limits and errors": (
-        r"::.*(allocator_settings|out_of_memory|memory_fraction|fuzz|workspace|memory_stats|oom)"
-    ),
-    "snapshots: a block's address is not that of its values": r"::.*test_memory_snapshot$",
-    "snapshots: other causes": r"::.*memory_(plots|snapshot|profiler)",
-    "asynchrony: the test expects that a race has an effect": r"::.*concurrent_replay",
-    "not supported: a pointer, a handle or a driver function": r"NotSupportedError",
-}
-"""Causes of failures: a regular expression that is searched in the outcome, the test's name and the error's text. The
-first that is found counts."""
+    Attributes:
+        name: A file, or a folder whose files all belong to the suite: of a checkout's ``test``, or beside this one.
+        drawn: Which tests a sample is drawn from: all tests (``"any"``), or those that torch makes for each type of
+            device, for CUDA (``"cuda"``). Without a text all tests are run.
+        devices: How many GPUs are simulated.
+        in_wheel: Whether torch's wheel has the tests, so that no checkout is needed.
+    """
 
-REASONS: dict[str, str] = {
-    "another platform": r"(?i)rocm|hip|windows|jetson|arm|xpu|mps|s390|mac",
-    "other hardware or driver": (
-        r"(?i)sm ?\d\d|cudnn|capab|nvml|green|gpu|multi|driver|device|cuda-?python|nccl|P2P|fabric"
+    name: str
+    drawn: str = "cuda"
+    devices: int = 2
+    in_wheel: bool = False
+
+
+SUITES = (
+    Suite("test_cuda.py", ""),
+    Suite("test_cuda_multigpu.py", ""),
+    Suite("test_cuda_sanitizer.py", ""),
+    Suite("test_cuda_trace.py", ""),
+    *(Suite(f"test_{name}.py") for name in ("torch", "nn", "ops", "autograd", "foreach", "modules", "optim")),
+    Suite("test_transformers.py"),
+    Suite("test_inductor_cuda.py", "any"),
+    *(
+        Suite(f"distributed/{name}", "any", 4)
+        for name in (
+            "test_c10d_nccl.py",
+            "test_c10d_functional_native.py",
+            "test_dynamo_distributed.py",
+            "_tensor",
+            "tensor",
+            "_composable",
+            "fsdp",
+            "pipelining",
+            "checkpoint",
+        )
     ),
-    "more memory": r"(?i)memory|insufficient|large",
-    "a package that is not there": (
-        r"(?i)not installed|no module|torchvision|triton|magma|scipy|numba|pynvml|package|lapack"
-    ),
-    "slow tests": r"(?i)slow",
-}
-"""Why tests were skipped, in the same way, searched in the reason."""
+    Suite("test_distributed_nccl.py", "any", in_wheel=True),
+)
+
+FROM_EACH_FILE = 4
+"""The least number of tests that are drawn from a file of a folder. A small sample leaves files out."""
 
 OTHER = "other"
 
@@ -92,9 +90,9 @@ class Result(NamedTuple):
     """What became of one test.
 
     Attributes:
-        file: The name of its file.
+        file: The path of its file in ``test``.
         test: ``Class.method``.
-        outcome: ``"passed"``, ``"failed"``, ``"skipped"``, ``"crashed"`` or ``"timed out"``.
+        outcome: ``"passed"``, ``"failed"``, ``"skipped"``, ``"crashed"``, ``"timed out"``, ``"not imported"`` (a file).
         text: The error's text, the reason of a skip, or the end of what the process wrote.
     """
 
@@ -104,15 +102,24 @@ class Result(NamedTuple):
     text: str
 
     @property
-    def cause(self) -> str:
-        """The first rule that applies."""
+    def failed(self) -> bool:
+        """Whether the test, or the import of its file, had another end than a test should have."""
+        return self.outcome not in ("passed", "skipped")
+
+    @property
+    def suite(self) -> str:
+        """The name of its suite, or else of its file."""
+        return next((each.name for each in SUITES if f"{self.file}/".startswith(f"{each.name}/")), self.file)
+
+    @property
+    def cause(self) -> tuple[str, str]:
+        """Whose the failure or the skip is, and the cause."""
+        rules = DATA["skips" if self.outcome == "skipped" else "causes"]
+        text = f"outcome: {self.outcome}\n{self.file}::{self.test}\n{self.text}"
         if self.outcome == "skipped":
-            return _first(REASONS, self.text)
-        return _first(RULES, f"outcome: {self.outcome}\n{self.file}::{self.test}\n{self.text}")
-
-
-def _first(rules: dict[str, str], text: str) -> str:
-    return next((name for name, pattern in rules.items() if re.search(pattern, text, re.MULTILINE)), OTHER)
+            text = self.text
+        found = (each for each in rules if re.search(each["found by"], text, re.MULTILINE))
+        return next(((each["whose"], each["cause"]) for each in found), ("not known", OTHER))
 
 
 class Options(NamedTuple):
@@ -131,26 +138,38 @@ class Options(NamedTuple):
     engine: str = "auto"
 
 
-def run_file(path: Path, options: Options, drawn: Sequence[str] = ()) -> list[Result]:
-    """Run the tests of a file, in as many processes as it takes.
+class Work(NamedTuple):
+    """A file whose tests are to be run.
 
-    Args:
+    Attributes:
         path: The file.
-        options: How.
-        drawn: Size and seed of the sample, as text; empty for all tests.
+        name: How the results name it.
+        sample: Size and seed of the sample, and what it is drawn from, as texts; empty for all tests.
+        tests: The ``test`` of the checkout, which tests import each other from.
     """
+
+    path: Path
+    name: str
+    sample: tuple[str, ...] = ()
+    tests: Path | None = None
+
+
+def run_file(work: Work, options: Options) -> list[Result]:
+    """Run the tests of a file, in as many processes as it takes."""
     with tempfile.TemporaryDirectory() as folder:
         notes, log = Path(folder, "notes"), Path(folder, "log")
+        known, ended = -1, ""
         while True:
-            ended = _run_once(path, notes, log, options, drawn)
+            ended = _run_once(work, notes, log, options)
             planned, done, began = _read(notes)
-            if ended == "" or began is None:
+            if began is not None and ended:
+                _append(notes, ended=began, outcome=ended, text=log.read_text(errors="replace")[-4000:])
+            elif ended == "" or len(done) == known:  # a process that ended between two tests is followed by another
                 break
-            tail = log.read_text(errors="replace")[-4000:]
-            _append(notes, ended=began, outcome=ended, text=tail)
+            known = len(done)
         if not planned:
-            return [Result(path.name, "the file", ended or "failed", log.read_text(errors="replace")[-4000:])]
-        return [_result(path.name, test, done) for test in planned]
+            return [Result(work.name, "the file", ended or "failed", log.read_text(errors="replace")[-4000:])]
+        return [_result(work.name, test, done) for test in planned]
 
 
 def _result(file: str, test: str, done: dict[str, tuple[str, str]]) -> Result:
@@ -159,15 +178,16 @@ def _result(file: str, test: str, done: dict[str, tuple[str, str]]) -> Result:
     return Result(file, test, outcome, text)
 
 
-def _run_once(path: Path, notes: Path, log: Path, options: Options, drawn: Sequence[str]) -> str:
+def _run_once(work: Work, notes: Path, log: Path, options: Options) -> str:
     """Return how a process ended that runs the tests without a result: ``""``, ``"crashed"`` or ``"timed out"``."""
     command = [sys.executable, "-m", "torchdevice", "run", "--quiet", "--target", options.target]
     command += ["--memory", options.memory, "--engine", options.engine]
-    paths = os.pathsep.join(filter(None, [str(PROGRAM.parents[1]), os.environ.get("PYTHONPATH")]))
+    folders = (PROGRAM.parents[1], work.tests, os.environ.get("PYTHONPATH"))
+    paths = os.pathsep.join(str(each) for each in folders if each)
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*command, str(PROGRAM), str(path), str(notes), *drawn],
-            cwd=path.parent,
+            [*command, str(PROGRAM), str(work.path), str(notes), *work.sample],
+            cwd=work.path.parent,
             env={**os.environ, "PYTHONPATH": paths},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -209,34 +229,68 @@ def _append(notes: Path, **what: str) -> None:
 
 
 def table(results: Iterable[Result]) -> str:
-    """Return the numbers of each file as a table."""
-    rows = ["| file | tests | skipped | run | passed | |", "|---|---|---|---|---|---|"]
-    outcomes: dict[str, Counter[str]] = {}
+    """Return the numbers of each suite as a table."""
+    rows = ["| suite | files | not imported | tests | skipped | run | passed | |", "|---|---|---|---|---|---|---|---|"]
+    suites: dict[str, list[Result]] = {}
     for each in results:
-        outcomes.setdefault(each.file, Counter())[each.outcome] += 1
-    for file, counts in outcomes.items():
+        suites.setdefault(each.suite, []).append(each)
+    for suite, found in suites.items():
+        files = len({each.file for each in found})
+        counts = Counter(each.outcome for each in found)
+        absent = counts.pop("not imported", 0)
         ran = counts.total() - counts["skipped"]
         share = f"{counts['passed'] / ran:.1%}" if ran else ""
-        rows.append(f"| `{file}` | {counts.total()} | {counts['skipped']} | {ran} | {counts['passed']} | {share} |")
+        figures = (files, absent, counts.total(), counts["skipped"], ran, counts["passed"], share)
+        rows.append(f"| `{suite}` | {' | '.join(map(str, figures))} |")
     return "\n".join(rows)
 
 
 def causes(results: Iterable[Result]) -> str:
     """Return the tests by cause as a table, the most frequent cause first."""
-    groups: dict[str, list[Result]] = {}
+    groups: dict[tuple[str, str], list[Result]] = {}
     for each in results:
         groups.setdefault(each.cause, []).append(each)
-    rows = ["| cause | tests | which |", "|---|---|---|"]
-    for cause, found in sorted(groups.items(), key=lambda item: -len(item[1])):
-        names = ", ".join(dict.fromkeys(f"`{each.test.partition('.')[2] or each.test}`" for each in found))
-        rows.append(f"| {cause} | {len(found)} | {names} |")
+    rows = ["| whose | cause | tests | which |", "|---|---|---|---|"]
+    for (whose, cause), found in sorted(groups.items(), key=lambda item: -len(item[1])):
+        names = ", ".join(dict.fromkeys(f"`{_short(each)}`" for each in found))
+        rows.append(f"| {whose} | {cause} | {len(found)} | {names} |")
+    return "\n".join(rows)
+
+
+def _short(result: Result) -> str:
+    return result.test.partition(".")[2] or (result.file if result.outcome == "not imported" else result.test)
+
+
+def owners(results: Iterable[Result]) -> str:
+    """Return the numbers of failures by whose they are, for each suite, as a table."""
+    counts: dict[str, Counter[str]] = {}
+    for each in results:
+        counts.setdefault(each.suite, Counter())[each.cause[0]] += 1
+    columns = list(DATA["owners"])
+    rows = [f"| suite | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    rows += [f"| `{suite}` | {' | '.join(str(of[each]) for each in columns)} |" for suite, of in counts.items()]
     return "\n".join(rows)
 
 
 def reasons(results: Iterable[Result]) -> str:
     """Return the numbers of skipped tests by reason as a table."""
-    counts = Counter(each.cause for each in results)
+    counts = Counter(each.cause[1] for each in results)
     return "\n".join(["| needs | tests |", "|---|---|", *(f"| {name} | {n} |" for name, n in counts.most_common())])
+
+
+def changes(before: Iterable[Result], now: Iterable[Result]) -> tuple[str, bool]:
+    """Return the tests whose outcome is another than in an earlier run, and whether one of them had passed.
+
+    Only tests of both runs are compared, since a test that was added has no outcome to change.
+    """
+    known = {(each.file, each.test): each.outcome for each in before}
+    rows, worse = ["| test | before | now |", "|---|---|---|"], False
+    for each in now:
+        was = known.get((each.file, each.test), each.outcome)
+        if was != each.outcome:
+            rows.append(f"| `{each.file}::{each.test}` | {was} | {each.outcome} |")
+            worse = worse or (was == "passed" and each.failed)
+    return "\n".join(rows), worse
 
 
 def page(results: Sequence[Result], release: str, sample: Sequence[str]) -> str:
@@ -247,11 +301,13 @@ def page(results: Sequence[Result], release: str, sample: Sequence[str]) -> str:
         release: Of the checkout.
         sample: Size and seed of the samples.
     """
-    failed = [each for each in results if each.outcome not in ("passed", "skipped")]
+    failed = [each for each in results if each.failed]
     return _PAGE.format(
         torch=torch.__version__,
         release=release,
         files=table(results),
+        owners=owners(failed),
+        meanings="\n".join(f"- {whose}: {meaning}." for whose, meaning in DATA["owners"].items()),
         causes=causes(failed),
         reasons=reasons(each for each in results if each.outcome == "skipped"),
         sampled=_said_of_samples(results, *sample),
@@ -259,25 +315,34 @@ def page(results: Sequence[Result], release: str, sample: Sequence[str]) -> str:
 
 
 def _said_of_samples(results: Sequence[Result], size: str, seed: str) -> str:
-    files = [f"`{name}`" for name in SAMPLED if any(each.file == name for each in results)]
-    if not files:
+    names = {each.suite for each in results}
+    suites = [f"`{each.name}`" for each in SUITES if each.drawn and each.name in names]
+    if not suites:
         return ""
-    made = f"Of the tests that torch makes for each type of device ({', '.join(files)}),"
-    return f"{made} {size} of each file were drawn with seed {seed}.\n"
+    return f"Of each of the suites {', '.join(suites)} up to {size} tests were drawn with seed {seed}.\n"
 
 
 _PAGE = """# PyTorch's own CUDA tests
 
 <!-- Made by python -m benchmarks.torch_tests CHECKOUT --write; do not edit. -->
 
-PyTorch's tests of `torch.cuda` run here as they are, on two simulated GPUs of 5 GB, with the installed torch {torch}
-and the tests of PyTorch {release}. Where these are two releases, some tests expect what torch no longer does.
+PyTorch's tests for CUDA run here as they are, on two or four simulated GPUs of 5 GB. **The installed torch is {torch};
+the tests are those of PyTorch {release}.** Where these are two releases, some tests expect what torch no longer does,
+and some files cannot be imported. `test_distributed_nccl.py` is in torch's wheel, and so of the installed release.
 
 `python -m benchmarks.torch_tests CHECKOUT` starts a process for each file, and another one after a test that ends its
-process or takes too long. `--files` and `--sample` choose what runs, `--json FILE` keeps the results, `--results
-FILE` makes the page of them again.
+process or takes too long. The ranks of a distributed test are forked. `--files` and `--sample` choose what runs,
+`--json FILE` keeps the results, `--results FILE` makes the page of them again, `--against FILE` says what changed.
 {sampled}
 {files}
+
+## Whose the failures are
+
+{owners}
+
+{meanings}
+
+Whose a failure is was found by reading it, once for each cause, and is kept in `benchmarks/torch_tests.json`.
 
 ## Failures by cause
 
@@ -292,16 +357,21 @@ The tests skip themselves, for reasons they name.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command."""
+    """Run the command. Return 1 if a test failed that had passed in the run of ``--against``."""
     options = _parser().parse_args(arguments)
     results = _known(options.results) if options.results else _run(options)
     print(table(results))
-    print(causes(each for each in results if each.outcome not in ("passed", "skipped")))
+    print(causes(each for each in results if each.failed))
     if options.json:
-        options.json.write_text(json.dumps([{**each._asdict(), "cause": each.cause} for each in results], indent=1))
+        kept = [{**each._asdict(), **dict(zip(("whose", "cause"), each.cause, strict=True))} for each in results]
+        options.json.write_text(json.dumps(kept, indent=1))
     if options.write:
-        PAGE.write_text(page(results, _release(options.checkout), _drawn(options)))
-    return 0
+        PAGE.write_text(page(results, _release(options.checkout), (str(options.sample), str(options.seed))))
+    if not options.against:
+        return 0
+    report, worse = changes(_known([options.against]), results)
+    print(report)
+    return int(worse)
 
 
 def _known(files: Sequence[Path]) -> list[Result]:
@@ -309,22 +379,38 @@ def _known(files: Sequence[Path]) -> list[Result]:
     return [Result(*(each[name] for name in Result._fields)) for file in files for each in json.loads(file.read_text())]
 
 
-def _drawn(options: argparse.Namespace) -> list[str]:
-    return [str(options.sample), str(options.seed)]
+def work_of(suite: Suite, tests: Path | None, size: int, seed: int) -> list[Work]:
+    """Return the files of a suite that are run.
+
+    Args:
+        suite: The suite.
+        tests: The ``test`` of a checkout.
+        size: About how many tests are drawn, over all files.
+        seed: By which files and tests are drawn.
+    """
+    beside = PROGRAM.parent / suite.name
+    if beside.exists():
+        return [Work(beside, suite.name, (str(size), str(seed), suite.drawn), tests)] if tests or suite.in_wheel else []
+    if tests is None:
+        return []
+    files = [tests / suite.name] if suite.name.endswith(".py") else sorted((tests / suite.name).rglob("test_*.py"))
+    each = max(FROM_EACH_FILE, size // max(1, len(files))) if len(files) > 1 else size
+    if suite.drawn:
+        files = sorted(random.Random(seed).sample(files, min(len(files), -(-size // each))))
+    sample = (str(each), str(seed), suite.drawn) if suite.drawn else ()
+    return [Work(file, file.relative_to(tests).as_posix(), sample, tests) for file in files]
 
 
 def _run(options: argparse.Namespace) -> list[Result]:
-    wanted: list[tuple[Path, list[str]]] = []
-    if options.checkout:
-        tests = (options.checkout / "test").resolve()
-        wanted = [(tests / name, []) for name in WHOLE]
-        wanted += [(tests / name, _drawn(options)) for name in SAMPLED if options.sample]
-    wanted += [(PROGRAM.with_name(name), _drawn(options)) for name in OF_THE_WHEEL if options.sample]
-    if options.files:
-        wanted = [each for each in wanted if each[0].name in options.files]
-    how = Options(options.limit, options.target, options.memory, options.engine)
+    tests = (options.checkout / "test").resolve() if options.checkout else None
+    wanted = []
+    for suite in SUITES:
+        if suite.name in (options.files or [suite.name]) and (options.sample or not suite.drawn):
+            target = options.target or f"simulated:cuda:{suite.devices}"
+            how = Options(options.limit, target, options.memory, options.engine)
+            wanted += [(work, how) for work in work_of(suite, tests, options.sample, options.seed)]
     with ThreadPoolExecutor(options.jobs) as pool:
-        parts = list(pool.map(lambda each: run_file(each[0], how, each[1]), wanted))
+        parts = list(pool.map(lambda each: run_file(*each), wanted))
     return [result for part in parts for result in part]
 
 
@@ -339,12 +425,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write", action="store_true", help="write docs/torch-tests.md")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--results", nargs="+", type=Path, metavar="FILE", help="take results of --json; run nothing")
-    parser.add_argument("--files", nargs="+", metavar="NAME", help="run only these files, such as test_cuda.py")
-    parser.add_argument("--sample", type=int, default=200, help="device-generic tests of each file (default: 200)")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="say what changed since these results of --json")
+    parser.add_argument("--files", nargs="+", metavar="NAME", help="run only these suites, such as test_cuda.py")
+    parser.add_argument("--sample", type=int, default=200, help="about how many tests of a suite (default: 200)")
     parser.add_argument("--seed", type=int, default=0, help="by which they are drawn (default: 0)")
     parser.add_argument("--jobs", type=int, default=1, help="files that run at the same time (default: 1)")
     parser.add_argument("--limit", type=float, default=120, help="seconds for a test (default: 120)")
-    parser.add_argument("--target", default=Options().target, help="the devices (default: %(default)s)")
+    parser.add_argument("--target", help="the devices (default: two or four simulated GPUs)")
     parser.add_argument("--memory", default=Options().memory, help="of each device (default: %(default)s)")
     parser.add_argument("--engine", default="auto", help="of the scope (default: auto)")
     return parser

@@ -21,6 +21,7 @@ os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")  # read once, and other libra
 os.environ.pop("TORCHDEVICE_TARGET", None)
 
 import warnings
+import zlib
 
 import pytest
 import snapshot
@@ -131,6 +132,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     kernels = "the kernels of simulated devices: those in Python, or those in C++, which are built first"
     parser.addoption("--native", choices=("never", "always"), default="never", help=kernels)
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
+    parser.addoption("--share", type=int, default=1, help="run one of so many parts of the files, drawn by the seed")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -153,9 +155,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         on_it = [item for item in items if sweeping.parameters(item).get("target") == OUT_OF_TREE]
         config.hook.pytest_deselected(items=[item for item in items if item not in on_it])
         items[:] = on_it
+    seed, share = config.getoption("--sweep-seed"), config.getoption("--share")
+    if share > 1:
+        drawn = [item for item in items if (zlib.crc32(item.path.name.encode()) + seed) % share == 0]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(drawn)])
+        items[:] = drawn
     if config.getoption("--sweep") == "full":
         return
-    seed = config.getoption("--sweep-seed")
     kept = sweeping.sample(items if config.getoption("--targets") else _on_their_targets(items, seed), seed)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

@@ -50,7 +50,6 @@ ROOMS = [
     "__init__",
     "autoload",
     "cli",
-    "pytest_summary",
     "pytest_plugin",
     "__main__",
 ]

@@ -15,7 +15,7 @@ from torchdevice import target_selection
 from torchdevice.core import thread_state
 from torchdevice.core.patching import do_all
 from torchdevice.core.thread_state import Entry, state, undo
-from torchdevice.engines import held_functions
+from torchdevice.engines import wrap
 from torchdevice.errors import ScopeError
 from torchdevice.foundation import run_folder
 from torchdevice.foundation.environment import REPORT
@@ -146,7 +146,7 @@ def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run",
         shows_errors: Whether errors of the main thread are shown without the package's frames.
     """
     whole_process = options.engine == "auto" and not state.entries
-    scope = Scope(options, auto=held_functions.engine() if whole_process else "mode")
+    scope = Scope(options, auto=wrap.automatic() if whole_process else "mode")
     try:
         scope.__enter__(enabled_by)
         entry = scope._entry_to_leave()

@@ -16,15 +16,10 @@ from torchdevice.core.importing import Late, LateModules
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
-from torchdevice.torch_apis.distributed import data_parallel, dtensor, launcher, process_groups, sharded_attention
-
-# The other files of these folders import torch.distributed and torch's compilers, which many programs never need.
-_OF_LARGE_FOLDERS = (
-    torch_compile,
-    triton_launches,
+from torchdevice.torch_apis.distributed import (
     data_parallel,
     dtensor,
-    launcher,
+    gloo_rendezvous,
     process_groups,
     sharded_attention,
 )
@@ -35,7 +30,14 @@ AREAS = (
         for folder in (cuda, accelerators, torch_apis)
         for found in pkgutil.iter_modules(folder.__path__)
     ),
-    *_OF_LARGE_FOLDERS,
+    # The other files of these folders import torch.distributed and torch's compilers, which many programs never need.
+    torch_compile,
+    triton_launches,
+    data_parallel,
+    dtensor,
+    gloo_rendezvous,
+    process_groups,
+    sharded_attention,
 )
 """The modules that change names of torch or supply them. No two change the same name, so their order means nothing."""
 

@@ -360,22 +360,17 @@ def chosen(given: Mapping[str, Any], /, variables: Mapping[str, str | None] = os
         raise TypeError(f"{unknown[0]!r} is not an option. Use one of {', '.join(declarations())}.")
     said = {name: value for name, value in given.items() if value is not None}
     others = {**defaults, **from_environment(variables)}
-    implied = _implied_by(said.get("target", others.get("target")))
-    if "memory" in said or "memory" in others:  # that of the program alone
-        implied.pop("context", None)
-    others = {**implied, **others}
-    return Options(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
-
-
-def _implied_by(target: Any) -> dict[str, Any]:
-    """Return the options that a target implies, and name the target where one is not valid."""
-    found = device_models.options_of(target)
-    for name, value in found.items():
+    target = said.get("target", others.get("target"))
+    implied = device_models.options_of(target)
+    for name, value in implied.items():
         try:
             declarations()[name].check(value)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{target}: {error}") from None
-    return found
+    if "memory" in said or "memory" in others:  # that of the program alone
+        implied.pop("context", None)
+    others = {**implied, **others}
+    return Options(**{**others, **said}, implied=frozenset(others.keys() - said.keys()))
 
 
 def variable_of(name: str) -> str:

@@ -10,6 +10,7 @@ scope.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from torchdevice import options as _options
-from torchdevice.cli.reports import add_report_flag
+from torchdevice.cli.reports import add_report_flag, show_report
 from torchdevice.errors import TorchDeviceError
 from torchdevice.foundation.environment import switched_off, switched_on
-from torchdevice.pytest_summary import Summary
 
 if TYPE_CHECKING:
-    from torchdevice import Scope
+    from torchdevice import Report, Scope
 
 _MARK = "torchdevice"
 
@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
                 from torchdevice import activation
             chosen = _options.chosen(given, **configured)
             scope = config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True, enabled_by="pytest")
-            config.pluginmanager.register(Summary(scope, config.getoption(_REPORT)))
+            config.pluginmanager.register(_Summary(scope, config.getoption(_REPORT)))
     except _ERRORS as error:
         raise pytest.UsageError(f"torchdevice: {error}") from error
 
@@ -210,3 +210,51 @@ def _given(config: pytest.Config) -> dict[str, Any]:
 def _configured(config: pytest.Config) -> dict[str, Any]:
     """Return the options that the configuration file gives."""
     return _options.from_texts(_options.pytest_key_of, config.getini, "Or leave the key out.")
+
+
+# ---- what pytest says at its end -------------------------------------------------------------------------------------
+
+
+class _Summary:
+    """Reports, in a run of pytest in one scope, what all workers of xdist asked of the accelerator and what was done.
+
+    Args:
+        scope: The scope of ``--torchdevice``.
+        shown: What the flag ``--torchdevice-report`` says: None for totals, True for the whole report, else a file.
+    """
+
+    def __init__(self, scope: Scope, shown: str | bool | None):
+        self._scope = scope
+        self._shown = shown
+        self._of_workers: list[Report] = []
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Send what a worker did to the process that started it."""
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            name = session.config.workerinput["workerid"]  # type: ignore[attr-defined]
+            output[_MARK] = self._scope.report().renamed(name).to_json(indent=None)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker did. A worker that was killed sends nothing."""
+        from torchdevice.report import Report
+
+        sent = getattr(node, "workeroutput", {}).get(_MARK)
+        if sent:
+            self._of_workers.append(Report.from_dict(json.loads(sent)))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the totals, or the report if it was asked for."""
+        if hasattr(terminalreporter.config, "workerinput"):  # this is a worker
+            return
+        report = self._scope.report().joined(self._of_workers)
+        if self._shown:
+            show_report(self._shown, report)
+        elif report.rows and terminalreporter.verbosity >= 0:
+            from torchdevice.report import plain_text
+
+            terminalreporter.section("torchdevice")
+            for line in plain_text.heading(report)[1:]:
+                terminalreporter.line(line)
+            terminalreporter.line("  --torchdevice-report says which, --torchdevice-report=FILE.html writes a page")

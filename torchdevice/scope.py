@@ -155,7 +155,14 @@ class Scope(AbstractContextManager["Scope"]):
     def __enter__(self, enabled_by: str = "") -> Scope:
         # Once per thread: nested entries need not look for other tools again.
         if not state.entries:
-            _refuse_other_patchers()
+            for kind in TorchFunctionMode.__subclasses__():  # in the order of definition
+                if kind is ContextMode:
+                    break
+                if (kind.__module__, kind.__name__) == (ContextMode.__module__, ContextMode.__name__):
+                    raise SecondCopyError()  # whose class has the same name
+            for name in PATCHERS:
+                if name in sys.modules:
+                    raise AnotherPatcherError(name)
             configure_logging()
         context = self._resolve()
         entry = Entry(context, owner=self)
@@ -293,14 +300,3 @@ _LEAVING: tuple[Callable[[Any], None], ...] = (
 
 leave: Callable[[Entry], None] = functools.partial(do_all, _LEAVING)
 """Undo an entry, complete or not. May be called again."""
-
-
-def _refuse_other_patchers() -> None:
-    for kind in TorchFunctionMode.__subclasses__():  # in the order of definition; a copy has a class of the same name
-        if kind is ContextMode:
-            break
-        if (kind.__module__, kind.__name__) == (ContextMode.__module__, ContextMode.__name__):
-            raise SecondCopyError()
-    for name in PATCHERS:
-        if name in sys.modules:
-            raise AnotherPatcherError(name)

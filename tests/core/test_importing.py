@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +81,19 @@ def test_the_text_of_a_module_runs_in_the_scope_where_it_is_a_programs(sees_scop
             assert (importlib.import_module(NAME).context is thread_state.state.context) is sees_scope
         finally:
             late.remove()
+
+
+@pytest.mark.parametrize("name", ["torch._dynamo.test_case", "torch._inductor.test_case"])
+def test_tests_of_torch_see_the_scope_whichever_way_they_are_imported(name: str) -> None:
+    program = f"""
+        import torch, torchdevice
+        torchdevice.enable("simulated:cuda:2")
+        import {name}
+        from torch.testing._internal import common_cuda, common_device_type, common_utils
+        assert common_utils.TEST_CUDA and common_cuda.TEST_MULTIGPU
+        assert common_device_type.CUDATestBase in common_device_type.get_device_type_test_bases()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
 
 
 def test_a_refused_module_is_found_and_not_imported() -> None:

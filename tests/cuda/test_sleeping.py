@@ -13,7 +13,7 @@ import torch
 
 import torchdevice
 from torchdevice.cuda import sleeping
-from torchdevice.simulation.observe import host_waits
+from torchdevice.simulation.observe import happens_before
 
 SECOND = int(sleeping.CYCLES_PER_SECOND)
 
@@ -35,7 +35,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     stopped = Clock()
     monkeypatch.setattr(sleeping, "time", stopped)
-    monkeypatch.setattr(host_waits, "time", stopped)
+    monkeypatch.setattr(happens_before, "time", stopped)
     with torchdevice.simulate(count=2):
         yield stopped
 
@@ -118,7 +118,7 @@ def taking(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], A
     read = clock.perf_counter
     seconds = [0.0]
     # The recorder reads the clock before and after each kernel.
-    monkeypatch.setattr(host_waits, "time", type("Times", (), {"perf_counter": staticmethod(lambda: read())}))
+    monkeypatch.setattr(happens_before, "time", type("Times", (), {"perf_counter": staticmethod(lambda: read())}))
 
     def run(*given: float) -> None:
         seconds[:] = given
@@ -129,7 +129,7 @@ def taking(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], A
             return clock.now
 
         with monkeypatch.context() as patched:
-            patched.setattr(host_waits.time, "perf_counter", staticmethod(perf_counter))
+            patched.setattr(happens_before.time, "perf_counter", staticmethod(perf_counter))
             x.mul_(1)
 
     return run
@@ -177,3 +177,16 @@ def test_a_target_without_streams_sleeps_itself(monkeypatch: pytest.MonkeyPatch)
     with torchdevice.portable("cpu"):
         torch.cuda._sleep(SECOND)
         assert stopped.now == 101 and torch.cuda.current_stream().query()
+
+
+def test_a_capture_after_a_sleep_waits_for_nothing() -> None:
+    with torchdevice.simulate("a100"):
+        torch.cuda._sleep(1000)
+        torch.cuda.synchronize()
+        x, graph = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x * 2 + x  # products make new tensors, and a capture asks whether they wrote to `x`
+        graph.replay()
+        assert y.tolist() == [3.0] * 3
+        with pytest.raises(RuntimeError, match="during capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            x.tolist()  # what the program reads itself

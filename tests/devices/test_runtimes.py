@@ -22,7 +22,7 @@ from conftest import MetaRuntime, run_python
 
 import torchdevice
 from torchdevice import target_selection
-from torchdevice.devices import cpu_memory, processor_name, registry
+from torchdevice.devices import cpu, cpu_memory, registry
 from torchdevice.devices.cpu import CpuRuntime
 from torchdevice.devices.module import ModuleRuntime
 from torchdevice.devices.mps_runtime import MpsRuntime
@@ -364,8 +364,8 @@ def test_cpu_memory_on_systems_that_say_less(proc: Any, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("cpuinfo", [lacking, lambda path: io.StringIO("BogoMIPS : 50.00\nFeatures : fp asimd\n")])
 def test_a_processor_that_linux_does_not_name(cpuinfo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither macOS nor Windows has /proc/cpuinfo, and that of ARM has no name of the model."""
-    monkeypatch.setattr(processor_name, "open", cpuinfo, raising=False)
-    name = processor_name.processor_name.__wrapped__()
+    monkeypatch.setattr(cpu.Path, "read_text", lambda path: cpuinfo(path).read())
+    name = cpu.processor_name.__wrapped__()
     assert name and name == (platform.processor() or platform.machine())
 
 

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
 from torchdevice.core import thread_state
-from torchdevice.engines import held_functions, lookup, rewriters, wrap
+from torchdevice.engines import lookup, rewriters, wrap
 from torchdevice.errors import EngineUnavailableError, FidelityError
 from torchdevice.lowlevel import replace_new
 from torchdevice.simulation import printing
@@ -725,10 +725,10 @@ class TestAuto:
         assert torchdevice.portable("cpu")(used)() == "mode"
 
     def test_a_python_whose_classes_cannot_be_changed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(held_functions, "may_be_held", lambda: False)
-        assert held_functions.engine() == "wrap"
+        monkeypatch.setattr(wrap, "may_be_held", lambda: False)
+        assert wrap.automatic() == "wrap"
         monkeypatch.setattr(replace_new, "refusal", lambda: "a reason")
-        assert held_functions.engine() == "mode"
+        assert wrap.automatic() == "mode"
 
 
 ENTERING = """

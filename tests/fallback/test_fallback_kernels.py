@@ -160,7 +160,7 @@ class TestRegistration:
 
     @pytest.fixture
     def as_mps(self, meta_target: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(MetaRuntime, "missing_operators_key", "MPS")
+        monkeypatch.setattr(MetaRuntime, "corrected_key", "MPS")
 
     def test_it_begins_and_ends_with_the_scopes(self, as_mps: None) -> None:
         before = _registered("MPS")

@@ -8,7 +8,7 @@ import pytest
 
 from torchdevice.errors import TorchVersionError
 from torchdevice.lowlevel import object_fields
-from torchdevice.lowlevel.pointers import word_at
+from torchdevice.lowlevel.object_fields import word_at
 
 pytestmark = pytest.mark.one_engine
 

@@ -375,7 +375,7 @@ class TestEachGuard:
 
 class TestInstallation:
     def test_guards_begin_and_end_with_the_scope(self, meta_target: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(MetaRuntime, "known_faults_key", "MPS")
+        monkeypatch.setattr(MetaRuntime, "corrected_key", "MPS")
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         kernel = Registrations("MPS", lambda: {"aten::bmm": lambda keys, *args: 0})
         kernel.install()

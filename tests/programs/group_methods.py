@@ -111,6 +111,22 @@ def _own_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
     return state.allreduce([bucket.buffer()]).get_future().then(lambda future: future.value()[0] / 2)
 
 
+def _wait_too_short(made: Any, beside: dist.ProcessGroupGloo) -> bool:
+    """Return whether the first rank's wait for the second, which waits for it, ends by NCCL's error."""
+    if dist.get_rank():
+        beside.barrier().wait()
+    work, timed_out = made.allreduce(torch.ones(2, device="cuda")), True
+    if not dist.get_rank():
+        try:
+            work.wait(datetime.timedelta(milliseconds=100))
+            timed_out = False
+        except dist.DistBackendError as error:
+            timed_out = "timeout" in str(error)
+        beside.barrier().wait()
+    work.wait()
+    return timed_out
+
+
 def _others() -> dict[str, Any]:
     """Return what else a program asks of a group for NCCL."""
     world = dist.group.WORLD
@@ -121,10 +137,12 @@ def _others() -> dict[str, Any]:
         _ddp_gradient(lambda model, kind=kind: model._register_builtin_comm_hook(kind))
         for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS)
     ]
-    made = dist.ProcessGroupNCCL(dist.PrefixStore("made", world.get_group_store()), dist.get_rank(), 2)
+    store = dist.PrefixStore("made", world.get_group_store())
+    made, beside = (kind(store, dist.get_rank(), 2) for kind in (dist.ProcessGroupNCCL, dist.ProcessGroupGloo))
     more = torch.ones(2, device="cuda")
     made.allreduce(more).wait()
     return {
+        "late": _wait_too_short(made, beside),
         "split": [numbers.tolist(), split.size(), dist.get_backend(split)],
         "hooks": [*builtin, _ddp_gradient(lambda model: model.register_comm_hook(world, _own_hook))],
         "made": more.tolist(),

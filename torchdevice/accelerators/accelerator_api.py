@@ -6,6 +6,7 @@ as on a CUDA machine. On XPU torch's own functions answer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -20,13 +21,9 @@ from torchdevice.devices.runtime import device_of
 from torchdevice.foundation.fidelity import Fidelity
 
 
-def _supplies(name: str, function: Callable[..., Any]) -> None:
-    """Supply ``torch._C.<name>`` where torch does not count the target as an accelerator."""
-
-    def value(context: Context) -> Any:
-        return TORCHS_OWN if context.runtime.is_torch_accelerator else context.bound(function)
-
-    add(Supplied(f"torch._C.{name}", value, Fidelity.EXACT, first_line(function)))
+def _answer(function: Callable[..., Any], context: Context) -> Any:
+    """Return a function's answer where torch does not count the target as an accelerator."""
+    return TORCHS_OWN if context.runtime.is_torch_accelerator else context.bound(function)
 
 
 def get_accelerator(context: Context, check: bool | None = None) -> torch.device:
@@ -85,7 +82,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 for _name, _function in _FUNCTIONS.items():
-    _supplies(_name, _function)
+    _value = functools.partial(_answer, _function)
+    add(Supplied(f"torch._C.{_name}", _value, Fidelity.EXACT, first_line(_function)))
 
 
 @replaces(torch.accelerator._utils, "_get_device_index", native_to="cuda", by_value=True)

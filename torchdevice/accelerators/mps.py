@@ -6,6 +6,7 @@ program that supports several accelerators uses the first one that it finds.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -51,12 +52,6 @@ for _name, _of_cuda in _LIKE_CUDA.items():
 def is_on_macos_or_newer(context: Context, major: int, minor: int = 0) -> bool:
     """Return whether macOS 14.0 is that version or a newer one."""
     return (major, minor) <= MACOS
-
-
-@supplied_function("_mps_is_on_macos_13_or_newer", Fidelity.APPROXIMATE, note="macOS 14.0", native_to=_MPS)
-def is_on_macos_13_or_newer(context: Context, minor: int = 0) -> bool:
-    """Return True: macOS 14.0 is newer."""
-    return True
 
 
 @supplied_function("_mps_get_name", native_to=_MPS)
@@ -170,22 +165,18 @@ def set_stream(context: Context, stream: StreamStandIn) -> None:
 # ---- what torch's own Python asks of the module of any accelerator ---------------------------------------------------
 
 
-def _asked_of_modules(name: str) -> None:
-    """Supply a name that ``torch.mps`` lacks, for programs written for another accelerator that run on MPS.
+def _of_program(name: str, context: Context) -> Any:
+    """Return a name that ``torch.mps`` lacks, for programs written for another accelerator that run on MPS.
 
     torch takes the module by the type of a tensor's device, in ``UntypedStorage.cuda`` and in checkpoints, which do not
     keep random numbers without these names.
     """
-
-    def value(context: Context) -> Any:
-        lacks = name in context.runtime.lacks_in_module
-        return getattr(getattr(torch, context.program), name) if lacks else TORCHS_OWN
-
-    add(Supplied(f"torch.mps.{name}", value, Fidelity.EXACT, f"that of `torch.cuda.{name}`"))
+    return getattr(getattr(torch, context.program), name) if name in context.runtime.lacks_in_module else TORCHS_OWN
 
 
 for _name in ("device", "_initialized"):
-    _asked_of_modules(_name)
+    _value = functools.partial(_of_program, _name)
+    add(Supplied(f"torch.mps.{_name}", _value, Fidelity.EXACT, f"that of `torch.cuda.{_name}`"))
 
 
 # ---- tracing and Metal -----------------------------------------------------------------------------------------------

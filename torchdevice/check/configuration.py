@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchdevice.check.rules import Finding
-from torchdevice.foundation.toml import toml
+from torchdevice.check.rule_registry import Finding
+from torchdevice.devices.device_models import toml
 
 _TABLE = "[tool.torchdevice.check]"
 

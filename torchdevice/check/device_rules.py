@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchdevice.check.names import argument
-from torchdevice.check.rules import Found, Verdict, rule
+from torchdevice.check.rule_registry import Found, Verdict, rule
 from torchdevice.check.source_view import WORDS, View, names_option
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
 
@@ -157,11 +157,9 @@ def _is_cuda(node: ast.Attribute, view: View) -> Iterator[Found]:
     """A branch on `x.is_cuda` (or `is_mps`, `is_xpu`), which is False on another real target: the program takes the
     other branch, which is approximate. Where the program raises or asserts for it, it must be changed."""
     family = node.attr.removeprefix("is_")
-    if not node.attr.startswith("is_") or family not in FAMILIES or view.dotted(node) is not None:
-        return
-    if view.target.reports({family}):
-        return
-    yield _branch(node, view, f"x.{node.attr} is False")
+    is_asked = node.attr.startswith("is_") and family in FAMILIES and view.dotted(node) is None
+    if is_asked and not view.target.reports({family}):
+        yield _branch(node, view, f"x.{node.attr} is False")
 
 
 @rule("device-type", ast.Compare)

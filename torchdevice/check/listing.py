@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from torchdevice.check.rules import Finding, Verdict
+from torchdevice.check.rule_registry import Finding, Verdict
 from torchdevice.foundation.styled_text import Line
 
 SAID = {
@@ -28,21 +28,16 @@ def rendered(findings: Sequence[Finding], shown: Sequence[Finding], files: int, 
         files: How many files were read.
         target: The name of the target.
     """
-    first, *rest = _heading(findings, files, target)
+    counts = Counter(finding.verdict for finding in findings)
+    first = f"torchdevice: {files:,} {'file' if files == 1 else 'files'} checked for {target}"
+    rest = [f"  {SAID[verdict]}: {counts[verdict]:,}" for verdict in Verdict if counts[verdict]]
+    if not findings:
+        rest.append("  nothing in them concerns the target")
+    elif not counts[Verdict.CHANGE]:
+        rest.append("  nothing must be changed")
     if len(shown) < len(findings):
         rest.append("  --all lists what need not be changed")
     return [((first, "bold"),), *rest, *_by_file(shown)]
-
-
-def _heading(findings: Sequence[Finding], files: int, target: str) -> list[str]:
-    counts = Counter(finding.verdict for finding in findings)
-    first = f"torchdevice: {files:,} {'file' if files == 1 else 'files'} checked for {target}"
-    lines = [first, *(f"  {SAID[verdict]}: {counts[verdict]:,}" for verdict in Verdict if counts[verdict])]
-    if not findings:
-        lines.append("  nothing in them concerns the target")
-    elif not counts[Verdict.CHANGE]:
-        lines.append("  nothing must be changed")
-    return lines
 
 
 def _by_file(findings: Sequence[Finding]) -> list[Line]:

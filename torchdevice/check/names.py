@@ -161,16 +161,13 @@ class Names:
         """Return the dotted name that was imported as a name, or the only expression that was assigned to it."""
         scope = self._scopes[node].owner(node.id)
         if scope is None:
-            return self._starred(node)
+            starred: _Scope | None = self._scopes[node]
+            while starred is not None and not starred.stars:
+                starred = starred.around
+            return f"{starred.stars[-1]}.{node.id}" if starred is not None else None
         given = scope.given[node.id]
         imported = [each.imported for each in given if each.imported]
         return imported[-1] if imported else given[0].value if len(given) == 1 else None
-
-    def _starred(self, node: ast.Name) -> str | None:
-        scope: _Scope | None = self._scopes[node]
-        while scope is not None and not scope.stars:
-            scope = scope.around
-        return f"{scope.stars[-1]}.{node.id}" if scope is not None else None
 
     def values(self, node: ast.AST) -> list[ast.expr]:
         """Return the expressions that the source gives to the variable or the attribute that a node reads."""

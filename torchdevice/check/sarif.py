@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from torchdevice.check.rules import RULES, Finding, Verdict
+from torchdevice.check.rule_registry import RULES, Finding, Verdict
 from torchdevice.version import __version__
 
 _LEVELS = {Verdict.CHANGE: "error", Verdict.APPROXIMATE: "warning", Verdict.HANDLED: "note"}

@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from json import scanner
 from pathlib import Path
-from typing import Any
 
 NOTEBOOK = ".ipynb"
 _SUFFIXES = (".py", ".pyw", NOTEBOOK)
@@ -148,9 +147,7 @@ def read(path: str) -> Source:
         data = Path(path).read_bytes()
     except OSError as error:
         raise UnreadableError(f"the file cannot be read: {error.strerror}") from None
-    if path.endswith(NOTEBOOK):
-        return _notebook(path, data)
-    return program(path, data)
+    return _notebook(path, data) if path.endswith(NOTEBOOK) else program(path, data)
 
 
 def program(path: str, data: bytes) -> Source:
@@ -201,7 +198,9 @@ def _notebook(path: str, data: bytes) -> Source:
     try:
         text = data.decode("utf-8-sig")
         content = _Decoder(text).decode(text)
-        cells = _code_cells(content)
+        sheets = content.get("worksheets", [content])  # in the third version of the format
+        found = [cell for sheet in sheets for cell in sheet["cells"] if cell.get("cell_type") == "code"]
+        cells = [_lines(cell.get("source", cell.get("input", []))) for cell in found]
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
         raise UnreadableError(f"the file is no notebook: {error}") from None
     lines: list[str] = []
@@ -211,13 +210,6 @@ def _notebook(path: str, data: bytes) -> Source:
             lines.append(code)
             places.append(Place(line, number))
     return Source(path, "\n".join(lines), places or [Place(1)])
-
-
-def _code_cells(content: Any) -> list[list[tuple[int, str]]]:
-    """Return the code cells of a notebook, each as lines with their number in the file."""
-    sheets = content.get("worksheets", [content])  # in the third version of the format
-    cells = [cell for sheet in sheets for cell in sheet["cells"] if cell.get("cell_type") == "code"]
-    return [_lines(cell.get("source", cell.get("input", []))) for cell in cells]
 
 
 def _lines(source: _At | list[_At]) -> list[tuple[int, str]]:

@@ -27,7 +27,11 @@ def add(commands: Any) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     if options.rules:
-        return _list_rules()
+        from torchdevice.check import RULES
+
+        for rule in RULES.values():
+            print(f"{rule.name}\n{textwrap.fill(rule.finds, 100, initial_indent='  ', subsequent_indent='  ')}")
+        return 0
     if not options.paths:
         options.parser.error("which files? Name a PATH: a file, a notebook or a folder")
     from torchdevice.check import Target, Verdict, check_files, configuration, sources
@@ -50,14 +54,6 @@ def _check(options: argparse.Namespace) -> int:
             return 0
         _show(findings, findings if options.all else changes, len(files), options)
     return int(bool(changes))
-
-
-def _list_rules() -> int:
-    from torchdevice.check import RULES
-
-    for rule in RULES.values():
-        print(f"{rule.name}\n{textwrap.fill(rule.finds, 100, initial_indent='  ', subsequent_indent='  ')}")
-    return 0
 
 
 def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[str]:

@@ -6,8 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from torchdevice.cli import columns
-from torchdevice.cli.parsing import add_command
+from torchdevice.cli.parsing import add_command, show_columns
 from torchdevice.cli.usage_errors import refusals
 from torchdevice.foundation.environment import switched_off
 from torchdevice.version import versions
@@ -33,5 +32,5 @@ def _doctor(options: argparse.Namespace) -> int:
     for finding in found:
         rows.append((finding.status, finding.subject, finding.said))
         rows += [("", "", f"-> {finding.remedy}")] if finding.remedy else []
-    columns.show(rows, indent="  ")
+    show_columns(rows, indent="  ")
     return int(not well)

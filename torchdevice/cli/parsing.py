@@ -1,10 +1,12 @@
-"""How the command line is parsed, beyond what argparse does."""
+"""How the command line is parsed, beyond what argparse does, and how commands print tables."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import re
+import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -89,3 +91,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), names, n=1)
     return f" (did you mean {names[near[0]]!r}?)" if near else ""
+
+
+_LEAST = 30
+"""The least width of the last column."""
+
+
+def show_columns(rows: Sequence[Sequence[str]], indent: str = "") -> None:
+    """Print rows of texts as columns. The last one is wrapped between words, unless the output goes to a file."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    screen = shutil.get_terminal_size((1 << 20, 0)).columns
+    for row in rows:
+        first = indent + "".join(f"{cell:{width}}  " for cell, width in zip(row, widths, strict=False))
+        wrapper = textwrap.TextWrapper(max(screen, len(first) + _LEAST), first, " " * len(first))
+        wrapper.break_long_words = wrapper.break_on_hyphens = False
+        print(wrapper.fill(row[-1]).rstrip() or first.rstrip())

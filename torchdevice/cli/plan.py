@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchdevice.cli import columns, ranks, run
-from torchdevice.cli.parsing import add_command
+from torchdevice.cli import ranks, run
+from torchdevice.cli.parsing import add_command, show_columns
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -66,4 +66,4 @@ def _show(plan: dict[str, Any], tables: Callable[[Any], Any], file: TextIO | Non
         print("No memory was asked for in this process. If it starts others, plan what they run.")
     for heading, table in tables(plan):
         print(heading)
-        columns.show(table, indent="  ")
+        show_columns(table, indent="  ")

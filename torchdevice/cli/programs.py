@@ -60,7 +60,12 @@ def named(words: Sequence[str]) -> Program:
     if first == "-":
         return Program([first, *arguments], source=sys.stdin.buffer.read())
     if _is_this_python(first):
-        return _after_python(arguments)
+        flags: list[str] = []
+        while arguments and re.match(r"-(?![mc]|$)", arguments[0]):
+            flags.append(arguments.pop(0))
+            if flags[-1] in _WITH_VALUE and arguments:
+                flags.append(arguments.pop(0))
+        return Program(arguments, interpreter=tuple(flags)) if flags else named(arguments or ["-"])
     found = None if os.path.dirname(first) or os.path.exists(first) else shutil.which(first)
     if found is None:
         return _script(first, arguments)
@@ -88,19 +93,6 @@ def _is_this_python(word: str) -> bool:
     if os.path.dirname(word):
         return os.path.realpath(word) == os.path.realpath(sys.executable)
     return not os.path.exists(word)
-
-
-def _after_python(words: list[str]) -> Program:
-    """Return the program that the words after ``python`` name."""
-    flags: list[str] = []
-    rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] != "-" and rest[0][:2] not in ("-m", "-c"):
-        flags.append(rest.pop(0))
-        if flags[-1] in _WITH_VALUE and rest:
-            flags.append(rest.pop(0))
-    if flags:
-        return Program(rest, interpreter=tuple(flags))
-    return named(rest or ["-"])
 
 
 def _is_python_script(path: str) -> bool:

@@ -24,7 +24,11 @@ def launched(options: argparse.Namespace) -> list[str]:
     Raises:
         ValueError: The program is one that the launcher cannot start.
     """
-    _give_devices(options)
+    # The program sees a device for each rank, where nothing says how many it sees.
+    if options.devices is None and variable_of("devices") not in os.environ:
+        simulated = TARGET.fullmatch(options.target or os.environ.get(variable_of("target"), ""))
+        if simulated is None or simulated[2] is None:
+            options.devices = options.ranks
     if options.ranks > 1:  # else the launcher says in five lines that it sets one thread
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.ranks)))
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
@@ -85,12 +89,3 @@ def _program(words: Sequence[str]) -> list[str]:
     if first.startswith("-") or not os.path.isfile(first):
         raise ValueError(f"--ranks cannot start {first!r} in each rank. Name a SCRIPT, or -m MODULE.")
     return [*words]
-
-
-def _give_devices(options: argparse.Namespace) -> None:
-    """Let the program see a device for each rank, where nothing says how many it sees."""
-    if options.devices is not None or variable_of("devices") in os.environ:
-        return
-    simulated = TARGET.fullmatch(options.target or os.environ.get(variable_of("target"), ""))
-    if simulated is None or simulated[2] is None:
-        options.devices = options.ranks

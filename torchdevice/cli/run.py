@@ -75,7 +75,10 @@ def start(options: argparse.Namespace) -> int:
     if isinstance(program.source, bytes) and not _is_valid(program.source):
         # Python words an error in a file differently from one in text that it is given to compile.
         if not program.path:
-            _give_stdin(program.source)
+            with tempfile.TemporaryFile() as file:  # from which the next interpreter reads what was read from stdin
+                file.write(program.source)
+                file.seek(0)
+                os.dup2(file.fileno(), 0)
         return _become([*subprocess._args_from_interpreter_flags(), *program.argv])  # type: ignore[attr-defined]
     sys.argv[:] = program.argv
     _set_first_path(program)
@@ -93,14 +96,6 @@ def _become(arguments: Sequence[str]) -> int:
     if os.name == "nt":  # where another process would not take the place of this one
         return subprocess.call(words)
     os.execv(sys.executable, words)
-
-
-def _give_stdin(source: bytes) -> None:
-    """Let the next interpreter read what was read from stdin."""
-    with tempfile.TemporaryFile() as file:
-        file.write(source)
-        file.seek(0)
-        os.dup2(file.fileno(), 0)
 
 
 def _is_valid(source: bytes) -> bool:

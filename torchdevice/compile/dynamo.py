@@ -45,15 +45,11 @@ class _DynamoPatches(Late):
         context = thread_state.state.context
         if context is not None:
             self._interfaces.add(context.runtime, context.device_count)
-            self._trace_generators(context.runtime.generator_type)
-
-    def _trace_generators(self, cls: type[torch.Generator]) -> None:
-        """Let Dynamo trace generators of a subclass as it traces torch's own, which it finds by their exact class."""
-        builder: Any = torch._dynamo.variables.builder.VariableBuilder
-        # The exact class is a key of Dynamo's table.
-        if cls not in builder._type_dispatch():
-            self.patches.append(Added(builder._type_dispatch(), {cls: builder.wrap_user_defined}))
-            self.patches[-1].install()
+            # Dynamo finds torch's own generators by their exact class, a key of its table.
+            cls, builder = context.runtime.generator_type, torch._dynamo.variables.builder.VariableBuilder
+            if cls not in builder._type_dispatch():
+                self.patches.append(Added(builder._type_dispatch(), {cls: builder.wrap_user_defined}))
+                self.patches[-1].install()
 
     def _make(self) -> list[Patch]:
         output_graph, tensor = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables.tensor.TensorVariable
@@ -209,7 +205,15 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
     # A backend may be wrapped by several of Dynamo's decorators.
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
-    _forget_unused_stream(gm)
+    # From 2.13 on, Dynamo registers an accelerator's current stream before it traces anything else. Compiled code whose
+    # graph uses no stream would look that up at each call.
+    registry: Any = torch._dynamo.graph_bytecode_inputs
+    registered = registry.index_to_bytecode_constructor
+    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    names = (str(node.target) for graph in graphs for node in graph.nodes)
+    only_current = hasattr(registry, "CURRENT_STREAM_INDEX") and len(registered) == 1
+    if only_current and not any("stream" in name or "external_object" in name for name in names):
+        registered.clear()
     try:
         compiled = truthfully(context, original, self, gm, *args, **kwargs)
     except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -237,18 +241,3 @@ def _has_code_for(context: Context, gm: torch.fx.GraphModule) -> bool:
     calls = (node for node in gm.graph.nodes if str(node.target) == "flex_attention")
     inputs = (each.meta.get("example_value") for node in calls for each in node.all_input_nodes)
     return not any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs)
-
-
-def _forget_unused_stream(gm: torch.fx.GraphModule) -> None:
-    """Keep compiled code from looking up the current stream at each call if its graph uses no stream.
-
-    From 2.13 on, Dynamo registers an accelerator's current stream before it traces anything else.
-    """
-    registry: Any = torch._dynamo.graph_bytecode_inputs
-    registered = registry.index_to_bytecode_constructor
-    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
-    names = (str(node.target) for graph in graphs for node in graph.nodes)
-    only_current = hasattr(registry, "CURRENT_STREAM_INDEX") and len(registered) == 1
-    if only_current and not any("stream" in name or "external_object" in name for name in names):
-        # Without an entry the compiled code looks up nothing.
-        registered.clear()

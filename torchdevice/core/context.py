@@ -264,7 +264,7 @@ class Context:
     def is_in_bad_fork(self) -> bool:
         """Whether this process was forked from one that had used the accelerator, which then does not work here."""
         # The comparison of process ids comes last, because it is a call and the others are attributes.
-        return self.user is not None and not self.runtime.survives_fork and self.user != os.getpid()
+        return self.user is not None and not self.runtime.shared_by_processes and self.user != os.getpid()
 
     # ---- devices -----------------------------------------------------------------------------------------------------
 
@@ -366,7 +366,13 @@ class Context:
                 return self.target
         spelling = parse(value)
         if spelling is None or not (spelling.accelerator in self.stood_for or ordinal_of(value) is not None):
-            return self._redirect_own(value, spelling)
+            # None, or for a spelling of the target's own name on a simulated machine its device there.
+            own = None
+            on_machine = spelling is not None and spelling.accelerator == self.family != self.device_type
+            if spelling is not None and on_machine and not self.thread.forced_cpu:
+                own = self.device(self.thread.device_index if spelling.index is None else spelling.index)
+            self._remember(value, None if own is None else (own, "", ""))
+            return own
         folded = spelling.index is not None and spelling.index >= self.device_count
         # Once in the process, and only when a device is first asked for: a program that never does gets no notice.
         if self.runtime.degraded_notice:
@@ -377,15 +383,6 @@ class Context:
             done = str(self.shown(device))
             self.journal.record(str(value), done, Fidelity.EXACT)
             self._remember(value, (device, str(value), done))
-        return device
-
-    def _redirect_own(self, value: Any, spelling: Spelling | None) -> torch.device | None:
-        """Return None, or for a spelling of the target's own name on a simulated machine its device there."""
-        device = None
-        on_machine = spelling is not None and spelling.accelerator == self.family != self.device_type
-        if spelling is not None and on_machine and not self.thread.forced_cpu:
-            device = self.device(self.thread.device_index if spelling.index is None else spelling.index)
-        self._remember(value, None if device is None else (device, "", ""))
         return device
 
     def _remember(self, value: Any, answer: tuple[torch.device, str, str] | None) -> None:

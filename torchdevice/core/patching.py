@@ -23,7 +23,7 @@ import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from torchdevice.core import thread_state
 from torchdevice.devices.accelerators import of_module
@@ -75,9 +75,7 @@ def per_context(
             context.family == native_to or (family is not None and family not in context.families)
         ):
             context = context.simulated_by
-        if context is None:
-            return original(*args, **kwargs)
-        return replacement(context, original, *args, **kwargs)
+        return original(*args, **kwargs) if context is None else replacement(context, original, *args, **kwargs)
 
     # After `functools.wraps`, which copies this attribute of an original that is itself a replacement.
     stands_for(function, original)
@@ -492,18 +490,14 @@ def together(patches: Sequence[Patch]) -> list[Patch]:
     return [Together(replaced), *others] if replaced else others
 
 
-class Callback:
+class Callback(NamedTuple):
     """A change made and undone by two functions, which may be called again."""
 
-    def __init__(self, install: Callable[[], None], remove: Callable[[], None]):
-        self.install = install
-        self.remove = remove
+    install: Callable[[], None]
+    remove: Callable[[], None]
 
 
 # ---- all of them together --------------------------------------------------------------------------------------------
-
-
-_removing = operator.attrgetter("remove")
 
 
 class Installation:
@@ -551,7 +545,7 @@ class Installation:
                 for patch in self._patches:
                     patch.install()
             else:
-                do_all(list(map(_removing, reversed(self._patches))))
+                do_all(list(map(operator.attrgetter("remove"), reversed(self._patches))))  # without a frame of Python
             if self._round is this_round and bool(self._holders) is wanted:
                 self._in_place = wanted
                 return

@@ -116,7 +116,8 @@ def comm_scatter_out(
 ) -> list[torch.Tensor]:
     """Split the tensor along ``dim`` and copy one chunk into each of ``out``."""
     _require(bool(out), "Expected at least one output tensor to scatter to")
-    dim = _wrapped(dim, tensor)
+    # Counted from the first. `size` raises torch's IndexError.
+    dim = range(tensor.dim())[dim] if -tensor.dim() <= dim < tensor.dim() else tensor.size(dim)
     for i, each in enumerate(out):
         _require_on_device(context, each, _OUTPUT, i)
         wrong = text("scattered out of shape", i=i, shape=list(each.shape), dim=dim, source=list(tensor.shape))
@@ -128,15 +129,6 @@ def comm_scatter_out(
         with _on_stream(streams, i, each.get_device()):
             each.copy_(chunk, non_blocking=True)
     return list(out)
-
-
-def _wrapped(dim: int, tensor: torch.Tensor) -> int:
-    """Return a dimension counted from the first.
-
-    Raises:
-        IndexError: The tensor has no such dimension.
-    """
-    return range(tensor.dim())[dim] if -tensor.dim() <= dim < tensor.dim() else tensor.size(dim)
 
 
 def _without(dim: int, tensor: torch.Tensor) -> list[int]:

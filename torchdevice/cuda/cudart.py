@@ -14,7 +14,7 @@ from torchdevice.core.context import Context
 from torchdevice.cuda.memory import mem_get_info
 from torchdevice.cuda.streams import create_external
 from torchdevice.foundation import data_files
-from torchdevice.lowlevel.pointers import word_at
+from torchdevice.lowlevel.object_fields import word_at
 
 
 class CudaError(enum.IntEnum):

@@ -155,7 +155,12 @@ class Capture(TorchDispatchMode):
         # `squeeze_` and its like change the tensor object alone, which a replay must not do again.
         if torch.Tag.inplace_view in func.tags:
             return dispatch_modes.run(func, args, kwargs)
-        self._save_before_write(func, args, kwargs)
+        for tensor in written(func, args, kwargs):
+            storage = tensor.untyped_storage()._cdata
+            if storage not in self._made:  # copied before an operator first writes to it
+                self._made.add(storage)
+                whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
+                self._before.append((whole, self._runtime.copy_outside(whole)))
         with self._undeclared_writes(func, args, kwargs):
             result = dispatch_modes.run(func, args, kwargs)
         self._record(func, args, kwargs, result)
@@ -203,15 +208,6 @@ class Capture(TorchDispatchMode):
             self.failed = True
             raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
 
-    def _save_before_write(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Copy a tensor of the program before an operator first writes to it."""
-        for tensor in written(func, args, kwargs):
-            storage = tensor.untyped_storage()._cdata
-            if storage not in self._made:
-                self._made.add(storage)
-                whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
-                self._before.append((whole, self._runtime.copy_outside(whole)))
-
     @block
     def _undeclared_writes(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
         """Keep copies of tensors of the program to which an operator writes although its schema does not declare it.
@@ -226,7 +222,8 @@ class Capture(TorchDispatchMode):
         theirs = [tensor for tensor in tensors((args, kwargs)) if self._may_be_written(tensor)]
         before = [(tensor.detach(), self._runtime.copy_outside(tensor)) for tensor in theirs]
         yield
-        self._before.extend((tensor, held) for tensor, held in before if not same_bits(tensor, held))
+        with thread_state.suspended():  # it is not the program that reads the values
+            self._before.extend((tensor, held) for tensor, held in before if not same_bits(tensor, held))
 
     def _may_be_written(self, tensor: torch.Tensor) -> bool:
         plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized

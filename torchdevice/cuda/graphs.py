@@ -16,7 +16,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback
 from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.cuda.graph_capture import Capture
-from torchdevice.devices.private_pools import PrivatePools, new_id
+from torchdevice.devices.allocation_events import PrivatePools, new_id
 from torchdevice.foundation.torch_texts import text
 from torchdevice.journal.callers import program_line, warn_at
 
@@ -102,20 +102,16 @@ class GraphStandIn:
         self._context.stream_observers.append(self._capture.order)
         # A capture that the program never ends must not stay with the thread.
         thread.at_exit.append(self._abandon)
-        self._allocate_from_pool(index)
-        self._capture.__enter__()
-        self._run_hooks("capture_start")
-
-    def _allocate_from_pool(self, index: int) -> None:
-        """Let what the capture allocates come from the graph's pool, which is kept as long as the graph."""
-        context, capture, self._pools = self._context, self._capture, self._context.runtime.private_pools(index)
-        if self._pools is not None:
+        context, capture, self._pools = self._context, self._capture, runtime.private_pools(index)
+        if self._pools is not None:  # what the capture allocates comes from the graph's pool
             # A second capture of the graph gives up the pool of the first.
             self._release()
             self._pools.keep_private(self._pool)
             # The pool is kept until the graph ends, whether or not the program resets it.
             self._release = weakref.finalize(self, self._pools.release_private, self._pool)
             self._pools.route(self._pool, lambda: context.thread.capture is capture)
+        self._capture.__enter__()
+        self._run_hooks("capture_start")
 
     def _end_following(self, capture: Capture) -> None:
         self._context.stream_observers.remove(capture.order)

@@ -243,7 +243,10 @@ def record_memory_history(
         _stop(active)
         return
     memory.report(active, "torch.cuda.memory._record_memory_history", _HELD_BY_PYTHON)
-    history.configure(enabled, context, max_entries, frozenset(skip_actions or ()), cpp=_unwinds(active, stacks))
+    cpp = stacks == "all" and can_unwind()
+    if stacks == "all" and not cpp:
+        active.report("torch.cuda.memory._record_memory_history", "stacks without C++", Fidelity.APPROXIMATE)
+    history.configure(enabled, context, max_entries, frozenset(skip_actions or ()), cpp=cpp)
     if _STOP not in active.settings:
 
         def ran_out(device: int, size: int, total: int, free: int) -> None:
@@ -277,14 +280,6 @@ def record_memory_history_legacy(
     stacks_of = ("all" if trace_alloc_record_context else "state") if record_context else None
     kept = "all" if enabled else None
     record_memory_history(context, kept, stacks_of, "python", trace_alloc_max_entries, clear_history)
-
-
-def _unwinds(context: Context, stacks: str) -> bool:
-    """Return whether stacks have the frames of C++, and report where they cannot have them."""
-    if stacks == "python" or can_unwind():
-        return stacks != "python"
-    context.report("torch.cuda.memory._record_memory_history", "stacks without C++", Fidelity.APPROXIMATE)
-    return False
 
 
 def _stop(context: Context) -> None:

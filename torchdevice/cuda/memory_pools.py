@@ -13,7 +13,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.bindings import imported_by_value, replaces, supplied_function
 from torchdevice.core.context import Context
 from torchdevice.cuda.unsupported import POOL
-from torchdevice.devices.private_pools import PoolId, PrivatePools, new_id
+from torchdevice.devices.allocation_events import PoolId, PrivatePools, new_id
 from torchdevice.foundation.fidelity import Fidelity
 
 NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))

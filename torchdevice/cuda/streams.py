@@ -440,12 +440,6 @@ def _new_external_stream(
     return StreamStandIn(context, stream_id, device_index)
 
 
-def _is_the_programs(context: Context, device: Any) -> bool:
-    """Return whether a device argument is None, spells an accelerator, or is a device rewritten to the target."""
-    rewritten = isinstance(device, torch.device) and context.is_targets(device)
-    return device is None or rewritten or context.redirect(device) is not None
-
-
 def _generic(original: type, make: Callable[..., Any]) -> type:
     """Return a subclass of ``torch.Stream`` or ``torch.Event``, whose ``__new__`` calls ``make(context, device, ...)``.
 
@@ -456,7 +450,9 @@ def _generic(original: type, make: Callable[..., Any]) -> type:
     def new(cls: type, device: Any = None, **kwargs: Any) -> Any:
         context: Any = thread_state.state.context
         own = context is not None and context.family != "cuda" and "stream_id" not in kwargs
-        if own and _is_the_programs(context, device):
+        # A device argument that is None, spells an accelerator, or is a device rewritten to the target.
+        rewritten = own and isinstance(device, torch.device) and context.is_targets(device)
+        if own and (device is None or rewritten or context.redirect(device) is not None):
             return make(context, device, **kwargs)
         return original.__new__(cls, *(() if device is None else (device,)), **kwargs)
 

@@ -8,6 +8,7 @@ see the memory that a kernel needs while it runs, nor earlier allocations.
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
@@ -155,3 +156,23 @@ def _memory(tree: Any, device_type: str) -> Iterator[tuple[torch.UntypedStorage,
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+# ---- private pools, as `torch.cuda.MemPool` and graphs use them ------------------------------------------------------
+
+PoolId = tuple[int, int]
+"""The id of a private pool: (0, n) for one of the program's own, (n, 0) for one that a graph made."""
+
+_pool_ids = itertools.count(1)
+
+
+def new_id(*, for_graph: bool = False) -> PoolId:
+    """Return an id that no pool of this process has."""
+    number = next(_pool_ids)
+    return (number, 0) if for_graph else (0, number)
+
+
+PrivatePools = Any
+"""The private pools of one device, which ``simulation/allocator/caching_allocator.py`` has: ``keep_private``,
+``release_private``, ``uses_of``, ``empty_private``, ``route`` and ``unroute``.
+"""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import platform
 import re
+from pathlib import Path
 
 import torch
 
 from torchdevice.devices import cpu_memory
-from torchdevice.devices.processor_name import processor_name
 from torchdevice.devices.runtime import Memory, Runtime, device_of
 from torchdevice.foundation.byte_sizes import written
 
@@ -28,6 +28,16 @@ def computes_in_bfloat16() -> bool:
 def computes_in_float16() -> bool:
     """Return whether the CPU has instructions that multiply matrices in float16; without them float32 is faster."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+@functools.lru_cache(maxsize=1)
+def processor_name() -> str:
+    """Return the processor's name, from /proc/cpuinfo or from Python's platform module."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 class CpuRuntime(Runtime):

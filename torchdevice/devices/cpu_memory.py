@@ -8,6 +8,7 @@ the system reports one. Both include what the program allocates outside torch.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import psutil
 
@@ -59,8 +60,7 @@ def high_water_mark() -> int | None:
     Raises:
         OSError: There is no /proc, and so :func:`reset_high_water_mark` returns False.
     """
-    with open("/proc/self/status") as file:
-        found = re.search(r"^VmHWM:\s*(\d+) kB$", file.read(), re.M)
+    found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
     return int(found[1]) * 1024 if found else None
 
 
@@ -68,8 +68,7 @@ def reset_high_water_mark() -> bool:
     """Reset the high-water mark to the current resident set. Return whether the system allows it."""
     # proc(5): writing 5 to clear_refs resets the peak resident set size to the current size.
     try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
+        Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return False
     return True

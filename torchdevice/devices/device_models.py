@@ -18,11 +18,17 @@ import dataclasses
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torchdevice.foundation import data_files
-from torchdevice.foundation.toml import toml
+
+if sys.version_info >= (3, 11):
+    import tomllib as toml
+else:
+    import tomli as toml  # type: ignore[import-not-found]
 
 SIMULATED = "simulated"
 
@@ -91,8 +97,7 @@ def absolute(target: str) -> str:
 
 def _read(path: str) -> Any:
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        text = Path(path).read_text("utf-8")
     except OSError as error:
         raise ValueError(f"{path!r} cannot be read: {error.strerror}. Name a file with a device's figures.") from None
     except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from torchdevice.devices.processor_name import processor_name
+from torchdevice.devices.cpu import processor_name
 from torchdevice.devices.runtime import Mark, Memory, Runtime
 
 _NOT = r"(?:not (?:currently )?(?:supported|implemented)|unsupported|(?:doesn't|does not|not) (?:have )?support)"
@@ -67,8 +67,7 @@ class MpsRuntime(Runtime):
     autocast_key: str | None = "AutocastMPS"
     exact_memory = False
     is_asynchronous = True
-    missing_operators_key = "MPS"
-    known_faults_key = "MPS"
+    corrected_key = "MPS"
     has_peaks = False
     lacks_in_module = frozenset({"device", "_initialized"})
     refusing_key = "MPS"

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.lowlevel.object_fields import offset_of
-from torchdevice.lowlevel.pointers import word_at
+from torchdevice.lowlevel.object_fields import offset_of, word_at
 
 _WORDS = 24
 """The words of a tensor that are looked at."""

@@ -15,8 +15,15 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 import torch
 
-from torchdevice.devices.allocation_events import Block, Observer, OperatorWatcher, Part, Segment, held_by_python
-from torchdevice.devices.private_pools import PrivatePools
+from torchdevice.devices.allocation_events import (
+    Block,
+    Observer,
+    OperatorWatcher,
+    Part,
+    PrivatePools,
+    Segment,
+    held_by_python,
+)
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 """The dtypes of half precision."""
@@ -102,19 +109,18 @@ class Runtime(abc.ABC):
         torch_knows_current: Whether torch completes a device without an ordinal by the thread's current device.
         folds_ordinals: Whether an ordinal beyond the last device means the first device, where the option ``devices``
             is not given. Otherwise such an ordinal raises CUDA's error.
-        shared_by_ranks: Whether several ranks of one process group may be on one device.
-        survives_fork: Whether a process may use the device that was forked from one that had used it.
+        shared_by_processes: Whether several ranks of one process group may be on one device, and a process may use the
+            device that was forked from one that had used it.
         has_handles: Whether streams and events have numbers as handles, which are no addresses.
         draws_on_cpu: Whether the device's generators are CPU generators, so that the CPU draws the same numbers from a
             state.
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
         has_peaks: Whether the device's own figures include peaks; else see :meth:`note_memory`.
         lacks_in_module: Names of ``torch.cuda`` that the device's module lacks, and torch itself asks of any module.
-        missing_operators_key: The dispatch key under which operators without a kernel get one that runs on the CPU;
-            None where torch itself, or the device, does that.
+        corrected_key: The dispatch key under which operators without a kernel get one that runs on the CPU, and kernels
+            that give wrong results are guarded; None where there are none, or torch or the device does that.
         lacks_kernel: Says of an operator whether the device lacks it; None where torch's registrations say that.
         run_for_others: Runs an operator for scopes on other devices with that key; None where there are none.
-        known_faults_key: The dispatch key under which kernels are guarded that give wrong results; None for none.
         refusing_key: The dispatch key under which operators of ``backward`` are looked at for refusals, see
             :meth:`refuses`; None where kernels refuse no call that the CPU's do not.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
@@ -142,17 +148,15 @@ class Runtime(abc.ABC):
     makes_triton_code = False
     torch_knows_current = True
     folds_ordinals = True
-    shared_by_ranks = True
-    survives_fork = True
+    shared_by_processes = True
     has_handles = False
     draws_on_cpu = False
     generator_type: type[torch.Generator] = torch.Generator
     has_peaks = True
     lacks_in_module: frozenset[str] = frozenset()
-    missing_operators_key: str | None = None
+    corrected_key: str | None = None
     lacks_kernel: Callable[[str], bool] | None = None
     run_for_others: Callable[..., Any] | None = None
-    known_faults_key: str | None = None
     refusing_key: str | None = None
     degraded_notice = ""
 

@@ -71,8 +71,10 @@ def created_on_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     dtype = kwargs.get("dtype")
     if dtype not in context.unsupported_dtypes:
         return None
-    device = _device_of_creation(args, kwargs)
-    if not context.is_targets(device):
+    device = kwargs.get("device")
+    if device is None:
+        device = args[0].device if args and isinstance(args[0], torch.Tensor) else torch.get_default_device()
+    if not context.is_targets(torch.device(device)):
         return None
     if not context.keeps_doubles:
         kwargs["dtype"] = fit(context, dtype)
@@ -83,14 +85,6 @@ def created_on_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
         kwargs["generator"] = generator_on_cpu(draws_from)
     made = keep(context, func(*args, **{**kwargs, "device": "cpu"}), dtype, device)
     return made.requires_grad_() if is_leaf else made
-
-
-def _device_of_creation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """Return where a call makes a tensor: without a device, where its first argument is, or on the default device."""
-    device = kwargs.get("device")
-    if device is None:
-        device = args[0].device if args and isinstance(args[0], torch.Tensor) else torch.get_default_device()
-    return torch.device(device)
 
 
 def result_of_conversion(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype, torch.device]:

@@ -72,7 +72,13 @@ def _classify(func: Any) -> rewriters.Rewriter | None:
         # All overloads, because the packet decides only when it is called.
         return _from_schemas([getattr(func, name)._schema for name in func.overloads()])
     if isinstance(func, types.FunctionType):
-        return _from_signature(func)
+        # `follow_wrapped=False`: the decorator's own signature counts, by which it is called.
+        parameters = inspect.signature(func, follow_wrapped=False).parameters
+        if "device" not in parameters:
+            return None
+        if parameters["device"].kind is inspect.Parameter.KEYWORD_ONLY:
+            return rewriters.with_device_keyword
+        return rewriters.with_device_at(list(parameters).index("device"))
     if isinstance(func, types.MethodWrapperType):  # a property's __get__ or __set__
         return None
     schemas = _schemas(func)
@@ -132,14 +138,3 @@ def _is_device(argument: Any) -> bool:
     if kind.kind() == "OptionalType":
         kind = kind.getElementType()
     return kind.kind() == "DeviceObjType"
-
-
-def _from_signature(func: types.FunctionType) -> rewriters.Rewriter | None:
-    """Return the rewriter of a Python function that handles the torch function protocol."""
-    # `follow_wrapped=False`: the decorator's own signature counts, by which it is called.
-    parameters = inspect.signature(func, follow_wrapped=False).parameters
-    if "device" not in parameters:
-        return None
-    if parameters["device"].kind is inspect.Parameter.KEYWORD_ONLY:
-        return rewriters.with_device_keyword
-    return rewriters.with_device_at(list(parameters).index("device"))

@@ -191,17 +191,21 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
         return tensor
     if _is_tracing():
         return tensor  # a graph must not depend on what is known of one example
+    # Several accelerators are one side, but CUDA copies from one to another.
+    may_stay = side is None or to is None or (side is to and context.has_several_devices)
     # A module's move must keep its parameters' memory, or a large model would need it twice.
     if context.thread.moving_module and storage is not None and isinstance(tensor, torch.nn.Parameter):
         if _is_exclusive(storage):
             mark_storage(storage, to or Side.UNKNOWN)
             return tensor
-    elif tensor.requires_grad and _stays_leaf(context, tensor, side, to):
+    # A leaf that may be on the requested side stays the same object: the program may give it to an optimizer.
+    elif may_stay and tensor.requires_grad and tensor.is_leaf and not _is_wrapped(tensor):
         if side is not None and to is None:
             mark_storage(storage, Side.UNKNOWN)  # on CUDA the result may be a copy on the other side
         return tensor
-    # A wrapper around other tensors moves these itself.
-    if storage is None and _decides_itself(tensor, to):
+    # A tensor without memory of its own, such as a DTensor or a lazy tensor, moves what it is made of itself.
+    of_class = type(tensor) not in _PLAIN and to is not Side.HOST
+    if storage is None and (of_class or isinstance(tensor, UninitializedTensorMixin)):
         return tensor
     return mark(tensor.clone(), to)
 
@@ -225,21 +229,6 @@ def moved_among_devices(context: Context, tensor: Any, result: Any) -> Any:
 def _is_on_target(context: Context, tensor: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
         return context.is_targets(tensor.device)
-
-
-def _stays_leaf(context: Context, tensor: torch.Tensor, side: Side | None, to: Side | None) -> bool:
-    """Return whether a tensor that requires a gradient is a leaf, and may be on the requested side already.
-
-    Such a leaf must stay the same object, because the program may give it to an optimizer.
-    """
-    # Several accelerators are one side, but CUDA copies from one to another.
-    is_ambiguous = side is None or to is None or (side is to and context.has_several_devices)
-    return is_ambiguous and tensor.is_leaf and not _is_wrapped(tensor)
-
-
-def _decides_itself(tensor: torch.Tensor, to: Side | None) -> bool:
-    """Return whether a tensor without memory of its own implements moves itself, as DTensor and lazy tensors do."""
-    return isinstance(tensor, UninitializedTensorMixin) or (type(tensor) not in _PLAIN and to is not Side.HOST)
 
 
 def followed(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

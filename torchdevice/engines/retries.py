@@ -46,6 +46,4 @@ def _on_cpu(context: Context, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _rewritten(context: Context, func: Any, rewriter: Rewriter | None) -> Any:
     """Return the function with its device argument rewritten: the call that failed may name a device."""
-    if rewriter is None:
-        return func
-    return lambda *args, **kwargs: rewriter(context, func, args, kwargs)
+    return func if rewriter is None else lambda *args, **kwargs: rewriter(context, func, args, kwargs)

@@ -14,7 +14,7 @@ import operator
 import sys
 import types
 from collections.abc import Collection, Iterator, Set
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.overrides import handle_torch_function
@@ -26,6 +26,7 @@ from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, moves
 from torchdevice.engines.error_texts import OF_TORCH
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
+from torchdevice.lowlevel import replace_new
 from torchdevice.lowlevel.replace_new import Call, Constructor
 
 _state = thread_state.state
@@ -150,7 +151,12 @@ class _Naming(EntryPoint):
                 asked = kwargs.get("device")
             elif rewriter is rewriters.move and len(args) == 2 and not kwargs:
                 asked = args[1]
-            known = context.thread.redirects.get(asked) if asked.__class__ is str else _as_it_is(context, asked)
+            if asked.__class__ is str:
+                known = context.thread.redirects.get(asked)
+            else:
+                # The target's first device, as the scope made it, needs none. Its side is known by the object: a device
+                # of the same value may be the host's, see `moves.py`.
+                known = (asked, "", "") if asked is context.runtime.device(0) else None
             if known is not None and not _stack_length() and not is_torch_function_all_disabled():
                 device, requested, done = known
                 _state.mode = None
@@ -170,14 +176,6 @@ class _Naming(EntryPoint):
                 finally:
                     _state.mode = mode if mode.context is not None else None
         return EntryPoint.__call__(self, *args, **kwargs)
-
-
-def _as_it_is(context: Any, asked: Any) -> tuple[Any, str, str] | None:
-    """Return an entry of ``Context.redirect`` for a device that needs none: the target's first, as the scope made it.
-
-    Its side is known by the object. A device of the same value may be the host's, see ``moves.py``.
-    """
-    return (asked, "", "") if asked is context.runtime.device(0) else None
 
 
 class LastResort(EntryPoint):
@@ -410,28 +408,24 @@ class _ImportedByValue:
         originals = self._originals
         now = loaded()
         if now != self._loaded:
-            new = sys.modules.keys() - self._seen
             # The main module grows while a program is typed in, without an import.
-            for place in (place for key in new | {"__main__"} for place in _holding(key, originals)):
-                # `may_be_absent`, because the name can be deleted between the search and here.
-                self._patches.setdefault(place, Replaced(*place, _stand_in, may_be_absent=True))
+            for key in (sys.modules.keys() - self._seen) | {"__main__"}:
+                module = sys.modules.get(key)
+                # The modules of this package hold originals on purpose.
+                if not isinstance(module, types.ModuleType) or key.startswith("torchdevice."):
+                    continue
+                held = vars(module)
+                if not originals.isdisjoint(map(id, list(held.values()))):  # of all at once: most modules hold none
+                    for name in [name for name, value in list(held.items()) if id(value) in originals]:
+                        # `may_be_absent`, because the name can be deleted between the search and here.
+                        place = Replaced(module, name, _stand_in, may_be_absent=True)
+                        self._patches.setdefault((module, name), place)
             self._seen, self._loaded = set(sys.modules), now
         # Only places that hold an original now: the program may have assigned another value since.
         put_in([patch for patch in self._patches.values() if id(patch.attributes.get(patch.name)) in originals])
 
     def remove(self) -> None:
         take_out(list(self._patches.values()))
-
-
-def _holding(key: str, known: Set[int]) -> list[tuple[types.ModuleType, str]]:
-    """Return the module and name of each global variable of a module whose value has an ``id`` in ``known``."""
-    module = sys.modules.get(key)
-    # The modules of this package hold originals on purpose.
-    if not isinstance(module, types.ModuleType) or key.startswith("torchdevice."):
-        return []
-    if known.isdisjoint(map(id, list(vars(module).values()))):  # most modules, and the loop below takes longer
-        return []
-    return [(module, name) for name, value in list(vars(module).items()) if id(value) in known]
 
 
 def _find_module(original: Any, orig_method: Any) -> str:
@@ -465,3 +459,53 @@ def needed(context: Context) -> list[Installation]:
     if own and kind not in _OF_RUNTIMES:
         _OF_RUNTIMES[kind] = Installation(functools.partial(_listed, own))
     return [*found, _OF_RUNTIMES[kind]] if own else found
+
+
+# ---- functions of torch that a program holds -------------------------------------------------------------------------
+
+# Wrappers do not reach a function that a closure, a default argument, an object or `functools.partial` has held since
+# before the scope. Only modules that use torch can hold one, so none is held before such a module has been imported.
+
+_ROOTS_OF_TORCH = ("torch", "torchgen", "functorch", "torchdevice")
+
+_PLAIN_VALUES = (bool, int, float, complex, str, bytes, type(None))
+
+_NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
+
+
+def automatic() -> Literal["mode", "wrap"]:
+    """Return what ``engine="auto"`` means for a scope of the whole process that is entered now."""
+    return "mode" if may_be_held() or replace_new.refusal() else "wrap"
+
+
+def may_be_held() -> bool:
+    """Return whether a module outside torch uses torch, or ``__main__`` has anything that can hold a function."""
+    for key, module in list(sys.modules.items()):
+        root = key.partition(".")[0]
+        if not isinstance(module, types.ModuleType) or root in _ROOTS_OF_TORCH or root in sys.stdlib_module_names:
+            continue
+        is_main = key in ("__main__", "__mp_main__")
+        if _can_hold(module) if is_main else any(map(_is_of_torch, list(vars(module).values()))):
+            return True
+    return False
+
+
+def _is_of_torch(value: object) -> bool:
+    """Return whether a value is a module, a class or a function of torch, without a call of the value's own."""
+    if type(value) is types.ModuleType:
+        name = vars(value).get("__name__")
+    elif issubclass(type(value), _NAMED):
+        name = value.__module__ or type(getattr(value, "__self__", None)).__module__
+    else:
+        return False
+    return isinstance(name, str) and name.partition(".")[0] == "torch"
+
+
+def _can_hold(main: types.ModuleType) -> bool:
+    """Return whether ``__main__`` defines or keeps anything but modules, plain values and what it has imported."""
+    for name, value in list(vars(main).items()):
+        named = issubclass(type(value), (*_NAMED, types.ModuleType))
+        imported = named and getattr(value, "__module__", None) != "__main__"
+        if not (imported or type(value) in _PLAIN_VALUES or (name.startswith("__") and name.endswith("__"))):
+            return True
+    return False

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import run
 from torchdevice.foundation import data_files
+from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.foundation.torch_texts import text
 
 
@@ -133,7 +134,7 @@ def kernel_of(name: str, key: str | None = None, otherwise: Callable[..., Any] |
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context
-        if otherwise is not None and (context is None or context.runtime.missing_operators_key != key):
+        if otherwise is not None and (context is None or context.runtime.corrected_key != key):
             return otherwise(overload(name), *args, **kwargs)
         return run_on_cpu(context, name, overload(name), args, kwargs)
 
@@ -148,6 +149,27 @@ def overload(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), variant or "default")
 
 
+def overload_of(name: str) -> Any:
+    """Return an operator of ATen."""
+    return overload(f"aten::{name}")
+
+
+@functools.cache
+def composite() -> frozenset[str]:
+    """Return the operators with a composite kernel, which torch runs before a fallback, by name with namespace."""
+    return frozenset(name for key in COMPOSITE for name in registrations_for_dispatch_key(key))
+
+
+def shadowed(key: str) -> set[str]:
+    """Return the operators of ATen with a composite kernel and one for a dispatch key."""
+    return of_aten(composite().intersection(registrations_for_dispatch_key(key)))
+
+
+def of_aten(names: Iterable[str]) -> set[str]:
+    """Return the operators of ATen among those with a namespace, without it."""
+    return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
+
+
 def kernels(key: str, lacks: Any = None, otherwise: Any = None) -> Mapping[str, Callable[..., Any]]:
     """Return the kernels for a dispatch key, see :func:`lacking` and :func:`kernel_of`."""
     return {name: kernel_of(name, key, otherwise) for name in lacking(key, lacks)}
@@ -156,8 +178,8 @@ def kernels(key: str, lacks: Any = None, otherwise: Any = None) -> Mapping[str, 
 def needed(context: Context) -> list[Installation]:
     """Return the installations that a context needs, by its target and the program's setting of :data:`VARIABLE`."""
     runtime, found = context.runtime, []
-    if runtime.missing_operators_key is not None and VARIABLE not in os.environ:
-        found.append(installation(kernels, runtime.missing_operators_key, runtime.lacks_kernel, runtime.run_for_others))
+    if runtime.corrected_key is not None and VARIABLE not in os.environ:
+        found.append(installation(kernels, runtime.corrected_key, runtime.lacks_kernel, runtime.run_for_others))
     if runtime.refusing_key is not None and not context.options.strict:
         found.append(installation(refusing_kernels, runtime.refusing_key))
     return found

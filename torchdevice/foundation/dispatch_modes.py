@@ -53,7 +53,12 @@ def leave(mode: _python_dispatch.TorchDispatchMode) -> None:
         if _entered:
             return
         if above:
-            _inherit(above)
+            # The mode that was entered next found the variables set at its beginning, and would leave them set at its
+            # end, for good. It restores what `_variables` would have restored.
+            heir = above[-1]
+            times = sum(each is heir for each in above)
+            for name in _KEPT:
+                getattr(heir, name)[-times] = getattr(_variables, name).pop()
         else:
             _push(_variables)
             _variables.__exit__(None, None, None)
@@ -65,20 +70,6 @@ _KEPT = (
     "old_without_ignore_compile_internals_dispatch_mode_flags",
 )
 """The attributes in which a mode keeps what it restores, the last entry last."""
-
-
-def _inherit(above: list[_python_dispatch.TorchDispatchMode]) -> None:
-    """Let the mode that was entered next restore what :data:`_variables` would have restored.
-
-    That mode found the variables set at its beginning, and would leave them set at its end, for good.
-
-    Args:
-        above: The modes that stay on the stack, the topmost first.
-    """
-    heir = above[-1]
-    times = sum(each is heir for each in above)
-    for name in _KEPT:
-        getattr(heir, name)[-times] = getattr(_variables, name).pop()
 
 
 def run(func: Any, args: Any, kwargs: Any) -> Any:

@@ -34,7 +34,10 @@ def begin() -> None:
         temporary = tempfile.gettempdir()
     except OSError:  # there is no folder to write to
         return
-    _remove_what_killed_runs_left(temporary)
+    with contextlib.suppress(OSError):
+        for each in Path(temporary).glob("torchdevice-run-*"):
+            if not _leader_may_run(each.name):  # a run that was killed left it
+                remove(each)
     folder = os.path.join(temporary, f"torchdevice-run-{_here()}-{os.getpid()}-{secrets.token_hex(8)}")
     os.environ[VARIABLE] = folder
     # At the very end: multiprocessing calls this after its processes were waited for, and after what joins reports.
@@ -133,10 +136,3 @@ def is_running(pid: int) -> bool:
         return False
     except psutil.Error:  # it is somebody else's
         return True
-
-
-def _remove_what_killed_runs_left(temporary: str) -> None:
-    with contextlib.suppress(OSError):
-        for each in Path(temporary).glob("torchdevice-run-*"):
-            if not _leader_may_run(each.name):
-                remove(each)

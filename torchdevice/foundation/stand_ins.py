@@ -181,3 +181,23 @@ def _state(tensor: torch.Tensor) -> tuple[int, torch.Tensor | None]:
 def _is_changed(tensor: torch.Tensor, count: int, values: torch.Tensor | None) -> bool:
     counted = not tensor.is_inference() and tensor._version != count
     return counted or (values is not None and not same_bits(tensor, values))
+
+
+# ---- bits and extent of a view ---------------------------------------------------------------------------------------
+
+
+conj = torch._C._VariableFunctions._conj
+neg_view = torch._C._VariableFunctions._neg_view
+
+
+def with_bits(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor that has no bits with those of another. A tensor like itself gives one without bits."""
+    tensor = conj(tensor) if like.is_conj() else tensor
+    return neg_view(tensor) if like.is_neg() else tensor
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Return how many elements there are in memory from the first to the last of a tensor's."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

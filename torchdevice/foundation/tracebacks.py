@@ -39,15 +39,6 @@ def trim(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _forget_handled(error: BaseException) -> None:
-    """Take out of an error the one that this package was handling: raised and caught here, it is not the program's."""
-    handled = error.__context__
-    if handled is not None and handled is not error.__cause__:
-        frames = _entries(handled.__traceback__)
-        if frames and all(map(_is_ours, frames)):
-            error.__context__ = handled.__context__
-
-
 def add_note(error: BaseException, note: str) -> None:
     """Add a note to an error; Python 3.10 has none."""
     if hasattr(error, "add_note"):
@@ -68,7 +59,11 @@ def without_ours(error: BaseException) -> TracebackType | None:
             add_note(error, remedy)
     if os.environ.get(FRAMES) == "full":
         return error.__traceback__
-    _forget_handled(error)
+    handled = error.__context__
+    if handled is not None and handled is not error.__cause__:
+        frames = _entries(handled.__traceback__)
+        if frames and all(map(_is_ours, frames)):  # raised and handled in this package: it is not the program's
+            error.__context__ = handled.__context__
     if entries and _is_ours(entries[-1]) and isinstance(error, _OF_DEFECTS) and not isinstance(error, IndexError):
         return error.__traceback__
     kept: list[TracebackType] = []

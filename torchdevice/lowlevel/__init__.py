@@ -33,7 +33,4 @@ not assumed, and a second observation must agree, so a build that differs is not
 
 ``memory_windows``
     Relies on addresses that a Triton kernel computed, each of which the caller has found to be in a tensor's memory.
-
-``pointers``
-    Relies on addresses being those that a program or torch has just given. Nothing can be checked.
 """

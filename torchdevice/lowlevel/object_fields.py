@@ -1,4 +1,4 @@
-"""Fields of torch's C++ objects that Python can read but not set.
+"""Memory at addresses that programs give, and fields of torch's C++ objects that Python can read but not set.
 
 The offset of a field is not assumed: it is the only one at which the memory of two objects holds what torch answers for
 both.
@@ -11,7 +11,12 @@ import sys
 from collections.abc import Sequence
 
 from torchdevice.errors import TorchVersionError
-from torchdevice.lowlevel.pointers import Word
+
+Word = ctypes.c_uint64
+"""A word of memory, whose ``value`` can be read and set."""
+
+copy = ctypes.memmove
+"""Copies bytes: ``copy(to, source, size)``."""
 
 _WORD = ctypes.sizeof(Word)  # fields are looked for word by word, as the compiler aligns them
 
@@ -46,3 +51,8 @@ def offsets(objects: Sequence[int], values: Sequence[int], words: int) -> list[i
         for offset in range(0, words * _WORD, _WORD)
         if all(each[offset:].startswith(value) for each, value in zip(held, wanted, strict=True))
     ]
+
+
+def word_at(address: int) -> Word:
+    """Return the word at an address."""
+    return Word.from_address(address)

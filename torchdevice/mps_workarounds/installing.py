@@ -120,5 +120,5 @@ def _guarded(name: str, key: str, faults: Sequence[Fault]) -> Callable[..., Any]
 
 def needed(context: Context) -> list[Installation]:
     """Return the installations that a context needs for its target."""
-    key = context.runtime.known_faults_key
+    key = context.runtime.corrected_key
     return [installation(kernels, key)] if key is not None else []

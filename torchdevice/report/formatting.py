@@ -98,9 +98,7 @@ def libraries(row: Row) -> str:
 def processes(row: Row, report: Content) -> str:
     """Return in which processes a row happened; nothing where all of those that asked for anything did the same."""
     asking = sum(process.calls > 0 or process.end != "reported" for process in report.processes)
-    if len(report.processes) == 1 or len(row.processes) == asking > 1:
-        return ""
-    return _together(row.processes)
+    return "" if len(report.processes) == 1 or len(row.processes) == asking > 1 else _together(row.processes)
 
 
 def _together(names: Sequence[str]) -> str:

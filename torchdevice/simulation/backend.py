@@ -14,13 +14,13 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.errors import BackendTakenError
 from torchdevice.fallback import fallback_kernels
+from torchdevice.fallback.fallback_kernels import composite, of_aten, overload_of, shadowed
 from torchdevice.foundation import forks, garbage_collection
 from torchdevice.lowlevel import page_locked
 from torchdevice.mps_workarounds import installing
 from torchdevice.simulation import device_guard, policy, printing, sharing, storage_resizing
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import handwritten_kernels, nested, quantized, recurrent_networks, sparse
-from torchdevice.simulation.kernels.overloads import composite, of_aten, overload_of, shadowed
 from torchdevice.simulation.kernels.pipeline import Pipeline, fallback, kernel_of, refusals_of
 from torchdevice.simulation.native import serving
 from torchdevice.simulation.policy import DEVICE_TYPE

@@ -48,7 +48,7 @@ class _State:
         if offset % _PER_KERNEL:
             raise RuntimeError("offset must be a multiple of 4")
         self.seed, self.offset = seed & _WORD, offset
-        self.numbers.manual_seed(_mixed(self.seed, offset) if offset else seed)
+        self.numbers.manual_seed(mixed(self.seed, offset) if offset else seed)
 
     def read(self) -> torch.Tensor:
         """Return the seed and the offset as 16 bytes, or the state of the CPU's generator."""
@@ -77,7 +77,7 @@ class _State:
     def upcoming(self) -> torch.Generator:
         """Return the generator of the CPU from which the next kernel draws."""
         if not self.is_cpus:
-            self.numbers.manual_seed(_mixed(self.seed, self.offset))
+            self.numbers.manual_seed(mixed(self.seed, self.offset))
         return self.numbers
 
     def next(self) -> torch.Generator:
@@ -87,7 +87,8 @@ class _State:
         return numbers
 
 
-def _mixed(seed: int, offset: int) -> int:
+def mixed(seed: int, offset: int) -> int:
+    """Return the seed of the CPU's generator for the kernel that begins at an offset of a device's seed."""
     mixed = (seed + (offset // _PER_KERNEL + 1) * _STEP) & _WORD
     mixed = (mixed ^ mixed >> 30) * _FIRST & _WORD
     mixed = (mixed ^ mixed >> 27) * _SECOND & _WORD

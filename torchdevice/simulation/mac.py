@@ -41,12 +41,11 @@ class MacRuntime(MpsRuntime):
     generator_type = device_generators.Generator
     draws_on_cpu = True
     autocast_key = None
-    missing_operators_key = "PrivateUse1"
+    corrected_key = "PrivateUse1"
     lacks_kernel = staticmethod(
         lambda operator: operator.startswith("aten::") and PROFILES["mps"].missing(overload(operator)) is not None
     )
     run_for_others = staticmethod(backend.run_any)
-    known_faults_key = "PrivateUse1"
     refusing_key = "PrivateUse1"
 
     def __init__(self, machine: Context):

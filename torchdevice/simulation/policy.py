@@ -308,9 +308,5 @@ def _record(looking: Sequence[Any], op: Any, kernel: Any, args: Any, kwargs: Any
             return kernel(*args, **kwargs)
 
     for each in looking:
-        run = functools.partial(_under, each, op, run)
+        run = functools.partial(lambda each, run, *args, **kwargs: each.run(op, run, args, kwargs), each, run)
     return run(*args, **kwargs)
-
-
-def _under(recorder: Any, op: Any, run: Any, *args: Any, **kwargs: Any) -> Any:
-    return recorder.run(op, run, args, kwargs)

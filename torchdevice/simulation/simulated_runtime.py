@@ -16,6 +16,7 @@ from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.mps_runtime import says_refused
 from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Runtime
+from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.lowlevel import page_locked
 from torchdevice.simulation import (
     backend,
@@ -26,14 +27,14 @@ from torchdevice.simulation import (
     policy,
     simulated_rewriters,
 )
-from torchdevice.simulation.allocator import allocator_settings, storages, stream_uses
+from torchdevice.simulation.allocator import allocator_settings, storages
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, host_alias
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
 from torchdevice.simulation.observe import (
     assumed_values,
     async_copies,
-    host_waits,
+    happens_before,
     meta_kernels,
     races,
     unwritten_memory,
@@ -74,14 +75,14 @@ class SimulatedRuntime(Runtime):
     private_pools = staticmethod(storages.device)
     same_memory = staticmethod(storages.twin)
     serve_reducer = staticmethod(page_locked.serve)
-    watch_host_waits = staticmethod(host_waits.begin)
+    watch_host_waits = staticmethod(happens_before.watch_host_waits)
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None, taken: int = 0):
         self.profile = profile
         self.memory_limit, self.taken = memory_limit, taken
         self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in
         self.folds_ordinals = profile.single
-        self.survives_fork = self.shared_by_ranks = not profile.stands_for_cuda
+        self.shared_by_processes = not profile.stands_for_cuda
         self.refusing_key = "PrivateUse1" if profile.accelerator == "mps" else None
         self._count = count
 
@@ -236,9 +237,32 @@ class SimulatedRuntime(Runtime):
 _UNTIMED = HostMark()
 
 
+class StreamUses(StreamObserver):
+    """Tells the allocator which streams use a tensor's memory, and when the host has waited for the devices.
+
+    CUDA's allocator reuses memory that ``record_stream`` names when the other stream has done its work. Here that
+    counts as done when the host next waits for a device in any way: a synchronisation, an event, a number or a copy
+    that comes to the host.
+    """
+
+    def memory_used(self, tensor: Any, stream: Stream) -> None:
+        with torch._C.DisableTorchFunction():
+            # Sparse tensors have no storage of their own.
+            owner = storages.owner_of(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+        if owner is not None and owner.block is not None:
+            owner.on.use(owner.block, stream)
+
+    def _wait(self, waited_for: Any) -> None:
+        storages.host_waited()
+
+    event_synchronized = stream_synchronized = device_synchronized = _wait  # type: ignore[assignment]
+    # A query that says "done" is a wait that took no time.
+    event_queried = stream_queried = _wait  # type: ignore[assignment]
+
+
 def _begin(context: Context) -> None:
     """Follow the order of a context's work, as far as its options ask for that."""
-    context.stream_observers.append(stream_uses.StreamUses())
+    context.stream_observers.append(StreamUses())
     found: list[Any] = []
     if context.options.compute == "meta":
         assume = context.options.values is not None
@@ -271,7 +295,7 @@ def _end(context: Context) -> None:
     machine.leave(context)
 
 
-_FOLLOWERS = (stream_uses.StreamUses, meta_kernels.WithoutValues, async_copies.InFlight, races.Races)
+_FOLLOWERS = (StreamUses, meta_kernels.WithoutValues, async_copies.InFlight, races.Races)
 
 
 runtime = functools.cache(SimulatedRuntime)

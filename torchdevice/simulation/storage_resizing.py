@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from torchdevice.lowlevel.dlpack_alias import on_device
-from torchdevice.lowlevel.object_fields import offset_of
-from torchdevice.lowlevel.pointers import copy, word_at
+from torchdevice.lowlevel.object_fields import copy, offset_of, word_at
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.policy import DEVICE_TYPE
 
@@ -54,15 +53,11 @@ def resize(storage: Any, size: int) -> Any:
         word_at(storage._cdata + address_at).value = address
         word_at(storage._cdata + size_at).value = size
         if old is not None:
-            _free(old, before)
+            # torch's storage holds the old memory for its deleter. It is freed unless others share it.
+            freed = old.untyped_storage()
+            if _resizable(freed) and freed.nbytes() == before:
+                _resize_cpu(freed, 0)
     return storage
-
-
-def _free(tensor: torch.Tensor, size: int) -> None:
-    """Free the memory of a CPU tensor, which torch's storage still holds for its deleter, unless others share it."""
-    storage = tensor.untyped_storage()
-    if _resizable(storage) and storage.nbytes() == size:
-        _resize_cpu(storage, 0)
 
 
 @functools.cache

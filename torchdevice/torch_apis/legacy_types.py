@@ -59,23 +59,12 @@ class LegacyTensorType(type):
                 f"{cls.__module__}.{cls.__name__} makes tensors in a scope only. Call it in torchdevice.portable()."
             )
         device = kwargs.pop("device", None)
+        on_target = context.target if device is None else context.redirect(device)
+        if on_target is None:
+            raise RuntimeError(text("legacy constructor", expected="cuda", given=torch.device(device).type))
         cpu_type = getattr(torch.sparse if cls.is_sparse else torch, cls.__name__)
         # Made on the CPU by torch's own constructor, whose arguments are many.
-        return torch.Tensor.to(cpu_type(*args, **kwargs), _device_of(context, device))
-
-
-def _device_of(context: Context, device: Any) -> torch.device:
-    """Return the target's device for the argument of a legacy constructor.
-
-    Raises:
-        RuntimeError: It is not a device of the program's accelerator. The text is torch's.
-    """
-    if device is None:
-        return context.target
-    on_target = context.redirect(device)
-    if on_target is None:
-        raise RuntimeError(text("legacy constructor", expected="cuda", given=torch.device(device).type))
-    return on_target
+        return torch.Tensor.to(cpu_type(*args, **kwargs), on_target)
 
 
 STAND_INS = {

@@ -6,7 +6,7 @@ calls come from the scope's streams and events and from the allocator of the sim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import torch.cuda._gpu_trace as gpu_trace
@@ -38,19 +38,14 @@ class Trace(StreamObserver):
     def segment_changed(self, action: str, segment: Block, stream: int) -> None:
         """Do nothing: torch's trace knows blocks only."""
 
-
-def _firing(event: str) -> Callable[..., None]:
-    """Return the method that calls what is registered for an event, with the handles of streams."""
-
-    def fire(self: Trace, *told: Any) -> None:
+    def fire(self, event: str, *told: Any) -> None:
+        """Call what is registered for an event, with the handles of streams."""
         handles = (handle_of(each) if isinstance(each, tuple) else each for each in told)
         getattr(gpu_trace, f"{event}Callbacks").fire_callbacks(*handles)
 
-    return fire
-
 
 for _method, _event in data_files.read(__file__, "gpu_trace.json").items():
-    setattr(Trace, _method, _firing(_event))
+    setattr(Trace, _method, functools.partialmethod(Trace.fire, _event))
 
 
 class _Activation:

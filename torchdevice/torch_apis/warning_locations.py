@@ -28,18 +28,13 @@ def _is_ours(file: str) -> bool:
 def _show(context: Context, original: Any, message: Any) -> None:
     """``warnings._showwarnmsg``, through which every warning passes that the filters let through."""
     if _is_ours(message.filename):
-        _forget(message)
+        # Python forgets that it gave the warning, so that it gives it at other lines of the program too.
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename == message.filename:
+                frame.f_globals.pop("__warningregistry__", None)
+            frame = frame.f_back
+        getattr(warnings, "onceregistry", {}).pop((str(message.message), message.category), None)
         warn_at(caller_frame(), message.message, message.category, message.source)
     else:
         original(message)
-
-
-def _forget(message: Any) -> None:
-    """Let Python forget that it gave the warning, so that it gives it at other lines of the program too."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == message.filename:
-            frame.f_globals.pop("__warningregistry__", None)
-        frame = frame.f_back
-    once = getattr(warnings, "onceregistry", {})
-    once.pop((str(message.message), message.category), None)

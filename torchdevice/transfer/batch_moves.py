@@ -131,7 +131,12 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
         source, target = self._source, self._target
         way = source._way()
         if way is not None:
-            self._listen(*way)
+            # The transfer stream waits until the batch is complete, and until the target's memory is free.
+            self._transfer = transfer = source._leaving_stream(*way)
+            self._computing, self._awaiting = source._working_stream(way[0]), target._working_stream(way[1])
+            ready = self._computing.record_event() if self._after is None else self._after
+            for event in (ready, self._awaiting.record_event()):
+                event.wait(transfer)
         elif self._after is not None:
             self._after.synchronize()
         streams = (source, source._compute), (target, target._compute), (source, self._transfer)
@@ -147,15 +152,6 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
     def __exit__(self, *exc_info: object) -> None:
         self._entered.close()
 
-    def _listen(self, here: torch.device, there: torch.device) -> None:
-        """Let the transfer stream wait until the batch is complete, and until the target's memory is free."""
-        source, target = self._source, self._target
-        self._transfer = transfer = source._leaving_stream(here, there)
-        self._computing, self._awaiting = source._working_stream(here), target._working_stream(there)
-        ready = self._computing.record_event() if self._after is None else self._after
-        for event in (ready, self._awaiting.record_event()):
-            event.wait(transfer)
-
     def hold_up(self, stream: torch.Stream | None) -> None:
         """Let another stream wait for what the transfer stream was given, if there is one."""
         if self._transfer is not None and stream is not None:
@@ -164,16 +160,13 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
     def move(self, leaf: Any) -> Any:
         """Return a leaf on the target: what is no tensor and cannot be moved, as it is."""
         if not isinstance(leaf, torch.Tensor):
-            return self._move_other(leaf)
+            moved = moved_by_itself(leaf, self._device)
+            if moved is not leaf or isinstance(leaf, torch.nn.Module):
+                self.hold_up(self._computing)  # its memory is not known, so it cannot be kept until the copy is done
+            return moved
         if self._transfer is None:
             return leaf.to(self._device, non_blocking=may_copy_alone(leaf, self._device))
         return _Exchange.apply(leaf, self)
-
-    def _move_other(self, leaf: Any) -> Any:
-        moved = moved_by_itself(leaf, self._device)
-        if moved is not leaf or isinstance(leaf, torch.nn.Module):
-            self.hold_up(self._computing)  # its memory is not known, so it cannot be kept until the copy is done
-        return moved
 
     def exchange(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor on the transfer stream, and keep its memory until that is done."""
@@ -225,9 +218,8 @@ def moved_by_itself(leaf: Any, device: torch.device) -> Any:
 
 def may_copy_alone(tensor: torch.Tensor, device: torch.device) -> bool:
     """Return whether a copy to a device may go on while the host does: the host's memory stays in place until then."""
-    if torch.compiler.is_compiling():  # a graph cannot ask what is pinned
-        return False
-    if tensor.layout is not torch.strided or not tensor.is_pinned():
+    # First, because a graph cannot ask what is pinned.
+    if torch.compiler.is_compiling() or tensor.layout is not torch.strided or not tensor.is_pinned():
         return False
     runtime = registry.runtime(device.type)
     return not (runtime.shares_host_memory or runtime.blocking_copies_only)

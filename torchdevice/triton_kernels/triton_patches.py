@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 from typing import Any
 
@@ -34,24 +35,17 @@ def _shared_memory(context: Context, original: Any, device: int) -> int:
     return original.__wrapped__(device)
 
 
-def _bench(
-    context: Context,
-    original: Any,
-    fn: Any,
-    warmup: float = 25,
-    rep: float = 100,
-    grad_to_none: Any = None,
-    quantiles: Any = None,
-    return_mode: str = "mean",
-) -> Any:
+def _bench(context: Context, original: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
     """``do_bench``, which would call a function seven times more, however long its first call took."""
+    given = inspect.signature(original).bind(fn, *args, **kwargs)
+    given.apply_defaults()
     begun = time.perf_counter()
     fn()
     torch.cuda.synchronize()
     spent = 1000 * (time.perf_counter() - begun)
-    if context.runtime.makes_triton_code or spent < rep:
-        return original(fn, warmup, rep, grad_to_none, quantiles, return_mode)
-    return triton.summarized([spent], quantiles, return_mode)
+    if context.runtime.makes_triton_code or spent < given.arguments["rep"]:
+        return original(fn, *args, **kwargs)
+    return triton.summarized([spent], given.arguments["quantiles"], given.arguments["return_mode"])
 
 
 def patches() -> list[Patch]:

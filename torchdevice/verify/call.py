@@ -11,7 +11,7 @@ from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.stand_ins import given_to, same_bits, tensors
 from torchdevice.journal.discrepancies import Finding
-from torchdevice.verify import ranges, reference, tolerances
+from torchdevice.verify import reference, tolerances
 from torchdevice.verify.inputs import WIDE, Copies, Inputs, Place, is_plain, on_cpu, window
 from torchdevice.verify.lines import Lines
 from torchdevice.verify.operator_facts import Operator
@@ -124,7 +124,7 @@ class Call:
             drawn = each.expected(expected, copies)
             found = tolerances.of_properties(each.actual, drawn, wide=self._wide)
             if found is None and self.operator.has_values:
-                found = ranges.outside(self.operator, self._given, on_cpu(each.actual, self._alias), drawn)
+                found = tolerances.outside(self.operator, self._given, on_cpu(each.actual, self._alias), drawn)
             if found is not None:
                 yield each.name, found
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from torchdevice.engines.rewriters import native_device
-from torchdevice.foundation.stand_ins import StandIns, tensors
-from torchdevice.foundation.view_bits import extent, with_bits
+from torchdevice.foundation.stand_ins import StandIns, extent, tensors, with_bits
 
 Alias = Callable[[torch.Tensor], torch.Tensor | None]
 """Returns the CPU tensor with the memory of a tensor; None where there is none (``Runtime.host_alias``)."""

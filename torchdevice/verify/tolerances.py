@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.testing import _comparison
+
+from torchdevice.verify.operator_facts import Operator
 
 ROUNDINGS = 16
 """How many times the effect of one rounding of the inputs is allowed, where more than torch.testing's default is."""
@@ -65,9 +68,7 @@ def of_values(actual: torch.Tensor, expected: torch.Tensor, more: torch.Tensor |
     # Whole numbers are compared as such: float64 has not all of them.
     # An error of 0 in float64 with unequal values means whole numbers that float64 cannot tell apart.
     agree = (actual == rounded) | (one.isnan() & other.isnan()) | ((error <= allowed) & (error > 0))
-    if bool(agree.all()):
-        return None
-    return _described(one, other, error, allowed, ~agree)
+    return None if bool(agree.all()) else _described(one, other, error, allowed, ~agree)
 
 
 def _in_double(tensor: torch.Tensor) -> torch.Tensor:
@@ -131,3 +132,45 @@ def terms_of(inputs: list[torch.Tensor], result: torch.Tensor) -> float:
     numbers = (each.numel() for each in inputs if each.dtype.is_floating_point or each.dtype.is_complex)
     *_, other, largest = [1, 1, *sorted(numbers)]
     return max(1.0, largest / number, math.sqrt(largest * other / number))
+
+
+# ---- random numbers that the CPU cannot draw as the target does ------------------------------------------------------
+
+_Given = dict[str, Any]
+
+_RANGES: dict[str, Callable[[_Given], tuple[float, float]]] = {
+    "bernoulli": lambda given: (0, 1),
+    "exponential": lambda given: (0, math.inf),
+    "multinomial": lambda given: (0, given["self"].shape[-1] - 1),
+    "rand": lambda given: (0, 1),
+    "rand_like": lambda given: (0, 1),
+    "randint": lambda given: (given.get("low", 0), given["high"] - 1),
+    "randint_like": lambda given: (given.get("low", 0), given["high"] - 1),
+    "randperm": lambda given: (0, given["n"] - 1),
+    "uniform": lambda given: (given.get("from", 0), given.get("to", 1)),
+}
+"""Operator -> the least and the greatest number that it may draw, of its arguments."""
+
+
+def outside(operator: Operator, given: _Given, actual: torch.Tensor, expected: torch.Tensor) -> Difference | None:
+    """Return how random numbers lie outside of their range, or are not finite where the CPU's are; None if neither.
+
+    Args:
+        operator: The operator that drew them.
+        given: Its arguments by name.
+        actual: The numbers, on the CPU.
+        expected: Numbers that the CPU drew.
+    """
+    if not actual.numel():
+        return None
+    if bool(expected.isfinite().all()) and not bool(actual.isfinite().all()):
+        return Difference("NaN" if bool(actual.isnan().any()) else "inf", "is not finite where the CPU's is")
+    name = operator.op._schema.name.partition("::")[2].rstrip("_")
+    if name not in _RANGES:
+        return None
+    least, greatest = _RANGES[name](given)
+    parts = (torch.view_as_real(actual) if actual.is_complex() else actual).double()
+    low, high = parts.min().item(), parts.max().item()
+    if low >= least and high <= greatest:
+        return None
+    return Difference("range", f"has numbers from {low!r} to {high!r}, outside of {least!r} to {greatest!r}")

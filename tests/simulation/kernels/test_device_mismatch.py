@@ -130,3 +130,27 @@ def test_what_cuda_accepts_is_accepted(devices: torchdevice.Scope) -> None:
     assert x[torch.tensor([True, False, False, True])].tolist() == [0.0, 3.0], "a CPU mask as an index"
     x[torch.tensor([1])] = torch.tensor(9.0)
     assert x.tolist() == [0.0, 9.0, 2.0, 3.0] and float(x[1]) == 9.0 and int(x.argmax()) == 1
+
+
+FOR_EACH: dict[str, Callable[[list[torch.Tensor]], Any]] = {
+    "new tensors": torch._foreach_abs,
+    "two lists": lambda given: torch._foreach_mul(given, given),
+    "a scalar": lambda given: torch._foreach_add(given, 2),
+    "numbers": lambda given: torch._foreach_div(given, [2.0, 4.0, 8.0]),
+    "in place": lambda given: torch._foreach_zero_(given) or given,
+    "two lists in place": lambda given: torch._foreach_mul_(given, given) or given,
+    "a copy": lambda given: torch._foreach_copy_(given, given[::-1]) or given,
+    "norms": torch._foreach_norm,
+}
+
+
+@pytest.mark.parametrize("call", FOR_EACH)
+def test_lists_of_tensors_on_several_devices_are_computed_one_by_one(call: str) -> None:
+    def given(*devices: str) -> list[torch.Tensor]:
+        return [torch.full((2,), number - 2.5, device=device) for number, device in enumerate(devices)]
+
+    expected = FOR_EACH[call](given("cpu", "cpu", "cpu"))
+    with torchdevice.simulate("a100", count=2):
+        found = FOR_EACH[call](given("cuda:0", "cpu", "cuda:1"))
+        assert [str(each.device) for each in found] == ["cuda:0", "cpu", "cuda:1"]
+        assert [each.tolist() for each in found] == [each.tolist() for each in expected]

@@ -24,8 +24,8 @@ CALLS = {
 
 
 @pytest.fixture(autouse=True)
-def scope() -> Iterator[None]:
-    with torchdevice.simulate("a100"):
+def scope(request: pytest.FixtureRequest) -> Iterator[None]:
+    with torchdevice.simulate("a100", **getattr(request, "param", {})):
         torch.manual_seed(0)
         yield
 
@@ -102,6 +102,51 @@ def test_a_seed_decides_what_dropout_drops() -> None:
     again = CALLS["flash"](*given, 0.5, False)
     assert torch.equal(one[0], again[0]) and torch.equal(one[6], again[6]) and not torch.equal(one[0], other[0])
     assert one[6].dtype is torch.uint64 and one[6].shape == (2,)
+
+
+def place_of(kernel: str, results: Any) -> tuple[int, int]:
+    if kernel == "flash":
+        seed, offset = results[6].view(torch.int64).tolist()
+        return seed, offset
+    seed, offset = results[2:4] if kernel == "efficient" else results[6:8]
+    return int(seed), int(offset)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kernel", CALLS)
+def test_what_a_kernel_drops_can_be_filled_into_a_mask(kernel: str, dtype: torch.dtype) -> None:
+    q, k, v = (on_device(2, 3, 140, 16, dtype=dtype).detach() for _ in range(3))
+    results = CALLS[kernel](q, k, v, 0.3, False)
+    numbers = aten._fill_mem_eff_dropout_mask_(
+        torch.empty(2, 3, 140, 140, device="cuda"), 0.3, *place_of(kernel, results)
+    )
+    expected = aten._scaled_dot_product_attention_math(q, k, v, None, 0.3, dropout_mask=numbers > 0.3)[0]
+    torch.testing.assert_close(results[0], expected, atol=3e-2, rtol=3e-2)
+    assert numbers.min() >= 0 and numbers.max() <= 1 and abs((numbers > 0.3).float().mean().item() - 0.7) < 0.02
+
+
+@pytest.mark.parametrize("scope", [{"random": "device"}], indirect=True)
+def test_the_mask_is_that_of_the_operator_limited_to_a_kernel(scope: None) -> None:
+    q, k, v = (on_device(2, 3, 20, 16).detach() for _ in range(3))
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        torch.manual_seed(42)
+        found = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+    state = torch.cuda.get_rng_state()
+    numbers = aten._fill_mem_eff_dropout_mask_(torch.empty(2, 3, 20, 20, device="cuda"), 0.3, 42, 0)
+    assert torch.equal(state, torch.cuda.get_rng_state()), "the device's generator is not moved on"
+    expected = aten._scaled_dot_product_attention_math(q, k, v, None, 0.3, dropout_mask=numbers > 0.3)[0]
+    torch.testing.assert_close(found, expected, atol=3e-3, rtol=3e-3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_returns_its_weights_with_the_sign_of_what_it_dropped(causal: bool) -> None:
+    q, k, v = (on_device(2, 3, 140, 16).detach() for _ in range(3))
+    results = aten._scaled_dot_product_flash_attention(q, k, v, 0.3, causal, True)
+    assert results[8].shape == (2, 3, 256, 256) and results[8].dtype is torch.float16
+    weights = results[8][..., :140, :140].float()
+    torch.testing.assert_close(weights.abs().sum(-1), torch.ones(2, 3, 140, device="cuda"), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(weights.relu() @ v.float() / 0.7, results[0].float(), atol=1e-2, rtol=1e-2)
+    assert aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, True)[8].numel() == 0
 
 
 def test_a_window_hides_keys_that_are_far() -> None:

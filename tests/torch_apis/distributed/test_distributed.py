@@ -24,7 +24,7 @@ from places import PROGRAMS
 import torchdevice
 from torchdevice.cli import main, ranks
 from torchdevice.core import thread_state
-from torchdevice.torch_apis.distributed import duplicate_gpus, process_groups
+from torchdevice.torch_apis.distributed import nccl_group, process_groups
 
 
 def torchrun(
@@ -45,7 +45,7 @@ def test_a_build_without_process_groups_gets_no_patches_of_them(there: bool) -> 
     code += (
         "from torchdevice.core.bindings import REPLACED; owners = [getattr(each, 'owner', 0) for each in REPLACED]; "
     )
-    code += "print(dist in owners, any(str(vars(each).get('_function')).find('init_process') > 0 for each in REPLACED))"
+    code += "print(dist in owners, any('init_process' in str(getattr(each, '_function', '')) for each in REPLACED))"
     done = run_python("-c", code)
     assert done.stdout.split() == [str(there)] * 2, done.stderr
 
@@ -199,7 +199,7 @@ class TestRanksOnOneDevice:
             return torch.cat([mine + each - of_all[1] for each in of_all])
 
         with torchdevice.simulate():
-            duplicate_gpus.check(1, of_all[1], gather)
+            nccl_group.check_devices(1, of_all[1], gather)
 
     def test_two_ranks_on_one_are_refused(self) -> None:
         self.check([0, 1, 2])
@@ -207,7 +207,7 @@ class TestRanksOnOneDevice:
             self.check([0, 3, 3])
 
     def test_devices_are_told_apart_by_machine_and_by_what_is_visible(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        identity = duplicate_gpus._identity
+        identity = nccl_group._identity
         here = identity(1)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
         assert [identity(1), identity(2)] == [here, here + 1] and identity(0) == here + 2

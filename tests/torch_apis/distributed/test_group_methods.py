@@ -28,6 +28,7 @@ def test_a_group_takes_every_form_of_its_methods(target: str, tmp_path: Path) ->
         assert others == {
             "split": [[2.0, 2.0], 2, "nccl"],
             "hooks": [[1.5, 1.5]] * 3,
+            "late": True,
             "made": [2.0, 2.0],
             "configuration": "cuda:nccl",
             "time-out in minutes": 10.0,

@@ -1,12 +1,184 @@
-"""The statistics of a device's allocator, as ``torch.cuda.memory_stats`` shows them."""
+"""The statistics of a device's allocator, as ``torch.cuda.memory_stats`` shows them.
+
+Each has a current value, a peak, and the sums of its increases and decreases.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from torchdevice.simulation.allocator.memory_blocks import Block
-from torchdevice.simulation.allocator.pool_stats import Figures, shown
+from torchdevice.devices.runtime import Stat
+from torchdevice.foundation import data_files
+
+
+class Figures:
+    """Statistics of one kind of pool. Each has a current value, a peak (``peak_...``) and the sum of all increases.
+
+    Attributes:
+        allocated: Bytes of blocks that tensors have.
+        requested: Bytes that were requested of the blocks in use.
+        count: Blocks that tensors have.
+        pending: Bytes of blocks that were freed while another stream may use them.
+        pending_count: Number of these blocks.
+        inactive: Bytes of free parts of segments that are in use, which the allocator cannot return to the driver.
+        inactive_count: Number of these parts.
+        reserved: Bytes of segments.
+        segments: Number of segments.
+        peak_active: The peak of ``allocated`` and ``pending`` together while blocks were pending.
+        peak_active_count: The peak of ``count`` and ``pending_count`` together while blocks were pending.
+        whole: Counts everything that these count; None for the figures of everything.
+    """
+
+    allocated = peak_allocated = total_allocated = 0
+    requested = peak_requested = total_requested = 0
+    count = peak_count = total_count = 0
+    pending = peak_pending = total_pending = 0
+    pending_count = peak_pending_count = total_pending_count = 0
+    inactive = peak_inactive = total_inactive = 0
+    inactive_count = peak_inactive_count = total_inactive_count = 0
+    reserved = peak_reserved = total_reserved = 0
+    segments = peak_segments = total_segments = 0
+    peak_active = peak_active_count = 0
+
+    def __init__(self, whole: Figures | None = None) -> None:
+        """Make figures of 0. ``whole`` counts everything that they count, except sums of increases."""
+        self.whole = whole
+        self._parts: list[Figures] = []
+        if whole is not None:
+            # So that the whole can sum the increases of its parts, which `add` does not count twice.
+            whole._parts.append(self)
+        self.forget_totals()
+
+    def add(self, size: int, requested: int) -> None:
+        """Add a block."""
+        # Increases are counted in the part alone; `_totals` adds them up.
+        self.total_allocated += size
+        self.total_requested += requested
+        self.total_count += 1
+        self._add(size, requested)
+        if self.whole is not None:
+            self.whole._add(size, requested)
+
+    def _add(self, size: int, requested: int) -> None:
+        # Local variables save attribute look-ups, for this runs at every allocation.
+        count = self.count = self.count + 1
+        requested = self.requested = self.requested + requested
+        allocated = self.allocated = self.allocated + size
+        if allocated > self.peak_allocated:
+            self.peak_allocated = allocated
+        if requested > self.peak_requested:
+            self.peak_requested = requested
+        if count > self.peak_count:
+            self.peak_count = count
+        # Peaks of active memory differ from those of allocated memory only while blocks are pending.
+        if self.pending:
+            self._raise_active()
+
+    def remove(self, size: int, requested: int) -> None:
+        """Subtract a block that a tensor had, and that is free again."""
+        self.allocated -= size
+        self.requested -= requested
+        self.count -= 1
+        whole = self.whole
+        if whole is not None:
+            whole.allocated -= size
+            whole.requested -= requested
+            whole.count -= 1
+
+    def suspend(self, size: int, count: int = 1) -> None:
+        """Count a block that no tensor has any more as pending; one of -1 and its size below 0 as one that has it."""
+        self.allocated -= size
+        self.count -= count
+        self.pending += size
+        self.pending_count += count
+        self._raise_active()
+        if self.whole is not None:
+            self.whole.suspend(size, count)
+
+    def _raise_active(self) -> None:
+        self.peak_active = max(self.peak_active, self.allocated + self.pending)
+        self.peak_active_count = max(self.peak_active_count, self.count + self.pending_count)
+
+    def change(self, name: str, by: int) -> None:
+        """Add to a current value, raise its peak, and count an increase."""
+        value = getattr(self, name) + by
+        setattr(self, name, value)
+        if by > 0:
+            setattr(self, f"total_{name}", getattr(self, f"total_{name}") + by)
+            setattr(self, f"peak_{name}", max(getattr(self, f"peak_{name}"), value))
+        if self.whole is not None:  # the whole has the same figures
+            self.whole.change(name, by)
+
+    def split(self, count: int, size: int) -> None:
+        """Change the free parts of segments in use by so many parts and bytes."""
+        if count > 0:
+            self.total_inactive_count += count
+        if size > 0:
+            self.total_inactive += size
+        self._split(count, size)
+        if self.whole is not None:
+            self.whole._split(count, size)
+
+    def _split(self, count: int, size: int) -> None:
+        inactive = self.inactive = self.inactive + size
+        inactive_count = self.inactive_count = self.inactive_count + count
+        if inactive > self.peak_inactive:
+            self.peak_inactive = inactive
+        if inactive_count > self.peak_inactive_count:
+            self.peak_inactive_count = inactive_count
+
+    def count_anew(self, blocks: Collection[Any]) -> None:
+        """Replace all counts by those of some blocks in use, each of which is a segment."""
+        size = sum(block.size for block in blocks)
+        self.allocated = self.reserved = size
+        self.requested = sum(block.requested for block in blocks)
+        self.count = self.segments = len(blocks)
+        self.pending = self.pending_count = self.inactive = self.inactive_count = 0
+        # A peak is never below the current value.
+        for name in _FIGURES:
+            setattr(self, f"peak_{name}", max(getattr(self, f"peak_{name}"), getattr(self, name)))
+
+    def forget_peaks(self) -> None:
+        """Reset the peaks to the current values."""
+        for name in _FIGURES:
+            setattr(self, f"peak_{name}", getattr(self, name))
+        self.peak_active = self.peak_active_count = 0
+        self._raise_active()
+
+    def forget_totals(self) -> None:
+        """Reset the sums of increases and decreases to 0."""
+        # Sums since the reset are differences, so that no counter is set to 0 while it is used.
+        self._forgotten = {name: self._totals(name) for name in _FIGURES}
+        self._waited = {name: getattr(self, name) for name in ("pending", "pending_count")}
+
+    def _totals(self, name: str) -> tuple[int, int]:
+        """Return the sums of a value's increases and decreases since the beginning."""
+        if self._parts:
+            sums = [part._totals(name) for part in self._parts]
+            return sum(up for up, _ in sums), sum(down for _, down in sums)
+        total: int = getattr(self, f"total_{name}")
+        # What has been added and is not there any more was subtracted.
+        return total, total - getattr(self, name)
+
+    def stat(self, name: str) -> Stat:
+        """Return one statistic."""
+        up, down = (now - then for now, then in zip(self._totals(name), self._forgotten[name], strict=True))
+        return Stat(getattr(self, name), getattr(self, f"peak_{name}"), up, down)
+
+    def active(self, name: str, pending: str, peak: str) -> Stat:
+        """Return one statistic of the blocks that tensors have and of those that are pending."""
+        stat, waiting = self.stat(name), getattr(self, pending)
+        # Blocks that were pending at the reset are freed after it, hence the correction.
+        freed = stat.freed - waiting + self._waited[pending]
+        return Stat(stat.current + waiting, max(stat.peak, getattr(self, peak)), stat.allocated, freed)
+
+
+_FIGURES = tuple(name for name in vars(Figures) if f"total_{name}" in vars(Figures))
+"""The names of the current values."""
+
+_KEYS = data_files.read(__file__, "allocator_stats.json")
+"""Key of ``torch.cuda.memory_stats`` -> the value of :class:`Figures`; of active blocks, several of them."""
 
 _NUMBERS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
 
@@ -35,7 +207,7 @@ class Statistics:
         if self.max_split_size is not None and size >= self.max_split_size:
             self._oversize[name].change("count", by)
 
-    def count_anew(self, used: Collection[Block]) -> None:
+    def count_anew(self, used: Collection[Any]) -> None:
         """Replace all counts by those of some blocks in use, each of which is a segment."""
         for is_small, figures in self.of_pools.items():
             figures.count_anew([block for block in used if block.pool.is_small is is_small])
@@ -47,8 +219,11 @@ class Statistics:
 
     def shown(self) -> dict[str, Any]:
         """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
+        pools = {"all": self.whole, "small_pool": self.of_pools[True], "large_pool": self.of_pools[False]}
+        values, active = _KEYS["values"].items(), _KEYS["active"].items()
         return {
-            **shown({"all": self.whole, "small_pool": self.of_pools[True], "large_pool": self.of_pools[False]}),
+            **{key: {pool: figures.stat(name) for pool, figures in pools.items()} for key, name in values},
+            **{key: {pool: figures.active(*names) for pool, figures in pools.items()} for key, names in active},
             **{name: figures.stat("count") for name, figures in self._oversize.items()},
             **self.numbers,
             "max_split_size": -1 if self.max_split_size is None else self.max_split_size,

@@ -12,20 +12,19 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar
 
 import torch
 
 from torchdevice.cuda.capture_rules import current_capture
 from torchdevice.foundation.torch_texts import text
-from torchdevice.simulation.allocator import cache_release, expandable_segments, out_of_memory
+from torchdevice.simulation.allocator import expandable_segments, out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, SMALL, Settings
-from torchdevice.simulation.allocator.allocator_stats import Statistics
+from torchdevice.simulation.allocator.allocator_stats import Figures, Statistics
 from torchdevice.simulation.allocator.memory_blocks import FREE, LATE, PENDING, SHIFT, USED, Block, Pool, cut, joined
 from torchdevice.simulation.allocator.out_of_memory import Limits
 from torchdevice.simulation.allocator.pool_choice import Pools
-from torchdevice.simulation.allocator.pool_stats import Figures
 from torchdevice.simulation.allocator.segments import Segments
 
 # 2^62 is beyond the addresses of every device; the step leaves room for the largest block.
@@ -186,10 +185,8 @@ class Blocks:
         # Only the plain case is followed here: no private pool, other stream, settings, route or use.
         if not pool.is_usual or pool.stream != stream or not self._is_plain or self._routes or block.uses:
             return False
-        if block.state != USED:
-            return False
         # A free neighbour before it would be merged, and the request would begin there.
-        if previous is not None and previous.state == FREE:
+        if block.state != USED or (previous is not None and previous.state == FREE):
             return False
         # The block may be larger than its request, if its rest was too small to be split off.
         wanted = (block.requested + MINIMUM - 1) & -MINIMUM
@@ -288,7 +285,7 @@ class Blocks:
         limits, wanted = self.limits(), self.settings.segment_size(size)
         found = self._new(pool, size, wanted, limits)
         # In CUDA's order: oversize blocks, then the whole cache.
-        if found is None and cache_release.release_oversize(self.segments, pool, size, self._oversized):
+        if found is None and release_oversize(self.segments, pool, size, self._oversized):
             found = self._new(pool, size, wanted, limits)
         if found is None and current_capture() is None:  # CUDA cannot free memory while it captures
             self.release_cached()
@@ -320,7 +317,7 @@ class Blocks:
             raise self.refused
         self.statistics.numbers["num_sync_all_streams"] += 1
         self.host_waited()
-        cache_release.release_all(self.segments, self.pools.unused(), self.settings)
+        release_all(self.segments, self.pools.unused(), self.settings)
 
     def out_of_memory(self, wanted: int, limits: Limits) -> str:
         """Return the text of CUDA's error where the driver was asked for ``wanted`` bytes."""
@@ -391,3 +388,48 @@ class Blocks:
             count, inactive = count + 1, inactive + block.size
         if (count or inactive) and not pool.expands:
             pool.figures.split(count, inactive)
+
+
+# ---- which free segments are returned to the driver ------------------------------------------------------------------
+
+
+def release_all(segments: Segments, pools: Iterable[Pool], settings: Settings) -> None:
+    """Release the segments of some pools that have no block in use."""
+    for pool in pools:
+        for key in list(pool.keys):  # a copy, since releasing takes keys out
+            block = pool.blocks[key]
+            if pool.expands:
+                expandable_segments.unmap(segments, block, settings.unit(is_small=pool.is_small))
+            # A part of a segment cannot be returned alone.
+            elif not block.is_split:
+                segments.release(block)
+
+
+def release_oversize(segments: Segments, pool: Pool, size: int, limit: int | None) -> bool:
+    """Release blocks that are too large to be split, enough for a request. Return whether there were enough.
+
+    Args:
+        segments: The segments of the device.
+        pool: The pool that serves the request.
+        size: The bytes of the request.
+        limit: The bytes from which blocks are not split; None for no limit.
+    """
+    if limit is None:
+        return False
+    # A block below the limit is no oversize block, however small the request is.
+    wanted = max(size, limit)
+    # One block that is large enough is better than several, as in CUDA.
+    first = pool.first(wanted)
+    if first is not None:
+        segments.release(first)
+        return True
+    released = 0
+    # Keys sort by size: the largest first.
+    for key in reversed(pool.keys):
+        block = pool.blocks[key]
+        if released >= wanted or block.size < limit:
+            break
+        released += block.size
+        if not block.is_split:
+            segments.release(block)
+    return released >= wanted

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchdevice.simulation.allocator.pool_stats import Figures
+from torchdevice.simulation.allocator.allocator_stats import Figures
 
 SHIFT = 64  # addresses fit into 64 bits
 """The key of a free block is its size, shifted by so many bits, and its address: keys sort by size, then by address."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torchdevice.foundation import torch_texts
 from torchdevice.foundation.byte_sizes import written
-from torchdevice.simulation.allocator.pool_stats import Figures
+from torchdevice.simulation.allocator.allocator_stats import Figures
 
 EXBIBYTE = 1 << 60
 """CUDA's allocator refuses requests of so many bytes before it looks for memory, with :data:`OF_EXBIBYTES`."""

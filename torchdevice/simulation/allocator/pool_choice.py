@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from torchdevice.simulation.allocator.allocator_stats import Figures
 from torchdevice.simulation.allocator.memory_blocks import NOBODY, SHIFT, Owner, Pool
-from torchdevice.simulation.allocator.pool_stats import Figures
 
 
 class Pools:

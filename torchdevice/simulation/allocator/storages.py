@@ -19,7 +19,7 @@ from torchdevice.core import thread_state
 from torchdevice.devices.allocation_events import Block, Observer
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.per_thread import PerThread, having
-from torchdevice.foundation.view_bits import conj, with_bits
+from torchdevice.foundation.stand_ins import conj, with_bits
 from torchdevice.lowlevel.dlpack_alias import on_cpu, on_device, without_values
 from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import memory_blocks

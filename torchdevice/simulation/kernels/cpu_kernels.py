@@ -20,8 +20,7 @@ from torchdevice.cuda.capture_rules import not_while_capturing
 from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.stand_ins import StandIns, is_written, tensors
-from torchdevice.foundation.view_bits import extent, with_bits
+from torchdevice.foundation.stand_ins import StandIns, extent, is_written, tensors, with_bits
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import machine, policy, storage_resizing
 from torchdevice.simulation.allocator import storages
@@ -126,9 +125,7 @@ def host_alias(tensor: torch.Tensor) -> torch.Tensor:
 def wrapped(result: Any, index: int) -> Any:
     """Return the results of a CPU kernel, each tensor as a new tensor of device ``index``."""
     if isinstance(result, _Tensor):
-        if result.layout is torch.strided:
-            return fresh(result, index)
-        return fresh_sparse(result, index)
+        return fresh(result, index) if result.layout is torch.strided else fresh_sparse(result, index)
     # Named tuples of torch are tuples whose class takes a sequence.
     if isinstance(result, (tuple, list)):
         return type(result)(wrapped(each, index) for each in result)

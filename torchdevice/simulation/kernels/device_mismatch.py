@@ -61,7 +61,10 @@ def _refuse(op: Any, name: str, index: int, first: int) -> None:
         raise RuntimeError(text("on two devices", one=one, other=other))
     if policy.stands_for_mps():
         raise RuntimeError("Passed CPU tensor to MPS op")
-    raise RuntimeError(text("on another device", name=name, its=its, on=on, wrapper=_wrapper_name(op)))
+    # The name of CUDA's wrapper: `name_overload` for a structured operator, else `overload_name`.
+    of_op, overload = op._schema.name.removeprefix("aten::"), op._schema.overload_name
+    wrapper = (f"{of_op}_{overload}" if overload else of_op) if is_structured(_name(op)) else f"{overload}_{of_op}"
+    raise RuntimeError(text("on another device", name=name, its=its, on=on, wrapper=wrapper))
 
 
 def _spelled(index: int) -> str:
@@ -70,12 +73,3 @@ def _spelled(index: int) -> str:
 
 def _name(op: Any) -> str:
     return op.name().removeprefix("aten::")  # type: ignore[no-any-return]
-
-
-def _wrapper_name(op: Any) -> str:
-    """Return the name of CUDA's wrapper: ``name_overload`` for a structured operator, else ``overload_name``."""
-    name = op._schema.name.removeprefix("aten::")
-    overload = op._schema.overload_name
-    if is_structured(_name(op)):
-        return f"{name}_{overload}" if overload else name
-    return f"{overload}_{name}"

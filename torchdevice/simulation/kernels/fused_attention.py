@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from torchdevice.fallback.fallback_kernels import overload_of
 from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import given_to
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases
-from torchdevice.simulation.kernels.overloads import overload_of
 from torchdevice.simulation.kernels.pipeline import Pipeline
 
 _TABLE = data_files.read(__file__, "fused_attention.json")
@@ -69,8 +69,8 @@ class _Call:
         scores = self.q @ self.k.mT * self.scale + (0 if bias is None else bias)
         scores = scores.masked_fill(hidden, -math.inf)
         if dropout:
-            generator = torch.Generator().manual_seed(int(self.given["rng_state"].view(torch.int64).flatten()[0]))
-            kept = torch.empty_like(scores).bernoulli_(1 - dropout, generator=generator) / (1 - dropout)
+            place = [*self.given["rng_state"].view(torch.int64).flatten(), get("philox_offset")][:2]
+            kept = torch.empty_like(scores).bernoulli_(1 - dropout, generator=_numbers(*place)) / (1 - dropout)
         sums = scores.logsumexp(-1)
         return (scores - sums[..., None]).exp().nan_to_num(0), sums, kept  # NaN where a query may see no key
 
@@ -86,6 +86,19 @@ class _Call:
         return F.pad(sums, (0, wanted - sums.size(-1)), value=math.inf)
 
 
+def _numbers(seed: Any, offset: Any) -> torch.Generator:
+    """Return the generator from which a kernel draws that begins at an offset of a seed."""
+    return torch.Generator().manual_seed(device_generators.mixed(int(seed), int(offset)))
+
+
+def _uniform(like: torch.Tensor, dropout_p: float, seed: int, offset: int) -> torch.Tensor:
+    """Return numbers that are above ``dropout_p`` where dropout at an offset of a seed keeps a weight."""
+    numbers = _numbers(seed, offset)
+    kept = torch.empty_like(like).bernoulli_(1 - dropout_p, generator=numbers).bool()
+    drawn = torch.rand(like.shape, generator=numbers).clamp(max=0.999)  # rounding must not reach `dropout_p`
+    return torch.where(kept, 1 - drawn * (1 - dropout_p), drawn * dropout_p)
+
+
 def _drops(op: Any, args: Any, kwargs: Any) -> bool:
     return bool(given_to(op, args, kwargs).get("dropout_p"))
 
@@ -94,6 +107,10 @@ def _forward(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     seed = torch.randint(2**62, (2,)) if _drops(op, args, kwargs) else torch.zeros(2, dtype=torch.int64)
     call = _Call(op, args, {**kwargs, "rng_state": seed})
     weights, sums, kept = call.weights()
+    mask = call.given["query"].new_empty(0)
+    if call.given.get("return_debug_mask") and kept.dim():  # in tiles of 128, negative where a weight was dropped
+        tiles = (0, -call.k.size(2) % 128, 0, -call.q.size(2) % 128)
+        mask = F.pad(weights.where(kept > 0, -weights), tiles).to(mask.dtype)
     results = {
         "output": call.back(weights * kept @ call.v, call.given["query"]),
         "logsumexp": call.logarithms(sums),
@@ -102,7 +119,7 @@ def _forward(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         "rng_state": seed.view(torch.uint64) if "flash" in op._schema.name else seed[0],
         "unused": torch.zeros((), dtype=torch.uint64),
         "philox_offset": seed[1],
-        "debug_attn_mask": call.given["query"].new_empty(0),
+        "debug_attn_mask": mask,
     }
     return tuple(results.get(_TABLE["names"].get(each.name, each.name)) for each in op._schema.returns)
 
@@ -137,5 +154,8 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     return CpuAliases(formula, random=device_generators.from_default if draws else None).call(args, kwargs)
 
 
-KERNELS = {each: functools.partial(_run, overload_of(each)) for each in _TABLE["kernels"]}
+KERNELS = {
+    "_fill_mem_eff_dropout_mask_": lambda mask, *given: mask.copy_(CpuAliases(_uniform).call((mask, *given), {})),
+    **{each: functools.partial(_run, overload_of(each)) for each in _TABLE["kernels"]},
+}
 """The kernels of the operators by their names."""

@@ -16,11 +16,11 @@ from torch.backends.cuda import SDPAParams
 
 from torchdevice.core import thread_state
 from torchdevice.engines import destructors
+from torchdevice.fallback.fallback_kernels import overload_of
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, index_meant, meant, set_storage
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values, fused_attention, recurrent_cells
 from torchdevice.simulation.kernels.cpu_kernels import aliased, count_copy, host_alias, index_of, of_formula
-from torchdevice.simulation.kernels.overloads import overload_of
 from torchdevice.simulation.kernels.pipeline import Pipeline, none_of
 from torchdevice.simulation.refusals import attention
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS
@@ -161,7 +161,7 @@ SPECIAL.update({name: _letting_go(kernel) for name, kernel in SPECIAL.items() if
 
 @special("record_stream")
 def _record_stream(self: torch.Tensor, s: Any) -> None:
-    """Do nothing: the observers of streams (``stream_uses.py``) know of the call already."""
+    """Do nothing: the observers of streams (``StreamUses``) know of the call already."""
 
 
 # ---- operators that accelerators compute in another way than the CPU -------------------------------------------------

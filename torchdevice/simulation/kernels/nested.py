@@ -12,10 +12,10 @@ import functools
 import torch
 from torch._C import DispatchKey
 
+from torchdevice.fallback.fallback_kernels import of_aten, overload_of
 from torchdevice.foundation import data_files
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, aliased, without_mode
-from torchdevice.simulation.kernels.overloads import of_aten, overload_of
 from torchdevice.simulation.kernels.pipeline import aliasing
 
 _OPERATORS = data_files.read(__file__, "operators.json")

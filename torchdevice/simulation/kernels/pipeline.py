@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 
 from torchdevice.core.thread_state import state
 from torchdevice.simulation import device_generators as device_random
@@ -56,13 +57,20 @@ class Pipeline:
         self._asserts = name_of(op) in cuda_refusals.ASSERTING
         self._random: device_random.Drawing | None = None
         self._body = self._body or cpu_kernels.body_of(op)
+        self._has_lists = op._schema.name.startswith("aten::_foreach_")
         if self._body is None:
             arguments, self._results = cpu_kernels.Arguments(op), cpu_kernels.Results(op)
             self._take, self._take_named = arguments.take, arguments.take_named
             self._look_again, self._compute = arguments.look_again, cpu_kernels.on_cpu_as(op)
             self._random = device_random.kind_of(op)
         if self._refusals_of is refusals_of:
-            _offer(op, is_handwritten=self._may_lack is None)
+            # C++ serves an operator of which a call's dtypes tell whether CUDA may refuse it. It serves no machine of
+            # another kind, and no call while the program asks for deterministic algorithms.
+            rules = [rule for rule in cuda_refusals.rules_of(op) if rule.holds is policy.stands_for_cuda]
+            refused = [rule.only for rule in rules if rule.only is not None]
+            if len(refused) == len(rules) and op.namespace == "aten" and serving.can_serve(op, self._may_lack is None):
+                # A rule without dtypes is one about several dtypes.
+                serving.offer(op, frozenset().union(*refused), mixes=all(refused))
         # Last, because other threads may call the operator meanwhile.
         self._refusals = self._refusals_of(op)
         for refuse in self._refusals:
@@ -88,6 +96,8 @@ class Pipeline:
             if kwargs:
                 named, index, within = self._take_named(kwargs, index)
                 odd = odd or within
+            if odd and self._has_lists:  # tensors on several devices are computed one by one, as by CUDA
+                return self._op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
             on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
             if on is not None and on.ended:  # so that the kernel may use the memory of what has ended
                 on.release_ended()
@@ -111,18 +121,6 @@ class Pipeline:
         if result.__class__ is _Tensor and result.layout is _STRIDED:
             return fresh(result, index)
         return cpu_kernels.wrapped(result, index)
-
-
-def _offer(op: Any, is_handwritten: bool) -> None:
-    """Let C++ serve an operator of which a call's dtypes tell whether CUDA may refuse it.
-
-    C++ serves no machine of another kind, and no call while the program asks for deterministic algorithms.
-    """
-    rules = [rule for rule in cuda_refusals.rules_of(op) if rule.holds is policy.stands_for_cuda]
-    refused = [rule.only for rule in rules if rule.only is not None]
-    if len(refused) == len(rules) and op.namespace == "aten" and serving.can_serve(op, is_handwritten):
-        # A rule without dtypes is one about several dtypes.
-        serving.offer(op, frozenset().union(*refused), mixes=all(refused))
 
 
 def kernel_of(op: Any) -> cpu_kernels.Kernel:

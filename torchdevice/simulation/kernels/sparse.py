@@ -14,15 +14,14 @@ import torch
 from torch._C import DispatchKey
 
 from torchdevice.devices.sparse_parts import parts_of
+from torchdevice.fallback.fallback_kernels import overload_of, shadowed
 from torchdevice.foundation import data_files
-from torchdevice.foundation.stand_ins import written
-from torchdevice.foundation.view_bits import with_bits
+from torchdevice.foundation.stand_ins import with_bits, written
 from torchdevice.lowlevel.dlpack_alias import on_cpu
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import index_meant, meaning, owner_of
 from torchdevice.simulation.kernels import cpu_kernels
 from torchdevice.simulation.kernels.cpu_kernels import Kernel, aliased, index_of, sparse_of
-from torchdevice.simulation.kernels.overloads import overload_of, shadowed
 from torchdevice.simulation.kernels.pipeline import Pipeline, Refusals, aliasing, fallback, none_of
 from torchdevice.simulation.missing_operators import cpu_only_sparse_operators
 from torchdevice.simulation.profiles import missing_on_cuda

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -237,9 +238,8 @@ def in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], r
     tensors count as done.
     """
     host = _host_side(op, args, result)
-    if host is None or host.layout is not torch.strided or host.is_quantized:
-        return None
-    if not given_to(op, args, kwargs).get("non_blocking"):
+    is_plain = host is not None and host.layout is torch.strided and not host.is_quantized
+    if host is None or not is_plain or not given_to(op, args, kwargs).get("non_blocking"):
         return None
     return host if (host is result and op._schema.name == "aten::_to_copy") or context.is_pinned(host) else None
 
@@ -249,3 +249,36 @@ def host_waits(context: Context, op: Any, args: tuple[Any, ...], kwargs: dict[st
     if op._schema.name in COPIES:
         return _host_side(op, args, result) is not None and in_flight(context, op, args, kwargs, result) is None
     return bool(_WAITS.intersection(op.tags))
+
+
+class HostWaits:
+    """Tells the observers of streams how long the kernels of one context took, and where the host waits.
+
+    Args:
+        context: The context.
+    """
+
+    def __init__(self, context: Context):
+        self._context = context
+
+    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a kernel. If the host waits for its result, it waits for the current streams of the kernel's devices."""
+        began = time.perf_counter()
+        result = kernel(*args, **kwargs)
+        took = time.perf_counter() - began
+        with torch._C.DisableTorchFunction():
+            waits = host_waits(self._context, op, args, kwargs, result)
+            for index in {index_of(tensor) for tensor, _ in touched(op, args, kwargs, result)}:
+                stream = index, self._context.thread.streams.get(index, 0)
+                for observer in self._context.stream_observers:
+                    observer.kernel_ran(stream, took)
+                    if waits:
+                        observer.stream_synchronized(stream)
+        return result
+
+
+def watch_host_waits(context: Context) -> None:
+    """Look at the kernels of a context from now on. May be called again."""
+    if not any(isinstance(each, HostWaits) for each in context.policy.recorders):
+        context.policy.recorders.append(HostWaits(context))
+        context.policy.settle()

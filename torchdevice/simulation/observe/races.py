@@ -19,7 +19,7 @@ from torchdevice.core.context import Context
 from torchdevice.devices.allocation_events import Block
 from torchdevice.devices.stream_order import COLLECTIVES, Stream
 from torchdevice.errors import Access, GraphRaceError, RaceError, RaceWarning
-from torchdevice.foundation.view_bits import extent
+from torchdevice.foundation.stand_ins import extent
 from torchdevice.journal.callers import program_line, site_of, warn_at
 from torchdevice.simulation.kernels.cpu_kernels import index_of
 from torchdevice.simulation.observe.happens_before import Clock, Order, knows
@@ -97,7 +97,11 @@ class Races(Order):
             again = next((old for old in self._freed if _fits(old, stream, block.size)), None)
             if again is not None:
                 self._freed.remove(again)
-                self._look_at_freed(again, stream, block)
+                for earlier in again.left:
+                    if not _knows(self.clock(stream), earlier):
+                        now = self._access("an allocation", stream, True, 0, block.size)
+                        remedy = f"Call record_stream({_spelled(earlier.stream)}) before the tensor is freed."
+                        self._report(earlier, now, remedy)
             memory = self._memory[block.address] = _Memory(stream, block)
             if self.context.thread.capture is not None:
                 self.context.thread.capture.memory.append(memory)
@@ -124,15 +128,6 @@ class Races(Order):
             memory = self._memory.get(tensor.untyped_storage().data_ptr())
             if memory is not None:
                 memory.used_by.add(stream)
-
-    def _look_at_freed(self, memory: _Memory, stream: Stream, block: Block) -> None:
-        """Report the use of a block that was freed and is given out again while another stream may still use it."""
-        clock = self.clock(stream)
-        for earlier in memory.left:
-            if not _knows(clock, earlier):
-                now = self._access("an allocation", stream, True, 0, block.size)
-                remedy = f"Call record_stream({_spelled(earlier.stream)}) before the tensor is freed."
-                self._report(earlier, now, remedy)
 
     # ---- kernels -----------------------------------------------------------------------------------------------------
 

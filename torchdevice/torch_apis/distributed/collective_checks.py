@@ -219,30 +219,24 @@ class Waiting:
         # The number makes each note another one, so that two equal readings prove that nothing happened.
         self._write(Note(self._number + 1, str(call), awaited(), dict(self._begun)))
         while not ended():
-            self._raise_if_stuck()
+            notes = self._read()
+            found = stuck(notes)
+            # Read twice, because ranks go on while their notes are read: what was the same both times held in between.
+            # Only a rank that is stuck itself raises; the others read the same notes and raise too.
+            if self._rank in found and notes == self._read():
+                # Wait until the others have read this too, because a rank that ends takes the store with it.
+                what = json.dumps({rank: notes[rank] for rank in found})
+                self._store.set(f"{self._rank} knows {what}", "")
+                with contextlib.suppress(dist.DistError):  # one of them has ended, or is not to be scheduled
+                    # Long enough for each of them to read the notes again.
+                    self._store.wait([f"{rank} knows {what}" for rank in found], 5 * PATIENCE)
+                raise _deadlock(notes, found, self._size)
         self._write(None)
 
     def _write(self, note: Note | None) -> None:
         self._number, self._noted = self._number + 1, note is not None
         alone = len(self._threads) == 1  # another thread of this rank may go on, and let others go on
         self._store.set(str(self._rank), json.dumps(note if alone else None))
-
-    def _raise_if_stuck(self) -> None:
-        notes = self._read()
-        found = stuck(notes)
-        # Read twice, because ranks go on while their notes are read: what was the same both times held in between.
-        # Only a rank that is stuck itself raises; the others read the same notes and raise too.
-        if self._rank in found and notes == self._read():
-            self._let_others_know({rank: notes[rank] for rank in found})
-            raise _deadlock(notes, found, self._size)
-
-    def _let_others_know(self, notes: Mapping[int, Note]) -> None:
-        """Wait until the ranks that cannot go on have read this too, because one that ends takes the store with it."""
-        what = json.dumps(notes)
-        self._store.set(f"{self._rank} knows {what}", "")
-        with contextlib.suppress(dist.DistError):  # one of them has ended, or is not to be scheduled
-            # Long enough for each of them to read the notes again.
-            self._store.wait([f"{rank} knows {what}" for rank in notes], 5 * PATIENCE)
 
     def _read(self) -> dict[int, Note]:
         found = {}

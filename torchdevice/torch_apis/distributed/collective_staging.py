@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from torchdevice.core import thread_state
 from torchdevice.journal import callers
 from torchdevice.torch_apis.distributed import collective_checks
-from torchdevice.torch_apis.distributed.collective_reductions import named
 from torchdevice.torch_apis.distributed.collective_works import Work, finished, observers
 from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
 from torchdevice.torch_apis.distributed.ongoing_collectives import Ongoing
@@ -145,3 +145,8 @@ class Collective(Staging):
 
 def _wait(work: Any) -> None:
     work.wait()
+
+
+def named(value: Any) -> Any:
+    """Return the name of a reduction's operation, and any other value unchanged."""
+    return value.__getstate__()[0].name if isinstance(value, dist.ReduceOp) else value

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import types
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,9 +20,11 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core import thread_state
+from torchdevice.core.context import visible_ordinals
 from torchdevice.devices.runtime import Runtime
 from torchdevice.foundation.interrupt_safe_exit import block
-from torchdevice.torch_apis.distributed import collective_checks, duplicate_gpus
+from torchdevice.foundation.torch_texts import text
+from torchdevice.torch_apis.distributed import collective_checks
 from torchdevice.torch_apis.distributed.collective_works import Work, finished
 
 _memory_format_of = torch._prims_common.suggest_memory_format
@@ -81,12 +85,12 @@ class NcclGroup(dist.ProcessGroup):
             # For C++ that asks for a backend, and operators that are called again by themselves.
             _register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
         # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
-        self._knows_devices = size == 1 or runtime.shared_by_ranks or self._is_gloo
+        self._knows_devices = size == 1 or runtime.shared_by_processes or self._is_gloo
 
     def know_devices(self, index: int) -> None:
         """Refuse, as NCCL does when it connects the ranks, that two of them are on one device."""
         if not self._knows_devices:
-            duplicate_gpus.check(self.rank(), index, self._gathered)
+            check_devices(self.rank(), index, self._gathered)
             self._knows_devices = True
 
     def _gathered(self, mine: torch.Tensor) -> torch.Tensor:
@@ -229,9 +233,9 @@ class NcclGroup(dist.ProcessGroup):
         """Return the ranks of the group, as numbers in the whole program."""
         return dist.get_process_group_ranks(self)
 
-    def _gathered_texts(self, text: str) -> list[str]:
+    def _gathered_texts(self, said: str) -> list[str]:
         """Return the texts of all ranks."""
-        mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8)
         # Sizes first, since gloo gathers tensors of one size only.
         sizes = self._gathered(torch.tensor([mine.numel()], device="cpu")).tolist()
         padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
@@ -256,3 +260,40 @@ class NcclGroup(dist.ProcessGroup):
             reason = str(error) if _LATE in str(error) else self.waiting.ended_rank()
             where = f"{collective} of the group {self.group_desc!r} of {self.size()} ranks"
             raise dist.DistBackendError(f"{where} cannot end: {reason}. The other ranks wait for it.") from None
+
+
+# ---- ranks on one GPU ------------------------------------------------------------------------------------------------
+
+_BITS_OF_ORDINAL = 16
+
+
+def check_devices(rank: int, index: int, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Refuse a group of which two ranks are on one device, at its first collective, as NCCL does.
+
+    Source of the text: ``C10D_NCCL_CHECK`` (torch/csrc/distributed/c10d/NCCLUtils.hpp) and NCCL (src/init.cc).
+
+    Args:
+        rank: The rank of this process.
+        index: The ordinal of the device of this rank's tensors.
+        gather: Returns the values of all ranks, of shape (ranks,), for the value of this rank, of shape (1,).
+
+    Raises:
+        torch.distributed.DistBackendError: Another rank is on the device of this one. The text is NCCL's.
+    """
+    mine = _identity(index)
+    devices = gather(torch.tensor([mine], dtype=torch.int64, device="cpu")).tolist()
+    for other, device in enumerate(devices):
+        if other != rank and device == mine:
+            version = ".".join(map(str, torch.cuda.nccl.version()))
+            # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses count from 1 here.
+            bus = (mine % (1 << _BITS_OF_ORDINAL) + 1) << 12
+            raise dist.DistBackendError(text("duplicate GPU", version=version, rank=rank, other=other, bus=bus))
+
+
+def _identity(index: int) -> int:
+    """Return a number for the device that all processes agree on. Nodes of a launcher on one machine count as
+    different."""
+    # As NCCL does: the variable comes first, then the name of the machine.
+    host = os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
+    visible = visible_ordinals() or []
+    return zlib.crc32(host.encode()) << _BITS_OF_ORDINAL | (visible[index] if index < len(visible) else index)

@@ -26,12 +26,10 @@ import torch.distributed as dist
 from torchdevice.core import thread_state
 from torchdevice.torch_apis.distributed import (
     collective_checks,
-    functional_collectives,
     gloo_rendezvous,
     point_to_point,
 )
 from torchdevice.torch_apis.distributed.collective_operators import as_operator
-from torchdevice.torch_apis.distributed.collective_reductions import reduce_flat
 from torchdevice.torch_apis.distributed.collective_staging import Collective
 from torchdevice.torch_apis.distributed.collective_works import Work
 from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
@@ -63,11 +61,12 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     context = thread_state.state.context
     assert context is not None, "this process group is asked for in scopes only"
     gloo_rendezvous.wait_at_end()
-    functional_collectives.register()
+    _register_functional()
     # Torchrun's agents keep one store for all attempts.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_rendezvous.store_of_this_attempt(store, rank, size)
-    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+    # Under a prefix, since a program may make a group of gloo from the same store.
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore(kind, store), rank, size, timeout)
     # One object in a program, made with its first group, which is the default group.
     default = _c10d._get_default_group() if dist.is_initialized() else None
     waiting = default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
@@ -296,3 +295,72 @@ class NcclOnGloo(NcclGroup):
     send = as_operator(point_to_point.send)
     recv = as_operator(point_to_point.recv)
     recv_anysource = as_operator(point_to_point.recv, "recv_anysource")
+
+
+@functools.cache  # once in a process
+def _register_functional() -> torch.library.Library:
+    """Register functional collectives that torch's C++ does past a group's methods in Python, for the process."""
+    functional = torch.library.Library("_c10d_functional", "IMPL")
+    functional.impl("all_gather_into_tensor_out", _all_gather, "PrivateUse1")
+    functional.impl("reduce_scatter_tensor_out", _reduce_scatter, "PrivateUse1")
+    return functional
+
+
+def _all_gather(given: torch.Tensor, group_size: int, group_name: Any, *, out: torch.Tensor) -> torch.Tensor:
+    _c10d._resolve_process_group(group_name)._allgather_base(out, given).wait()
+    return out
+
+
+def _reduce_scatter(
+    given: torch.Tensor, reduce_op: str, group_size: int, group_name: Any, *, out: torch.Tensor
+) -> torch.Tensor:
+    options = _c10d.ReduceScatterOptions()
+    options.reduceOp = getattr(dist.ReduceOp, reduce_op.upper())
+    _c10d._resolve_process_group(group_name)._reduce_scatter_base(out, given, options).wait()
+    return out
+
+
+# ---- reductions as NCCL has them, by the operations and dtypes that gloo has -----------------------------------------
+
+_Kind = dist.ReduceOp.RedOpType
+
+_NOT_OF_NCCL = (_Kind.BAND, _Kind.BOR, _Kind.BXOR)
+
+# On bytes of 0 and 1 the largest is the logical or, and the smallest the logical and.
+_OF_BOOL = {_Kind.SUM: _Kind.MAX, _Kind.PRODUCT: _Kind.MIN}
+"""The operations for bools: the logical or in place of sums, the logical and in place of products."""
+
+
+def reduce_flat(flat: torch.Tensor, op: Any, size: int, collective: Callable[..., Any], options: Any) -> None:
+    """Reduce one-dimensional numbers in place.
+
+    Args:
+        flat: The numbers of this rank.
+        op: The operation that the program asks for.
+        size: The number of ranks.
+        collective: gloo's, which does it for the dtypes and operations that gloo has.
+        options: Its options, without the operation.
+    """
+    # A ReduceOp shows its kind, and the factor of `PREMUL_SUM`, by its pickled state only.
+    kind, factor = op.__getstate__()
+    if kind in _NOT_OF_NCCL:
+        raise ValueError(f"Cannot use ReduceOp.{kind.name} with NCCL")
+    if flat.is_complex():
+        if kind in (_Kind.MAX, _Kind.MIN, _Kind.PRODUCT):
+            raise RuntimeError(f"all_reduce does not support ReduceOp.{kind.name} on complex tensors")
+        # Sums and averages of complex numbers are those of their parts.
+        flat = torch.view_as_real(flat).view(-1)
+    if flat.dtype is torch.bool:
+        if kind == _Kind.AVG:
+            raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
+        kind = _OF_BOOL.get(kind, kind)
+        # Gloo has no bool, and a bool is one byte.
+        flat = flat.view(torch.uint8)
+    if kind == _Kind.PREMUL_SUM:
+        # In the rank's own numbers, before they are sent.
+        flat.mul_(factor.cpu() if isinstance(factor, torch.Tensor) else factor)
+    options.reduceOp = dist.ReduceOp.SUM if kind in (_Kind.PREMUL_SUM, _Kind.AVG) else dist.ReduceOp(kind)
+    collective([flat], options).wait()
+    if kind == _Kind.AVG:
+        # NCCL divides integers and drops the remainder, towards 0.
+        flat.div_(size, rounding_mode=None if flat.is_floating_point() else "trunc")

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
+import torch.distributed as dist
+
 from torchdevice.core import thread_state
 from torchdevice.devices.stream_order import StreamObserver
 from torchdevice.torch_apis.distributed import blocking_waits, collective_checks
@@ -43,10 +45,11 @@ class Ongoing(StreamObserver):
         """Wait until it has ended.
 
         Raises:
-            RuntimeError: It has failed, or has not ended within the time-out.
+            RuntimeError: It has failed.
+            DistBackendError: It has not ended within the time-out.
         """
         if timeout is not None and not blocking_waits.ended(self._result, timeout):
-            raise RuntimeError(collective_checks.TIMED_OUT)
+            raise dist.DistBackendError(f"Watchdog caught collective operation timeout: {self._call.name}")
         try:
             has_ended = functools.partial(blocking_waits.ended, self._result, collective_checks.PATIENCE)
             self._group.wait_for(has_ended, self._call, self._times)
