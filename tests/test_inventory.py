@@ -43,6 +43,7 @@ SUPPLIED_OTHERWISE = {
     "_xpu_XPUAllocator": "a type, named in annotations",
     "_CUDAGreenContext": "the class above it refuses (cuda/unsupported.json)",
     "_accelerator_getAllocatorSettings": "named in a list of Dynamo's; torch calls it nowhere",
+    "_mps_is_on_macos_13_or_newer": "named in a list of Dynamo's; torch has it no more",
     **dict.fromkeys(
         (
             f"_accelerator_hooks_{name}"
