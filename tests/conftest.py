@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,19 +152,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what a sample of the sweeps does not contain, unless the sweeps are complete."""
     if config.getoption("--targets") == OUT_OF_TREE:
-        on_it = [item for item in items if sweeping.parameters(item).get("target") == OUT_OF_TREE]
-        config.hook.pytest_deselected(items=[item for item in items if item not in on_it])
-        items[:] = on_it
+        _keep(config, items, [item for item in items if sweeping.parameters(item).get("target") == OUT_OF_TREE])
     seed, share = config.getoption("--sweep-seed"), config.getoption("--share")
-    if share > 1:
-        drawn = [item for item in items if (zlib.crc32(item.path.name.encode()) + seed) % share == 0]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(drawn)])
-        items[:] = drawn
+    _keep(config, items, [item for item in items if (zlib.crc32(item.path.name.encode()) + seed) % share == 0])
     if config.getoption("--sweep") == "full":
         return
-    kept = sweeping.sample(items if config.getoption("--targets") else _on_their_targets(items, seed), seed)
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+    _keep(
+        config, items, sweeping.sample(items if config.getoption("--targets") else _on_their_targets(items, seed), seed)
+    )
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: Iterable[pytest.Item]) -> None:
+    """Run these of the tests, in their order, and let pytest count the others."""
+    wanted = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = [item for item in items if item in wanted]
 
 
 def _on_their_targets(items: list[pytest.Item], seed: int) -> list[pytest.Item]:

@@ -101,8 +101,9 @@ def _is_slow(context: Context, operands: list[torch.Tensor]) -> bool:
         # Torch raises for different dtypes, and must.
         if operand.is_floating_point() and operand.dtype is not dtype:
             return False
-        is_dense = operand.layout is torch.strided and not operand.is_nested
-        if type(operand) not in (torch.Tensor, torch.nn.Parameter) or not is_dense:
+        if type(operand) not in (torch.Tensor, torch.nn.Parameter) or operand.layout is not torch.strided:
+            return False
+        if operand.is_nested:
             return False
         largest = max(largest, operand.numel())
     return largest >= _LEAST_ELEMENTS

@@ -7,7 +7,8 @@ not assumed, and a second observation must agree, so a build that differs is not
     Relies on fields of torch's C++ objects being words at one offset in all objects of a class. Checked before the
     first use of a field: exactly one offset holds what torch answers for two objects. Any platform. Otherwise
     :class:`TorchVersionError`, from the operation that needs the field: moving a parameter between devices, resizing a
-    storage of a simulated device.
+    storage of a simulated device. Memory at an address that a program or torch has just given is read as it is: nothing
+    can be checked there.
 
 ``dlpack_alias``
     Relies on the unversioned C structure of DLPack, a standard; on CPython, where ``id`` is an address; on user

@@ -89,10 +89,10 @@ class _State:
 
 def mixed(seed: int, offset: int) -> int:
     """Return the seed of the CPU's generator for the kernel that begins at an offset of a device's seed."""
-    mixed = (seed + (offset // _PER_KERNEL + 1) * _STEP) & _WORD
-    mixed = (mixed ^ mixed >> 30) * _FIRST & _WORD
-    mixed = (mixed ^ mixed >> 27) * _SECOND & _WORD
-    return (mixed ^ mixed >> 31) >> 1  # a seed fits into an int64
+    word = (seed + (offset // _PER_KERNEL + 1) * _STEP) & _WORD
+    word = (word ^ word >> 30) * _FIRST & _WORD
+    word = (word ^ word >> 27) * _SECOND & _WORD
+    return (word ^ word >> 31) >> 1  # a seed fits into an int64
 
 
 class Generator(torch.Generator):

@@ -18,9 +18,9 @@ from torchdevice.devices.allocation_events import Block as Place
 from torchdevice.devices.allocation_events import Observer
 from torchdevice.devices.runtime import Memory
 from torchdevice.foundation import forks
-from torchdevice.simulation.allocator import block_allocation, out_of_memory
+from torchdevice.simulation.allocator import out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import Settings
-from torchdevice.simulation.allocator.block_allocation import Blocks, rounded
+from torchdevice.simulation.allocator.block_allocation import Blocks, release_all, rounded
 from torchdevice.simulation.allocator.memory_blocks import Block, Owner
 
 
@@ -243,7 +243,7 @@ class Device:
         # Blocks that wait for another stream belong to the pool's segments too.
         blocks.host_waited()
         unused = [pool for pool in blocks.pools.unused() if pool.owner == owner]
-        block_allocation.release_all(blocks.segments, unused, blocks.settings)
+        release_all(blocks.segments, unused, blocks.settings)
 
     @changing
     def route(self, owner: Owner, takes: Callable[[], bool]) -> None:

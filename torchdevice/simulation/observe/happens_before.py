@@ -238,8 +238,9 @@ def in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], r
     tensors count as done.
     """
     host = _host_side(op, args, result)
-    is_plain = host is not None and host.layout is torch.strided and not host.is_quantized
-    if host is None or not is_plain or not given_to(op, args, kwargs).get("non_blocking"):
+    if host is None or host.layout is not torch.strided or host.is_quantized:
+        return None
+    if not given_to(op, args, kwargs).get("non_blocking"):
         return None
     return host if (host is result and op._schema.name == "aten::_to_copy") or context.is_pinned(host) else None
 

@@ -97,8 +97,9 @@ class Races(Order):
             again = next((old for old in self._freed if _fits(old, stream, block.size)), None)
             if again is not None:
                 self._freed.remove(again)
+                clock = self.clock(stream)
                 for earlier in again.left:
-                    if not _knows(self.clock(stream), earlier):
+                    if not _knows(clock, earlier):
                         now = self._access("an allocation", stream, True, 0, block.size)
                         remedy = f"Call record_stream({_spelled(earlier.stream)}) before the tensor is freed."
                         self._report(earlier, now, remedy)

@@ -98,7 +98,7 @@ class Collective(Staging):
         if name not in ("broadcast", "scatter") or opts.root_rank == group.rank():
             group.check_for_nan(tensors)
         self._opts = opts
-        self._call = collective_checks.Call(name, tensors, (dtypes, *map(named, alike)))
+        self._call = collective_checks.Call(name, tensors, (dtypes, *map(_named, alike)))
 
     def run(self, result: Any, exchange: Callable[[], object]) -> Any:
         """Return work with a result, once all ranks are in the collective, or at once where the program goes on.
@@ -147,6 +147,6 @@ def _wait(work: Any) -> None:
     work.wait()
 
 
-def named(value: Any) -> Any:
+def _named(value: Any) -> Any:
     """Return the name of a reduction's operation, and any other value unchanged."""
     return value.__getstate__()[0].name if isinstance(value, dist.ReduceOp) else value

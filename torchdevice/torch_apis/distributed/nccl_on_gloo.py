@@ -24,11 +24,7 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core import thread_state
-from torchdevice.torch_apis.distributed import (
-    collective_checks,
-    gloo_rendezvous,
-    point_to_point,
-)
+from torchdevice.torch_apis.distributed import collective_checks, gloo_rendezvous, point_to_point
 from torchdevice.torch_apis.distributed.collective_operators import as_operator
 from torchdevice.torch_apis.distributed.collective_staging import Collective
 from torchdevice.torch_apis.distributed.collective_works import Work
