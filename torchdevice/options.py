@@ -324,8 +324,7 @@ class Options:
         for name, why in found.items():
             if name not in self.implied:
                 raise ValueError(f"{name}={getattr(self, name)!r} {why}")
-        left_out: dict[str, Any] = {each.name: each.default for each in dataclasses.fields(self) if each.name in found}
-        return dataclasses.replace(self, **left_out) if left_out else self
+        return dataclasses.replace(self, **{name: getattr(Options, name) for name in found}) if found else self
 
 
 @functools.cache

@@ -253,8 +253,10 @@ def _fill(entry: Entry, context: Context) -> None:
     wraps = context.options.engine == "wrap" if mode is None else mode is state.mode
     entry.mode = mode if mode is not None else DeviceMode(context)
     entry.unstacked = entry.mode if wraps else state.mode
-    conditional = (installing, fallback_kernels, library)
-    of_target = [part for each in conditional for part in each.needed(context)]
+    if mode is not None and (outer := state.entries[-1]).context is context and outer.unstacked is entry.unstacked:
+        entry.parts = outer.parts  # the usual nested entry, which needs the same
+        return
+    of_target = *installing.needed(context), *fallback_kernels.needed(context), *library.needed(context)
     entry.parts = [INSTALLATION, *of_target, *(wrap.needed(context) if wraps else ())]
 
 
@@ -276,11 +278,6 @@ def _drop_installations(entry: Entry) -> None:
         installation.drop(entry)
 
 
-def _leave_verify(entry: Any) -> None:
-    if entry.context.options.verify:
-        _verify().leave_thread(entry)
-
-
 def _verify() -> Any:
     from torchdevice.verify import watching  # here, because most programs do not ask for it
 
@@ -293,7 +290,7 @@ _LEAVING: tuple[Callable[[Any], None], ...] = (
     lambda entry: entry.context.entries.discard(entry),
     _finish_thread,
     _drop_installations,
-    _leave_verify,
+    lambda entry: _verify().leave_thread(entry) if entry.context.options.verify else None,
     lambda entry: entry.context.runtime.leave_thread(entry),
 )
 """The steps of leaving, in order. Each can be repeated, and is done even if another step failed."""

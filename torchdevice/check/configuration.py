@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdevice.check.rule_registry import Finding
-from torchdevice.devices.device_models import toml
+from torchdevice.foundation import data_files
 
 _TABLE = "[tool.torchdevice.check]"
 
@@ -70,7 +70,7 @@ def of_project(folder: Path) -> Configuration:
     if file is None:
         return Configuration(folder)
     try:
-        table = toml.loads(file.read_text("utf-8")).get("tool", {}).get("torchdevice", {}).get("check", {})
+        table = data_files.toml(file.read_text("utf-8")).get("tool", {}).get("torchdevice", {}).get("check", {})
     except ValueError as error:
         raise ValueError(f"{str(file)!r} cannot be parsed: {error}. Correct it.") from None
     keys = {each.name.replace("_", "-"): each for each in dataclasses.fields(Configuration)[1:]}  # all but ``folder``

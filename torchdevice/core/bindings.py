@@ -190,7 +190,9 @@ def supplied_value(
 
     def register(function: Callable[[Context], Any]) -> Callable[[Context], Any]:
         def value(context: Context) -> Any:
-            return function(context) if _answers(context, native_to, name if denies else "") else TORCHS_OWN
+            # Asked here first, without a frame: torch reads such names in hot paths.
+            supplies = native_to in context.stood_for or _answers(context, native_to, name if denies else "")
+            return function(context) if supplies else TORCHS_OWN
 
         add(Supplied(name, value, fidelity, first_line(function)))
         return function

@@ -204,7 +204,8 @@ class Context:
         own_memory = self.has_several_devices and not runtime.shares_host_memory
         self.folds_devices = own_memory and (options.devices or 1) > runtime.device_count()
         self.redirects_only = runtime.has_peaks and not self.fits_conversions and not self.folds_devices
-        self.product_dtypes = _computed_in_float32(options, runtime)
+        in_float32 = HALF if options.half_products == "float32" and runtime.shares_host_memory else frozenset()
+        self.product_dtypes = runtime.slow_product_dtypes if options.half_products == "auto" else in_float32
         self.thread = ThreadValues()
         self._shown: dict[torch.device, torch.device] = {}
         self.supplied_values: dict[Any, Any] = {}
@@ -233,7 +234,8 @@ class Context:
     def is_initialized(self) -> bool:
         """Whether the program has used the accelerator in this process, or has chosen one of them."""
         # The process is compared too: a forked child inherits both values, and has not used the accelerator itself.
-        return self.user == os.getpid() and self._initialized
+        # Last, because it is a call.
+        return self._initialized and self.user == os.getpid()
 
     def initialize(self) -> None:
         """Note that the program has used the accelerator in this process: CUDA initialises itself then.
@@ -514,12 +516,6 @@ class Context:
 
     def __repr__(self) -> str:
         return f"<Context target={self.runtime.target!r}>"
-
-
-def _computed_in_float32(options: Options, runtime: Runtime) -> frozenset[torch.dtype]:
-    if options.half_products == "auto":
-        return runtime.slow_product_dtypes
-    return HALF if options.half_products == "float32" and runtime.shares_host_memory else frozenset()
 
 
 _parse_visible_devices = torch.cuda._parse_visible_devices

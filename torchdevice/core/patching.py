@@ -127,7 +127,7 @@ class Replaced:
         may_be_absent: The attribute need not exist; ``make`` then gets None, and removal deletes the attribute.
 
     Attributes:
-        attributes: The owner's attributes.
+        present_value: Returns the owner's attribute of a name, or a default.
         before: The value that :func:`put_in` found there last.
         original: The last argument of ``make``.
         value: The last result of ``make``.
@@ -139,7 +139,7 @@ class Replaced:
             require(owner, name)
         self.owner, self.name, self.make = owner, name, make
         # A class has a mapping proxy, a module its dictionary; both follow later changes.
-        self.attributes: Mapping[str, Any] = owner.__dict__  # a live view
+        self.present_value: Callable[[str, Any], Any] = owner.__dict__.get  # of a live view
         self.before: Any = _ABSENT
         self.original: Any = _ABSENT
         self.value: Any = _ABSENT
@@ -158,20 +158,21 @@ class Replaced:
 def put_in(patches: Iterable[Replaced]) -> None:
     """Install attributes one after the other, in one call of Python: a scope has hundreds of them."""
     for patch in patches:
-        name, present_value = patch.name, patch.attributes.get
+        name, present_value = patch.name, patch.present_value
         # Read at each turn: what a signal handler has put in place is seen.
         while (present := present_value(name, _ABSENT)) is not patch.value or patch.value is _ABSENT:
-            original = getattr(patch.owner, name, None)  # by attribute, for an inherited one
-            if present_value(name, _ABSENT) is not present:
-                continue  # somebody came between, and may have installed this patch
-            # The replacement is made again only for another original, since other patches and Dynamo hold it by
-            # identity. A class method read from its class is another object each time.
-            is_known = original is patch.original or present is patch.before is not _ABSENT
-            if patch.value is _ABSENT or not is_known:
-                patch.original, patch.value = original, patch.make(original)
-            patch.before = present
+            # The usual case is what was there before, without another look. The replacement is made again only for
+            # another original, since other patches and Dynamo hold it by identity.
+            if present is not patch.before or present is _ABSENT:
+                original = getattr(patch.owner, name, None)  # by attribute, for an inherited one
+                if present_value(name, _ABSENT) is not present:
+                    continue  # somebody came between, and may have installed this patch
+                if patch.value is _ABSENT or original is not patch.original:
+                    patch.original, patch.value = original, patch.make(original)
+                patch.before = present
             # The last step. An interrupt before it leaves torch's own value in place.
             setattr(patch.owner, name, patch.value)
+            break
         patch.expected = True
 
 
@@ -181,7 +182,7 @@ def take_out(patches: Sequence[Replaced]) -> None:
     # In reverse, so that two patches of one attribute each restore what they found.
     for patch in reversed(patches):
         try:
-            if patch.value is _ABSENT or patch.attributes.get(patch.name, _ABSENT) is not patch.value:
+            if patch.value is _ABSENT or patch.present_value(patch.name, _ABSENT) is not patch.value:
                 if patch.expected:
                     # A program that patches torch inside the scope and keeps it: its value wins.
                     logger.info(
@@ -189,7 +190,7 @@ def take_out(patches: Sequence[Replaced]) -> None:
                     )
             elif patch.before is _ABSENT:
                 # On one line: somebody may have removed it since the line above.
-                delattr(patch.owner, patch.name) if patch.name in patch.attributes else None
+                delattr(patch.owner, patch.name) if patch.name in vars(patch.owner) else None
             else:
                 setattr(patch.owner, patch.name, patch.before)
             patch.expected = False

@@ -183,14 +183,15 @@ def refuse(name: str, remedy: str) -> NoReturn:
 
 def enter(entry: Entry) -> None:
     """Make an entry the innermost one of this thread. The caller calls :func:`leave` if this is interrupted."""
-    mode = entry.mode
+    mode, entries = entry.mode, state.entries
     # First the list, from which everything else can be derived after an interrupt.
-    state.entries.append(entry)
+    entries.append(entry)
     # A mode beside the stack (`engine="wrap"`) must not be on it too.
     if mode is not None and mode is not entry.unstacked:
         _stack(mode, entry.context)
     # A destructor may have entered another scope since the append.
-    state.mode = entry.unstacked if state.entries[-1] is entry else state.mode
+    if entries[-1] is entry:
+        state.mode = entry.unstacked
     settle()
 
 
@@ -207,15 +208,16 @@ def _stack(mode: ContextMode, context: Context | None) -> None:
 
 def leave(entry: Entry) -> None:
     """Take an entry out, innermost or not. May be called again, and for an entry that is not in the list."""
-    if entry in state.entries:
-        entry.restores = state.entries[-1] is entry
+    entries = state.entries
+    if entry in entries:
+        entry.restores = entries[-1] is entry
         # By identity, since entries define no equality.
-        state.entries.remove(entry)
+        entries.remove(entry)
     if entry.restores:
-        state.mode = None if entry.during_call or not state.entries else state.entries[-1].unstacked
+        state.mode = None if entry.during_call or not entries else entries[-1].unstacked
         entry.restores = False  # once: a destructor may come here late, when another entry is the innermost
     # Another entry may share the mode: nested scopes of a thread have one.
-    if entry.mode is not None and entry.mode not in map(_mode_of, state.entries):
+    if entry.mode is not None and entry.mode not in map(_mode_of, entries):
         entry.mode.serve(None)
     settle()
 
@@ -241,17 +243,18 @@ def settle() -> None:
         entries = list(state.entries)
         _answer_for(entries[-1] if entries else None)
         put_back_lost()
-        if state.mode is not None:
-            state.mode.serve(_served_by(state.mode))
+        if (mode := state.mode) is not None:
+            mode.serve(_served_by(mode))
         # By content: a handler that entered and left a scope meanwhile has settled by itself.
         if entries == state.entries:
             return
 
 
 def _serve_or_retire(mode: ContextMode) -> None:
-    mode.serve(_served_by(mode))
+    context = _served_by(mode)
+    mode.serve(context)
     # A new entry never takes a mode that serves nothing, so this condition stays true.
-    if _served_by(mode) is None:
+    if context is None:
         _retire(mode)
     elif mode.is_pushed and stacked_modes().count(mode) != 1:
         _put_back(mode)

@@ -17,25 +17,21 @@ from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.torch_texts import text
 
-_OUTPUT = "Expected all output tensors to be CUDA tensors, but output tensor at index"
 
-_INPUT = "Expected all input tensors to be CUDA tensors, but tensor at index"
-
-
-def _require(condition: bool, message: str) -> None:
+def _require(condition: bool, name: str, **values: Any) -> None:
     if not condition:
-        raise RuntimeError(message)
+        raise RuntimeError(text(name, **values))
 
 
 def _device_of(context: Context, index: int) -> torch.device:
-    _require(index >= 0, f"Expected non-negative device index, but got {index}")
+    _require(index >= 0, "negative device index", index=index)
     return context.device(index)
 
 
-def _require_on_device(context: Context, tensor: torch.Tensor, message: str, index: int) -> None:
+def _require_on_device(context: Context, tensor: torch.Tensor, name: str, index: int) -> None:
     # On a target that is the CPU no tensor is known to be on the host.
     on_host = not context.runtime.shares_host_memory and native_device(tensor).type != context.device_type
-    _require(not on_host, f"{message} {index} has device '{native_device(tensor)}'")
+    _require(not on_host, name, i=index, device=native_device(tensor))
 
 
 @supplied_function("_broadcast")
@@ -55,11 +51,10 @@ def comm_broadcast(context: Context, tensor: torch.Tensor, devices: Sequence[int
 @supplied_function("_broadcast_out")
 def comm_broadcast_out(context: Context, tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copy the tensor into each of ``out`` and return these."""
-    expected = f"Expected all output tensors to have same shape as the source tensor {list(tensor.shape)}, but"
+    source = list(tensor.shape)
     for i, each in enumerate(out):
-        _require_on_device(context, each, _OUTPUT, i)
-        same = each.shape == tensor.shape
-        _require(same, f"{expected} output tensor at index {i} has shape {list(each.shape)}")
+        _require_on_device(context, each, "output on the host", i)
+        _require(each.shape == tensor.shape, "broadcast out of shape", i=i, shape=list(each.shape), source=source)
     return [each.copy_(tensor, non_blocking=True) for each in out]
 
 
@@ -70,7 +65,7 @@ def comm_broadcast_coalesced(
     """Return all tensors for each device: the tensors themselves for the first device, copies for the others."""
     first = _device_of(context, devices[0])
     there = all(native_device(tensor) == first for tensor in tensors) or context.runtime.shares_host_memory
-    _require(there, f"All tensors must be on devices[0]: {devices[0]}")
+    _require(there, "coalesced on another device", index=devices[0])
     copies = [comm_broadcast(context, tensor, devices) for tensor in tensors]
     return [list(on_device) for on_device in zip(*copies, strict=True)] or [[] for _ in devices]
 
@@ -80,8 +75,8 @@ def _on_stream(streams: Sequence[Any] | None, i: int, device: int) -> AbstractCo
     stream = streams[i] if streams is not None and i < len(streams) else None
     if stream is None:
         return nullcontext()
-    wrong = text("stream of another device", i=i, index=stream.device_index, expected=device)
-    _require(stream.device_index == device, wrong)
+    index = stream.device_index
+    _require(index == device, "stream of another device", i=i, index=index, expected=device)
     return stream
 
 
@@ -95,11 +90,9 @@ def comm_scatter(
     streams: Any = None,
 ) -> list[torch.Tensor]:
     """Split the tensor along ``dim`` and return one chunk on each device."""
-    _require(bool(devices), "Expected at least one device to scatter to")
-    if chunk_sizes is not None:
-        lengths = f"len(devices) = {len(devices)} and len(chunk_sizes) = {len(chunk_sizes)}"
-        same = len(devices) == len(chunk_sizes)
-        _require(same, f"Expected devices and chunk_sizes to be of same length, but got {lengths}")
+    _require(bool(devices), "scattered to nothing", what="device")
+    sizes = len(devices) if chunk_sizes is None else len(chunk_sizes)
+    _require(len(devices) == sizes, "scattered in other chunks", devices=len(devices), sizes=sizes)
     chunks = list(tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim))
     # Not strict: chunk() returns fewer chunks than devices where the dimension is shorter.
     for i, (chunk, device) in enumerate(zip(chunks, devices, strict=False)):
@@ -115,16 +108,15 @@ def comm_scatter_out(
     context: Context, tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int, streams: Any = None
 ) -> list[torch.Tensor]:
     """Split the tensor along ``dim`` and copy one chunk into each of ``out``."""
-    _require(bool(out), "Expected at least one output tensor to scatter to")
+    _require(bool(out), "scattered to nothing", what="output tensor")
     # Counted from the first. `size` raises torch's IndexError.
     dim = range(tensor.dim())[dim] if -tensor.dim() <= dim < tensor.dim() else tensor.size(dim)
     for i, each in enumerate(out):
-        _require_on_device(context, each, _OUTPUT, i)
-        wrong = text("scattered out of shape", i=i, shape=list(each.shape), dim=dim, source=list(tensor.shape))
-        _require(_without(dim, each) == _without(dim, tensor), wrong)
-    sizes = [each.size(dim) for each in out]
-    wrong = text("scattered out of size", dim=dim, expected=tensor.size(dim), total=sum(sizes))
-    _require(sum(sizes) == tensor.size(dim), wrong)
+        _require_on_device(context, each, "output on the host", i)
+        shapes = {"shape": list(each.shape), "source": list(tensor.shape)}
+        _require(_without(dim, each) == _without(dim, tensor), "scattered out of shape", i=i, dim=dim, **shapes)
+    sizes, expected = [each.size(dim) for each in out], tensor.size(dim)
+    _require(sum(sizes) == expected, "scattered out of size", dim=dim, expected=expected, total=sum(sizes))
     for i, (each, chunk) in enumerate(zip(out, tensor.split(sizes, dim), strict=True)):
         with _on_stream(streams, i, each.get_device()):
             each.copy_(chunk, non_blocking=True)
@@ -137,15 +129,14 @@ def _without(dim: int, tensor: torch.Tensor) -> list[int]:
 
 def _shape_of_all(context: Context, tensors: Sequence[torch.Tensor], dim: int) -> list[int]:
     """Return the shape of the tensors one after the other along ``dim``."""
-    _require(bool(tensors), "Expected at least one tensor to gather from")
+    _require(bool(tensors), "gathered from nothing")
     expected = list(tensors[0].shape)
     for i, tensor in enumerate(tensors):
-        _require_on_device(context, tensor, _INPUT, i)
-        wrong = text("gathered dimensions", i=i, dims=tensor.dim(), expected=len(expected))
-        _require(tensor.dim() == len(expected), wrong)
-        expected[dim] = tensor.size(dim)
+        _require_on_device(context, tensor, "input on the host", i)
         shape = list(tensor.shape)
-        _require(shape == expected, f"Input tensor at index {i} has invalid shape {shape}, but expected {expected}")
+        _require(len(shape) == len(expected), "gathered dimensions", i=i, dims=len(shape), expected=len(expected))
+        expected[dim] = tensor.size(dim)
+        _require(shape == expected, "gathered of shape", i=i, shape=shape, expected=expected)
     expected[dim] = sum(tensor.size(dim) for tensor in tensors)
     return expected
 
@@ -165,7 +156,7 @@ def comm_gather(
 def comm_gather_out(context: Context, tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
     """Copy the tensors one after the other along ``dim`` into ``out``, and return ``out``."""
     expected, shape = _shape_of_all(context, tensors, dim), list(out.shape)
-    _require(shape == expected, f"Expected out tensor to have shape {expected}, but got {shape}")
+    _require(shape == expected, "gathered out of shape", shape=shape, expected=expected)
     for part, tensor in zip(out.split([each.size(dim) for each in tensors], dim), tensors, strict=True):
         part.copy_(tensor)
     return out

@@ -460,10 +460,6 @@ def _generic(original: type, make: Callable[..., Any]) -> type:
     return subclass_in_place_of(original, new, also=also)
 
 
-def _generic_event(context: Context, device: Any, **named: Any) -> EventStandIn:
-    return EventStandIn(context, **named)
-
-
 def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> None:
     """Let stand-ins be made by an accelerator's stream and event classes."""
 
@@ -506,4 +502,6 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
 
 replaces_classes(StreamStandIn, EventStandIn)
 replaces(torch, "Stream", makes=True, by_value=True)(lambda original: _generic(original, new_stream))
-replaces(torch, "Event", makes=True, by_value=True)(lambda original: _generic(original, _generic_event))
+replaces(torch, "Event", makes=True, by_value=True)(
+    lambda original: _generic(original, lambda context, device, **named: EventStandIn(context, **named))
+)

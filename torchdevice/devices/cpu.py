@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from torchdevice.devices import cpu_memory
 from torchdevice.devices.runtime import Memory, Runtime, device_of
 from torchdevice.foundation.byte_sizes import written
 
@@ -56,6 +55,8 @@ class CpuRuntime(Runtime):
     is_torch_accelerator = False
 
     def __init__(self) -> None:
+        from torchdevice.devices import cpu_memory  # here, since psutil takes long to import
+
         self._memory = cpu_memory.ProcessMemory()
 
     def is_available(self) -> bool:
@@ -74,6 +75,8 @@ class CpuRuntime(Runtime):
         self._memory.reset_peak()
 
     def empty_cache(self) -> None:
+        from torchdevice.devices import cpu_memory
+
         cpu_memory.trim_heap()
 
     def default_generator(self, index: int) -> torch.Generator:

@@ -64,6 +64,12 @@ def high_water_mark() -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
+def trim_heap() -> None:
+    """Give memory that malloc holds and does not use back to the system, where psutil can."""
+    if hasattr(psutil, "heap_trim"):
+        psutil.heap_trim()
+
+
 def reset_high_water_mark() -> bool:
     """Reset the high-water mark to the current resident set. Return whether the system allows it."""
     # proc(5): writing 5 to clear_refs resets the peak resident set size to the current size.
@@ -72,9 +78,3 @@ def reset_high_water_mark() -> bool:
     except OSError:
         return False
     return True
-
-
-def trim_heap() -> None:
-    """Give memory that malloc holds and does not use back to the system, where psutil can."""
-    if hasattr(psutil, "heap_trim"):
-        psutil.heap_trim()

@@ -18,17 +18,11 @@ import dataclasses
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torchdevice.foundation import data_files
-
-if sys.version_info >= (3, 11):
-    import tomllib as toml
-else:
-    import tomli as toml  # type: ignore[import-not-found]
 
 SIMULATED = "simulated"
 
@@ -102,7 +96,7 @@ def _read(path: str) -> Any:
         raise ValueError(f"{path!r} cannot be read: {error.strerror}. Name a file with a device's figures.") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path!r} is not UTF-8: {error}. Write the file in UTF-8.") from None
-    return _parsed(json.loads if path.endswith(".json") else toml.loads, text, repr(path))
+    return _parsed(json.loads if path.endswith(".json") else data_files.toml, text, repr(path))
 
 
 def _parsed(parse: Any, text: str, name: str) -> Any:

@@ -20,7 +20,7 @@ def _constants(name: str) -> Any:
     """Return a class with the fields that are documented constants."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in _TABLE[name].items()}
     fields = [(name, type(value), dataclasses.field(default=value)) for name, value in values.items()]
-    return dataclasses.make_dataclass(name, fields, frozen=True, repr=False, kw_only=True)
+    return dataclasses.make_dataclass(name, fields, frozen=True, repr=False, eq=False, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-import psutil
 import torch
 
 from torchdevice.devices.allocation_events import (
@@ -240,10 +239,14 @@ class Runtime(abc.ABC):
 
     def total_memory(self, index: int) -> int:
         """Return the size of the device's memory."""
+        import psutil  # here, since its import takes longer than that of any module here
+
         return psutil.virtual_memory().total
 
     def free_memory(self, index: int) -> int:
         """Return how much of the device's memory is free."""
+        import psutil
+
         return psutil.virtual_memory().available
 
     @abc.abstractmethod

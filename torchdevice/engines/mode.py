@@ -79,12 +79,14 @@ def _with_key(key: str) -> DeviceMode:
 
 def of_this_thread() -> thread_state.ContextMode | None:
     """Return the mode that handles this thread's calls, beside torch's stack or on it; None while it handles one."""
-    if thread_state.state.mode is not None:
-        return thread_state.state.mode
+    if (beside := thread_state.state.mode) is not None:
+        return beside
+    stacked = thread_state.stacked_modes()
     # An interrupt may have lost the mode while torch had it off.
-    if thread_state.state.stacked:
+    if thread_state.state.stacked.keys() - stacked:
         thread_state.put_back_lost()
-    for mode in thread_state.stacked_modes():
+        stacked = thread_state.stacked_modes()
+    for mode in stacked:
         if isinstance(mode, DeviceMode) and mode.context is not None:
             return mode
     return None

@@ -105,11 +105,10 @@ def settle(in_a_scope: bool) -> None:
         put_in(_patches)
     else:
         destructors.remove()
-    for number in _NUMBERS:
-        # The C function, since the patched one would hide `_Waiting`.
-        handler = _signal.getsignal(number)
-        # None is a handler that was not installed by Python, which must not be touched.
-        if (type(handler) is _Waiting) is not in_a_scope and callable(handler):
+    # The C function, since the patched one would hide `_Waiting`.
+    for number, handler in zip(_NUMBERS, map(_signal.getsignal, _NUMBERS), strict=True):
+        # Most are the system's own, 0. None is a handler that Python has not installed, which must not be touched.
+        if handler and (type(handler) is _Waiting) is not in_a_scope and callable(handler):
             _signal.signal(number, _Waiting(handler) if in_a_scope else _own(handler))
     if in_a_scope:
         destructors.install()

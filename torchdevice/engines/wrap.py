@@ -422,7 +422,7 @@ class _ImportedByValue:
                         self._patches.setdefault((module, name), place)
             self._seen, self._loaded = set(sys.modules), now
         # Only places that hold an original now: the program may have assigned another value since.
-        put_in([patch for patch in self._patches.values() if id(patch.attributes.get(patch.name)) in originals])
+        put_in([patch for patch in self._patches.values() if id(patch.present_value(patch.name, None)) in originals])
 
     def remove(self) -> None:
         take_out(list(self._patches.values()))

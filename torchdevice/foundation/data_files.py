@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,17 @@ from typing import Any
 def read(code: str, name: str) -> Any:
     """Return what the JSON file ``name`` holds in the folder of a file of code, ``__file__``."""
     return json.loads(Path(code).with_name(name).read_text(encoding="utf-8"))
+
+
+def toml(text: str) -> dict[str, Any]:
+    """Return what a text in TOML says.
+
+    Raises:
+        ValueError: The text is not TOML.
+    """
+    # Imported here, since few processes read any, and by name, since Python has had it since 3.11.
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return parser.loads(text)  # type: ignore[no-any-return]
 
 
 def filled(code: str, name: str, **values: Any) -> str:

@@ -75,9 +75,9 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
         with scope:
             result = function(*args, **kwargs)
         # An ordinary function may return a generator or coroutine, none of whose steps has run yet.
-        if inspect.isgenerator(result):
+        if isinstance(result, types.GeneratorType):
             return _stepwise(scope, lambda: result)()
-        return _awaited(scope, result) if inspect.iscoroutine(result) else result
+        return _awaited(scope, result) if isinstance(result, types.CoroutineType) else result
 
     return call
 

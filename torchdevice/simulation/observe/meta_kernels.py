@@ -116,7 +116,8 @@ def _run(op: Any, kernel: Callable[..., Any], args: Any, kwargs: Any, known: boo
         raise
     if any(each.layout is not torch.strided for each in tensors(result)):
         raise NoValueError(op._schema.name)
-    if known and all(map(_keeps_values, tensors(result))):
+    without_values = (each.is_floating_point() or each.is_complex() or each.nbytes > _KEPT for each in tensors(result))
+    if known and not any(without_values):
         return kernel(*args, **kwargs), lambda kernel, args, kwargs: kernel(*args, **kwargs)
     plan = None if shapes.outs else _plan(op, index, result, [own for _, own in shapes.pairs.values()])
     _forget_written(op, args, kwargs)
@@ -236,10 +237,6 @@ class _Shapes(StandIns):
         if isinstance(value, torch.device):
             return _META
         return None if isinstance(value, torch.Generator) else value
-
-
-def _keeps_values(result: torch.Tensor) -> bool:
-    return not (result.is_floating_point() or result.is_complex()) and result.nbytes <= _KEPT
 
 
 @functools.cache
