@@ -8,12 +8,12 @@ from torchdevice.activation import disable as disable
 from torchdevice.activation import enable as enable
 from torchdevice.activation import portable as portable
 from torchdevice.activation import simulate as simulate
+from torchdevice.devices.device_memory import Memory as Memory
+from torchdevice.devices.device_memory import Stat as Stat
 from torchdevice.devices.module import ModuleRuntime as ModuleRuntime
 from torchdevice.devices.registry import register_runtime as register_runtime
 from torchdevice.devices.runtime import Mark as Mark
-from torchdevice.devices.runtime import Memory as Memory
 from torchdevice.devices.runtime import Runtime as Runtime
-from torchdevice.devices.runtime import Stat as Stat
 from torchdevice.foundation.fidelity import Fidelity as Fidelity
 from torchdevice.journal.callers import Site as Site
 from torchdevice.journal.journal import Entry as Entry

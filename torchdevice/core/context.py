@@ -238,7 +238,7 @@ class Context:
         return self._initialized and self.user == os.getpid()
 
     def initialize(self) -> None:
-        """Note that the program has used the accelerator in this process: CUDA initialises itself then.
+        """Note that the program has used the accelerator in this process, and check what CUDA checks at first use.
 
         Raises:
             RuntimeError: The process was forked from one that had used the accelerator. The text is torch's.

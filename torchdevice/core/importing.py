@@ -78,8 +78,7 @@ class LateModules:
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         late = self.modules.get(name)
         if late is None and name.startswith(_COMPILERS):
-            # A compiler keeps what it asks of the machine, and a base class of tests what it asks for the tests.
-            late = Late(name, sees_scope=name.endswith(".test_case"))
+            late = Late(name)  # a compiler keeps what it asks of the machine
         # The usual finder of files; builtin and frozen modules are not among those that are waited for.
         spec: Any = None if late is None else importlib.machinery.PathFinder.find_spec(name, path, target)
         if late is not None and spec is not None and spec.loader is not None:

@@ -33,16 +33,8 @@ def get_device_count(context: Context) -> int:
     return context.device_count if context.program == "cuda" else 0
 
 
-@supplied_function("_cuda_init")
-def init(context: Context) -> None:
-    """Check what the accelerator checks when it initialises itself. A stand-in device needs nothing else."""
-    context.initialize()
-
-
-@supplied_function("_cuda_isInBadFork")
-def is_in_bad_fork(context: Context) -> bool:
-    """Return whether this process was forked from one that had used the device; False where that does no harm."""
-    return context.is_in_bad_fork
+supplied_function("_cuda_init")(Context.initialize)
+is_in_bad_fork = supplied_function("_cuda_isInBadFork")(Context.is_in_bad_fork.fget)  # type: ignore[attr-defined]
 
 
 @supplied_function("_cuda_getDevice")

@@ -17,8 +17,9 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import replaces, supplied_function, supplied_value
 from torchdevice.core.context import Context
+from torchdevice.devices.device_memory import Stat
 from torchdevice.devices.device_strings import Spelling
-from torchdevice.devices.runtime import MEMORY_FRACTION, Stat
+from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.engines.error_texts import class_for_out_of_memory
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity

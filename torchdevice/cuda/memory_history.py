@@ -141,7 +141,8 @@ class History:
     def segment_changed(self, action: str, segment: Block, stream: int) -> None:
         """Record that a segment got memory from the driver or gave it back."""
         with self._lock:
-            contexts = ("all",) if action in _GIVING_BACK else ("alloc", "all")
+            # The actions by which memory is given back to the driver.
+            contexts = ("all",) if action in ("segment_free", "segment_unmap") else ("alloc", "all")
             self._record(action, segment, self._stack_for(*contexts))
 
     def out_of_memory(self, index: int, size: int, free: int) -> None:
@@ -195,10 +196,6 @@ class History:
                 stack = entry["frames"]
                 traces[index].append(entry | {"frames": stack.frames if stack is not None else []})
             return traces
-
-
-_GIVING_BACK = frozenset({"segment_free", "segment_unmap"})
-"""What happens to segments when memory is given back to the driver."""
 
 
 _HISTORY, _STOP = "memory history", "end of memory history"
@@ -300,29 +297,24 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
     memory.report(context, "torch.cuda.memory_snapshot", _HELD_BY_PYTHON)
     history = _history(context)
     history.look_up()
+    wanted = None if pool is None or tuple(pool[:2]) == (0, 0) else tuple(pool[:2])
+    devices = range(context.runtime.device_count())
     with garbage_collection.paused():  # which would begin several times over, to find that all of this is in use
-        return _snapshot(context, history, pool)
-
-
-def _snapshot(context: Context, history: History, pool: tuple[Any, ...] | None) -> dict[str, Any]:
-    others = pool is not None and tuple(pool[:2]) != (0, 0)
-    wanted = tuple(pool[:2]) if pool is not None and others else None
-    segments = [
-        each
-        for index in range(context.runtime.device_count())
-        for each in context.runtime.segments(index)
-        if wanted is None or each.segment_pool_id == wanted
-    ]
-    return {
-        "segments": [_segment(segment, history) for segment in segments],
-        "device_traces": [] if others else history.traces(context.runtime.device_count()),
-        "allocator_settings": {
-            "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-            **memory.KEYS["settings of a snapshot"],
-            **context.runtime.allocator_settings(),
-        },
-        "external_annotations": [],
-    }
+        return {
+            "segments": [
+                _segment(segment, history)
+                for index in devices
+                for segment in context.runtime.segments(index)
+                if wanted is None or segment.segment_pool_id == wanted
+            ],
+            "device_traces": history.traces(len(devices)) if wanted is None else [],
+            "allocator_settings": {
+                "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+                **memory.KEYS["settings of a snapshot"],
+                **context.runtime.allocator_settings(),
+            },
+            "external_annotations": [],
+        }
 
 
 def _segment(segment: Segment, history: History) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from torchdevice.devices.runtime import Memory, Runtime, device_of
+from torchdevice.devices.device_memory import Memory
+from torchdevice.devices.runtime import Runtime, device_of
 from torchdevice.foundation.byte_sizes import written
 
 

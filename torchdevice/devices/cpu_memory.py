@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from torchdevice.devices.runtime import Memory
+from torchdevice.devices.device_memory import Memory
 
 
 class ProcessMemory:

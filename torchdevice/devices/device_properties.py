@@ -101,8 +101,7 @@ def checked(properties: Any) -> dict[str, Any]:
     if unknown:
         raise ValueError(
             f"properties={properties!r} has {unknown!r}, which cannot be set. Use fields of "
-            f"torch.cuda.get_device_properties: "
-            f"{', '.join(sorted(SETTABLE))}; capability= sets major and minor."
+            f"torch.cuda.get_device_properties: {', '.join(sorted(SETTABLE))}; capability= sets major and minor."
         )
     return {name: _checked_field(name, value) for name, value in properties.items()}
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from torchdevice.devices import parameter_data
-from torchdevice.devices.runtime import Mark, Memory, Runtime, device_of
+from torchdevice.devices.device_memory import Memory
+from torchdevice.devices.runtime import Mark, Runtime, device_of
 from torchdevice.errors import NotSupportedError
 from torchdevice.foundation import torch_internals
 

@@ -8,7 +8,8 @@ import re
 import torch
 
 from torchdevice.devices.cpu import processor_name
-from torchdevice.devices.runtime import Mark, Memory, Runtime
+from torchdevice.devices.device_memory import Memory
+from torchdevice.devices.runtime import Mark, Runtime
 
 _NOT = r"(?:not (?:currently )?(?:supported|implemented)|unsupported|(?:doesn't|does not|not) (?:have )?support)"
 _SAYS_REFUSED = re.compile(rf"(?is)\bMPS\b.*\b{_NOT}\b|\b{_NOT}\b.*\bMPS\b|^Convolution is supported only")

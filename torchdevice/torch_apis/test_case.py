@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchdevice.core.bindings import replaces
+from torchdevice.core.bindings import later, replaces
 from torchdevice.core.context import Context
 from torchdevice.core.thread_state import state
 
@@ -21,6 +21,10 @@ _LENGTH = "_prev_torch_function_mode_stack_len"
 
 
 # The modules ask at import whether there is CUDA, and leave tests out where there is none.
+for _module in ("torch._dynamo.test_case", "torch._inductor.test_case"):
+    later(_module, sees_scope=True)
+
+
 @replaces(_UTILS, "setUp", sees_scope=True)
 def _set_up(context: Context, original: Any, self: Any) -> None:
     original(self)

@@ -21,7 +21,7 @@ import torch
 import torchdevice
 from torchdevice.devices.allocation_events import Block as AllocatedBlock
 from torchdevice.devices.allocation_events import Segment
-from torchdevice.devices.runtime import Stat
+from torchdevice.devices.device_memory import Stat
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import storages

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchdevice.devices.allocation_events import Block as AllocatedBlock
-from torchdevice.devices.runtime import Stat
+from torchdevice.devices.device_memory import Stat
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, parsed
 from torchdevice.simulation.allocator.caching_allocator import Device
 from torchdevice.simulation.allocator.memory_blocks import NOBODY, Block

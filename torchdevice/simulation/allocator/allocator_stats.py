@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from torchdevice.devices.runtime import Stat
+from torchdevice.devices.device_memory import Stat
 from torchdevice.foundation import data_files
 
 

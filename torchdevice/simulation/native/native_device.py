@@ -11,7 +11,7 @@ import itertools
 import weakref
 from typing import Any
 
-from torchdevice.devices.runtime import Memory
+from torchdevice.devices.device_memory import Memory
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT
 from torchdevice.simulation.allocator.caching_allocator import Device, changing
 from torchdevice.simulation.allocator.memory_blocks import FREE, NOBODY, USED, Block, chain_of
