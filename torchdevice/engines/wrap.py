@@ -190,14 +190,14 @@ class _Move(EntryPoint):
             known = mode.known.get(asked) if asked.__class__ is str else _own(mode, asked)
             if known is not None and mode.find(original) is rewriter:
                 device, requested, done = known
-                stays = moves.stays(context, tensor)
+                shares = context.runtime.shares_host_memory
+                stays = shares and moves.stays(context, tensor)
                 _state.mode = None
                 try:
                     result = tensor if stays else _TO(tensor, device)
                     if requested:
                         context.journal.record(requested, done, _EXACT, 1)
-                    shares = not stays and context.runtime.shares_host_memory
-                    return moves.moved(context, tensor, result, _DEVICE) if shares else result
+                    return moves.moved(context, tensor, result, _DEVICE) if shares and not stays else result
                 except OF_TORCH:
                     pass  # as in `_Naming`
                 finally:
