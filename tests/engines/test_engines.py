@@ -402,6 +402,40 @@ class TestDevice:
         assert torch.device("cuda").type == "cuda"
 
 
+_MOVES: dict[str, Callable[[Any], Any]] = {
+    "by text": lambda x: x.to("cuda"),
+    "by ordinal": lambda x: x.to("cuda:0"),
+    "by device": lambda x: x.to(torch.device("cuda")),
+    "by the class": lambda x: torch.Tensor.to(x, "cuda"),
+    "cuda()": lambda x: x.cuda(),
+    "cuda of the class": lambda x: torch.Tensor.cuda(x),
+}
+
+_SCOPES: dict[str, Callable[..., torchdevice.Scope]] = {
+    "cpu": lambda **options: torchdevice.portable("cpu", **options),
+    "several": lambda **options: torchdevice.portable("cpu", devices=2, **options),
+    "simulated": lambda **options: torchdevice.simulate(**options),
+}
+
+
+class _Subclass(torch.Tensor):
+    pass
+
+
+_STAYING: dict[str, Callable[[], Any]] = {
+    "made there": lambda: torch.ones(2, 2, device="cuda"),
+    "moved there": lambda: torch.ones(2, 2).to("cuda"),
+    "of the host": lambda: torch.ones(2, 2),
+    "unknown": lambda: torch.ones(2, 2, device="cuda").cos(),
+    "a view": lambda: torch.ones(2, 2, device="cuda")[0],
+    "a leaf": lambda: torch.ones(2, 2, device="cuda", requires_grad=True),
+    "a parameter": lambda: torch.nn.Parameter(torch.ones(2, 2, device="cuda")),
+    "a subclass": lambda: torch.ones(2, 2, device="cuda").as_subclass(_Subclass),
+    "sparse": lambda: torch.eye(2, device="cuda").to_sparse(),
+}
+"""Tensors that are moved, made in a scope."""
+
+
 class TestNaming:
     """Calls that name a device which the thread has named before do what the first one does."""
 
@@ -428,6 +462,44 @@ class TestNaming:
             made = torch.ones(3, device="cuda")
             assert made.to("cuda") is made
             assert made.cpu() is not made
+
+    @pytest.mark.parametrize("where", [*_STAYING])
+    @pytest.mark.parametrize("enter", [*_SCOPES])
+    @pytest.mark.parametrize("move", [*_MOVES])
+    def test_a_move_that_needs_no_mode_does_what_the_mode_does(self, move: str, enter: str, where: str) -> None:
+        """The result, whether it is the tensor itself or shares its memory, and what is counted."""
+        seen = {}
+        for engine in ("mode", "wrap"):
+            with _SCOPES[enter](engine=engine) as scope:
+                given = _STAYING[where]()
+                results = [_MOVES[move](given) for _ in range(3)]
+            kinds = [(result is given, type(result), result.requires_grad) for result in results]
+            seen[engine] = kinds, [(each.site.function, each.requested, each.count) for each in scope.journal.entries]
+        assert seen["wrap"] == seen["mode"]
+
+    @pytest.mark.parametrize("move", [*_MOVES])
+    def test_who_records_torchs_calls_sees_a_move(self, move: str, wrapped: torchdevice.Scope) -> None:
+        x = torch.ones(2, device="cuda")
+        for _ in range(2):  # the first one names the device
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                _MOVES[move](x)
+            assert "aten::to" in {event.key for event in profile.key_averages()}
+            traced = torch.jit.trace(lambda x: _MOVES[move](x) + 1, x)
+            assert "aten::to" in str(traced.inlined_graph)
+            assert torch.func.vmap(_MOVES[move])(torch.ones(2, 3, device="cuda")).shape == (2, 3)
+
+    @pytest.mark.parametrize("name", ["to", "cuda", "cpu", "new_zeros"])
+    def test_the_method_of_a_tensor_is_described_as_torchs_own(self, name: str) -> None:
+        def described() -> tuple[Any, ...]:
+            method = getattr(torch.ones(2), name)
+            with pytest.raises(ValueError, match="no signature found"):
+                inspect.signature(method)
+            again = pickle.loads(pickle.dumps(method))
+            return method.__name__, method.__doc__, method.__self__.shape, again.__name__, again.__self__.shape
+
+        plain = described()
+        with torchdevice.portable("cpu", engine="wrap"):
+            assert described() == plain
 
     @pytest.mark.parametrize(
         "call", [lambda: torch.zeros(-1, device="cuda"), lambda: torch.zeros(2).to("cuda", 5, 6, 7, 8)]

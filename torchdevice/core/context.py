@@ -344,14 +344,7 @@ class Context:
             above: The number of innermost callers of the journal that belong to this package, with this function.
         """
         # Subclasses of these types may compare as they like, so the class is compared exactly.
-        if value.__class__ not in _HASHED:
-            return self._redirect_new(value)
-        # The hit is the usual case, and an exception costs only the first look at a spelling.
-        try:
-            known: Any = self.thread.redirects[value]
-        except KeyError:
-            known = ()
-        # Outside the handler, whose KeyError would be shown with an error that is raised in it.
+        known: Any = self.thread.redirects.get(value, ()) if value.__class__ in _HASHED else ()
         if not known:
             return None if known is None else self._redirect_new(value)
         device, requested, done = known

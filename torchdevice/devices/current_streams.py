@@ -176,11 +176,8 @@ def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:
 
 @block
 def following_nodes(thread: Any, roots: Any, wait: Callable[[int, int, int], None]) -> Iterator[None]:
-    """Let the current streams of a thread be those of the node in progress, where it ever changed its stream."""
+    """Let the current streams of a thread, which has changed its stream, be those of the node in progress."""
     outer = thread.streams
-    if not outer.history.has_changes:
-        yield
-        return
     with torch._C.DisableTorchFunction():
         each = (roots,) if isinstance(roots, torch.Tensor) else roots
         thread.streams = inner = _StreamsOfNodes(outer, each, wait)

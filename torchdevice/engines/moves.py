@@ -50,6 +50,7 @@ _UNKNOWN = Side.UNKNOWN
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 _is_tracing = torch._C._is_tracing
+_is_profiling = torch._C._autograd._profiler_enabled
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # functorch's wrappers report is_leaf too
 _DisableTorchDispatch = torch._C._DisableTorchDispatch
 
@@ -91,13 +92,9 @@ def mark_storage(storage: Any, side: Side) -> None:
 
 def mark_unmarked(storage: Any, side: Side | None) -> Any:
     """Mark a storage that has no mark yet; None marks it as unknown. Return the storage."""
-    if isinstance(storage, torch.UntypedStorage) and _noted(storage) is None:
+    if isinstance(storage, torch.UntypedStorage) and getattr(storage, "_torchdevice_side", None) is None:
         mark_storage(storage, side or Side.UNKNOWN)
     return storage
-
-
-def _noted(storage: Any) -> Side | None:
-    return getattr(storage, "_torchdevice_side", None)
 
 
 def mark(tensor: Any, side: Side | None) -> Any:
@@ -121,7 +118,7 @@ def side_of(tensor: Any) -> Side | None:
 
 
 def _side_of_storage(storage: Any) -> Side | None:
-    side = _noted(storage)
+    side = getattr(storage, "_torchdevice_side", None)
     # Torch allocates resizable memory; what it imports or shares is not resizable.
     if side is None and (not storage.resizable() or storage.is_shared()):
         return Side.HOST  # memory of NumPy, of a file, of other processes
@@ -168,6 +165,13 @@ def device_meaning(context: Context, device: torch.device, side: Side | None) ->
 
 
 # ---- moves -----------------------------------------------------------------------------------------------------------
+
+
+def stays(context: Context, tensor: Any) -> bool:
+    """Return whether a move to the accelerator has nothing to do, nor to show to who records torch's calls."""
+    if context.has_several_devices or type(tensor) not in _PLAIN or _is_tracing() or _is_profiling():
+        return False
+    return getattr(_storage(tensor), "_torchdevice_side", None) is _DEVICE
 
 
 def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side | None) -> torch.Tensor:
@@ -293,7 +297,8 @@ def created_by_default(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         result: The tensor.
     """
     storage = _storage(result)
-    if storage is not None and _noted(storage) is None:  # a default device may have marked it
+    # A default device may have marked it.
+    if storage is not None and getattr(storage, "_torchdevice_side", None) is None:
         side = _default_side(func, args, kwargs)
         if side is not None:
             storage._torchdevice_side = side
@@ -305,14 +310,11 @@ def _default_side(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S
 
     None stands for an unknown side.
     """
-    for value in args:
-        # Only the first argument can be the tensor that is imitated; another one makes the side unknown.
+    # Only the first argument can be the tensor that is imitated; another one makes the side unknown.
+    imitated = args[0] if args else kwargs.get("input")
+    for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, torch.Tensor):
-            return side_of(value) if value is args[0] and _makes_alike(func) else None
-    if kwargs:
-        for value in kwargs.values():
-            if isinstance(value, torch.Tensor):
-                return side_of(kwargs.get("input")) if not args and _makes_alike(func) else None
+            return side_of(value) if value is imitated and _makes_alike(func) else None
     return Side.HOST
 
 

@@ -121,11 +121,9 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
 def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Rewrite a call with a keyword argument ``device``, and perhaps ``pin_memory`` and ``dtype``."""
     asked = kwargs.get("device")
-    target = None
-    if asked is not None:
-        target = context.redirect(asked, _ABOVE)
-        if target is not None:
-            kwargs["device"] = target
+    target = None if asked is None else context.redirect(asked, _ABOVE)
+    if target is not None:
+        kwargs["device"] = target
     if context.unsupported_dtypes:
         kept = float64_policy.created_on_cpu(context, func, args, kwargs)
         if kept is not None:
@@ -147,9 +145,8 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if context.runtime.shares_host_memory:
         # Without a device the tensor is on the side of the default device.
         if asked is None:
-            moves.created_by_default(func, args, kwargs, result)
-        else:
-            result = moves.created(context, args[0] if args else None, result, asked, target)
+            return moves.created_by_default(func, args, kwargs, context.pin(result) if pins else result)
+        result = moves.created(context, args[0] if args else None, result, asked, target)
     elif context.folds_devices and asked is not None and args:
         result = moves.moved_among_devices(context, args[0], result)
     return context.pin(result) if pins else result
@@ -184,12 +181,9 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     # `x.to(dtype)` and `x.to(other)`; the latter moves to the device of the other tensor.
     if device is None or isinstance(device, (torch.dtype, torch.Tensor)):
         result = convert(context, func, args, kwargs)
-        if not context.runtime.shares_host_memory:
-            follows = isinstance(device, torch.Tensor)
-            return moves.moved_among_devices(context, args[0], result) if follows else result
         if isinstance(device, torch.Tensor):
-            return moves.moved(context, args[0], result, moves.side_of(device))
-        return moves.followed(args[0], result)
+            return _moved_beside(context, args[0], result, device)
+        return moves.followed(args[0], result) if context.runtime.shares_host_memory else result
     is_switch = device.__class__ is str and device == FORCE_CPU
     target = context.force_cpu() if is_switch else context.redirect(device, _ABOVE)
     if target is not None:
@@ -202,16 +196,21 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return moves.moved_among_devices(context, args[0], result)
 
 
+def _moved_beside(context: Context, tensor: torch.Tensor, result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return the result of a move of a tensor to the device of another one."""
+    if context.runtime.shares_host_memory:
+        return moves.moved(context, tensor, result, moves.side_of(other))
+    return moves.moved_among_devices(context, tensor, result)
+
+
 @rewrites(*(getattr(torch.Tensor, family) for family in FAMILIES if hasattr(torch.Tensor, family)))
-def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def move_to_family(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` to the method's accelerator."""
     # On the target's own method, and on the method of an accelerator that is absent, torch's error or answer stands.
     if context.device_type == func.__name__ or func.__name__ not in context.families:
         return func(*args, **kwargs)
-    device, rest = None, kwargs
-    if len(args) > 1 or kwargs:
-        rest = {**dict(zip(("device", "non_blocking", "memory_format"), args[1:], strict=False)), **kwargs}
-        device = rest.pop("device", None)
+    rest = {**dict(zip(("device", "non_blocking", "memory_format"), args[1:], strict=False)), **kwargs}
+    device = rest.pop("device", None)
     if device is None:
         # The current device of that accelerator, as CUDA does for `x.cuda()`.
         device = f"{func.__name__}:{context.thread.device_index}"
@@ -223,28 +222,22 @@ def _tensor_cuda(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
 def to_host(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.cpu``, which is ``Tensor.to("cpu")``."""
     result = func(*args, **kwargs)
-    if context.runtime.shares_host_memory:
-        return moves.moved(context, args[0], result, moves.Side.HOST)
-    return result
+    return moves.moved(context, args[0], result, moves.Side.HOST) if context.runtime.shares_host_memory else result
 
 
 @rewrites(torch.Tensor.type_as)
 def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.type_as``, which also moves a tensor to the other tensor's device."""
     result = func(*args, **kwargs)
-    if context.runtime.shares_host_memory:
-        other = args[1] if len(args) > 1 else kwargs["other"]
-        return moves.moved(context, args[0], result, moves.side_of(other))
-    return moves.moved_among_devices(context, args[0], result)
+    return _moved_beside(context, args[0], result, args[1] if len(args) > 1 else kwargs["other"])
 
 
 @rewrites(torch.Tensor.clone, torch.clone)
 def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``clone``, the only operator whose result takes its source's mark: programs keep clones, as copies or leaves."""
     result = func(*args, **kwargs)
-    if context.runtime.shares_host_memory:
-        return moves.followed(args[0] if args else kwargs["input"], result)
-    return result
+    source = args[0] if args else kwargs["input"]
+    return moves.followed(source, result) if context.runtime.shares_host_memory else result
 
 
 @rewrites(torch._C._nn._parse_to)
@@ -328,11 +321,8 @@ def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
         raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")  # torch's words
     if context.is_pinned(args[0]):
         return args[0]
-    copy = args[0].clone()
-    if context.runtime.shares_host_memory:
-        # Page-locked memory is the host's.
-        moves.mark(copy, moves.Side.HOST)
-    return context.pin(copy)
+    # Page-locked memory is the host's.
+    return context.pin(moves.mark(args[0].clone(), moves.Side.HOST if context.runtime.shares_host_memory else None))
 
 
 @rewrites(torch.Tensor.is_pinned)
@@ -346,8 +336,7 @@ def _record_stream(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     if not context.stream_observers:
         context.report("Tensor.record_stream", "nothing", Fidelity.INERT)
     stream = args[1] if len(args) > 1 else kwargs["s"]
-    for observer in context.stream_observers:
-        observer.memory_used(args[0], (stream.device_index, stream.stream_id))
+    context.tell("memory_used", args[0], (stream.device_index, stream.stream_id))
 
 
 @rewrites(torch._C._nn.scaled_dot_product_attention)

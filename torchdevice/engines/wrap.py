@@ -35,6 +35,10 @@ _DEVICE, _EXACT = moves.Side.DEVICE, Fidelity.EXACT  # reading a member of an en
 
 _SIZES = frozenset({int, tuple, list, float, torch.Size})
 
+_ABSENT: Any = object()
+
+_Method, _TO = types.MethodType, torch.Tensor.to
+
 _stack_length = torch._C._len_torch_function_stack
 
 
@@ -64,6 +68,7 @@ class EntryPoint:
         functools.update_wrapper(self, original)
         self.original = original
         stands_for(self, original)
+        self._method: Any = self
         self._hash = hash(original)  # kept: hashing a method descriptor takes longer than reading an attribute
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -73,11 +78,7 @@ class EntryPoint:
             return self.original(*args, **kwargs)
         if _stack_length():
             return self._by_modes_above(args, kwargs)
-        _state.mode = None  # _ask, inlined: a Python call less for each wrapped call
-        try:
-            return mode.__torch_function__(self.original, (), args, kwargs)
-        finally:
-            _state.mode = mode if mode.context is not None else None
+        return _ask(mode, self.original, args, kwargs)
 
     def _by_modes_above(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let the uppermost mode on torch's stack, one of the program's, handle a call.
@@ -98,7 +99,7 @@ class EntryPoint:
         if _state.mode is None:  # also while Dynamo traces, which recognizes only torch's own methods
             return self.original.__get__(instance, owner)
         # As a method of Python binds: the tensor becomes the first argument.
-        return types.MethodType(self, instance)
+        return _Method(self._method, instance)
 
     # Tables of torch are keyed by the originals, and `==` of two entry points compares what they wrap.
     def __eq__(self, other: object) -> bool:
@@ -134,55 +135,92 @@ class EntryPoint:
 
 
 class _Naming(EntryPoint):
-    """A factory with a keyword ``device``, or ``Tensor.to``. A device that the thread has named before needs no mode.
+    """A factory with a keyword ``device``. A device that the thread has named before needs no mode.
 
     A call that fails is repeated by the mode, which may have another way, or a better text.
     """
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, device: Any = _ABSENT, **kwargs: Any) -> Any:
         mode: Any = _state.mode
-        original = self.original
-        context = None if mode is None or "pin_memory" in kwargs else mode.context
-        if context is not None and context.redirects_only:
-            rewriter = mode.find(original)
+        if mode is not None and device is not _ABSENT and not (is_torch_function_all_disabled() or _stack_length()):
+            known = mode.known.get(device) if device.__class__ is str else _own(mode, device)
             # A tensor that a factory is given may be its result.
-            asked = None
-            if rewriter is rewriters.with_device_keyword and (not args or args[0].__class__ in _SIZES):
-                asked = kwargs.get("device")
-            elif rewriter is rewriters.move and len(args) == 2 and not kwargs:
-                asked = args[1]
-            if asked.__class__ is str:
-                known = context.thread.redirects.get(asked)
-            else:
-                # The target's first device, as the scope made it, needs none. Its side is known by the object: a device
-                # of the same value may be the host's, see `moves.py`.
-                known = (asked, "", "") if asked is context.runtime.device(0) else None
-            if known is not None and not _stack_length() and not is_torch_function_all_disabled():
-                device, requested, done = known
+            is_plain = (not args or args[0].__class__ in _SIZES) and "pin_memory" not in kwargs
+            if known is not None and is_plain and mode.find(self.original) is rewriters.with_device_keyword:
+                target, requested, done = known
+                context = mode.context
                 _state.mode = None
                 try:
-                    if rewriter is rewriters.move:
-                        result = original(args[0], device)
-                    else:
-                        result = original(*args, **{**kwargs, "device": device})
+                    result = self.original(*args, device=target, **kwargs)
                     if requested:
-                        context.journal.record(requested, done, _EXACT, above=1)
-                    if not context.runtime.shares_host_memory:
-                        return result
-                    stayed = args and result is args[0]
-                    return moves.moved(context, result, result, _DEVICE) if stayed else moves.mark(result, _DEVICE)
+                        context.journal.record(requested, done, _EXACT, 1)
+                    return moves.mark(result, _DEVICE) if context.runtime.shares_host_memory else result
                 except OF_TORCH:
                     pass  # the mode repeats the call below, outside this clause, as in `LastResort`
                 finally:
                     _state.mode = mode if mode.context is not None else None
+        if device is not _ABSENT:
+            kwargs["device"] = device
         return EntryPoint.__call__(self, *args, **kwargs)
 
 
-class LastResort(EntryPoint):
-    """An entry point that calls the mode only after the original has failed, so that it costs next to nothing."""
+def _own(mode: Any, asked: Any) -> Any:
+    """Return what ``mode.known`` would have for the target's first device, as the scope made it, which is no request.
+
+    Its side is known by the object: a device of the same value may be the host's, see `moves.py`.
+    """
+    return (asked, "", "") if mode.known and asked is mode.context.runtime.device(0) else None
+
+
+class _Move(EntryPoint):
+    """``Tensor.to(device)`` and ``Tensor.cuda()``, which need no mode for a device that the thread has named before."""
+
+    def __init__(self, original: Any):
+        super().__init__(original)
+        rewriter, family = rewriters.REGISTERED[original], "" if original == _TO else original.__name__
+        count = 1 if family else 2
+
+        @functools.wraps(original)
+        def move(*args: Any, **kwargs: Any) -> Any:
+            mode: Any = _state.mode
+            if mode is None or kwargs or len(args) != count or is_torch_function_all_disabled() or _stack_length():
+                return EntryPoint.__call__(self, *args, **kwargs)
+            tensor, context = args[0], mode.context
+            asked = f"{family}:{context.thread.device_text}" if family else args[1]
+            known = mode.known.get(asked) if asked.__class__ is str else _own(mode, asked)
+            if known is not None and mode.find(original) is rewriter:
+                device, requested, done = known
+                shares = context.runtime.shares_host_memory
+                stays = shares and moves.stays(context, tensor)
+                _state.mode = None
+                try:
+                    result = tensor if stays else _TO(tensor, device)
+                    if requested:
+                        context.journal.record(requested, done, _EXACT, 1)
+                    return moves.moved(context, tensor, result, _DEVICE) if shares and not stays else result
+                except OF_TORCH:
+                    pass  # as in `_Naming`
+                finally:
+                    _state.mode = mode if mode.context is not None else None
+            return EntryPoint.__call__(self, *args, **kwargs)
+
+        self._method = move  # Python takes longer to call an object
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if _stack_length():
+        return self._method(*args, **kwargs)
+
+
+class LastResort(EntryPoint):
+    """An entry point that calls the mode only after the original has failed, so that it costs next to nothing.
+
+    Attributes:
+        comes_first: Returns whether the mode comes first for these arguments; None where it never does.
+    """
+
+    comes_first: Any = None
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if _stack_length() or (self.comes_first is not None and self.comes_first(args)):
             return EntryPoint.__call__(self, *args, **kwargs)
         try:
             return self.original(*args, **kwargs)
@@ -194,16 +232,15 @@ class LastResort(EntryPoint):
 
 
 class _Product(LastResort):
-    """A product of tensors, or attention: a last resort, except where half precision is computed in float32."""
+    """A product of tensors, or attention: a last resort, except where half precision is computed in float32.
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # Modes of the program do not see that the dtype is read.
-        if _stack_length() or half_precision_matmul.begins_in_float32(args):
-            return super().__call__(*args, **kwargs)
-        mode: Any = _state.mode
-        # Half precision does not fail, it is only slow; so for these arguments the mode comes first.
-        comes_first = mode is not None and mode.context is not None and mode.context.product_dtypes
-        return (EntryPoint if comes_first else LastResort).__call__(self, *args, **kwargs)
+    Half precision does not fail, it is only slow.
+    """
+
+    @staticmethod
+    def comes_first(args: tuple[Any, ...]) -> bool:
+        mode: Any = None if half_precision_matmul.begins_in_float32(args) else _state.mode
+        return mode is not None and mode.context is not None and bool(mode.context.product_dtypes)
 
 
 def kinds(cls: type[EntryPoint] = EntryPoint) -> Iterator[type[EntryPoint]]:
@@ -249,7 +286,7 @@ def _new_device(original: Call) -> Any:
             known = context.thread.redirects.get(args)
             if known is not None:
                 device, requested, done = known
-                context.journal.record(requested, done, _EXACT, above=1)
+                context.journal.record(requested, done, _EXACT, 1)
                 return device  # type: ignore[no-any-return]
         return _ask(mode, cls, args, kwargs)
 
@@ -347,8 +384,10 @@ def _listed(functions: Collection[Any]) -> list[Patch]:
 
 def _kind_for(function: Any) -> type[EntryPoint]:
     """Return the class of a function's entry point."""
-    rewriter = lookup.classify(function, {})
-    if function == torch.Tensor.to or rewriter is rewriters.with_device_keyword:
+    rewriter = lookup.rewriter_of(dict(rewriters.REGISTERED), function)
+    if rewriter in (rewriters.move, rewriters.move_to_family):
+        return _Move
+    if rewriter is rewriters.with_device_keyword:
         return _Naming
     if function in half_precision_matmul.TABLE:
         return _Product

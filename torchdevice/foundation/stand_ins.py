@@ -18,7 +18,10 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
         yield value
     elif isinstance(value, (list, tuple, dict)):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from tensors(each)
+            if isinstance(each, torch.Tensor):  # without a generator of its own
+                yield each
+            elif isinstance(each, (list, tuple, dict)):
+                yield from tensors(each)
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -198,6 +201,6 @@ def with_bits(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def extent(tensor: torch.Tensor) -> int:
     """Return how many elements there are in memory from the first to the last of a tensor's."""
-    if not tensor.numel():
-        return 0
+    if not tensor.numel() or tensor.is_contiguous():
+        return tensor.numel()
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -62,7 +62,7 @@ class Journal:
         self._codes: dict[int, CodeType] = {}
         self._distances: dict[tuple[int, int], int] = {}
 
-    def record(self, requested: str, done: str, fidelity: Fidelity, *, above: int = 0) -> Entry | None:
+    def record(self, requested: str, done: str, fidelity: Fidelity, above: int = 0) -> Entry | None:
         """Count one event at the program's current line.
 
         Args:

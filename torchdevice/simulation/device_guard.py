@@ -42,7 +42,7 @@ def _ahead() -> int:
     """Return how often torch has looked a method up and not called it, without counting."""
     # `repr` of `count(7)` is "count(7)". `next` would count, and copying an iterator is deprecated.
     looked_up, called = repr(_looked_up), repr(_called)
-    return int(looked_up[len("count(") : -1]) - int(called[len("count(") : -1])
+    return 0 if looked_up == called else int(looked_up[len("count(") : -1]) - int(called[len("count(") : -1])
 
 
 def _lookups(method: Any) -> Iterator[Any]:

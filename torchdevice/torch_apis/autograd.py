@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from torchdevice.devices.current_streams import following_nodes
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.engines.mode import with_mode
 from torchdevice.engines.rewriters import rewrites
-from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.interrupt_safe_exit import Exit, LeavingBy
 from torchdevice.foundation.per_thread import PerThread
 
 _STEPS = ("forward", "setup_context", "backward", "jvp", "vmap")
@@ -63,28 +62,36 @@ def _run_backward(context: Context, original: Any, tensors: Any, *args: Any, **k
     raise raised  # here, so that the SystemError is not noted as its context
 
 
-@block
-def _in_this_thread() -> Iterator[None]:
+def _in_this_thread() -> contextlib.AbstractContextManager[None]:
     """Let the engine work in the calling thread, which is in the scope.
 
     It would run the backward of an accelerator's operators in a thread of its own for each device, where no scope is
     active: neither for the program's hooks and custom functions, nor for operators that run on the CPU.
     """
-    # The tensors may be of an outer scope.
-    contexts = [entry.context for entry in thread_state.state.entries]
-    apart = any(each is not None and not each.runtime.shares_host_memory for each in contexts)
-    before = torch._C._is_multithreading_enabled()
-    try:
-        torch._C._set_multithreading_enabled(before and not apart)
-        yield
-    finally:
-        torch._C._set_multithreading_enabled(before)
+    if torch._C._is_multithreading_enabled():
+        # The tensors may be of an outer scope.
+        for entry in thread_state.state.entries:
+            if entry.context is not None and not entry.context.runtime.shares_host_memory:
+                return _ONE_THREAD
+    return _NO_CHANGE
+
+
+class _OneThread:
+    """Keeps autograd's engine, which has threads of its own, in the calling thread."""
+
+    def __enter__(self) -> None:
+        torch._C._set_multithreading_enabled(False)
+
+    __exit__ = Exit(lambda _: LeavingBy(functools.partial(torch._C._set_multithreading_enabled, True)))
+
+
+_ONE_THREAD, _NO_CHANGE = _OneThread(), contextlib.nullcontext()
 
 
 def _on_streams_of_forward(context: Context, roots: Any) -> contextlib.AbstractContextManager[None]:
     """Run each node on the stream of its forward, ordered after the node before it and before the next."""
-    if not context.runtime.has_handles:
-        return contextlib.nullcontext()
+    if not context.runtime.has_handles or not context.thread.streams.history.has_changes:
+        return _NO_CHANGE
 
     def wait(index: int, before: int, now: int) -> None:
         context.tell("event_created", _ENGINE)

@@ -9,7 +9,7 @@ import torch
 
 from torchdevice.core.context import Context
 from torchdevice.engines.rewriters import native_device
-from torchdevice.foundation.stand_ins import given_to, same_bits, tensors
+from torchdevice.foundation.stand_ins import same_bits, tensors
 from torchdevice.journal.discrepancies import Finding
 from torchdevice.verify import reference, tolerances
 from torchdevice.verify.inputs import WIDE, Copies, Inputs, Place, is_plain, on_cpu, window
@@ -41,7 +41,7 @@ class Call:
 
     Attributes:
         operator: The operator.
-        inputs: What it was given, from :meth:`begin` on.
+        inputs: What it was given.
     """
 
     inputs: Inputs
@@ -51,11 +51,12 @@ class Call:
         self._context = context
         self._lines = lines
         self._args, self._kwargs = args, kwargs
-        self._given = given_to(operator.op, args, kwargs)
+        self._given: dict[str, Any] = dict(zip(operator.names, args, strict=False), **kwargs)
         self._alias = context.runtime.host_alias
         self._wide = context.runtime.shares_host_memory
         self._draws = operator.draws(args, kwargs)
         self._state: torch.Tensor | None = None
+        self._copy()
 
     @classmethod
     def of(cls, context: Context, operator: Operator, lines: Lines, args: Any, kwargs: Any) -> Call | None:
@@ -76,7 +77,7 @@ class Call:
             return None
         return cls(context, operator, lines, args, kwargs)
 
-    def begin(self) -> None:
+    def _copy(self) -> None:
         """Copy what the operator is given, and the state of the generator that it draws from."""
         self.inputs = Inputs(self._args, self._kwargs, self._alias, values=not self.operator.is_view)
         if self._draws and self._can_replay:
@@ -218,10 +219,11 @@ class Call:
                 place = places[id(tensor)]
                 if place.memory in written:
                     continue
-                expected, before = copies.take(tensor), place.of(self.inputs.memories[place.memory])
+                expected = copies.take(tensor)
                 found = tolerances.of_values(on_cpu(tensor, self._alias), expected)
                 if found is None:
                     continue
+                before = place.of(self.inputs.memories[place.memory])
                 cpu_wrote = tolerances.of_values(before, expected) is not None
                 if self._is_unchanged(tensor):
                     kind, what = "not written", f"is as it was before the call; {found.what}"

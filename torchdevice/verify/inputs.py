@@ -175,6 +175,9 @@ class Inputs:
 
     def _wide(self, place: Place, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         narrow, first = self.elements(place)
+        if not first:  # the usual case, with one copy
+            values = narrow.to(WIDE.get(place.dtype, place.dtype), copy=True)
+            return change(values) if place.dtype in WIDE else values
         wide = torch.empty(narrow.shape, dtype=WIDE.get(place.dtype, place.dtype))
         values = narrow[first:].to(wide.dtype)
         wide[first:].copy_(change(values) if place.dtype in WIDE else values)

@@ -36,7 +36,8 @@ class Operator:
         rounds_only: Whether it computes nothing but a rounding.
         chooses: Whether results of int64 are the indices of elements, all of which differ along the dimension.
         has_wide: Whether float64 is a reference for it.
-        written: The names of the arguments to which it writes.
+        names: The names of its arguments.
+        written: The names of those to which it writes.
         made: For each result, whether it is a new tensor.
     """
 
@@ -53,6 +54,7 @@ class Operator:
         self.rounds_only = not _FACTS["rounding"].isdisjoint((base, plain))
         self.chooses = base in _FACTS["choosing"]
         self.has_wide = base not in _FACTS["by_bits"]
+        self.names = [each.name for each in schema.arguments]
         self.written = [each.name for each in filter(is_written, schema.arguments)]
         self.made = [each.alias_info is None for each in schema.returns]
 

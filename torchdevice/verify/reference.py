@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
-from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 from torchdevice.verify.inputs import WIDE, Copies, Inputs
 
-_below_autograd = torch._C._AutoDispatchBelowAutograd
-_without_dispatch_modes = torch._C._DisableTorchDispatch
+T = TypeVar("T")
 
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
@@ -21,12 +19,11 @@ MOVES = 3
 """How often the inputs are moved by a rounding to find how far results may be off."""
 
 
-@block
-def unseen() -> Iterator[None]:
-    """Let torch's operators be called that no mode, no autograd and no autocast of the program sees."""
-    with torch._C.DisableTorchFunction(), _without_dispatch_modes(), _below_autograd(), torch.no_grad():
-        with ExcludeDispatchKeyGuard(_AUTOCAST):
-            yield
+def unseen(function: Callable[..., T], *args: Any) -> T:
+    """Call a function whose calls of torch's operators no mode, no autograd and no autocast of the program sees."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
+        with torch.no_grad(), ExcludeDispatchKeyGuard(_AUTOCAST):
+            return function(*args)
 
 
 def run(op: Any, copies: Copies) -> Any:

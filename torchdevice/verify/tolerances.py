@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ import torch
 from torch.testing import _comparison
 
 from torchdevice.verify.operator_facts import Operator
+
+_default_tolerances = functools.cache(_comparison.default_tolerances)
 
 ROUNDINGS = 16
 """How many times the effect of one rounding of the inputs is allowed, where more than torch.testing's default is."""
@@ -52,7 +55,7 @@ def of_values(actual: torch.Tensor, expected: torch.Tensor, more: torch.Tensor |
     """
     # Rounded to the result's dtype, since no kernel can be closer than that.
     rounded = expected if expected.dtype == actual.dtype else expected.to(actual.dtype)
-    relative, absolute = _comparison.default_tolerances(actual.dtype)
+    relative, absolute = _default_tolerances(actual.dtype)
     if actual.dtype == torch.complex32:  # in which the CPU compares nothing
         actual, rounded = actual.to(torch.complex64), rounded.to(torch.complex64)
     # The usual cases end here, without float64: half of what is allowed is more than the roundings of this comparison.

@@ -55,9 +55,7 @@ class Watcher(TorchDispatchMode):
         call = self._begun(func, args, kwargs)
         result = dispatch_modes.run(func, args, kwargs)
         if call is not None:
-            with unseen():
-                found = call.findings(result)
-            for each in found:
+            for each in unseen(call.findings, result):
                 self._tell(call, each)
         return result
 
@@ -80,14 +78,11 @@ class Watcher(TorchDispatchMode):
         if self._left_out[func]:
             self._left_out[func] -= 1
             return None
-        with unseen():
-            call = Call.of(self.context, operator, self._lines, args, kwargs)
-            if call is None:
-                return None
-            # Counted after the call was taken: a call that cannot be compared does not use up the sample.
+        call = unseen(Call.of, self.context, operator, self._lines, args, kwargs)
+        # A call that cannot be compared does not use up the sample.
+        if call is not None:
             self._left_out[func] = self._every - 1
-            call.begin()
-            return call
+        return call
 
     def _tell(self, call: Call, finding: Finding) -> None:
         """Count a finding. The first time, write a program that shows it alone, and warn of it.
@@ -100,8 +95,7 @@ class Watcher(TorchDispatchMode):
         if kept.count == 1:
             # One program for each operator and line; findings by range have nothing to show.
             if not call.is_by_range:
-                with unseen():
-                    kept.script = script.write(self.context, call.operator, call.inputs, kept)
+                kept.script = unseen(script.write, self.context, call.operator, call.inputs, kept)
             # At once, so that a program that ends by a signal leaves its findings.
             _write(self.context)
             if not is_strict:  # there the error says the same
