@@ -305,6 +305,12 @@ def reduced_by_descriptor(x, out, N: tl.constexpr):
     sink.atomic_and([0, 0], tl.load(x + at))
 
 
+@triton.jit
+def by_own_pointer(pointers, out, N: tl.constexpr):
+    source = tl.load(pointers + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    tl.store(out + tl.program_id(0) * N + tl.arange(0, N), tl.load(source + tl.arange(0, N)))
+
+
 # ---- kernels with mistakes -------------------------------------------------------------------------------------------
 
 
@@ -390,3 +396,50 @@ def large_product(a, b, c, N: tl.constexpr, STEPS: tl.constexpr):
     for i in range(STEPS):
         total = tl.dot(tl.load(a + at + i), tl.load(b + at + i), total)
     tl.store(c + at, total)
+
+
+@triton.jit
+def histogram(x, out, ATOMIC: tl.constexpr, BLOCK: tl.constexpr):
+    """Counts by blocks of addresses, some of them equal."""
+    bins = out + tl.load(x + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))
+    if ATOMIC:
+        tl.atomic_add(bins, 1)
+    else:
+        tl.store(bins, tl.load(bins) + 1)
+
+
+@triton.autotune(configs=[triton.Config({"N": size}, num_stages=4) for size in (64, 32)], key=[])
+@triton.jit
+def tuned_product(a, b, c, N: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at)))
+
+
+@triton.jit(noinline=True)
+def doubled(value):
+    return value * 2
+
+
+SCALE, CONSTANT = 3, tl.constexpr(3)
+
+
+@triton.jit
+def refused(x, N: tl.constexpr, WHAT: tl.constexpr):
+    """Python, but not what Triton's compiler takes, where ``WHAT`` names a mistake."""
+    at, count = tl.arange(0, N), tl.load(x).to(tl.int32)
+    total = tl.load(x + at)
+    if WHAT == "a global variable":
+        total += SCALE
+    elif WHAT == "a block for noinline":
+        total = doubled(total)
+    elif WHAT == "a loop that changes a shape":
+        for _ in range(count):
+            total = tl.sum(total, 0)
+    elif WHAT == "a list":
+        total = sum([total, total])
+    else:
+        total += CONSTANT + doubled(count)
+        for _ in range(count):
+            total = total + tl.sum(total, 0)
+    tl.static_print("compiled for", N)
+    tl.store(x + at, total)

@@ -496,11 +496,22 @@ def test_a_launch_returns_the_compiled_kernel() -> None:
 
 
 def test_a_condition_of_a_block_with_one_element() -> None:
-    with torchdevice.simulate():
+    with torchdevice.simulate(), pytest.warns(UserWarning, match="multidimensional Tensor"):
         for given, left in ((1, 1), (2, 0)):
             x = torch.tensor([given], device="cuda")
             kernels.of_one_element[(1,)](x)
             assert x.item() == left
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_instances_with_pointers_to_several_tensors(target: str) -> None:
+    with torchdevice.portable(target):
+        # Other tensors lie between these.
+        sources = [torch.full((32,), i, dtype=torch.float32, device="cuda") for i in range(60)]
+        pointers = torch.tensor([each.data_ptr() for each in sources[::-2]], device="cuda")
+        out = torch.zeros(30 * 32, device="cuda")
+        kernels.by_own_pointer[(30,)](pointers, out, N=32)
+        assert torch.equal(out, torch.cat(sources[::-2]))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -69,6 +69,12 @@ def freed(right: bool) -> None:
     kernels.by_pointers[(1,)](pointers, out, 1, (), N=32)
 
 
+def multiplied(kernel: Any, size: int = 64, **options: Any) -> torch.Tensor:
+    a, b = (torch.eye(size, dtype=torch.float16, device="cuda") for _ in "ab")
+    kernel[(1,)](a, b, out := torch.zeros(size, size, device="cuda"), **options)
+    return out
+
+
 PLANTED = {
     "no mask": Planted(
         lambda right: copy(masked=right), ILLEGAL, "reads 4 bytes at offset 400 of the 400 bytes of argument 'x'"
@@ -100,6 +106,13 @@ PLANTED = {
     "a sum without an atomic": Planted(
         lambda right: kernels.summed[(4,)](ones(128), torch.zeros(1, device="cuda"), ATOMIC=right, BLOCK=32),
         (KernelRaceError, "another instance writes"),
+        options={"races": "error"},
+    ),
+    "a histogram without an atomic": Planted(
+        lambda right: kernels.histogram[(4,)](
+            torch.arange(128, device="cuda") % 7, torch.zeros(7, device="cuda"), ATOMIC=right, BLOCK=32
+        ),
+        (KernelRaceError, "which another instance writes: (0, 0, 0)"),
         options={"races": "error"},
     ),
     "neighbours read in place": Planted(
@@ -148,7 +161,7 @@ PLANTED = {
     ),
     "a condition of several elements": Planted(
         lambda right: kernels.conditional[(1,)](ones(32), ones(1), N=32, WHOLE=not right),
-        (CompilationError, "is no condition"),
+        (CompilationError, "more than one value is ambiguous"),
     ),
     "shapes that do not fit": Planted(
         lambda right: kernels.shapes[(1,)](ones(32), ones(32), N=32, M=32 if right else 16),
@@ -165,6 +178,23 @@ PLANTED = {
     "a failed tl.static_assert": Planted(
         lambda right: kernels.statically[(1,)](ones(1), LIMIT=2 if right else 1), (CompilationError, "too large")
     ),
+    "more shared memory than the device has": Planted(
+        lambda right: multiplied(kernels.large_product, N=32 if right else 64, STEPS=1),
+        (OutOfResources, "out of resource: shared memory, Required: 16384, Hardware limit: 10000"),
+        options={"properties": {"shared_memory_per_block_optin": 10_000}},
+    ),
+    **{
+        what: Planted(
+            lambda right, what=what: kernels.refused[(1,)](ones(32), N=32, WHAT="nothing" if right else what),
+            (CompilationError, text),
+        )
+        for what, text in {
+            "a global variable": "Cannot access global variable SCALE",
+            "a block for noinline": "marked noinline, but was called with non-scalar argument",
+            "a loop that changes a shape": "Loop-carried variable total has initial type",
+            "a list": "at ",
+        }.items()
+    },
     "an option that does not exist": Planted(
         lambda right: kernels.ranged[(1,)](ones(32), N=32, **{"num_warps" if right else "warps": 4}),
         (KeyError, "unrecognised"),
@@ -257,3 +287,22 @@ def test_shared_memory_beyond_the_device_models() -> None:
         compiled = kernels.large_product.warmup(*args, N=64, STEPS=4, num_stages=4, grid=(1,))
         with pytest.raises(OutOfResources, match=f"shared memory, Required: {shared}"):
             compiled._init_handles()
+
+
+def test_autotune_takes_a_configuration_that_fits() -> None:
+    for limit, chosen in ((16 << 10, 64), (10_000, 32)):
+        with torchdevice.simulate(properties={"shared_memory_per_block_optin": limit}):
+            multiplied(kernels.tuned_product)
+            assert kernels.tuned_product.best_config.kwargs == {"N": chosen}
+    with torchdevice.simulate(properties={"shared_memory_per_block_optin": 1024}):
+        with pytest.raises(OutOfResources):
+            multiplied(kernels.tuned_product)
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_tritons_compiler_reads_a_kernel_once(target: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """For each of its specializations: what it prints is printed at compilation, not by the instances."""
+    with torchdevice.portable(target):
+        for size in (32, 32, 64, 32):
+            kernels.refused[(4,)](torch.zeros(64, device="cuda"), N=size, WHAT="nothing")
+    assert capfd.readouterr().out.splitlines() == ["compiled for 32", "compiled for 64"]

@@ -121,8 +121,7 @@ _KERNELS = triton.JITFunction, triton.InterpretedFunction
 
 def called(function: Any) -> Callable[..., Any]:
     """Return what a call of a function in a kernel runs."""
-    if isinstance(function, core.constexpr):
-        function = function.value
+    function = triton.constant(function)
     if isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType)):  # others may have no hash
         function = _OWN.get(function, function)
     if isinstance(function, _KERNELS):
@@ -181,11 +180,6 @@ def _range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Itera
 def _static_range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Any:
     bounds = (0, start) if stop is None else (start, stop)
     return builtins.range(*map(operator.index, (*bounds, 1 if step is None else step)))
-
-
-def _static_assert(condition: Any, message: Any = "") -> None:
-    if not condition:
-        raise triton.CompileTimeAssertionFailure(None, None, message)
 
 
 # ---- reductions and scans --------------------------------------------------------------------------------------------
@@ -287,8 +281,6 @@ _OWN: dict[Any, Callable[..., Any]] = {
     builtins.range: _range,
     tl.range: _range,
     tl.static_range: _static_range,
-    tl.static_assert: _static_assert,
-    tl.static_print: builtins.print,
     builtins.print: tl.device_print,
     tl.dot_scaled: _dot_scaled,
     core.reduce: _reduce,
@@ -325,14 +317,12 @@ def with_semantic(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def truth(original: Any) -> Any:
-    """Return ``tensor.__bool__``: of one element alone, since Triton's compiler refuses other conditions."""
+    """Return ``tensor.__bool__``: of one element, since Triton's compiler refuses other conditions."""
 
     def is_true(self: Any) -> bool:
         # Triton's own code asks whether there is a tensor at all.
         if running.semantic is None or not _FREE.keys() & sys._getframe(1).f_code.co_freevars:
             return True
-        if self.type.is_block() and self.numel.value > 1:
-            raise ValueError("a tensor of several elements is no condition. Reduce it by tl.max, or use tl.where.")
         return bool(running.semantic.builder.one(self.handle))
 
     return is_true
@@ -359,13 +349,7 @@ def transposed(original: Any) -> property:
 
 def dtype_to_ir(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``dtype.to_ir``, which in MLIR does not tell signed integers from unsigned ones."""
-
-    def to_ir(self: Any, builder: Any) -> Any:
-        if not isinstance(builder, NumpyBuilder) or not builder.supports(self):
-            return original(self, builder)
-        return tl.dtype(self.name)
-
-    return to_ir
+    return lambda self, builder: tl.dtype(self.name) if isinstance(builder, NumpyBuilder) else original(self, builder)
 
 
 OPERATORS = tuple(

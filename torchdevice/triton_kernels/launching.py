@@ -5,10 +5,9 @@ The operator is that of ``engines/host_functions.py``.
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import functools
 import importlib
-import itertools
 import sys
 import time
 import traceback
@@ -19,19 +18,19 @@ import numpy as np
 import torch
 
 from torchdevice.core.context import Context
+from torchdevice.cuda.device_queries import properties_of
 from torchdevice.engines import host_functions
 from torchdevice.engines.rewriters import native_device
-from torchdevice.errors import KernelRaceError, RaceWarning, TorchDeviceError, UninitializedReadError
+from torchdevice.errors import KernelRaceError, RaceWarning, UninitializedReadError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.per_thread import having
-from torchdevice.foundation.tracebacks import add_note
 from torchdevice.journal.callers import program_line, warn_at
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
 from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.driver import target_of
-from torchdevice.triton_kernels.kernel_functions import as_jit, function_of, line_of, running, tensor_of
+from torchdevice.triton_kernels.kernel_functions import as_jit, function_of, running, tensor_of
 from torchdevice.triton_kernels.memory_checks import Memory, Races
 from torchdevice.triton_kernels.numpy_builder import DivergedError, NumpyBuilder
 from torchdevice.triton_kernels.triton_internals import TensorDescriptor, core, type_of
@@ -45,9 +44,6 @@ _ELEMENTS, _FIRST, _INSTANCES = 2**18, 64, 1024
 
 _DEPTH = 6
 """How often a group may part before its instances run one by one."""
-
-_OTHER_ERRORS = (torch.AcceleratorError, TorchDeviceError, triton.TritonError, MemoryError, Warning)
-"""What a kernel's code may raise besides the errors that Triton's compiler would find in it."""
 
 _SECONDS = 10.0
 """How often a long launch says how far it is."""
@@ -70,18 +66,27 @@ class Launch:
             hook(*args, **kwargs)
         self.backend = triton.make_backend(target_of(context))
         binder = triton.binder_of(kernel.signature, kernel.params, self.backend)
-        self.bound, self.specialization, self._given = binder(*args, **kwargs)
-        self.options, self.signature, self._constants, self._attributes = triton.pack_args(
-            kernel, self.backend, self._given, self.bound, self.specialization, self._given
+        self.bound, self.specialization, given = binder(*args, **kwargs)
+        self.options, signature, constants, attributes = triton.pack_args(
+            kernel, self.backend, given, self.bound, self.specialization, given
         )
+        source = triton.ASTSource(kernel, signature, constants, attributes)
+        compiled = context.settings.setdefault(Compiled, {})
+        if (key := (source.hash(), self.options)) not in compiled:
+            compiled[key] = Compiled(source, self.backend, self.options)
+        self.compiled = compiled[key]
         self.grid: tuple[int, ...] = (1, 1, 1)
         self.instance: tuple[int, ...] = (0, 0, 0)
 
-    def compiling(self) -> Callable[[], Any]:
-        """Return what compiles the kernel for the scope's compute capability, by Triton, which needs no GPU."""
-        source = triton.ASTSource(self.kernel, self.signature, self._constants, self._attributes)
-        target = target_of(self.context)
-        return functools.partial(triton.compile_kernel, source, target=target, options=self.options.__dict__)
+    def check_shared(self, size: int) -> None:
+        """Raise Triton's error, by its own figure, where a product may need more shared memory than the device has.
+
+        Args:
+            size: The bytes of its blocks.
+        """
+        limit = properties_of(self.context, self.context.thread.device_index).shared_memory_per_block_optin
+        if self.context.policy and size > limit and self.compiled.shared > limit:
+            raise triton.OutOfResources(self.compiled.shared, limit, "shared memory")
 
     def start(self, grid: Any) -> None:
         """Run the grid, after what CUDA checks at a launch."""
@@ -91,10 +96,8 @@ class Launch:
             raise RuntimeError(
                 f"Triton Error [CUDA]: invalid argument: the grid {self.grid} is beyond CUDA's {_LIMITS}."
             )
-        if not all(self.grid):
-            return
-        storages = self._storages()
-        host_functions.call(self.context, self.run, list(storages.values()))
+        if all(self.grid):
+            host_functions.call(self.context, self.run, list(self._storages().values()))
 
     def _storages(self) -> dict[int, torch.Tensor]:
         """Return a tensor that covers each storage, by the storage's address, and note which arguments have it."""
@@ -136,7 +139,7 @@ class Launch:
             address: memory.place(" or ".join(map(repr, dict.fromkeys(names))), whole)
             for (address, names), whole in zip(self._names.items(), wholes, strict=True)
         }
-        builder = NumpyBuilder(memory, self.options, self.backend.get_codegen_implementation(self.options))
+        builder = NumpyBuilder(memory, self.options)
         # NumPy warns of what a GPU computes silently: infinities, NaN, integers that wrap.
         with having(running, semantic=triton.TritonSemantic(builder)), np.errstate(all="ignore"):
             args, kwargs = self._converted(places)
@@ -178,10 +181,6 @@ class Launch:
             builder.printed.clear()
             values = error.values
             memory.undo()
-        except _OTHER_ERRORS:
-            raise
-        except Exception as error:
-            raise self._compilation_error(error) from error
         parts = np.unique(values)
         if len(parts) > len(group) // 2 or depth == _DEPTH:
             # Nearly each goes its own way, and so will those to come.
@@ -190,15 +189,8 @@ class Launch:
         for part in parts:
             self._run_group(builder, call, group[values == part], depth + 1)
 
-    def _compilation_error(self, error: Exception) -> Exception:
-        """Return the error of Triton's compiler, which shows the source, for one that a kernel's code raised."""
-        line = _line_in(self.kernel.fn.__code__.co_filename) - line_of(self.kernel) + 1
-        made = triton.CompilationError(self.kernel.src, ast.Pass(lineno=line, col_offset=0), repr(error))
-        add_note(made, f"{self.place()} raised it.")
-        return made  # type: ignore[no-any-return]
-
     def place(self) -> str:
-        """Return the kernel, the line of it that runs or has failed, and the instance."""
+        """Return the kernel, the line of it that runs, and the instance."""
         file = self.kernel.fn.__code__.co_filename
         line = f"{file}:{_line_in(file)}"
         return f"The Triton kernel {self.kernel.__name__!r}, {line}, instance {self.instance} of {self.grid}"
@@ -211,13 +203,21 @@ class Launch:
             policy.lose(note, ILLEGAL_ADDRESS)
         raise cuda_error(ILLEGAL_ADDRESS, note)
 
-    def is_allocated(self, first: int, end: int) -> bool:
-        """Return whether memory that is no argument's is a tensor's: kernels may read pointers from memory."""
+    def are_allocated(self, addresses: Any, size: int) -> Any:
+        """Return for addresses that are no argument's whether a tensor has them: kernels may read pointers from memory.
+
+        Args:
+            addresses: The addresses, which may lie in several tensors.
+            size: The bytes at each.
+        """
         runtime = self.context.runtime
         if runtime.shares_host_memory:
-            return first > _ZERO_PAGE  # the process's memory, of which nobody keeps a list
+            return addresses > _ZERO_PAGE  # the process's memory, of which nobody keeps a list
         blocks = runtime.blocks(self.context.thread.device_index) if self.context.policy is not None else []
-        return any(each.address <= first and end <= each.address + each.requested for each in blocks)
+        spans = sorted((each.address, each.address + each.requested) for each in blocks)
+        first, end = np.array(spans or [(0, 0)], np.uint64).T
+        which = np.searchsorted(first, addresses, "right") - 1
+        return (first[which] <= addresses) & (addresses + np.uint64(size) <= end[which])
 
     def report_unwritten(self, what: str, instance: Any) -> None:
         """Raise the error for reading what nothing has written."""
@@ -290,11 +290,9 @@ def _pointers(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _line_in(file: str) -> int:
-    """Return the line of a file that runs, or that raised the error which is being handled."""
-    error = sys.exc_info()[1]
-    raised = [*traceback.walk_tb(error.__traceback__ if error is not None else None)]
-    innermost_first = itertools.chain(reversed(raised), traceback.walk_stack(sys._getframe()))
-    return next((line for frame, line in innermost_first if frame.f_code.co_filename == file), 0)
+    """Return the line of a file that runs."""
+    frames = traceback.walk_stack(sys._getframe())
+    return next((line for frame, line in frames if frame.f_code.co_filename == file), 0)
 
 
 def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -307,40 +305,66 @@ def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, war
         context.report(f"the Triton kernel {kernel.__name__}", "Triton's interpreter, in NumPy", Fidelity.EXACT)
         launch = Launch(context, as_jit(kernel), args, kwargs)
         if warmup:
-            return launch.compiling()()
+            return launch.compiled.kernel
         launch.start(grid)
-        return Compiled(launch.compiling())
+        return launch.compiled
     finally:
         _set_eval_frame(before)
 
 
 class Compiled:
-    """What a launch returns: the compiled kernel, which is compiled where the program looks at it.
+    """A kernel for types and constants, which Triton compiles where the program looks at it. This needs no GPU.
 
     Args:
-        compiling: Compiles it.
+        source: The kernel, in which Triton's compiler finds what it refuses.
+        backend: Triton's backend for the device that the scope shows.
+        options: The backend's options.
     """
 
-    def __init__(self, compiling: Callable[[], Any]):
-        self._compiling = functools.cache(compiling)
+    def __init__(self, source: Any, backend: Any, options: Any):
+        self._source, self._backend, self._options = source, backend, options
+        self._mlir = triton.ir.context()
+        triton.ir.load_dialects(self._mlir)
+        backend.load_dialects(self._mlir)
+        functions = backend.get_codegen_implementation(options)
+        self._module = source.make_ir(backend.target, options, functions, backend.get_module_map(), self._mlir)
+
+    @functools.cached_property
+    def kernel(self) -> Any:
+        """The compiled kernel."""
+        return triton.compile_kernel(self._source, target=self._backend.target, options=self._options.__dict__)
+
+    @functools.cached_property
+    def shared(self) -> int:
+        """The shared memory in bytes. Triton knows it before ``ptxas``, which may take minutes for large blocks."""
+        stages: dict[str, Any] = {}
+        figures = {**self._options.__dict__}
+        self._backend.add_stages(stages, self._options, self._source.language)
+        for name in ("ttir", "ttgir", "llir"):
+            self._module = stages[name](self._module, figures)
+        return figures["shared"]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiling(), name)
+        return getattr(self.kernel, name)
 
 
 run._torchdynamo_disable = True  # type: ignore[attr-defined]  # in compiled code, a launch ends the graph
 
 
 def run_tuned(context: Context, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Autotuner.run``: the first configuration that is not pruned, since times of the interpreter say nothing."""
+    """``Autotuner.run``: the first configuration that the device can run. An interpreter's times say nothing."""
     if context.runtime.makes_triton_code:
         return original(tuner, *args, **kwargs)
-    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    named = tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     context.report("triton.autotune", "the first configuration", Fidelity.INERT)
-    config = tuner.best_config = tuner.prune_configs(kwargs)[0]
-    if config.pre_hook is not None:
-        config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
+    configs = tuner.prune_configs(kwargs)
     tuner.nargs = None
+    for config in configs:
+        tuner.best_config = config
+        if config.pre_hook is not None:
+            config.pre_hook({**named, **kwargs, **config.all_kwargs()})
+        with contextlib.suppress(triton.OutOfResources):
+            return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
     return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
 
 

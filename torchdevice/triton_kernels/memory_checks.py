@@ -50,12 +50,13 @@ class Memory:
         races: Told of each access; None where nothing looks for races.
 
     Attributes:
+        launch: The launch.
         largest: The largest number of elements that an instance has accessed at once.
         logs: What memory held before writes of the group that runs; None where nothing is kept.
     """
 
     def __init__(self, launch: Any, races: Races | None = None):
-        self._launch, self._races = launch, races
+        self.launch, self._races = launch, races
         self._regions: list[Region] = []
         self.largest = 1
         self.logs: list[tuple[Any, Any, Any]] | None = None
@@ -100,25 +101,24 @@ class Memory:
         """Return what leads from addresses of one region to those of the process, if all are in the storage."""
         lowest, highest = int(found.min()), int(found.max())
         if not 0 <= number - _FIRST < len(self._regions):
-            if not self._launch.is_allocated(lowest, highest + size):
-                text = f"{access} {size} bytes at the address {lowest:#x}, which is no tensor's on the device"
-                self._launch.fault(text, group[0])
+            if not (allocated := self.launch.are_allocated(found, size)).all():
+                address = int(found[~allocated][0])
+                text = f"{access} {size} bytes at the address {address:#x}, which is no tensor's on the device"
+                self.launch.fault(text, group[0])
             return np.uint64(0)
         region = self._regions[number - _FIRST]
         if lowest < region.first or highest + size > region.first + region.size:
             outside = active & ((pointers < region.first) | (pointers + np.uint64(size) > region.first + region.size))
-            self._launch.fault(
-                *_told(region, pointers, active, outside, f"{access} {size} bytes", "are outside", group)
-            )
+            self.launch.fault(*_told(region, pointers, active, outside, f"{access} {size} bytes", "are outside", group))
         if self._races is not None:
             self._races.note(region, (found - np.uint64(region.first)) // np.uint64(region.itemsize), access)
         offset = np.uint64(region.offset % 2**64)
-        if self._launch.context.options.uninitialized and access != "writes":
+        if self.launch.context.options.uninitialized and access != "writes":
             words = (pointers + offset) & ~np.uint64(3)
             found = active & (memory_windows.read(words, active, words, np.dtype(np.uint32)) == PATTERN)
             if found.any():
                 what, why = f"{access} {size} bytes", "read what nothing has written"
-                self._launch.report_unwritten(*_told(region, pointers, active, found, what, why, group))
+                self.launch.report_unwritten(*_told(region, pointers, active, found, what, why, group))
         return offset
 
     # ---- going back --------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Races:
 
     def note(self, region: Region, elements: Any, access: str) -> None:
         """Look at an access to elements of a storage."""
-        elements = elements.astype(np.int64)
+        elements = elements.astype(np.int64).ravel()
         before = self._before.setdefault(self.instance, set())
         if access == "updates":
             for element in elements.tolist()[:_ATOMICS]:

@@ -77,7 +77,6 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     Args:
         memory: The memory of the launch.
         options: The backend's options of the launch.
-        functions: The backend's functions by name, of which the smallest shapes of ``tl.dot`` are used.
 
     Attributes:
         group: The instances that run together, as rows of their three numbers. The first axis of every array is that of
@@ -85,17 +84,12 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         printed: The lines that the group prints when it has ended.
     """
 
-    def __init__(self, memory: Memory, options: Any, functions: dict[str, Any]):
+    def __init__(self, memory: Memory, options: Any):
         super().__init__()
         self.group = np.zeros((1, 3), np.int32)
         self.memory = memory
         self.options = options
         self.printed: list[str] = []
-        self.codegen_fns["min_dot_size"] = functions["min_dot_size"]
-
-    def supports(self, dtype: Any) -> bool:
-        """Return whether the GPU that the scope shows has a dtype."""
-        return not dtype.name.startswith("fp8") or dtype.name in self.options.supported_fp8_dtypes
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("create_", "get_")):
@@ -339,6 +333,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return TensorHandle(result, tl.int32)
 
     def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+        self.memory.launch.check_shared(self.options.num_stages * sum(each.data[0].nbytes for each in (a, b)))
         one, other = decoded(a), decoded(b)
         if one.dtype == np.float32 == other.dtype and input_precision == ir.INPUT_PRECISION.TF32:
             one, other = _as_tf32(one), _as_tf32(other)

@@ -30,11 +30,6 @@ def _active(original: Any) -> property:
     return property(active)
 
 
-def _shared_memory(context: Context, original: Any, device: int) -> int:
-    """``max_shared_mem``, whose answers Triton keeps for the rest of the process."""
-    return original.__wrapped__(device)
-
-
 def _bench(context: Context, original: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
     """``do_bench``, which would call a function seven times more, however long its first call took."""
     given = inspect.signature(original).bind(fn, *args, **kwargs)
@@ -56,7 +51,8 @@ def patches() -> list[Patch]:
         native(triton.JITFunction, "run", launching.run),
         native(triton.InterpretedFunction, "run", launching.run),
         native(triton.Autotuner, "run", launching.run_tuned),
-        native(triton.compiler, "max_shared_mem", _shared_memory),
+        # Triton keeps its answers for the rest of the process.
+        native(triton.compiler, "max_shared_mem", lambda context, original, device: original.__wrapped__(device)),
         native(triton.testing, "do_bench", _bench),
         Replaced(triton.DriverConfig, "active", _active),
         Replaced(triton.DriverConfig, "default", _active),
