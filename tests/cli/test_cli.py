@@ -52,6 +52,12 @@ class TestRun:
         assert run_program(tmp_path, program, options=["--target", "cpu", "--devices", "3"]).stdout == "3\n"
         assert run_program(tmp_path, program, options=["--devices", "0"]).returncode == 2
 
+    @pytest.mark.parametrize("target", ["cpu", "simulated:cuda", "simulated:mps"])
+    def test_a_process_that_the_program_starts_sees_as_many_devices(self, target: str, tmp_path: Path) -> None:
+        count = "print(__import__('torch').cuda.device_count(), flush=True)"
+        program = f"import subprocess, sys\n{count}\nsubprocess.run([sys.executable, '-c', {count!r}])"
+        assert run_program(tmp_path, program, options=["--target", target, "--devices", "3"]).stdout == "3\n3\n"
+
     def test_strict(self, tmp_path: Path) -> None:
         result = run_program(tmp_path, "import torch; torch.cuda.memory_allocated()", options=["--strict"])
         assert result.returncode == 1 and "FidelityError" in result.stderr

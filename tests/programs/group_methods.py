@@ -163,6 +163,7 @@ def _observed() -> dict[str, Any]:
         "hook": [[info.op_type.name, info.seq, info.time_started <= info.time_finished] for info in infos],
         "sequence": group._get_sequence_number_for_group(),
         "NaN": _error(lambda: dist.all_reduce(numbers * float("nan"), group=group)),
+        "variables": [_with_variable(name, value) for name in _VARIABLES for value in ("abc", "-1", "False")],
     }
     late = dist.new_group()
     dist.barrier(late)
@@ -171,6 +172,18 @@ def _observed() -> dict[str, Any]:
         found["late"] = "Timed out waiting 500ms" in _error(lambda: late.allreduce([numbers], timeout=short).wait())
     dist.barrier()
     return found
+
+
+_VARIABLES = ("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_NAN_CHECK")
+
+
+def _with_variable(name: str, value: str) -> str:
+    """Return the error that a group for NCCL raises as it is made with such a variable."""
+    os.environ[name] = value
+    try:
+        return _error(lambda: dist.ProcessGroupNCCL(dist.HashStore(), 0, 1))
+    finally:
+        del os.environ[name]
 
 
 def _error(call: Callable[[], Any]) -> str:

@@ -78,6 +78,18 @@ def _functional() -> list[Any]:
     return [whole.tolist(), part.tolist()]
 
 
+def _apart() -> list[Any]:
+    """Return what collectives give of tensors of a class that takes operators apart and has no memory of its own."""
+    from torch.testing._internal.two_tensor import TwoTensor  # which registers a pytree, for all that follows
+
+    mine, parts = TwoTensor(_numbers(), -_numbers()), [TwoTensor(_numbers() + part, _numbers()) for part in range(2)]
+    dist.all_reduce(mine)
+    reduced = [mine.a.tolist()]
+    dist.scatter(mine, parts if dist.get_rank() == 0 else None, 0)
+    # Not the second tensors: the class drops their work, and plain torch the memory that it reads from.
+    return [*reduced, mine.a.tolist()]
+
+
 def _counted() -> dict[str, int]:
     """Return how often torch counts each collective, below a mode that notes them."""
     with Noting() as noting, CommDebugMode() as mode:
@@ -110,7 +122,7 @@ def _program(path: str) -> None:
     dist.init_process_group(BACKEND)
     if DEVICE == "cuda":
         torch.cuda.set_device(dist.get_rank())
-    found = [_counted(), _functional(), _profiled(), _faked(), _ddp()]
+    found = [_counted(), _functional(), _profiled(), _faked(), _ddp(), _apart()]
     if dist.get_rank() == 0:
         Path(path).write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -35,7 +35,7 @@ class MacRuntime(MpsRuntime):
 
     device_type = policy.DEVICE_TYPE
     shown_as = family = location_tag = "mps"  # type: ignore[assignment]
-    target = device_models.SIMULATED_MAC[1]  # type: ignore[assignment]
+    target = device_models.SIMULATED_MAC[0]  # type: ignore[assignment]
     torch_knows_current = False
     compiles = False
     generator_type = device_generators.Generator

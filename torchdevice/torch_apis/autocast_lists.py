@@ -44,7 +44,9 @@ _KEPT = re.compile(r"cat|stack|cross_entropy_loss|fft_.*|stft.*|view_as_complex|
 dtypes as without them, and those with complex results, which do not exist in bfloat16."""
 
 _BY_CUDNN = [f"{name}.{given}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for given in ("input", "data")]
-"""Operators that CUDA runs by ``_cudnn_rnn``, which a file of its own casts (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+_BY_CUDNN += ["cudnn_convolution", "cudnn_convolution_transpose"]
+"""Operators that CUDA casts besides those of the header: those that it runs by ``_cudnn_rnn``, which a file of its own
+casts (aten/src/ATen/cudnn/AutocastRNN.cpp), and cuDNN's convolutions (aten/src/ATen/autocast_mode.cpp)."""
 
 _is_enabled, _set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
 _set_included = torch._C._dispatch_tls_set_dispatch_key_included

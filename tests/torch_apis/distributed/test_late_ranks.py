@@ -45,3 +45,22 @@ def test_a_rank_ends_with_a_collective_that_never_ended(rank: str, seconds: str,
     (tmp_path / "ranks.py").write_text(UNWAITED)
     run = run_command("run", "--target", target, "--ranks", "2", "ranks.py", rank, seconds, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
+
+
+FORGOTTEN = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+for _ in range(9):
+    dist.all_reduce(torch.ones(1 << 20, device="cuda"), async_op=True)
+dist.barrier()
+dist.all_reduce(torch.ones(4, device="cuda"), async_op=True).wait()
+print(torch.cuda.memory_allocated() < 1 << 20)
+"""
+
+
+@pytest.mark.sampled(1, of="programs of two ranks")
+def test_collectives_that_nobody_waits_for_hold_no_memory_once_they_have_ended(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(FORGOTTEN)
+    run = run_command("run", "--target", "simulated:cuda", "--ranks", "2", "ranks.py", cwd=tmp_path)
+    assert run.stdout == "True\nTrue\n", run.stderr

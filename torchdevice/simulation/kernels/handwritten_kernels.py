@@ -383,6 +383,18 @@ def _sparse_product(
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {
+    "cudnn_affine_grid_generator": lambda theta, *size: _aten.affine_grid_generator(theta, size, True),
+    "cudnn_affine_grid_generator_backward": lambda grad, *size: _aten.affine_grid_generator_backward(grad, size, True),
+    "cudnn_convolution": lambda self, weight, padding, stride, dilation, groups, *settings: _aten.convolution(
+        self, weight, None, stride, padding, dilation, False, [0] * len(padding), groups
+    ),
+    "cudnn_convolution_transpose": lambda self, weight, padding, output_padding, stride, *rest: _aten.convolution(
+        self, weight, None, stride, padding, rest[0], True, output_padding, rest[1]
+    ),
+    "cudnn_grid_sampler": lambda self, grid: _aten.grid_sampler_2d(self, grid, 0, 0, True),
+    "cudnn_grid_sampler_backward": lambda self, grid, gradient: _aten.grid_sampler_2d_backward(
+        gradient, self, grid, 0, 0, True, [True, True]
+    ),
     **recurrent_cells.FORMULAS,
     **batch_norm.KERNELS,
     "_cslt_compress": torch.Tensor.clone,

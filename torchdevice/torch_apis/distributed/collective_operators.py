@@ -39,7 +39,7 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
     def __init__(self, collective: Callable[..., Any], reduce_op: Any):
         super().__init__()
         self._collective, self._reduce_op = collective, reduce_op
-        self._work: Any = None
+        self._works: list[Any] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -47,6 +47,9 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the work, after the tensors that the operator changes if its schema returns them."""
+        # A class of tensors that takes operators apart comes first: it may have no memory of its own.
+        if any(kind is not torch.Tensor for kind in kinds):
+            return NotImplemented
         if func.namespace != "c10d":  # the tensor that torch makes for a barrier
             return dispatch_modes.run(func, args, kwargs or {})
         group = next(place for place, each in enumerate(args) if isinstance(each, torch.ScriptObject))
@@ -55,8 +58,9 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
         values["reduce_op"] = self._reduce_op
         values["timeout"] = datetime.timedelta(milliseconds=values.get("timeout", -1))
         # Kept until the call returns, since torch's C++ keeps only its own part of it.
-        self._work = self._collective(*args[:group], types.SimpleNamespace(**values))
-        boxed = self._work.boxed()
+        with torch._C.DisableTorchFunction():  # again: the handler of a mode above has enabled it
+            self._works.append(self._collective(*args[:group], types.SimpleNamespace(**values)))
+        boxed = self._works[-1].boxed()
         return (args[0], boxed) if len(func._schema.returns) > 1 else boxed
 
 

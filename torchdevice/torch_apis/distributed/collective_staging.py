@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,20 +80,12 @@ class Collective(Staging):
         name: The name of the collective.
         tensors: The tensors that are sent, or received where not every rank sends.
         alike: Further values that must be the same on all ranks.
-        parts_differ: Whether the tensors may have another number of elements on each rank.
     """
 
-    def __init__(
-        self,
-        group: NcclGroup,
-        opts: Any,
-        name: str,
-        tensors: Sequence[torch.Tensor],
-        *alike: Any,
-        parts_differ: bool = False,
-    ):
+    def __init__(self, group: NcclGroup, opts: Any, name: str, tensors: Sequence[torch.Tensor], *alike: Any):
         super().__init__(group, name)
         # Ranks must agree on dtypes in any case.
+        parts_differ = name in ("all_gather", "all_to_all")  # in numbers of elements, from rank to rank
         dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in tensors]
         # In these only the root's tensors are sent.
         if name not in ("broadcast", "scatter") or opts.root_rank == group.rank():
@@ -113,7 +106,7 @@ class Collective(Staging):
             # What another thread says names the line all the same.
             call = call._replace(line=callers.site_of(callers.program_line()))
             mode = torch.inference_mode(torch.is_inference_mode_enabled())
-            run = functools.partial(self._exchange, call, mode(exchange), _wait)
+            run = functools.partial(self._exchange, call, mode(exchange), operator.methodcaller("wait"))
             return Work(result, [Ongoing(group, call, times, run)])
         if group.ongoing is not None:
             group.ongoing.settle()
@@ -141,10 +134,6 @@ class Collective(Staging):
             for ordinal in self._ordinals:
                 group.know_devices(ordinal)
             exchange()
-
-
-def _wait(work: Any) -> None:
-    work.wait()
 
 
 def _named(value: Any) -> Any:

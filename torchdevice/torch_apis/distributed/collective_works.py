@@ -13,10 +13,15 @@ from torchdevice.core import thread_state
 
 def finished(result: Any) -> Any:
     """Return finished work with that result."""
-    future: Any = torch.futures.Future()
-    future.set_result(result)
     # Torch's own class where nobody records the order of streams: it costs no calls of Python.
-    return Work(result) if observers() else torch._C._distributed_c10d._create_work_from_future(future)
+    return Work(result) if observers() else torch._C._distributed_c10d._create_work_from_future(done(result))
+
+
+def done(result: Any) -> torch.futures.Future[Any]:
+    """Return a future that has that result."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(result)
+    return future
 
 
 class Work(dist.distributed_c10d.Work):
@@ -53,9 +58,7 @@ class Work(dist.distributed_c10d.Work):
     def get_future(self) -> Any:
         """Wait, and return the future of the result. torch's C++ waits for it in the place of :meth:`wait`."""
         self.wait()
-        future: Any = torch.futures.Future()
-        future.set_result(self._result)
-        return future
+        return done(self._result)
 
 
 def observers() -> Sequence[Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.torch_apis.distributed.collective_works import done
 from torchdevice.torch_apis.distributed.process_groups import FAKE_RANKS
 
 
@@ -46,13 +46,7 @@ def _init_ddp(
     original(self, module, device_ids, output_device, *args, **kwargs)
     context.runtime.serve_reducer(self)
     if FAKE_RANKS in context.settings:  # the futures of a fake group have no result, which the reducer needs
-        self.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
-
-
-def _done(result: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    found.set_result(result)
-    return found
+        self.register_comm_hook(None, lambda _, bucket: done(bucket.buffer()))
 
 
 @replaces("torch._C._distributed_c10d:Logger", "set_runtime_stats_and_log", native_to="cuda")

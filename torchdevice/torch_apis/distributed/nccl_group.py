@@ -36,18 +36,11 @@ _CPU = torch.device("cpu")
 _UNKNOWN_TO_NCCL = {torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt32", torch.uint64: "UInt64"}
 """dtype -> how the error calls it. Of complex tensors torch gives the real view."""
 
-_LATE = "Timed out"
-
-_OF_TRANSPORT = "gloo/transport/"
-"""A part of the texts of errors of gloo's connections: the folder of the source file."""
-
 
 class NcclGroup(dist.ProcessGroup):
     """A process group of NCCL without its collectives.
 
     Args:
-        rank: The rank of this process in the group.
-        size: The number of processes in the group.
         gloo: The gloo backend of the group.
         runtime: The runtime of the target.
         kind: ``"nccl"``, ``"gloo"`` or ``"nccl and gloo"``. CPU tensors are taken where it names gloo.
@@ -55,21 +48,13 @@ class NcclGroup(dist.ProcessGroup):
         waiting: How this process waits for other ranks.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        gloo: Any,
-        runtime: Runtime,
-        kind: str,
-        store: Any,
-        waiting: collective_checks.Waiting,
-    ):
+    def __init__(self, gloo: Any, runtime: Runtime, kind: str, store: Any, waiting: collective_checks.Waiting):
         # The stub lacks the constructor.
-        super().__init__(rank, size)  # type: ignore[call-arg]
+        super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]
         self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
         self._store = store
-        self._checks_nan = os.environ.get("TORCH_NCCL_NAN_CHECK") == "1"
+        _is_set("TORCH_NCCL_BLOCKING_WAIT")  # no more than a check: every wait of the host blocks
+        self._checks_nan = _is_set("TORCH_NCCL_NAN_CHECK")
         self._sequence = 0
         self.ongoing: Any = None
         """The last collective that goes on in another thread, see ``ongoing_collectives.py``."""
@@ -79,13 +64,13 @@ class NcclGroup(dist.ProcessGroup):
         context = thread_state.state.context
         # To torch gloo has the CPU and CUDA, so a program for MPS moves its tensors to the CPU before.
         self._lacks = "mps" if self._is_gloo and context is not None and context.program == "mps" else None
-        self.in_cpp = dist.ProcessGroup(store, rank, size)
+        self.in_cpp = dist.ProcessGroup(store, self.rank(), self.size())
         """torch's own group, whose methods call the operators."""
         for group in (self, self.in_cpp):
             # For C++ that asks for a backend, and operators that are called again by themselves.
             _register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
         # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
-        self._knows_devices = size == 1 or runtime.shared_by_processes or self._is_gloo
+        self._knows_devices = self.size() == 1 or runtime.shared_by_processes or self._is_gloo
 
     def know_devices(self, index: int) -> None:
         """Refuse, as NCCL does when it connects the ranks, that two of them are on one device."""
@@ -253,13 +238,28 @@ class NcclGroup(dist.ProcessGroup):
         try:
             yield
         except RuntimeError as error:
-            # Only errors of connections mean a lost rank; others are torch's own and stay.
-            if _OF_TRANSPORT not in str(error):
+            # Only errors of connections, which name a file of that folder, mean a lost rank. Others are torch's own.
+            if "gloo/transport/" not in str(error):
                 raise
             # gloo tells a rank that ended from one that is late by no type.
-            reason = str(error) if _LATE in str(error) else self.waiting.ended_rank()
+            reason = str(error) if "Timed out" in str(error) else self.waiting.ended_rank()
             where = f"{collective} of the group {self.group_desc!r} of {self.size()} ranks"
             raise dist.DistBackendError(f"{where} cannot end: {reason}. The other ranks wait for it.") from None
+
+
+def _is_set(variable: str) -> bool:
+    """Return whether a variable of NCCL's groups is true.
+
+    Raises:
+        DistBackendError: It is neither true nor false. The text is torch's (torch/csrc/distributed/c10d/Utils.hpp).
+    """
+    value = os.environ.get(variable, "0").lower()
+    if value not in _TRUE + _FALSE:
+        raise dist.DistBackendError(f"Invalid value for environment variable: {variable}")
+    return value in _TRUE
+
+
+_TRUE, _FALSE = ("y", "yes", "1", "t", "true"), ("n", "no", "0", "f", "false")
 
 
 # ---- ranks on one GPU ------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     # One object in a program, made with its first group, which is the default group.
     default = _c10d._get_default_group() if dist.is_initialized() else None
     waiting = default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
-    return NcclOnGloo(rank, size, gloo, context.runtime, kind, store, waiting)
+    return NcclOnGloo(gloo, context.runtime, kind, store, waiting)
 
 
 def _for_each_pair(collective: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -103,11 +103,10 @@ class NcclOnGloo(NcclGroup):
     def reduce(self, tensors: _Tensors, opts: Any) -> Any:
         """Reduce over all ranks, to one. The tensors of the others stay as they are."""
         collective = Collective(self, opts, "reduce", tensors, opts.reduce_op, f"to rank {opts.root_rank}")
-        if self.rank() == opts.root_rank:
-            flat = collective.numbers(tensors[0], written=True)
-        else:  # gloo computes in the memory of every rank
-            # A copy: the memory of the other ranks must stay as it is.
-            flat = collective.numbers(tensors[0]).clone()
+        is_root = self.rank() == opts.root_rank
+        flat = collective.numbers(tensors[0], written=is_root)
+        # A copy: gloo computes in the memory of every rank, and that of the others must stay as it is.
+        flat = flat if is_root else flat.clone()
         to_root = _of_root(_c10d.ReduceOptions(), opts.root_rank)
         return collective.run(
             tensors, lambda: reduce_flat(flat, opts.reduce_op, self.size(), self.gloo.reduce, to_root)
@@ -174,7 +173,7 @@ class NcclOnGloo(NcclGroup):
     def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to all. Their sizes may differ."""
         sizes = [[tensor.numel() for tensor in each] for each in outputs]
-        collective = Collective(self, opts, "all_gather", inputs, sizes, parts_differ=True)
+        collective = Collective(self, opts, "all_gather", inputs, sizes)
         gathered = [[collective.bytes(tensor, written=True) for tensor in each] for each in outputs]
         given = [collective.bytes(tensor) for tensor in inputs]
         return collective.run(outputs, lambda: self._all_gather(gathered, given))
@@ -209,7 +208,7 @@ class NcclOnGloo(NcclGroup):
         if input.numel() * self.size() != output.numel():
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
         sizes = [[input.numel()] * self.size()]
-        collective = Collective(self, opts, "all_gather", [input], sizes, parts_differ=True)
+        collective = Collective(self, opts, "all_gather", [input], sizes)
         given = collective.bytes(input)
         parts = collective.bytes(output, written=True).split(max(1, given.numel()))
         lists = ([parts], [given]) if given.numel() else ((), ())
@@ -243,7 +242,7 @@ class NcclOnGloo(NcclGroup):
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to each."""
         # One input stands for the dtype of all.
-        collective = Collective(self, opts, "all_to_all", inputs[:1], parts_differ=True)
+        collective = Collective(self, opts, "all_to_all", inputs[:1])
         received = [collective.bytes(tensor, written=True) for tensor in outputs]
         sent = [collective.bytes(tensor) for tensor in inputs]
         return collective.run(outputs, lambda: self._exchange(received, sent))
@@ -255,7 +254,7 @@ class NcclOnGloo(NcclGroup):
         Raises:
             RuntimeError: The sizes do not add up to the tensor's.
         """
-        collective = Collective(self, opts, "all_to_all", [input], parts_differ=True)
+        collective = Collective(self, opts, "all_to_all", [input])
         received = self._parts(collective.bytes(output, written=True), output, opts.output_split_sizes)
         sent = self._parts(collective.bytes(input), input, opts.input_split_sizes)
         return collective.run(output, lambda: self._exchange(received, sent))

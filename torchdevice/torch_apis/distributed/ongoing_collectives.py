@@ -7,7 +7,6 @@ as NCCL's own stream is one of the device's.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 from collections.abc import Callable
@@ -39,7 +38,9 @@ class Ongoing(StreamObserver):
         self._result = blocking_waits.begin(functools.partial(_in_order, before, exchange))
         group.ongoing = self
         if self._context is not None:
-            self._context.stream_observers.append(self)
+            # Those that have ended go, which hold tensors: the program may wait for none of them.
+            known = self._context.stream_observers
+            known[:] = [*(each for each in known if not (isinstance(each, Ongoing) and each.is_completed())), self]
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
         """Wait until it has ended.
@@ -76,8 +77,8 @@ class Ongoing(StreamObserver):
         if self._group.ongoing is self:
             self._group.ongoing = None
         if self._context is not None:
-            with contextlib.suppress(ValueError):  # it was waited for before
-                self._context.stream_observers.remove(self)
+            known = self._context.stream_observers
+            known[:] = [each for each in known if each is not self]
 
 
 def _in_order(before: futures.Future[Any] | None, exchange: Callable[[], object]) -> None:

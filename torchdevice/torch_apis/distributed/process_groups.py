@@ -75,10 +75,13 @@ def _init_process_group(
     used, asked = _stand_in(context, "cpu:gloo,cuda:nccl" if backend is None else backend)
     _without_nccl_options(asked, kwargs)
     if FAKE_RANKS in context.settings:
+        args, kwargs = (), {"rank": 0, "world_size": context.settings[FAKE_RANKS]}
+    # As torch does for a backend of the name "fake" alone. As an argument by position the store is the fifth.
+    if "fake" in str(used) and len(args) < 5 and kwargs.get("store") is None:
         torch_internals.check("later", "torch.testing._internal.distributed.fake_pg")
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        args, kwargs = (), {"store": FakeStore(), "rank": 0, "world_size": context.settings[FAKE_RANKS]}
+        kwargs["store"] = FakeStore()
     # Not `device_id`, by which NCCL connects at once.
     original(used, *args, **kwargs)
     _remember(dist.distributed_c10d._get_default_group(), asked, can_split=device_id is not None)

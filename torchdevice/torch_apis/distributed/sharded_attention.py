@@ -100,11 +100,9 @@ def _whole(op: Any, given: dict[str, Any], results: Sequence[torch.Tensor]) -> t
 
 def _spec(part: torch.Tensor, shape: Sequence[int], spec: Any) -> Any:
     """Return what describes a distributed tensor of that shape, which lies in memory as its part does."""
-    stride, step = [0] * len(shape), 1
-    # From the innermost dimension on, in the order of the part's strides.
-    for dim in sorted(range(len(shape)), key=part.stride):
-        stride[dim], step = step, step * shape[dim]
-    meta = type(spec.tensor_meta)(torch.Size(shape), tuple(stride), part.dtype)
+    order = sorted(range(len(shape)), key=part.stride, reverse=True)
+    whole = torch.empty_permuted(shape, order, device="meta")
+    meta = type(spec.tensor_meta)(whole.shape, whole.stride(), part.dtype)
     return type(spec)(spec.mesh, spec.placements, tensor_meta=meta)
 
 
