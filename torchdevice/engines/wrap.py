@@ -142,12 +142,12 @@ class _Naming(EntryPoint):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         mode: Any = _state.mode
         original = self.original
-        context = None if mode is None or "pin_memory" in kwargs else mode.context
+        context = None if mode is None or "pin_memory" in kwargs or "generator" in kwargs else mode.context
         if context is not None and context.redirects_only:
             rewriter = mode.find(original)
             # A tensor that a factory is given may be its result.
             asked = None
-            if rewriter is rewriters.with_device_keyword and (not args or args[0].__class__ in _SIZES):
+            if rewriter in rewriters.NAMING and (not args or args[0].__class__ in _SIZES):
                 asked = kwargs.get("device")
             elif rewriter is rewriters.move and len(args) == 2 and not kwargs:
                 asked = args[1]
