@@ -72,6 +72,12 @@ def described(device: str) -> dict[str, str]:
     return found
 
 
+def is_there(device: str) -> bool:
+    """Return whether this machine has the device."""
+    asked = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    return device == "simulated" or asked[device]()
+
+
 def differences(outcomes: dict[str, Any]) -> Iterator[str]:
     """Yield what a device did otherwise than the corpus says."""
     for case in CASES:
@@ -91,6 +97,8 @@ def main() -> int:
     parser.add_argument("--write", nargs="?", const=FILE, type=Path, help="a file; conformance.json if none is named")
     parser.add_argument("--here", choices=("bug", "twin"), help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if not is_there(given.device):
+        parser.error(f"torch {torch.__version__} finds no {given.device} device here: run this where there is one")
     cases = [each for each in CASES if fits(each, given.device) and (not given.only or each.name in given.only)]
     if given.here:
         print(json.dumps(outcome(cases[0], given.here == "twin", given.device)))

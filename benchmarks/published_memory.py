@@ -1,9 +1,9 @@
 """Predicted peaks of memory beside those that LitGPT published for real GPUs: a table in Markdown.
 
 ``python -m benchmarks.published_memory CHECKOUT``, where CHECKOUT is https://github.com/Lightning-AI/litgpt at commit
-8641822, whose ``tutorials/resource-tables.md`` has the figures of "Finetuning with LoRA on 1 GPU" (NVIDIA
-A100-SXM4-40GB, torch 2.1, bfloat16). The model, Fabric and the steps are those of ``finetune/lora.py``. No weights are
-needed: nothing is computed.
+0cc02afa, which added ``tutorials/resource-tables.md`` with the figures of "Finetuning with LoRA on 1 GPU" (NVIDIA
+A100-SXM4-40GB, torch 2.1, bfloat16); earlier commits normalize Llama's activations in bfloat16. The model, Fabric and
+the steps are those of ``finetune/lora.py``. No weights are needed: nothing is computed.
 """
 
 from __future__ import annotations

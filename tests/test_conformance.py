@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from conftest import run_python
 from corpus import CASES
 from places import ROOT
@@ -74,6 +75,12 @@ def test_a_twin_that_fails_is_a_difference(conformance: Any) -> None:
     assert not list(conformance.differences({"lstm_in_evaluation": {"bug": error, "twin": None}}))
     (said,) = conformance.differences({"lstm_in_evaluation": {"bug": error, "twin": error}})
     assert "the correct twin ended with RuntimeError" in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_machine_without_the_device_says_so() -> None:
+    ran = run_python("-m", "benchmarks.conformance", "--device", "cuda", cwd=ROOT)
+    assert ran.returncode == 2 and "finds no cuda device here" in ran.stderr
 
 
 def test_each_device_gets_the_cases_that_it_can_show(conformance: Any) -> None:

@@ -281,3 +281,20 @@ class TestPickledGenerators:
         alone = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # torch without this package
         result = subprocess.run(command, input=within, env=alone, capture_output=True, check=False)
         assert result.stdout.split() == [b"5", b"False"], result.stderr
+
+
+def test_numbers_do_not_depend_on_who_draws_in_between(generator: torch.Generator) -> None:
+    """Kernels in C++ make the states for several kernels ahead of a generator that goes on."""
+    other = torch.Generator("cuda").manual_seed(2**64 - 1)
+    alone = [draw(generator) for _ in range(20)] + [draw(other) for _ in range(20)]
+    generator.manual_seed(3), other.manual_seed(2**64 - 1)
+    mixed = [(draw(generator), draw(other)) for _ in range(20)]
+    assert alone == [first for first, _ in mixed] + [second for _, second in mixed]
+    for number in (11, 12, 3, 4, 19):  # back and forth
+        assert draw(generator.manual_seed(3).set_offset(4 * number)) == alone[number]
+
+
+def test_the_numbers_are_those_of_the_documented_mixture(generator: torch.Generator) -> None:
+    for number in range(20):
+        numbers = torch.Generator().manual_seed(device_generators.mixed(3, 4 * number))
+        assert draw(generator) == torch.rand(3, generator=numbers).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -220,3 +221,28 @@ def test_threads_and_saved_files(portable: torchdevice.Scope, tmp_path: Any) -> 
     assert torch.load(tmp_path / "x.pt").is_mps and torch.load(tmp_path / "x.pt", map_location="cuda").is_mps
     with plain_torch():
         assert torch.load(tmp_path / "x.pt", map_location="cpu").tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_cuda_build_on_a_simulated_mac_has_no_cuda(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(torch._C), "_cuda_getDeviceCount", lambda: 0)  # as in builds with CUDA
+    with torchdevice.simulate("mps", written_for="mps", engine=engine):
+        assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
+        with pytest.raises(AssertionError, match=r"^Torch not compiled with CUDA enabled$"):
+            torch.cuda.init()
+    assert torch._C._cuda_getDeviceCount() == 0
+
+
+@pytest.mark.parametrize(("saved", "loads"), [("cuda", False), ("mps", True)])
+def test_a_checkpoint_of_another_accelerator(saved: str, loads: bool) -> None:
+    file = io.BytesIO()
+    with torchdevice.simulate("mps" if saved == "mps" else "cuda"):
+        torch.save(torch.ones(2, device=saved), file)
+    for options in ({}, {"map_location": "mps"}, {"map_location": {"cuda:0": "mps"}}):
+        file.seek(0)
+        with torchdevice.simulate("mps", written_for="mps"):
+            if options or loads:
+                assert torch.load(file, **options).device.type == "mps"
+            else:
+                with pytest.raises(RuntimeError, match=r"^Attempting to deserialize object on a CUDA device"):
+                    torch.load(file)

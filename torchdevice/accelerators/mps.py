@@ -33,13 +33,13 @@ def _index(context: Context) -> int:
     return context.target_index(context.thread.device_index)
 
 
-@supplied_function("_mps_is_available", native_to=_MPS, denies=True)
+@supplied_function("_mps_is_available", native_to=_MPS, denies=lambda: False)
 def is_available(context: Context) -> bool:
     """Return whether the program is written for MPS."""
     return context.program == _MPS
 
 
-supplied_value("torch._C._has_mps", native_to=_MPS, denies=True)(is_available)
+supplied_value("torch._C._has_mps", native_to=_MPS, denies=False)(is_available)
 
 _LIKE_CUDA = {"is_in_bad_fork": "isInBadFork", "deviceSynchronize": "synchronize", "emptyCache": "emptyCache"}
 """The functions of ``torch._C`` that do what functions of CUDA's do."""

@@ -12,7 +12,7 @@ import torch
 
 from torchdevice.core.bindings import imported_by_value, replaces, supplied_as, supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import without_cache, without_original
+from torchdevice.core.patching import ABSENT, without_cache, without_original
 from torchdevice.cuda import device_queries, memory, memory_pools, random, streams
 from torchdevice.devices.device_properties import XpuDeviceProperties
 from torchdevice.devices.device_strings import Spelling
@@ -20,13 +20,13 @@ from torchdevice.devices.device_strings import Spelling
 XPU = "xpu"
 
 
-@supplied_value("torch._C._has_xpu", native_to=XPU, denies=True)
+@supplied_value("torch._C._has_xpu", native_to=XPU, denies=False)
 def has_xpu(context: Context) -> bool:
     """Return whether the program is written for XPU."""
     return context.program == XPU
 
 
-@supplied_function("_xpu_getDeviceCount", native_to=XPU, denies=True)
+@supplied_function("_xpu_getDeviceCount", native_to=XPU, denies=ABSENT)
 def get_device_count(context: Context) -> int:
     """Return the number of devices that the scope advertises; 0 in a program written for another accelerator."""
     return context.device_count if context.program == XPU else 0

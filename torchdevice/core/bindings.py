@@ -123,7 +123,7 @@ def supplied_function(
     note: str = "",
     native_to: str = "cuda",
     on: Mapping[str, tuple[Fidelity, str]] | None = None,
-    denies: bool = False,
+    denies: Any = None,
 ) -> Callable[[Any], Any]:
     """Register a function ``(context, *args)`` that torch calls, without the context, by one or several names.
 
@@ -136,7 +136,8 @@ def supplied_function(
         note: A description of the function, in a few words; the first line of its docstring if left out.
         native_to: The accelerator that the name belongs to: on a target of that type, and in a program written for
             another accelerator, torch's own function is called.
-        denies: Whether the function reports the accelerator as absent to programs written for another one.
+        denies: What programs written for another accelerator find where torch's own name would find this one, such as
+            ``patching.ABSENT``; None for what torch itself has there.
         on: Target -> fidelity and note, for the targets where these differ.
     """
 
@@ -153,16 +154,17 @@ def supplied_function(
             # A function of its own for each name, as torch has: Dynamo tells them apart by identity.
             own = functools.wraps(called)(functools.partial(called)) if called in _named else called
             _named.add(called)
-            value = _value_of(own, native_to, dotted if denies else "")
+            value = _value_of(own, native_to, dotted, denies)
             add(Supplied(dotted, value, fidelity, told, on or {}, function))
         return function
 
     return register
 
 
-def _value_of(function: Callable[..., Any], native_to: str, denied: str) -> Callable[[Context], Any]:
+def _value_of(function: Callable[..., Any], native_to: str, name: str, denies: Any) -> Callable[[Context], Any]:
     def value(context: Context) -> Any:
-        found = context.bound(function) if _answers(context, native_to, denied) else TORCHS_OWN
+        answers = native_to in context.stood_for
+        found = context.bound(function) if answers else _denial(context, native_to, name, denies)
         # Cached by the context, because torch reads names such as `_cuda_getDevice` in hot paths.
         context.supplied_values[value] = found
         return found
@@ -177,7 +179,7 @@ def supplied_as(name: str, other: str, *, native_to: str) -> None:
 
 
 def supplied_value(
-    name: str, fidelity: Fidelity = Fidelity.EXACT, *, native_to: str = "cuda", denies: bool = False
+    name: str, fidelity: Fidelity = Fidelity.EXACT, *, native_to: str = "cuda", denies: Any = None
 ) -> Callable[[Any], Any]:
     """Register a function of the context that returns the value of the dotted ``name``.
 
@@ -190,9 +192,7 @@ def supplied_value(
 
     def register(function: Callable[[Context], Any]) -> Callable[[Context], Any]:
         def value(context: Context) -> Any:
-            # Asked here first, without a frame: torch reads such names in hot paths.
-            supplies = native_to in context.stood_for or _answers(context, native_to, name if denies else "")
-            return function(context) if supplies else TORCHS_OWN
+            return function(context) if native_to in context.stood_for else _denial(context, native_to, name, denies)
 
         add(Supplied(name, value, fidelity, first_line(function)))
         return function
@@ -200,13 +200,11 @@ def supplied_value(
     return register
 
 
-def _answers(context: Context, family: str, denied: str) -> bool:
-    """Return whether a name is supplied: for the program's accelerator, or to deny one that torch's own name finds."""
-    # The name may deny its accelerator only where torch's own name would find one.
-    if family in context.stood_for or not denied or context.family == family:
-        return family in context.stood_for
-    module, _, name = denied.rpartition(".")
-    return name in vars(importlib.import_module(module))
+def _denial(context: Context, family: str, name: str, denies: Any) -> Any:
+    """Return what a program written for another accelerator finds: ``denies`` where torch's own name would find one."""
+    module, _, attribute = name.rpartition(".")
+    finds = denies is not None and context.family != family and attribute in vars(importlib.import_module(module))
+    return denies if finds else TORCHS_OWN
 
 
 def imported_by_value(module: ModuleType, names: str) -> None:

@@ -364,7 +364,7 @@ class Guarded:
 
     Args:
         modules: For each module, such as ``torch._C``, and for each of its names, a function of the active context that
-            returns the value, or :data:`TORCHS_OWN`.
+            returns the value, :data:`TORCHS_OWN` or :data:`ABSENT`.
     """
 
     def __init__(self, modules: Mapping[ModuleType, Mapping[str, Callable[[Any], Any]]]):
@@ -388,7 +388,8 @@ def _with_names(module: ModuleType, names: Mapping[str, Callable[[Any], Any]]) -
     return type(f"Guarded[{module.__name__}]", (type(module),), members)
 
 
-_DELETED: Any = object()
+ABSENT: Any = object()
+"""The function of a guarded name returns this object where the name does not exist."""
 
 
 class _GuardedName:
@@ -413,7 +414,7 @@ class _GuardedName:
             else:
                 # Only functions are cached, and these are never false. Other values are computed at each read.
                 found = context.supplied_values.get(self._value) or self._value(context)
-            if found is _DELETED:
+            if found is ABSENT:
                 raise self._absent(module)
             if found is not TORCHS_OWN:
                 return found
@@ -439,7 +440,7 @@ class _GuardedName:
         if context is None:
             del vars(module)[self._name]
         else:
-            context.written_values[self._key] = _DELETED
+            context.written_values[self._key] = ABSENT
 
     def _answering(self) -> Any:
         """Return the context that answers for the name; None where torch does."""

@@ -16,7 +16,7 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.bindings import REPLACED, replaces, supplied_function, supplied_value
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, replaced_function, without_cache, without_original
+from torchdevice.core.patching import ABSENT, Callback, replaced_function, without_cache, without_original
 from torchdevice.cuda import memory, sleeping
 from torchdevice.devices.accelerators import of_module
 from torchdevice.devices.device_properties import DeviceProperties
@@ -25,12 +25,12 @@ from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.lowlevel import lazy_initialization
 
 
-@supplied_function("_cuda_getDeviceCount", denies=True)
+@supplied_function("_cuda_getDeviceCount", denies=ABSENT)
 def get_device_count(context: Context) -> int:
-    """Return the number of devices that the scope advertises; 0 in a program written for another accelerator."""
+    """Return the number of devices that the scope advertises."""
     if sys._getframe(1).f_code is torch.cuda.is_available.__code__:  # torch documents that this one calls the driver
         context.touch()
-    return context.device_count if context.program == "cuda" else 0
+    return context.device_count
 
 
 supplied_function("_cuda_init")(Context.initialize)

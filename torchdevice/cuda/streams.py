@@ -330,14 +330,11 @@ class EventStandIn(torch.Event):
         """Return whether the work before the recorded point is done; True if no point was recorded."""
         if self._mark is None:
             return True
-        done = self._is_done()
+        times = sleeping.times(self._context)
+        done = (times is None or times.now() >= self._done_at) and self._mark.query()
         if done:
             self._context.tell("event_queried", self._number)
         return done
-
-    def _is_done(self) -> bool:
-        times = sleeping.times(self._context)
-        return self._mark is not None and (times is None or times.now() >= self._done_at) and self._mark.query()
 
     def synchronize(self) -> None:
         """Wait for the work before the recorded point."""
@@ -361,7 +358,7 @@ class EventStandIn(torch.Event):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._mark is None or end_event._mark is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if not (self._is_done() and end_event._is_done()):
+        if not (self.query() and end_event.query()):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
         if self._recorded_on != end_event._recorded_on:
             raise torch.AcceleratorError("CUDA error: invalid resource handle")  # the error of cudaEventElapsedTime

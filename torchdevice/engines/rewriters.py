@@ -131,6 +131,10 @@ def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwar
     return _create(context, func, args, kwargs, asked, target)
 
 
+NAMING = {with_device_keyword}
+"""Rewriters of factories that only rewrite a device, where a call is given no other argument of a device."""
+
+
 def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Any, target: Any) -> Any:
     """Make a call that creates a tensor. Mark the tensor's side, and remember that it is pinned."""
     # Without page-locked memory on the target the context remembers which tensors are pinned.

@@ -40,7 +40,6 @@ class _State:
         self.is_cpus = context is not None and context.options.random == "cpu"
         self.numbers: torch.Generator = _Plain("cpu")
         self.seed, self.offset = self.numbers.initial_seed(), 0
-        self.before: torch.Tensor | None = None
         self._remembered: dict[bytes, torch.Tensor] = {}
 
     def begin(self, seed: int, offset: int = 0) -> None:
@@ -79,12 +78,6 @@ class _State:
         if not self.is_cpus:
             self.numbers.manual_seed(mixed(self.seed, self.offset))
         return self.numbers
-
-    def next(self) -> torch.Generator:
-        """Return what :meth:`upcoming` does, and count the kernel."""
-        numbers = self.upcoming()
-        self.offset += _PER_KERNEL
-        return numbers
 
 
 def mixed(seed: int, offset: int) -> int:
@@ -244,7 +237,10 @@ def upcoming(generator: torch.Generator) -> torch.Generator:
 def next_numbers(generator: torch.Generator) -> torch.Generator:
     """Return the generator of the CPU from which a kernel draws that was given a generator, and count the kernel."""
     state = _known[generator._cdata][1]
-    return generator if state is None else state.next()
+    if state is None:
+        return generator
+    numbers, state.offset = state.upcoming(), state.offset + _PER_KERNEL
+    return numbers
 
 
 def numbers_of(generator: torch.Generator) -> torch.Generator:
@@ -264,15 +260,16 @@ def default_generator(index: int) -> Generator:
     return found
 
 
-def taken(given: torch.Generator | None, index: int) -> torch.Generator | None:
-    """Return the generator of the CPU from which a kernel in C++ draws, given the program's generator or None.
+def taken(given: torch.Generator | None, index: int) -> tuple[torch.Generator, int, int] | None:
+    """Return the generator of the CPU from which a kernel in C++ draws, and the seed and the offset to begin at.
 
-    None for a generator that a kernel in Python refuses, or of a class of the program's.
+    None for a generator that a kernel in Python refuses, of a class of the program's, or with the CPU's numbers.
     """
     state = _known.get((given or default_generator(index))._cdata, (0, None))[1]
-    if state is not None and state.is_cpus:
-        state.before = state.numbers.get_state()
-    return None if state is None else state.next()
+    if state is None or state.is_cpus:
+        return None
+    state.offset += _PER_KERNEL
+    return state.numbers, state.seed, state.offset - _PER_KERNEL
 
 
 def give_back(given: torch.Generator | None, index: int) -> None:
@@ -280,8 +277,6 @@ def give_back(given: torch.Generator | None, index: int) -> None:
     state = _known[(given or default_generator(index))._cdata][1]
     assert state is not None
     state.offset -= _PER_KERNEL
-    if state.before is not None:
-        state.numbers.set_state(state.before)
 
 
 def place_of(op: Any) -> int:
@@ -298,28 +293,21 @@ _DRAWS_NOTHING = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 def kind_of(op: Any) -> Drawing | None:
     """Return the function that runs an operator with the right generator; None if it draws no numbers."""
-    place, arguments = place_of(op), op._schema.arguments
-    if not 0 <= place < len(arguments):
-        return None if place < 0 else from_default
-    # A generator by position is the last argument of old operators.
-    return _from_argument if arguments[place].kwarg_only else functools.partial(_from_position, place)
+    place, count = place_of(op), len(op._schema.arguments)
+    return None if place < 0 else from_default if place == count else functools.partial(_from_argument, place)
 
 
-def _from_argument(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Run a kernel with the generator that the program passed, or with the device's."""
-    given = kwargs.get("generator")
+def _from_argument(place: int, run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Run a kernel with the generator that the program passed, by name or by position, or with the device's."""
+    # Of old operators, such as `poisson`, it is the last argument, which may have no name in the call.
+    given = args[place] if len(args) > place else kwargs.get("generator")
     # A generator of the CPU that the program made, given to a kernel of the device.
     if given is not None and not is_of_device(given):
         if index >= 0:
             raise RuntimeError(text("generator of the CPU", kind=policy.spelled(index).split(":")[0]))
         return run(*args, **kwargs)
-    return run(*args, **{**kwargs, "generator": next_numbers(default_generator(index) if given is None else given)})
-
-
-def _from_position(place: int, run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Run a kernel whose generator is its last argument, which may have no name in the call, as ``poisson``'s."""
-    named = {**kwargs, "generator": args[place]} if len(args) > place else kwargs
-    return _from_argument(run, index, args[:place], named)
+    numbers = next_numbers(default_generator(index) if given is None else given)
+    return run(*args[:place], **{**kwargs, "generator": numbers})
 
 
 def from_default(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -113,6 +113,9 @@ def _drawn(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return with_device_keyword(context, func, args, kwargs)
 
 
+rewriters.NAMING.add(_drawn)
+
+
 def _is_for_cpu(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     given = next((each for each in (kwargs.get("out"), *args) if isinstance(each, torch.Tensor)), None)
     if given is not None:

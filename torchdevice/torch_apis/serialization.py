@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 import torch
@@ -67,18 +69,24 @@ def _restore_location(context: Context, original: Any, map_location: Any) -> Any
 
     Without a mark, loaded memory would count as the host's, as NumPy's does, also where the program meant the device.
     """
-    restore = original(map_location)
-    spelling = parse(map_location) if isinstance(map_location, (str, torch.device)) else None
-    if spelling is not None and spelling.accelerator not in (context.family, *context.families):
-        return lambda storage, location: _by_torch(restore, storage, location)
+    restore = functools.partial(_restored, context, original(map_location), map_location)
     if not context.runtime.shares_host_memory:
         return restore
     side = moves.side_meant(context, map_location, None)  # None of a mapping or a function
     return lambda storage, location: moves.mark_unmarked(restore(storage, location), side)
 
 
-def _by_torch(restore: Any, storage: Any, location: str) -> Any:
-    with thread_state.suspended():
+def _restored(context: Context, restore: Any, map_location: Any, storage: Any, location: str) -> Any:
+    """Put a storage on its device: one of a family that the program does not use by torch itself.
+
+    That is a family that the program names, or the file where a program runs on its own accelerator: without this
+    package it would find the same.
+    """
+    natively = map_location is None and context.runtime.location_tag == context.program
+    named = location if natively else map_location
+    spelling = parse(named) if isinstance(named, (str, torch.device)) else None
+    foreign = spelling is not None and spelling.accelerator not in (context.family, *context.families)
+    with thread_state.suspended() if foreign else contextlib.nullcontext():
         return restore(storage, location)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.core.patching import Patch, Replaced, replaced_function, without_cache
 from torchdevice.triton_kernels import driver, kernel_functions, launching
 from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.triton_internals import core
@@ -51,8 +51,7 @@ def patches() -> list[Patch]:
         native(triton.JITFunction, "run", launching.run),
         native(triton.InterpretedFunction, "run", launching.run),
         native(triton.Autotuner, "run", launching.run_tuned),
-        # Triton keeps its answers for the rest of the process.
-        native(triton.compiler, "max_shared_mem", lambda context, original, device: original.__wrapped__(device)),
+        native(triton.compiler, "max_shared_mem", without_cache),
         native(triton.testing, "do_bench", _bench),
         Replaced(triton.DriverConfig, "active", _active),
         Replaced(triton.DriverConfig, "default", _active),

@@ -19,7 +19,7 @@ from torchdevice.simulation.allocator.storages import fresh
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values
 from torchdevice.simulation.native import serving
 from torchdevice.simulation.refusals import cuda_refusals, mps_refusals
-from torchdevice.simulation.refusals.refusal_rules import Refusals, checks, name_of
+from torchdevice.simulation.refusals.refusal_rules import Refusals, checks
 
 _mode_enabled = torch._C._is_torch_function_mode_enabled
 
@@ -54,7 +54,6 @@ class Pipeline:
     def _make(self, args: Any, kwargs: Any) -> None:
         """Make what the calls need, and refuse the first call where it must be."""
         op = self._op
-        self._asserts = name_of(op) in cuda_refusals.ASSERTING
         self._random: device_random.Drawing | None = None
         self._body = self._body or cpu_kernels.body_of(op)
         self._has_lists = op._schema.name.startswith("aten::_foreach_")
@@ -108,8 +107,7 @@ class Pipeline:
         try:
             result = call(*taken, **named) if random is None else random(call, index, taken, named)
         except (IndexError, RuntimeError) as error:
-            if self._asserts:
-                cuda_refusals.check_assertion(error)
+            cuda_refusals.check_assertion(self._op, error)
             result = cpu_kernels.again(error, self._op, None if body is not None else call, taken, named)
         if body is not None:  # which has wrapped its results
             return result

@@ -25,6 +25,8 @@ from torchdevice.simulation.kernels.cpu_kernels import Kernel, aliased, index_of
 from torchdevice.simulation.kernels.pipeline import Pipeline, Refusals, aliasing, fallback, none_of
 from torchdevice.simulation.missing_operators import cpu_only_sparse_operators
 from torchdevice.simulation.profiles import missing_on_cuda
+from torchdevice.simulation.refusals.cuda_rules import OF_SPARSE
+from torchdevice.simulation.refusals.refusal_rules import Rule, checks, name_of
 
 _aten = torch.ops.aten
 
@@ -87,11 +89,12 @@ def _kernel(op: Any) -> Kernel:
 
 
 def _refusals_of(op: Any) -> Refusals:
-    def refuse(args: Any, kwargs: Any) -> None:
-        if policy.stands_for_cuda():
-            raise NotImplementedError(missing_on_cuda(op.name(), "SparseCsrCUDA"))
+    def missing(*args: Any, **kwargs: Any) -> str:
+        return missing_on_cuda(op.name(), "SparseCsrCUDA")
 
-    return (refuse,) if op.name().removeprefix("aten::") in cpu_only_sparse_operators() else ()
+    lacks = op.name().removeprefix("aten::") in cpu_only_sparse_operators()
+    own = [Rule(name_of(op), missing, "native_functions.yaml", NotImplementedError)] if lacks else []
+    return checks(own + OF_SPARSE.get(name_of(op), []))
 
 
 def _copy_parts(

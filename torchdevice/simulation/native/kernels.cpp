@@ -4,6 +4,7 @@
 // tensors with the twins of its arguments, and relabels the results in place. A call that it cannot serve exactly goes
 // to the kernel in Python that was registered before it, with the same arguments.
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -671,6 +672,67 @@ void drop_backward(Stack* stack) {
   torch::jit::push(*stack, given.mul(scale == 0 ? noise : noise.div_(1 / scale)));
 }
 
+// ---- random numbers --------------------------------------------------------------------------------------------------
+
+// The engines of the CPU's generator for the kernels that begin at an offset of a device's seed, and after it. An engine
+// is made by 624 steps that wait for each other, so those of eight seeds take little longer than that of one.
+struct Engines {
+  static constexpr int COUNT = 8, PER_KERNEL = 4;  // the offset moves on by four
+  uint64_t seed = 0, first = 0, expected = UINT64_MAX;
+  int count = 0;
+  at::mt19937 made[COUNT];
+
+  // The seed of the CPU's generator, as `mixed` of `device_generators.py`.
+  static uint64_t mixed(uint64_t seed, uint64_t offset) {
+    uint64_t word = seed + (offset / PER_KERNEL + 1) * 0x9E3779B97F4A7C15;
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9;
+    word = (word ^ word >> 27) * 0x94D049BB133111EB;
+    return (word ^ word >> 31) >> 1;
+  }
+
+  template <int N>
+  void make() {
+    at::mt19937_data_pod data[N];
+    uint32_t last[N];
+    for (int i = 0; i < N; ++i) {
+      data[i].seed_ = mixed(seed, first + i * PER_KERNEL);
+      data[i].left_ = 1;
+      data[i].seeded_ = true;
+      data[i].next_ = 0;
+      last[i] = data[i].state_[0] = static_cast<uint32_t>(data[i].seed_);
+    }
+    for (uint32_t step = 1; step < at::MERSENNE_STATE_N; ++step) {
+      for (int i = 0; i < N; ++i) {
+        last[i] = data[i].state_[step] = 1812433253 * (last[i] ^ last[i] >> 30) + step;
+      }
+    }
+    for (int i = 0; i < N; ++i) made[i].set_data(data[i]);
+    count = N;
+  }
+
+  // The engine for an offset. Of a program that draws from one generator, the next ones are made too.
+  const at::mt19937& at(uint64_t of, uint64_t offset) {
+    const bool goes_on = of == seed && offset == expected;
+    const uint64_t place = (offset - first) / PER_KERNEL;
+    expected = offset + PER_KERNEL;
+    if (of == seed && offset >= first && place < static_cast<uint64_t>(count)) return made[place];
+    seed = of;
+    first = offset;
+    goes_on ? make<COUNT>() : make<1>();
+    return made[0];
+  }
+};
+
+Engines engines;  // Python's lock is held where they are asked
+
+void begin(at::Generator numbers, uint64_t seed, uint64_t offset) {
+  std::lock_guard<std::mutex> guard(numbers.mutex());
+  auto* own = numbers.get<at::CPUGeneratorImpl>();
+  own->set_engine(engines.at(seed, offset));
+  own->set_next_float_normal_sample(std::nullopt);
+  own->set_next_double_normal_sample(std::nullopt);
+}
+
 class Kernel : public c10::OperatorKernel {
  public:
   Kernel(const OperatorHandle& op, Facts facts)
@@ -781,10 +843,13 @@ class Kernel : public c10::OperatorKernel {
   bool draw(Stack* stack, int index) const {
     py::gil_scoped_acquire gil;
     const auto base = stack->size() - count_;
-    const auto numbers = asked("numbers", generator_of(torch::jit::last(*stack, count_)), index);
+    const auto found = asked("numbers", generator_of(torch::jit::last(*stack, count_)), index);
+    if (found.is_none()) return false;
+    const auto [numbers, seed, offset] = found.cast<std::tuple<at::Generator, uint64_t, uint64_t>>();
+    begin(numbers, seed, offset);
     stack->resize(base + std::max<size_t>(count_, facts_.generator + 1));
-    (*stack)[base + facts_.generator] = numbers.cast<std::optional<at::Generator>>();
-    return !numbers.is_none();
+    (*stack)[base + facts_.generator] = numbers;
+    return true;
   }
 
   void run(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Context& context, Aliases& aliases) const {

@@ -76,7 +76,8 @@ ASSERTING = frozenset(_TABLES["asserting"])
 def rules_of(op: Any) -> Iterator[Rule]:
     """Yield the rules of an operator: those of the table, and those derived from torch's own tables."""
     name = name_of(op)
-    if is_cpu_only(op.name().removeprefix("aten::")):
+    # Dynamically quantized layers are the host's.
+    if re.match("quantized::.*_dynamic", op.name()) or is_cpu_only(op.name().removeprefix("aten::")):
         yield Rule(
             name, lambda *args, **kwargs: missing_on_cuda(op.name()), "native_functions.yaml", NotImplementedError
         )
@@ -125,12 +126,11 @@ def _convolution(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> str:
     return "slow_conv2d_cuda"
 
 
-def check_assertion(error: Exception) -> None:
+def check_assertion(op: Any, error: Exception) -> None:
     """Raise the device's error where its kernel asserts what the CPU raises. CUDA loses the device by it."""
-    text = str(error).split("\n")[0]
-    if not _ASSERTED.match(text):
-        return
-    if policy.stands_for_mps():
-        raise torch.AcceleratorError(text) from None
-    if policy.stands_for_cuda():
-        raise policy.lose(f"The kernel's assertion was: {text}") from None
+    said = str(error).split("\n")[0]
+    asserted = name_of(op) in ASSERTING and _ASSERTED.match(said)
+    if asserted and policy.stands_for_mps():
+        raise torch.AcceleratorError(said) from None
+    if asserted and policy.stands_for_cuda():
+        raise policy.lose(f"The kernel's assertion was: {said}") from None

@@ -22,6 +22,8 @@ _HALVES = (torch.float16, torch.complex32)
 
 _LOW = (torch.float16, torch.bfloat16)
 
+_SUMMED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
 _FLOAT8 = (8, 9)
 """The capability from which GPUs have units for float8."""
 
@@ -145,6 +147,12 @@ def _reduced_bools(self: torch.Tensor, dim: int, index: Any, src: Any, reduce: s
     return refused and "\"cuda_scatter_gather_base_kernel_func\" not implemented for 'Bool'"
 
 
+def _sparse_product(*given: torch.Tensor, **scalars: Any) -> Any:
+    sparse, other = given[-2:]
+    refused = sparse.is_sparse and not other.is_sparse and dtype_of(sparse) not in _SUMMED
+    return refused and f"\"addmm_sparse_cuda\" not implemented for '{scalar_type(dtype_of(sparse))}'"
+
+
 def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any) -> Any:
     three, head = (query, key, value), query.size(-1)
     return (
@@ -186,6 +194,11 @@ RULES = by_operator(
     Rule("_flash_attention_forward _scaled_dot_product_flash_attention", _flash, "flash_attn/flash_api.cpp: mha_fwd"),
     Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
 )
+
+_PRODUCT = Rule("mm addmm _sparse_addmm", _sparse_product, "sparse/cuda/SparseCUDATensorMath.cu", NotImplementedError)
+
+OF_SPARSE = by_operator(_PRODUCT)
+"""The rules of sparse tensors."""
 
 COMPOSED = tuple(name for name in RULES if name.startswith("fft_"))
 """Operators with rules that torch composes of others for every device."""

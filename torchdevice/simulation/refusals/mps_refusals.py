@@ -27,14 +27,10 @@ def _projected(input: torch.Tensor, *args: Any) -> Any:
 
 
 def _convolution(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any) -> Any:
-    transposed = rest[4]
-    halves = transposed and input.dim() == 5 and dtype_of(input) in (torch.float16, torch.bfloat16)
+    if dtype_of(input) is torch.int64:  # the CPU has no kernel for other integers
+        return "Convolution is supported only for Floating types"
+    halves = rest[4] and input.dim() == 5 and dtype_of(input) in (torch.float16, torch.bfloat16)
     return halves and "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS"
-
-
-def _of_integers(input: torch.Tensor, *args: Any, **out: Any) -> Any:
-    # The CPU has no kernel for other integers.
-    return dtype_of(input) is torch.int64 and "Convolution is supported only for Floating types"
 
 
 def _channels(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any) -> Any:
@@ -48,8 +44,7 @@ def _pooled(self: torch.Tensor, output_size: list[int], *args: Any, **out: Any) 
 
 RULES = by_operator(
     Rule("lstm", _projected, "mps/operations/RnnOps.mm: _lstm_mps"),
-    Rule("convolution", _convolution, "mps/operations/Convolution.mm: _mps_convolution_transpose"),
-    Rule("convolution", _of_integers, "mps/operations/Convolution.mm: _mps_convolution_impl"),
+    Rule("convolution", _convolution, "mps/operations/Convolution.mm: _mps_convolution_impl and _transpose"),
     Rule("convolution", _channels, "mps/operations/Convolution.mm: _mps_convolution_impl", NotImplementedError),
     Rule("_adaptive_avg_pool2d", _pooled, "mps/operations/AdaptivePooling.mm"),
     holds=policy.stands_for_mps,
