@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +241,27 @@ def torch_is_restored() -> Iterator[None]:
     assert kept is multithreading, "autograd's multithreading is not as it was before the test"
     torch.set_rng_state(state)
     snapshot.restore_precisions(precisions)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    """Call a test that interrupts code in a generator, which has handled exceptions of its own.
+
+    An error that a trace function raises at the end of an ``except`` clause leaves the clause's exception handled, so
+    that every later error of the thread would have it as its context.
+    """
+    function = pyfuncitem.obj
+
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        (result,) = (function(*args, **kwargs) for _ in range(1))
+        return result
+
+    if pyfuncitem.get_closest_marker("interrupts"):
+        pyfuncitem.obj = alone
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = function
 
 
 @pytest.fixture(autouse=True)

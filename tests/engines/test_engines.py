@@ -534,6 +534,25 @@ class TestNaming:
         assert thread_state.state.mode is not None
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.empty(1 << 28, device="cuda"),
+        lambda: torch.rand(1 << 28, device="cuda"),
+        lambda: torch.zeros(1 << 28).to("cuda"),
+        lambda: torch.zeros(1 << 28).cuda(),
+        lambda: torch.ones(1 << 14, 1, device="cuda") @ torch.ones(1, 1 << 14, device="cuda"),
+    ],
+    ids=["factory", "random", "move", "cuda", "product"],
+)
+def test_a_call_that_runs_out_of_memory_is_made_once(call: Callable[[], Any]) -> None:
+    with torchdevice.simulate(memory="200MiB", context=0, engine="wrap"):
+        torch.empty(1, device="cuda"), torch.ones(1).cuda()  # names the device
+        with pytest.raises(torch.OutOfMemoryError):
+            call()
+        assert torch.cuda.memory_stats()["num_ooms"] == 1
+
+
 class TestImportedByValue:
     @pytest.fixture
     def module(self, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:

@@ -39,7 +39,7 @@ class TestWaysIn:
         monkeypatch.setenv("TORCHDEVICE_TARGET", "simulated:mps")
         with torchdevice.portable() as scope:
             assert torch.zeros(1, device="cuda").is_mps
-            assert repr(scope) == "<torchdevice.Scope target='simulated:mps:1'>"
+            assert repr(scope) == "<torchdevice.Scope target='simulated:mps'>"
 
     def test_command(self, tmp_path: Path) -> None:
         program = """

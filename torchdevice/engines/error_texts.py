@@ -7,6 +7,7 @@ import re
 import torch
 
 from torchdevice.core.context import Context
+from torchdevice.errors import TorchDeviceError
 
 OF_TORCH = (RuntimeError, TypeError, ValueError, AttributeError)
 """The types of errors in which torch names devices."""
@@ -34,6 +35,16 @@ def reword(context: Context, error: BaseException) -> None:
         as_cuda = torch.OutOfMemoryError(text)
         _tell_observers(context, as_cuda)
         raise as_cuda from error
+
+
+def is_final(context: Context, error: BaseException) -> bool:
+    """Return whether a call that raised an error is not to be made again. Its text is then in the program's words.
+
+    What memory was short of is counted once, and what was found out is told once.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        reword(context, error)
+    return isinstance(error, (TorchDeviceError, torch.OutOfMemoryError))
 
 
 def class_for_out_of_memory(context: Context, error: BaseException | None) -> type[RuntimeError]:

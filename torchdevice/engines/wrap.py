@@ -23,7 +23,7 @@ from torchdevice.core import patching, thread_state
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation, OwnModule, Patch, Replaced, loaded, put_in, stands_for, take_out
 from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, moves, retries, rewriters
-from torchdevice.engines.error_texts import OF_TORCH
+from torchdevice.engines.error_texts import OF_TORCH, is_final
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 from torchdevice.lowlevel import replace_new
@@ -157,8 +157,10 @@ class _Naming(EntryPoint):
                     if requested:
                         context.journal.record(requested, done, _EXACT, 1)
                     return moves.mark(result, _DEVICE) if context.runtime.shares_host_memory else result
-                except OF_TORCH:
-                    pass  # the mode repeats the call below, outside this clause, as in `LastResort`
+                except OF_TORCH as error:
+                    if is_final(context, error):
+                        raise
+                    # The mode repeats the call below, outside this clause, as in `LastResort`.
                 finally:
                     _state.mode = mode if mode.context is not None else None
         if device is not _ABSENT:
@@ -200,8 +202,9 @@ class _Move(EntryPoint):
                     if requested:
                         context.journal.record(requested, done, _EXACT, 1)
                     return moves.moved(context, tensor, result, _DEVICE) if shares and not stays else result
-                except OF_TORCH:
-                    pass  # as in `_Naming`
+                except OF_TORCH as error:
+                    if is_final(context, error):
+                        raise  # as in `_Naming`
                 finally:
                     _state.mode = mode if mode.context is not None else None
             return EntryPoint.__call__(self, *args, **kwargs)
@@ -226,8 +229,9 @@ class LastResort(EntryPoint):
             return EntryPoint.__call__(self, *args, **kwargs)
         try:
             return self.original(*args, **kwargs)
-        except (RuntimeError, TypeError):  # torch's errors for missing kernels and dtypes
-            if _state.mode is None:
+        except (RuntimeError, TypeError) as error:  # torch's errors for missing kernels and dtypes
+            mode: Any = _state.mode
+            if mode is None or mode.context is None or is_final(mode.context, error):
                 raise
         # Outside the `except` clause, so that an error of the mode's own attempt has no other one as its context.
         return EntryPoint.__call__(self, *args, **kwargs)

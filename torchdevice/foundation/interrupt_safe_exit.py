@@ -54,8 +54,9 @@ class Leaving:
 
     def done(self) -> None:
         """Note that nothing is left to do."""
-        self._watcher = None
+        # In this order: without its watcher, an entry that an interrupt leaves in the set would stay there.
         _unfinished.discard(self)
+        self._watcher = None
 
     def _dropped(self, _: object) -> None:
         try:

@@ -23,6 +23,9 @@ WIDE = {
 }
 """Dtype -> the dtype of a more precise reference."""
 
+_ALIGNED = 16
+"""The size of the largest dtype in bytes, so that elements of every dtype begin at a multiple of it."""
+
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has memory with strides and values, and no class of the program's."""
@@ -58,8 +61,11 @@ class Place:
         dtype: The tensor's dtype.
         shape, stride, offset: As torch has them.
         extent: The number of elements in memory from the first to the last.
+        before: How many elements of the tensor's memory come before the first that the copy has.
         like: The tensor itself, for its conjugate and negative bits.
     """
+
+    before = 0
 
     def __init__(self, tensor: torch.Tensor, memory: int = 0):
         self.memory = memory
@@ -90,11 +96,13 @@ class Place:
 
     def line(self, memory: torch.Tensor) -> torch.Tensor:
         """Return the memory from the first to the last element."""
-        return self._at(memory, (self.extent,), (1,))
+        is_whole = memory.dtype == self.dtype and memory.numel() == self.extent
+        return memory if is_whole else self._at(memory, (self.extent,), (1,))
 
     def _at(self, memory: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
         # ``memory.view(dtype)`` would ask that the number of its bytes divides evenly.
-        return torch.empty(0, dtype=self.dtype).set_(memory.untyped_storage(), self.offset, shape, stride)
+        offset = self.offset - self.before
+        return torch.empty(0, dtype=self.dtype).set_(memory.untyped_storage(), offset, shape, stride)
 
 
 class Inputs:
@@ -108,30 +116,36 @@ class Inputs:
 
     Attributes:
         places: ``id`` of each tensor -> where it is.
-        memories: The copies of the memories, as bytes. The bytes before the first element of any tensor have no
-            meaning: they are never written, so that the system gives no memory for them.
-        starts: The first byte of each memory that has a meaning.
+        memories: The copies of the memories, as bytes or in the dtype of the only tensor in it. What comes before the
+            first element of any tensor is left out.
         has_values: Whether the values were copied.
     """
 
     def __init__(self, args: Any, kwargs: Any, alias: Alias, *, values: bool = True):
         self.args, self.kwargs, self.has_values = args, kwargs, values
         self.places: dict[int, Place] = {}
-        numbers: dict[int, int] = {}
-        within: list[list[tuple[int, int]]] = []
+        within: dict[int, list[Place]] = {}
         for tensor in tensors((args, kwargs)):
-            if id(tensor) in self.places:
-                continue
-            storage = tensor.untyped_storage()
-            place = Place(tensor, numbers.setdefault(storage._cdata, len(numbers)))
-            self.places[id(tensor)] = place
-            if place.memory == len(within):
-                within.append([])
-            within[place.memory].append(place.bytes if values else (0, storage.nbytes()))
-        self.starts = [min(start for start, _ in each) for each in within]
-        self.memories = [torch.empty(max(end for _, end in each), dtype=torch.uint8) for each in within]
-        for place in self.places.values() if values else ():
-            place.line(self.memories[place.memory]).copy_(window(place.like, alias))
+            if id(tensor) not in self.places:
+                shared = within.setdefault(tensor.untyped_storage()._cdata, [])
+                place = self.places[id(tensor)] = Place(tensor, shared[0].memory if shared else len(within) - 1)
+                shared.append(place)
+        self.memories = [self._copied(each, alias) for each in within.values()]
+
+    def _copied(self, places: list[Place], alias: Alias) -> torch.Tensor:
+        """Return the copy of the memory that tensors share."""
+        first = places[0]
+        if not self.has_values:
+            return torch.empty(first.like.untyped_storage().nbytes(), dtype=torch.uint8)
+        start = min(place.bytes[0] for place in places) // _ALIGNED * _ALIGNED
+        for place in places:
+            place.before = start // place.dtype.itemsize
+        if len(places) == 1 and first.before == first.offset:  # the usual case
+            return window(first.like, alias).clone()
+        memory = torch.empty(max(place.bytes[1] for place in places) - start, dtype=torch.uint8)
+        for place in places:
+            place.line(memory).copy_(window(place.like, alias))
+        return memory
 
     def index_on(self, device_type: str) -> int:
         """Return the index of the device of a type that the call is on: its tensors', or the one that it names."""
@@ -144,18 +158,14 @@ class Inputs:
         place = self.places[id(tensor)]
         return place.line(self.memories[place.memory])
 
-    def elements(self, place: Place) -> tuple[torch.Tensor, int]:
-        """Return the memory of a place in its dtype, and how many elements come before the first that has a meaning."""
+    def elements(self, place: Place) -> torch.Tensor:
+        """Return the copy of the memory of a place in its dtype, as many whole elements as there are."""
         size, memory = place.dtype.itemsize, self.memories[place.memory]
-        # Whole elements: the end is rounded down, the beginning up.
-        return memory[: memory.numel() // size * size].view(place.dtype), -(-self.starts[place.memory] // size)
+        return memory if memory.dtype == place.dtype else memory[: memory.nbytes // size * size].view(place.dtype)
 
-    def copies(self) -> Copies:
-        """Return the arguments with new CPU tensors. Tensors that share memory do so here."""
-        memories = []
-        for start, memory in zip(self.starts, self.memories, strict=True):
-            memories.append(torch.empty_like(memory))
-            memories[-1][start:].copy_(memory[start:])
+    def copies(self, *, again: bool) -> Copies:
+        """Return the arguments with CPU tensors in these memories or in copies of them. What is shared stays shared."""
+        memories = [memory.clone() for memory in self.memories] if again else self.memories
         return Copies(self, lambda place: place.of(memories[place.memory]), {})
 
     def wide(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Copies:
@@ -169,19 +179,14 @@ class Inputs:
             at = place.memory, place.dtype
             if at not in memories:
                 memories[at] = self._wide(place, change)
-            return with_bits(memories[at].as_strided(place.shape, place.stride, place.offset), place.like)
+            offset = place.offset - place.before
+            return with_bits(memories[at].as_strided(place.shape, place.stride, offset), place.like)
 
         return Copies(self, made, WIDE)
 
     def _wide(self, place: Place, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        narrow, first = self.elements(place)
-        if not first:  # the usual case, with one copy
-            values = narrow.to(WIDE.get(place.dtype, place.dtype), copy=True)
-            return change(values) if place.dtype in WIDE else values
-        wide = torch.empty(narrow.shape, dtype=WIDE.get(place.dtype, place.dtype))
-        values = narrow[first:].to(wide.dtype)
-        wide[first:].copy_(change(values) if place.dtype in WIDE else values)
-        return wide
+        values = self.elements(place).to(WIDE.get(place.dtype, place.dtype), copy=True)
+        return change(values) if place.dtype in WIDE else values
 
 
 class Copies(StandIns):

@@ -38,6 +38,8 @@ class Operator:
         has_wide: Whether float64 is a reference for it.
         names: The names of its arguments.
         written: The names of those to which it writes.
+        declares: Whether its schema says all that the CPU's kernel writes to: torch's operators that keep running
+            statistics may write to more.
         made: For each result, whether it is a new tensor.
     """
 
@@ -56,6 +58,7 @@ class Operator:
         self.has_wide = base not in _FACTS["by_bits"]
         self.names = [each.name for each in schema.arguments]
         self.written = [each.name for each in filter(is_written, schema.arguments)]
+        self.declares = op.namespace == "aten" and "running_mean" not in self.names
         self.made = [each.alias_info is None for each in schema.returns]
 
     def draws(self, args: Any, kwargs: Any) -> bool:

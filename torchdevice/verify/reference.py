@@ -13,7 +13,9 @@ from torchdevice.verify.inputs import WIDE, Copies, Inputs
 
 T = TypeVar("T")
 
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
+    # One guard for all of them: entering each takes longer than a small operator.
+    _UNSEEING = torch._C._dispatch_tls_local_exclude_set().add(torch._C.DispatchKey.AutocastCPU)
 
 MOVES = 3
 """How often the inputs are moved by a rounding to find how far results may be off."""
@@ -21,9 +23,8 @@ MOVES = 3
 
 def unseen(function: Callable[..., T], *args: Any) -> T:
     """Call a function whose calls of torch's operators no mode, no autograd and no autocast of the program sees."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
-        with torch.no_grad(), ExcludeDispatchKeyGuard(_AUTOCAST):
-            return function(*args)
+    with torch._C.DisableTorchFunction(), ExcludeDispatchKeyGuard(_UNSEEING):
+        return function(*args)
 
 
 def run(op: Any, copies: Copies) -> Any:

@@ -50,8 +50,7 @@ def write(context: Context, operator: Operator, inputs: Inputs, finding: Finding
     # Beside the file of findings, or in the working folder.
     named = context.options.verify
     folder = Path(named).with_suffix("") if isinstance(named, str) else Path(_FOLDER)
-    kept = zip(inputs.starts, inputs.memories, strict=True)
-    size = sum(memory.numel() - start for start, memory in kept) if inputs.has_values else 0
+    size = sum(memory.nbytes for memory in inputs.memories) if inputs.has_values else 0
     if sum(1 for each in context.journal.findings if each.script) >= _MOST or size > _LARGEST:
         return ""
     name = f"{operator.name.partition('::')[2]}-{Path(finding.site.file).stem[:_LONGEST]}-{finding.site.line}"
@@ -105,10 +104,10 @@ class _Program:
                 self._names.setdefault(id(tensor), f"{named}_" if keyword.iskeyword(named) else named)
 
     def _memory(self, place: Place, name: str) -> _Memory:
-        elements, before = self._inputs.elements(place)
-        values = elements[before:].clone() if self._inputs.has_values else None
+        elements = self._inputs.elements(place)
+        values = elements.clone() if self._inputs.has_values else None
         on_target = native_device(place.like).type == self._context.device_type
-        return _Memory(name, place.dtype, before, values, elements.numel(), on_target)
+        return _Memory(name, place.dtype, place.before, values, place.before + elements.numel(), on_target)
 
     def rendered(self, finding: Finding) -> tuple[str, dict[str, torch.Tensor]]:
         """Return the text of the program, and the tensors that it loads."""

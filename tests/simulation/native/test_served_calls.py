@@ -181,7 +181,7 @@ def test_a_program_reaches_no_kernel_in_python() -> None:
         if event == "call" and frame.f_code is pipeline.Pipeline.run.__code__:
             reached.append(frame.f_locals["self"]._op.name())
 
-    with torchdevice.simulate(native="always"):
+    with torchdevice.simulate(native="always", random="device"):
         for _ in range(2):
             _program()  # the first call of an operator is Python's
         before = sys.getprofile()

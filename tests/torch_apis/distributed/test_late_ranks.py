@@ -63,4 +63,4 @@ print(torch.cuda.memory_allocated() < 1 << 20)
 def test_collectives_that_nobody_waits_for_hold_no_memory_once_they_have_ended(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(FORGOTTEN)
     run = run_command("run", "--target", "simulated:cuda", "--ranks", "2", "ranks.py", cwd=tmp_path)
-    assert run.stdout == "True\nTrue\n", run.stderr
+    assert run.stdout.replace("\n", "") == "TrueTrue", run.stderr  # two processes write
