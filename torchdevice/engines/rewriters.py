@@ -69,19 +69,13 @@ _FINDS_MODULE_BY_TYPE = "torch.random" if torch.__version__ < "2.13" else None
 """The module of torch whose ``fork_rng``, before torch 2.13, makes a device only to find ``torch.cuda`` by its type."""
 
 
-def _calling_module(depth: int = 3) -> str:
+def _calling_module() -> str:
     """Return the name of the module that made the torch call which a rewriter, our caller, is handling."""
     # 3: this function, the rewriter, the mode's handler; then the caller of torch.
-    frame: types.FrameType | None = sys._getframe(depth)
+    frame: types.FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_globals.get("__name__") == "torchdevice.engines.wrap":
         frame = frame.f_back
     return frame.f_globals.get("__name__", "") if frame is not None else ""
-
-
-def _called_by_program() -> bool:
-    """Return whether other code than torch made the call that is handled: torch's ``Module.to`` needs the target."""
-    # One more: this function itself.
-    return not torch.compiler.is_compiling() and not _calling_module(4).startswith("torch.")
 
 
 @rewrites(torch.device)
@@ -259,7 +253,8 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     if device is not None and context.runtime.shares_host_memory:
         side = moves.side_meant(context, asked, target) if names_device else moves.side_of(asked)
         device = moves.device_meaning(context, device, side)
-    if device is not None and context.shown_as is not None and _called_by_program():
+    shows = device is not None and context.shown_as is not None and not torch.compiler.is_compiling()
+    if shows and not _calling_module().startswith("torch."):  # torch's `Module.to` needs the target
         device = context.shown(device)  # Lightning keeps it as a module's device, and compares it with a tensor's
     return (device, dtype, non_blocking and not context.runtime.blocking_copies_only, *rest)
 

@@ -24,6 +24,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Installation, OwnModule, Patch, Replaced, loaded, put_in, stands_for, take_out
 from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, moves, retries, rewriters
 from torchdevice.engines.error_texts import OF_TORCH, is_final
+from torchdevice.errors import TorchDeviceError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 from torchdevice.lowlevel import replace_new
@@ -91,9 +92,8 @@ class EntryPoint:
         # torch finds these by name where entry points are; of other functions it would name the originals.
         if isinstance(self.original, (types.FunctionType, types.MethodDescriptorType)):
             return self.original(*args, **kwargs)
-        return handle_torch_function(
-            self, [value for value in args if type(value) is not torch.Tensor], *args, **kwargs
-        )
+        relevant = [value for value in args if type(value) is not torch.Tensor]
+        return handle_torch_function(self, relevant, *args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -230,8 +230,7 @@ class LastResort(EntryPoint):
         try:
             return self.original(*args, **kwargs)
         except (RuntimeError, TypeError) as error:  # torch's errors for missing kernels and dtypes
-            mode: Any = _state.mode
-            if mode is None or mode.context is None or is_final(mode.context, error):
+            if _state.mode is None or isinstance(error, TorchDeviceError):
                 raise
         # Outside the `except` clause, so that an error of the mode's own attempt has no other one as its context.
         return EntryPoint.__call__(self, *args, **kwargs)

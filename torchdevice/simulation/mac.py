@@ -73,14 +73,10 @@ class MacRuntime(MpsRuntime):
         return self._simulated.out_of_memory(error) or super().out_of_memory(error)
 
 
-def _delegated(name: str) -> Any:
-    return lambda self, *args, **kwargs: getattr(self._simulated, name)(*args, **kwargs)
-
-
 # What the machine's own runtime does of its tensors, threads and generators.
 _OF_MACHINE = "host_alias enter_thread leave_thread after_backward serve_reducer generator numbers_of new_storage"
 for _name in _OF_MACHINE.split():
-    setattr(MacRuntime, _name, _delegated(_name))
+    setattr(MacRuntime, _name, lambda self, *args, _of=_name, **named: getattr(self._simulated, _of)(*args, **named))
 
 _runtimes: weakref.WeakKeyDictionary[Context, MacRuntime] = weakref.WeakKeyDictionary()
 

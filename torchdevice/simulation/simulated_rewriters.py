@@ -15,6 +15,7 @@ from torchdevice.engines import rewriters
 from torchdevice.engines.destructors import dropping
 from torchdevice.engines.rewriters import with_device_keyword
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import device_generators, policy, printing
 from torchdevice.simulation.allocator.storages import meaning
 from torchdevice.torch_apis.library_patches import array_interface
@@ -23,9 +24,9 @@ from torchdevice.torch_apis.library_patches import array_interface
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """``Tensor.__repr__`` and ``__format__``, which compute in float64 and name the device."""
     with policy.being("lifted"):  # the device may lack float64
-        text = func(*args, **kwargs)
+        shown = func(*args, **kwargs)
     named = f"device='{context.shown_as}:"
-    return text.replace(f"device='{policy.DEVICE_TYPE}:", named) if context.shown_as is not None else text
+    return shown.replace(f"device='{policy.DEVICE_TYPE}:", named) if context.shown_as is not None else shown
 
 
 def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -67,9 +68,7 @@ def _compressed_tensor(context: Context, func: Any, args: tuple[Any, ...], kwarg
     made = with_device_keyword(context, func, args, kwargs)
     device = rewriters.native_device(made)
     if policy.stands_for_mps() and device.type == policy.DEVICE_TYPE:
-        raise NotImplementedError(
-            f"Could not run 'new_compressed_tensor' from the '{policy.spelled(device.index)}' device.)"
-        )
+        raise NotImplementedError(text("compressed on MPS", device=policy.spelled(device.index)))
     return made
 
 

@@ -55,9 +55,8 @@ class LegacyTensorType(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
         context = thread_state.state.context
         if context is None:
-            raise TypeError(
-                f"{cls.__module__}.{cls.__name__} makes tensors in a scope only. Call it in torchdevice.portable()."
-            )
+            name = f"{cls.__module__}.{cls.__name__}"
+            raise TypeError(f"{name} makes tensors in a scope only. Call it in torchdevice.portable().")
         device = kwargs.pop("device", None)
         on_target = context.target if device is None else context.redirect(device)
         if on_target is None:

@@ -339,7 +339,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
             one, other = _as_tf32(one), _as_tf32(other)
         # Sums of products of int8 are exact in float64, and float16 is summed in float32.
         wide = np.float64 if one.dtype.kind in "iu" or one.dtype == np.float64 else np.float32
-        return encoded(np.matmul(one.astype(wide), other.astype(wide)) + decoded(d), d.dtype)
+        return encoded(np.matmul(one.astype(wide, copy=False), other.astype(wide, copy=False)) + decoded(d), d.dtype)
 
     def create_dot_scaled(
         self, a: Any, a_scale: Any, a_format: Any, b: Any, b_scale: Any, b_format: Any, fast: bool, *rest: Any

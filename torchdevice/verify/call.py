@@ -44,8 +44,6 @@ class Call:
         inputs: What it was given.
     """
 
-    inputs: Inputs
-
     def __init__(self, context: Context, operator: Operator, lines: Lines, args: Any, kwargs: Any):
         self.operator = operator
         self._context = context
@@ -56,7 +54,12 @@ class Call:
         self._wide = context.runtime.shares_host_memory
         self._draws = operator.draws(args, kwargs)
         self._state: torch.Tensor | None = None
-        self._copy()
+        self.inputs = Inputs(args, kwargs, self._alias, values=not operator.is_view)
+        if self._draws and self._can_replay:
+            generator = kwargs.get("generator")
+            if generator is None:
+                generator = context.runtime.default_generator(self.inputs.index_on(context.device_type))
+            self._state = context.runtime.random_state(generator)
 
     @classmethod
     def of(cls, context: Context, operator: Operator, lines: Lines, args: Any, kwargs: Any) -> Call | None:
@@ -76,15 +79,6 @@ class Call:
             context.journal.findings.left_out["odd"][operator.name] += 1
             return None
         return cls(context, operator, lines, args, kwargs)
-
-    def _copy(self) -> None:
-        """Copy what the operator is given, and the state of the generator that it draws from."""
-        self.inputs = Inputs(self._args, self._kwargs, self._alias, values=not self.operator.is_view)
-        if self._draws and self._can_replay:
-            generator = self._kwargs.get("generator")
-            if generator is None:
-                generator = self._context.runtime.default_generator(self.inputs.index_on(self._context.device_type))
-            self._state = self._context.runtime.random_state(generator)
 
     @property
     def _can_replay(self) -> bool:
@@ -209,7 +203,8 @@ class Call:
         return tolerances.of_values(values, moved[1], more)
 
     def _is_unchanged(self, tensor: torch.Tensor) -> bool:
-        now, before = window(tensor, self._alias), self.inputs.before(tensor)
+        place = self.inputs.places[id(tensor)]
+        now, before = window(tensor, self._alias), place.line(self.inputs.memories[place.memory])
         # Bits are compared where there is NaN, which takes longer.
         return now.shape == before.shape and (tolerances.surely_agree(now, before) or same_bits(now, before))
 

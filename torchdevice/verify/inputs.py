@@ -153,11 +153,6 @@ class Inputs:
         devices += [each for each in self.kwargs.values() if isinstance(each, torch.device)]
         return next((each.index or 0 for each in devices if each.type == device_type), 0)
 
-    def before(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the memory of an argument before the call, from its first to its last element."""
-        place = self.places[id(tensor)]
-        return place.line(self.memories[place.memory])
-
     def elements(self, place: Place) -> torch.Tensor:
         """Return the copy of the memory of a place in its dtype, as many whole elements as there are."""
         size, memory = place.dtype.itemsize, self.memories[place.memory]
@@ -178,15 +173,12 @@ class Inputs:
         def made(place: Place) -> torch.Tensor:
             at = place.memory, place.dtype
             if at not in memories:
-                memories[at] = self._wide(place, change)
+                values = self.elements(place).to(WIDE.get(place.dtype, place.dtype), copy=True)
+                memories[at] = change(values) if place.dtype in WIDE else values
             offset = place.offset - place.before
             return with_bits(memories[at].as_strided(place.shape, place.stride, offset), place.like)
 
         return Copies(self, made, WIDE)
-
-    def _wide(self, place: Place, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        values = self.elements(place).to(WIDE.get(place.dtype, place.dtype), copy=True)
-        return change(values) if place.dtype in WIDE else values
 
 
 class Copies(StandIns):

@@ -29,6 +29,5 @@ def register(aten: torch.library.Library) -> torch.library.Library:
 
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
-    raise NotSupportedError(
-        "A quantized tensor", "Quantize on the CPU, or use fake quantization or a library with tensor subclasses."
-    )
+    remedy = "Quantize on the CPU, or use fake quantization or a library with tensor subclasses."
+    raise NotSupportedError("A quantized tensor", remedy)
