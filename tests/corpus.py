@@ -968,7 +968,7 @@ def index_out_of_range_on_a_mac(correct: bool) -> None:
     ones(4)[torch.tensor([3 if correct else 9], device="mps")]
 
 
-@on_mac("mps/EmptyTensor.cpp", "Cannot convert a MPS Tensor to float64 dtype", float64="error")
+@on_mac("mps/EmptyTensor.cpp", "Cannot convert a MPS Tensor to float64 dtype")
 def float64_on_a_mac(correct: bool) -> None:
     torch.ones(2, dtype=torch.float64).to("mps", torch.float32 if correct else torch.float64)
 
@@ -978,13 +978,13 @@ def generator_of_a_mac_for_the_host(correct: bool) -> None:
     torch.randperm(4, generator=torch.Generator("cpu" if correct else "mps"))
 
 
-@on_mac("thu-ml/tianshou#1237", "Cannot convert a MPS Tensor to float64 dtype", float64="error")
+@on_mac("thu-ml/tianshou#1237", "Cannot convert a MPS Tensor to float64 dtype")
 def observations_of_numpy(correct: bool) -> None:
     observations = torch.from_numpy(np.zeros(2))
     (observations.float() if correct else observations).to("mps")
 
 
-@on_mac("unit8co/darts#2326", "Cannot convert a MPS Tensor to float64 dtype", float64="error")
+@on_mac("unit8co/darts#2326", "Cannot convert a MPS Tensor to float64 dtype")
 def model_in_float64(correct: bool) -> None:
     nn.Linear(2, 2, dtype=torch.float32 if correct else torch.float64).to("mps")
 
@@ -1898,7 +1898,7 @@ def causal_mask_that_is_no_buffer(correct: bool) -> None:
     ones(4, 4).masked_fill_(mask.to("mps") if correct else mask, float("-inf"))
 
 
-@on_mac("pytorch/pytorch#176981", "Trying to convert ComplexDouble to the MPS backend", float64="error")
+@on_mac("pytorch/pytorch#176981", "Trying to convert ComplexDouble to the MPS backend")
 def complex_numbers_of_128_bits(correct: bool) -> None:
     ones(2).to(torch.complex64 if correct else torch.complex128)
 

@@ -121,7 +121,7 @@ class TestForTheSession:
         run(session, "%torchdevice simulated:cuda:2 --memory 1GiB --strict --float64 error")
         run(session, again)
         options = torchdevice.current().options
-        assert (options.memory, options.strict, options.float64) == (None, False, "float32")
+        assert (options.memory, options.strict, options.float64) == (None, False, None)
         assert torchdevice.current().runtime.target == "cpu"
         run(session, "%torchdevice off")
 

@@ -198,7 +198,8 @@ class Options:
             program is written for. Default: program on simulated devices except a Mac, and target elsewhere.
         strict: Raise FidelityError where the target would only approximate a request.
         float64: How to treat float64 and complex128 on a target that lacks them: float32 with a warning, cpu to keep
-            such tensors on the CPU and run their operators there, or error for torch's own error.
+            such tensors on the CPU and run their operators there, or error for torch's own error. Default: error for a
+            program that is written for mps on MPS, as without this package, and otherwise float32.
         autocast: The dtype in which autocast to float16 or bfloat16 computes on a CPU. auto is bfloat16 on a CPU with
             instructions for it, and otherwise float32, which is several times faster there.
         half_products: The precision in which products of float16 and bfloat16 tensors are computed on a CPU: float32,
@@ -241,7 +242,7 @@ class Options:
     devices: int | None = _option(None, _devices, parse=_literal)
     identity: Literal["target", "program"] | None = _choice(None, "target", "program")
     strict: bool = _option(False, _switch, parse=_truth, show=lambda value: str(int(value)))
-    float64: Literal["float32", "cpu", "error"] = _choice("float32", "float32", "cpu", "error")
+    float64: Literal["float32", "cpu", "error"] | None = _choice(None, "float32", "cpu", "error")
     autocast: Literal["auto", "bfloat16", "float32"] = _choice("auto", "auto", "bfloat16", "float32")
     half_products: Literal["auto", "float32", "target"] = _choice("auto", "auto", "float32", "target")
     capability: tuple[int, int] = _option(

@@ -142,6 +142,7 @@ class Context:
         program: The accelerator that the program is written for.
         families: The accelerators whose names and devices are there for the program.
         stood_for: Those of them that are not the target's own.
+        float64: The option of that name, or its default for the target and the program.
         is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
         unsupported_dtypes: Dtypes that the target cannot hold.
         keeps_doubles: Whether tensors in those dtypes are kept on the CPU.
@@ -195,8 +196,10 @@ class Context:
         self.is_native = runtime.family == options.written_for
         self.shown_as = self.program if options.identity == "program" else runtime.shown_as
         self.unsupported_dtypes = runtime.unsupported_dtypes
+        # A program for MPS gets MPS's error there, as without this package.
+        self.float64 = options.float64 or ("error" if runtime.location_tag == self.program == "mps" else "float32")
         # A target that holds float64 ignores the option.
-        self.keeps_doubles = options.float64 not in ("float32", "error") and bool(runtime.unsupported_dtypes)
+        self.keeps_doubles = self.float64 == "cpu" and bool(runtime.unsupported_dtypes)
         self.lines_warned_of: set[tuple[str, int]] = set()
         self.fits_conversions = bool(runtime.unsupported_dtypes) or runtime.blocking_copies_only
         self.has_several_devices = (options.devices or 1) > 1

@@ -33,7 +33,7 @@ def fit(context: Context, dtype: torch.dtype) -> torch.dtype:
     Under ``float64="error"`` it is the dtype itself, so that torch raises; under ``"cpu"`` too, see :func:`keep`.
     """
     fitting = FALLBACKS.get(dtype)
-    if dtype not in context.unsupported_dtypes or fitting is None or context.options.float64 != "float32":
+    if dtype not in context.unsupported_dtypes or fitting is None or context.float64 != "float32":
         return dtype
     context.report(str(dtype), str(fitting), Fidelity.DOWNCAST)
     _warn_once_at_line(context, f"{fitting} is used", dtype)
@@ -118,7 +118,7 @@ def fit_conversion(
 
 def refused(context: Context, error: BaseException) -> bool:
     """Return whether an error says that the target cannot hold a dtype, and the policy has something in its place."""
-    return bool(context.unsupported_dtypes) and context.options.float64 != "error" and doubles.says_double(error)
+    return bool(context.unsupported_dtypes) and context.float64 != "error" and doubles.says_double(error)
 
 
 def again(context: Context, func: Any, args: Any, kwargs: Any) -> Any:

@@ -66,8 +66,7 @@ class Call:
         """Return the call; None where there is nothing to compare it with."""
         given = list(tensors((args, kwargs)))
         kinds = {each.device.type for each in given}  # the native ones: no function mode sees this
-        device = kwargs.get("device")
-        if device is not None:
+        if (device := kwargs.get("device")) is not None:
             kinds.add(device.type)
         if context.device_type not in kinds:
             return None
