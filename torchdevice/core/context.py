@@ -196,10 +196,11 @@ class Context:
         self.is_native = runtime.family == options.written_for
         self.shown_as = self.program if options.identity == "program" else runtime.shown_as
         self.unsupported_dtypes = runtime.unsupported_dtypes
-        # A program for MPS gets MPS's error there, as without this package.
-        self.float64 = options.float64 or ("error" if runtime.location_tag == self.program == "mps" else "float32")
+        # A program for another accelerator than CUDA gets that one's error there, as without this package.
+        natively = runtime.location_tag == self.program != Options.written_for
+        self.float64 = options.float64 or ("error" if natively else "float32")
         # A target that holds float64 ignores the option.
-        self.keeps_doubles = self.float64 == "cpu" and bool(runtime.unsupported_dtypes)
+        self.keeps_doubles = self.float64 not in ("float32", "error") and bool(runtime.unsupported_dtypes)
         self.lines_warned_of: set[tuple[str, int]] = set()
         self.fits_conversions = bool(runtime.unsupported_dtypes) or runtime.blocking_copies_only
         self.has_several_devices = (options.devices or 1) > 1

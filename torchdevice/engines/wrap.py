@@ -36,8 +36,6 @@ _DEVICE, _EXACT = moves.Side.DEVICE, Fidelity.EXACT  # reading a member of an en
 
 _SIZES = frozenset({int, tuple, list, float, torch.Size})
 
-_NEEDING_MODE = frozenset({"pin_memory", "generator"})
-
 _ABSENT: Any = object()
 
 _Method, _TO = types.MethodType, torch.Tensor.to
@@ -147,8 +145,8 @@ class _Naming(EntryPoint):
         if mode is not None and device is not _ABSENT and not (is_torch_function_all_disabled() or _stack_length()):
             known = mode.known.get(device) if device.__class__ is str else _own(mode, device)
             # A tensor that a factory is given may be its result.
-            is_plain = (not args or args[0].__class__ in _SIZES) and _NEEDING_MODE.isdisjoint(kwargs)
-            if known is not None and is_plain and mode.find(self.original) in rewriters.NAMING:
+            plain = (not args or args[0].__class__ in _SIZES) and kwargs.keys().isdisjoint(("pin_memory", "generator"))
+            if known is not None and plain and mode.find(self.original) in rewriters.NAMING:
                 target, requested, done = known
                 context = mode.context
                 _state.mode = None

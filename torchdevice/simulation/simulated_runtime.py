@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import psutil
 import torch
 
 from torchdevice.core import thread_state
@@ -167,11 +168,11 @@ class SimulatedRuntime(Runtime):
 
     def total_memory(self, index: int) -> int:
         # Without a limit the device has the memory of this machine.
-        return self.memory_limit or super().total_memory(index)
+        return self.memory_limit or psutil.virtual_memory().total
 
     def free_memory(self, index: int) -> int:
         if self.memory_limit is None:
-            return super().free_memory(index)
+            return psutil.virtual_memory().available
         device = storages.device(index)
         # Never negative: the limit may have been lowered below what is reserved.
         return self.memory_limit - min(self.memory_limit, device.figures().reserved + self.taken)

@@ -70,9 +70,8 @@ class Watcher(TorchDispatchMode):
             self._known[func] = operator_facts.looked_at(func, self._only, self.context.device_type)
         operator = self._known[func]
         if not isinstance(operator, operator_facts.Operator):
-            if operator and any(
-                native_device(each).type == self.context.device_type for each in tensors((args, kwargs))
-            ):
+            kinds = {native_device(each).type for each in tensors((args, kwargs))} if operator else ()
+            if operator and self.context.device_type in kinds:
                 self.context.journal.findings.left_out[operator][func.name()] += 1
             return None
         if self._left_out[func]:

@@ -109,12 +109,12 @@ class Device:
         self.index = index
         self.observers: list[Observer] = [] if observers is None else observers
         self.live: Callable[[Device], Collection[Block]] = lambda device: ()
+        self.renew_lock()  # before a forked child can find the device
         number = _take_number(self)
         # What tells observers holds no device, so that one ends with its last user.
         self._blocks = Blocks(index, number, limits, error, functools.partial(_tell, index, self.observers))
         # Shortcuts for `allocate`, which is called for every tensor.
         self.ended, self.freed = self._blocks.ended, self._blocks.freed
-        self.renew_lock()
 
     def renew_lock(self) -> None:
         """Make a new lock."""
