@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from itertools import chain, islice
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -34,6 +35,11 @@ T = TypeVar("T")
 
 _stack_length = torch._C._len_torch_function_stack
 _stack_at = torch._C._get_function_stack_at
+
+_LENGTHS = iter(_stack_length, None)
+"""The length of this thread's stack, again and again. A signal handler may take a mode off between two calls of Python,
+and torch crashes for a negative index. So the length and what is there are asked for within one call in C."""
+
 _push = torch._C._push_on_torch_function_stack
 _pop = torch._C._pop_torch_function_stack
 
@@ -314,11 +320,7 @@ forks.in_child(_after_fork)
 
 def stacked_modes() -> list[Any]:
     """Return what is on torch's stack of function modes, the topmost last."""
-    while True:
-        try:
-            return list(map(_stack_at, range(_stack_length())))
-        except RuntimeError:
-            continue  # a signal handler between these calls made the stack shorter
+    return list(map(_stack_at, chain.from_iterable(map(range, islice(_LENGTHS, 1)))))
 
 
 def _retire(mode: ContextMode) -> None:
@@ -400,8 +402,7 @@ def _handles_a_call(mode: ContextMode) -> bool:
 
 
 def _is_top(mode: Any) -> bool:
-    # On one line and without a call of Python, so that no signal handler enters a scope after the look at the stack.
-    return _stack_length() > 0 and _stack_at(_stack_length() - 1) is mode
+    return any(each is mode for each in stacked_modes()[-1:])
 
 
 def _put_back_lifted() -> None:
