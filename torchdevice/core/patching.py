@@ -31,7 +31,8 @@ from torchdevice.foundation import forks, garbage_collection
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.torch_internals import require
 
-_ABSENT: Any = object()
+ABSENT: Any = object()
+"""Stands for an attribute that is not there. A guarded name's function returns it where the name does not exist."""
 
 _state = thread_state.state
 
@@ -140,9 +141,9 @@ class Replaced:
         self.owner, self.name, self.make = owner, name, make
         # A class has a mapping proxy, a module its dictionary; both follow later changes.
         self.present_value: Callable[[str, Any], Any] = owner.__dict__.get  # of a live view
-        self.before: Any = _ABSENT
-        self.original: Any = _ABSENT
-        self.value: Any = _ABSENT
+        self.before: Any = ABSENT
+        self.original: Any = ABSENT
+        self.value: Any = ABSENT
         self.expected = False
 
     def install(self) -> None:
@@ -160,14 +161,14 @@ def put_in(patches: Iterable[Replaced]) -> None:
     for patch in patches:
         name, present_value = patch.name, patch.present_value
         # Read at each turn: what a signal handler has put in place is seen.
-        while (present := present_value(name, _ABSENT)) is not patch.value or patch.value is _ABSENT:
+        while (present := present_value(name, ABSENT)) is not patch.value or patch.value is ABSENT:
             # The usual case is what was there before, without another look. The replacement is made again only for
             # another original, since other patches and Dynamo hold it by identity.
-            if present is not patch.before or present is _ABSENT:
+            if present is not patch.before or present is ABSENT:
                 original = getattr(patch.owner, name, None)  # by attribute, for an inherited one
-                if present_value(name, _ABSENT) is not present:
+                if present_value(name, ABSENT) is not present:
                     continue  # somebody came between, and may have installed this patch
-                if patch.value is _ABSENT or original is not patch.original:
+                if patch.value is ABSENT or original is not patch.original:
                     patch.original, patch.value = original, patch.make(original)
                 patch.before = present
             # The last step. An interrupt before it leaves torch's own value in place.
@@ -182,13 +183,13 @@ def take_out(patches: Sequence[Replaced]) -> None:
     # In reverse, so that two patches of one attribute each restore what they found.
     for patch in reversed(patches):
         try:
-            if patch.value is _ABSENT or patch.present_value(patch.name, _ABSENT) is not patch.value:
+            if patch.value is ABSENT or patch.present_value(patch.name, ABSENT) is not patch.value:
                 if patch.expected:
                     # A program that patches torch inside the scope and keeps it: its value wins.
                     logger.info(
                         "%s.%s was set to something else during the scope and stays so", patch.owner, patch.name
                     )
-            elif patch.before is _ABSENT:
+            elif patch.before is ABSENT:
                 # On one line: somebody may have removed it since the line above.
                 delattr(patch.owner, patch.name) if patch.name in vars(patch.owner) else None
             else:
@@ -388,10 +389,6 @@ def _with_names(module: ModuleType, names: Mapping[str, Callable[[Any], Any]]) -
     return type(f"Guarded[{module.__name__}]", (type(module),), members)
 
 
-ABSENT: Any = object()
-"""The function of a guarded name returns this object where the name does not exist."""
-
-
 class _GuardedName:
     """The descriptor of a guarded name. By context, the name behaves as a plain attribute of the module.
 
@@ -453,7 +450,7 @@ class _GuardedName:
         """Return whether a program puts back what it found: monkeypatch reads the attribute, mock the dictionary."""
         if new is self._value(context):
             return True
-        return self._key in context.written_values and new is vars(module).get(self._name, _ABSENT)
+        return self._key in context.written_values and new is vars(module).get(self._name, ABSENT)
 
     def _absent(self, module: ModuleType) -> AttributeError:
         return AttributeError(f"module {module.__name__!r} has no attribute {self._name!r}")

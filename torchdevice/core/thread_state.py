@@ -402,7 +402,9 @@ def _handles_a_call(mode: ContextMode) -> bool:
 
 
 def _is_top(mode: Any) -> bool:
-    return any(each is mode for each in stacked_modes()[-1:])
+    # No call after the look at the stack, so that a signal handler has little room to enter a scope after it.
+    stack = stacked_modes()
+    return stack[-1] is mode if stack else False
 
 
 def _put_back_lifted() -> None:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import psutil
+import psutil  # noqa: F401  # before threads begin: a child that is forked during the import could not end it
 import torch
 
 from torchdevice.core import thread_state
@@ -168,11 +168,11 @@ class SimulatedRuntime(Runtime):
 
     def total_memory(self, index: int) -> int:
         # Without a limit the device has the memory of this machine.
-        return self.memory_limit or psutil.virtual_memory().total
+        return self.memory_limit or super().total_memory(index)
 
     def free_memory(self, index: int) -> int:
         if self.memory_limit is None:
-            return psutil.virtual_memory().available
+            return super().free_memory(index)
         device = storages.device(index)
         # Never negative: the limit may have been lowered below what is reserved.
         return self.memory_limit - min(self.memory_limit, device.figures().reserved + self.taken)
