@@ -1,19 +1,24 @@
 """Where the simulation is wrong: ``python -m benchmarks.conformance --device cuda --write``, where the device is.
 
 Runs each bug of the corpus (``tests/corpus.py``) and its correct twin on the device, each in a process of its own,
-because an assertion of CUDA's ends all that follows. ``--write`` records how they ended, with the device, its driver
-and torch, in ``conformance.json``, and the tests compare it with the corpus. ``--device simulated`` runs the
-simulation.
+because an assertion of CUDA's ends all that follows, and asks the device for the facts of ``tests/device_facts.py``.
+``--write`` records how the programs ended and what the device answered, with the device, its driver and torch, in
+``conformance.json``, and the tests compare it with the corpus and the simulation. ``--device simulated`` asks that.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
+import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,37 +32,63 @@ FILE = Path(__file__).with_name("conformance.json")
 sys.path.insert(0, str(ROOT / "tests"))
 
 from corpus import CASES, MACS, Case  # noqa: E402
+from device_facts import FACTS, answers  # noqa: E402
 from planted_bugs import error_of  # noqa: E402
+
+import torchdevice  # noqa: E402
 
 SECONDS = 300
 """How long one program may take."""
 
 
 def fits(case: Case, device: str) -> bool:
-    """Return whether a case can be shown on a device: it asks for no other GPU, and for no limit of memory."""
+    """Return whether a case can be shown on a device: by its release and number, without a limit of memory."""
+    if device == "simulated":
+        return True
     asks = {"memory"} if device == "mps" else {"memory", "profile"}
-    return device == "simulated" or ((case.kind == MACS) == (device == "mps") and asks.isdisjoint(case.options))
+    enough = device == "mps" or case.options.get("count", 1) <= torch.cuda.device_count()
+    enough = enough and case.since <= torch.__version__
+    return (case.kind == MACS) == (device == "mps") and asks.isdisjoint(case.options) and enough
 
 
-def outcome(case: Case, correct: bool, device: str) -> dict[str, str] | None:
+def outcome(name: str, correct: bool, device: str) -> dict[str, str] | None:
     """Run a program in this process, and return the class and the text of its error; None without one."""
+    case = next(each for each in CASES if each.name == name)
     torch.manual_seed(0)
-    error = case.run(correct) if device == "simulated" else error_of(case.program, correct)
+    if device == "simulated":
+        error = case.run(correct)
+    else:
+        error = error_of(case.program, correct) or error_of(lambda _: torch.accelerator.synchronize(), correct)
     return None if error is None else {"error": type(error).__name__, "text": str(error).split("\n")[0]}
 
 
-def apart(case: Case, correct: bool, device: str) -> Any:
-    """Do what :func:`outcome` does in another process."""
-    words = ["--device", device, "--only", case.name, "--here", "twin" if correct else "bug"]
+def fact(name: str, device: str) -> Any:
+    """Ask the device for a fact, in this process."""
+    simulated = torchdevice.simulate("h100", random="device")
+    with simulated if device == "simulated" else contextlib.nullcontext():
+        return answers(name)
+
+
+def _answer(end: Connection, run: Callable[..., Any], *args: Any) -> None:
+    end.send(run(*args))
+
+
+def apart(run: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in another process, which has imported torch already and nothing else has used."""
+    # Apple's libraries do not survive a fork.
+    processes = multiprocessing.get_context("spawn" if sys.platform == "darwin" else "forkserver")
+    processes.set_forkserver_preload(["corpus", "device_facts"])
+    ours, end = processes.Pipe()
+    process = processes.Process(target=_answer, args=(end, run, *args))
+    process.start()
+    end.close()
     try:
-        ran = subprocess.run(
-            [sys.executable, "-m", "benchmarks.conformance", *words],
-            cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {"error": "TimeoutExpired", "text": f"{SECONDS} s"}
-    lines = ran.stdout.splitlines()
-    return json.loads(lines[-1]) if lines else {"error": "exit", "text": str(ran.returncode)}
+        return ours.recv() if ours.poll(SECONDS) else {"error": "TimeoutExpired", "text": f"{SECONDS} s"}
+    except EOFError:
+        process.join()
+        return {"error": "exit", "text": str(process.exitcode)}
+    finally:
+        process.kill()
 
 
 def described(device: str) -> dict[str, str]:
@@ -93,27 +124,29 @@ def main() -> int:
     """Run the cases, print the differences, and record the outcomes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.conformance", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "mps", "simulated"), default="cuda")
-    parser.add_argument("--only", nargs="*", help="names of cases")
+    parser.add_argument("--only", nargs="*", help="names of cases and facts")
     parser.add_argument("--write", nargs="?", const=FILE, type=Path, help="a file; conformance.json if none is named")
-    parser.add_argument("--here", choices=("bug", "twin"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if not is_there(given.device):
         parser.error(f"torch {torch.__version__} finds no {given.device} device here: run this where there is one")
-    cases = [each for each in CASES if fits(each, given.device) and (not given.only or each.name in given.only)]
-    if given.here:
-        print(json.dumps(outcome(cases[0], given.here == "twin", given.device)))
-        return 0
-    run = outcome if given.device == "simulated" else apart
-    outcomes = {
-        each.name: {name: run(each, name == "twin", given.device) for name in ("bug", "twin")} for each in cases
-    }
+    only = set(given.only or ())
+    cases = [each.name for each in CASES if fits(each, given.device) and (not only or each.name in only)]
+    names = [name for name in FACTS if given.device != "mps" and (not only or name in only)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        asked = {name: pool.submit(apart, fact, name, given.device) for name in names}
+        ran = {
+            name: {kind: pool.submit(apart, outcome, name, kind == "twin", given.device) for kind in ("bug", "twin")}
+            for name in cases
+        }
+        outcomes = {name: {kind: each.result() for kind, each in two.items()} for name, two in ran.items()}
+        facts = {name: each.result() for name, each in asked.items()}
     wrong = list(differences(outcomes))
-    print(*wrong, f"{len(cases)} cases, {len(wrong)} differences", sep="\n")
+    print(*wrong, f"{len(outcomes)} cases, {len(wrong)} differences", sep="\n")
     if given.write:
         about = described(given.device)
         known = json.loads(given.write.read_text()) if given.write.exists() else []
         known = [each for each in known if {name: each[name] for name in about} != about]
-        given.write.write_text(json.dumps([*known, {**about, "outcomes": outcomes}], indent=1) + "\n")
+        given.write.write_text(json.dumps([*known, {**about, "outcomes": outcomes, "facts": facts}], indent=1) + "\n")
     return 0
 
 

@@ -80,6 +80,10 @@ LATER = {
     "monitored_barrier is only implemented for GLOO backend.": (
         "monitored_barrier requires a group with a CPU-capable backend",  # since torch 2.14
     ),
+    # until torch 2.10
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned.": (
+        "CUDA error: operation not permitted when stream is capturing",
+    ),
     "Torch not compiled with CUDA enabled": (
         "PyTorch is not linked with support for cuda devices",
         "Could not run 'aten::empty.memory_format' with arguments from the 'CUDA' backend",
@@ -252,7 +256,7 @@ def groups_without_being_asked(correct: bool) -> None:
     attend(SDPBackend.FLASH_ATTENTION, q, k.repeat_interleave(4, 1) if correct else k, k.repeat_interleave(4, 1))
 
 
-@case(ATTENTION, "cuda/sdp_utils.cpp", NONE)
+@case(ATTENTION, "cuda/sdp_utils.cpp", NONE, since="2.12")  # 2.11 computes it
 def dropout_of_cudnn(correct: bool) -> None:
     x = heads()
     attend(SDPBackend.CUDNN_ATTENTION, x, x, x, dropout_p=0.125 if correct else 0.1)
@@ -295,17 +299,21 @@ def half_input_of_group_norm(correct: bool) -> None:
     nn.GroupNorm(2, 4).cuda()(x)
 
 
-@case(DTYPES, "cuda/Normalization.cu: is_mixed_type", "expected scalar type Float but found Half")
+@case(
+    DTYPES,
+    "cudnn/BatchNorm.cpp",
+    "Expected tensor for argument #1 'input' to have the same type as tensor for argument #2 'weight'; but type "
+    "torch.cuda.FloatTensor does not equal torch.cuda.HalfTensor (while checking arguments for cudnn_batch_norm)",
+)
 def half_weights_of_batch_norm(correct: bool) -> None:
     net, x = nn.BatchNorm2d(4).cuda(), rand(2, 4, 3, 3)
     net(x.half()) if correct else net.half()(x)  # half numbers with weights in float32 are CUDA's common case
 
 
-@case(DTYPES, "cuda/Normalization.cu: is_mixed_type", "expected scalar type Half but found Float")
-def weights_and_statistics_of_two_dtypes(correct: bool) -> None:
-    weights, statistics, x = torch.ones(4, device="cuda"), torch.ones(4, device="cuda"), rand(2, 4, 3, 3).half()
-    weights = weights if correct else weights.half()
-    F.batch_norm(x, statistics.clone(), statistics.clone(), weights, weights, training=True)
+@case(DTYPES, "cuda/Normalization.cu", "Expected weight to have type Float but got BFloat16")
+def weights_in_the_other_half(correct: bool) -> None:
+    net, x = nn.BatchNorm2d(4).cuda(), rand(2, 4, 3, 3)
+    (net.half() if correct else net.bfloat16())(x.half())
 
 
 @case(DTYPES, "cuda/layer_norm_kernel.cu", "expected scalar type BFloat16 but found Float")
@@ -322,8 +330,8 @@ def half_input_of_a_convolution(correct: bool) -> None:
 
 @case(DTYPES, "Convolution.cpp", "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor)")
 def images_left_on_the_host(correct: bool) -> None:
-    x = torch.randn(1, 2, 4, 4)
-    nn.Conv2d(2, 2, 1).cuda()(x.cuda() if correct else x)
+    x = torch.randn(1, 4, 8, 8)
+    nn.Conv2d(4, 4, 5).cuda()(x.cuda() if correct else x)
 
 
 @case(DTYPES, "Convolution.cpp", "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor)")
@@ -407,9 +415,9 @@ def least_squares_driver(correct: bool) -> None:
 
 @case(SHAPES, "BatchLinearAlgebra.cpp")
 def least_squares_of_deficient_rank(correct: bool) -> None:
-    a = torch.tensor([[1.0, 1.0 if not correct else 0.0], [1.0, 1.0], [1.0, 1.0]], device="cuda")
-    solution = torch.linalg.lstsq(a, torch.ones(3, 1, device="cuda")).solution
-    assert torch.allclose(a @ solution, torch.ones(3, 1, device="cuda"), atol=1e-4)
+    a = torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 7.0 if correct else 6.0]], device="cuda")
+    b = torch.tensor([[1.0], [2.0], [4.0]], device="cuda")
+    assert torch.linalg.lstsq(a, b).solution.norm() < 10  # of all solutions the CPU's default driver finds the smallest
 
 
 @case(SHAPES, "BatchLinearAlgebraLib.cpp", "torch.linalg.svd: unknown svd driver gesdd")
@@ -501,6 +509,7 @@ def generator_of_the_host_for_the_gpu(correct: bool) -> None:
 
 @case(GENERATORS, "cuda/CUDAGeneratorImpl.cpp", "RNG state is wrong size")
 def state_of_the_host_for_the_gpu(correct: bool) -> None:
+    torch.cuda.init()  # before it a state only waits for the GPU
     torch.cuda.set_rng_state(torch.cuda.get_rng_state() if correct else torch.get_rng_state())
 
 
@@ -526,6 +535,8 @@ CAPTURING = "CUDA error: operation failed due to a previous error during capture
 """How the end of a capture reports an earlier error, which is the error's context."""
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+
+PAGEABLE = "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned."
 
 
 @contextlib.contextmanager
@@ -590,14 +601,14 @@ def asking_an_earlier_event(correct: bool) -> None:
         event.query()
 
 
-@case(CAPTURES, "CUDA runtime API: cudaMemcpyAsync", NOT_PERMITTED)
+@case(CAPTURES, "CUDA runtime API: cudaMemcpyAsync", PAGEABLE)
 def a_constant_of_the_host(correct: bool) -> None:
     x, constant = rand(4), torch.tensor([2.0], device="cuda")
     with capturing():
         x.mul_(constant if correct else torch.tensor([2.0], device="cuda"))
 
 
-@case(CAPTURES, "csarofeen/pytorch#2098", NOT_PERMITTED)
+@case(CAPTURES, "csarofeen/pytorch#2098", PAGEABLE)
 def a_batch_of_the_host(correct: bool) -> None:
     x, batch = rand(4), torch.ones(4)
     batch = batch.pin_memory() if correct else batch
@@ -736,15 +747,6 @@ def memory_that_would_have_to_be_freed(correct: bool) -> None:
         torch.empty(50 << 20, dtype=torch.uint8, device="cuda").fill_(1)
 
 
-@case(CAPTURES, "fzyzcjy/torch_memory_saver#5", "captures_underway.empty() INTERNAL ASSERT FAILED")
-def emptying_the_cache(correct: bool) -> None:
-    x = rand(4)
-    with capturing():
-        x.mul_(2)
-        if not correct:
-            torch.cuda.empty_cache()
-
-
 # ---- assertions of kernels -------------------------------------------------------------------------------------------
 
 ASSERTIONS = "assertions of kernels"
@@ -809,7 +811,7 @@ def tokens_left_on_the_host(correct: bool) -> None:
     nn.Embedding(8, 4).cuda()(tokens.cuda() if correct else tokens)
 
 
-@case(DEVICES, "QwenLM/Qwen#920", TWO)
+@case(DEVICES, "QwenLM/Qwen#920", TWO, count=2)
 def layers_on_two_gpus(correct: bool) -> None:
     hidden = nn.Linear(4, 4).cuda(0)(rand(2, 4))
     nn.Linear(4, 4).cuda(1)(hidden.to("cuda:1") if correct else hidden)
@@ -997,6 +999,8 @@ def many_channels_of_a_layer(correct: bool) -> None:
 # ---- what is known to be wrong ---------------------------------------------------------------------------------------
 
 SILENT: set[str] = {
+    "half_weights_of_batch_norm",  # ends with the text of another kernel, as the next one
+    "weights_in_the_other_half",
     "maximum_pooling_of_odd_sizes",
     # of the second part
     "distances_in_half_precision",  # ends with the CPU's text
@@ -1052,13 +1056,13 @@ def weights_in_several_pieces(correct: bool) -> None:
     model(rand(3, 2, 4))
 
 
-@case(ATTENTION, "CUDA C++ programming guide: 65,535 blocks in y and z", "CUDA error: invalid configuration argument")
+@case(ATTENTION, "CUDA C++ programming guide: 65,535 blocks in y and z", "CUDA error: invalid argument")
 def more_heads_than_a_grid_has_blocks(correct: bool) -> None:
     x = heads(1, 65_535 if correct else 65_536, 1, 8)
     attend(SDPBackend.EFFICIENT_ATTENTION, x, x, x)
 
 
-@case(ATTENTION, "pytorch/pytorch#142228", "CUDA error: invalid configuration argument")
+@case(ATTENTION, "pytorch/pytorch#142228", "CUDA error: invalid argument")
 def heads_where_the_batch_was_meant(correct: bool) -> None:
     x = rand(65_536, 1, 1, 8) if correct else rand(1, 65_536, 1, 8)
     F.scaled_dot_product_attention(x, x, x)
@@ -1082,7 +1086,7 @@ def values_of_the_device_where_a_mask_says_so(correct: bool) -> None:
 
 @case(CAPTURES, "cuda/CUDAGeneratorImpl.cpp", "Cannot call CUDAGeneratorImpl::get_offset during CUDA graph capture")
 def offset_of_random_numbers_in_a_capture(correct: bool) -> None:
-    generator, x = torch.cuda.default_generators[0], rand(4)
+    x, generator = rand(4), torch.cuda.default_generators[0]
     with capturing():
         generator.get_state() if correct else generator.get_offset()
         x.mul_(2)
@@ -1277,6 +1281,7 @@ def concatenation_with_the_host(correct: bool) -> None:
 
 @case(LEFT, "torch/cuda/_utils.py", "Expected a cuda device, but got: cpu")
 def memory_of_the_host(correct: bool) -> None:
+    torch.cuda.init()  # before it nothing is allocated on any device
     torch.cuda.memory_allocated(torch.ones(1, device="cuda" if correct else "cpu").device)
 
 
@@ -1507,7 +1512,10 @@ def barrier_that_names_the_late_rank(correct: bool) -> None:
 
 
 @case(
-    PARALLEL, "JDAI-CV/FaceX-Zoo#68", "module must have its parameters and buffers on device cuda:0 (device_ids[0]) but"
+    PARALLEL,
+    "JDAI-CV/FaceX-Zoo#68",
+    "module must have its parameters and buffers on device cuda:0 (device_ids[0]) but",
+    count=2,
 )
 def replicas_of_a_model_on_the_host(correct: bool) -> None:
     model = nn.Linear(2, 2)
@@ -1593,7 +1601,8 @@ STREAMS = "streams and events"
 
 @case(STREAMS, "docs/source/notes/cuda.rst", asynchronous=True)
 def results_that_are_still_on_their_way(correct: bool) -> None:
-    x = torch.ones(64, device="cuda")
+    x = torch.ones(64, device="cuda").mul(2).mul(0.5)  # the kernel is loaded, which waits for the device
+    torch.cuda._sleep(10**9)
     host = x.mul(2).to("cpu", non_blocking=True)
     if correct:
         torch.cuda.synchronize()
@@ -1659,7 +1668,7 @@ def clipping_that_raises(correct: bool) -> None:
         nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=not correct)
 
 
-@case(CAPTURES, "cuda/SummaryOps.cu", NOT_PERMITTED)
+@case(CAPTURES, "cuda/SummaryOps.cu", PAGEABLE)
 def counts_of_tokens(correct: bool) -> None:
     tokens, counts = indices(0, 1, 1), torch.zeros(4, device="cuda")
     with capturing():

@@ -15,7 +15,7 @@ from torch.backends.cuda import SDPAParams
 
 from torchdevice.foundation import data_files
 from torchdevice.simulation import policy
-from torchdevice.simulation.refusals.cuda_errors import INVALID_CONFIGURATION, cuda_error
+from torchdevice.simulation.refusals.cuda_errors import INVALID_VALUE, cuda_error
 
 _TABLE = data_files.read(__file__, "attention.json")
 """Kernels and their checks in torch's order, and the text of each check."""
@@ -151,7 +151,7 @@ def check(call: SDPAParams) -> None:
     kernels = _TABLE["names"]
     if any(refusal(kernel, call) is None for kernel in kernels):
         if call.query.size(1) > MOST_HEADS:
-            raise cuda_error(INVALID_CONFIGURATION, f"A grid has at most {MOST_HEADS} blocks along the axis of heads.")
+            raise cuda_error(INVALID_VALUE, f"A grid has at most {MOST_HEADS} blocks along the axis of heads.")
         return
     if torch._C._get_math_sdp_enabled():
         return

@@ -8,7 +8,7 @@ from torchdevice.foundation.torch_texts import text
 
 DEVICE_ASSERT = ("device-side assert triggered", "cudaErrorAssert")
 ILLEGAL_ADDRESS = ("an illegal memory access was encountered", "cudaErrorIllegalAddress")
-INVALID_CONFIGURATION = ("invalid configuration argument", "cudaErrorInvalidConfiguration")
+INVALID_VALUE = ("invalid argument", "cudaErrorInvalidValue")
 INITIALIZATION = ("initialization error", "cudaErrorInitializationError")
 """CUDA's text of an error, and its name in ``cudaError_t``."""
 
