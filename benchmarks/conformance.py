@@ -45,10 +45,10 @@ def fits(case: Case, device: str) -> bool:
     """Return whether a case can be shown on a device: by its release and number, without a limit of memory."""
     if device == "simulated":
         return True
-    asks = {"memory"} if device == "mps" else {"memory", "profile"}
-    enough = device == "mps" or case.options.get("count", 1) <= torch.cuda.device_count()
-    enough = enough and case.since <= torch.__version__
-    return (case.kind == MACS) == (device == "mps") and asks.isdisjoint(case.options) and enough
+    if case.since > torch.__version__ or "memory" in case.options or (case.kind == MACS) != (device == "mps"):
+        return False
+    asks_of_gpus = "profile" in case.options or case.options.get("count", 1) > torch.cuda.device_count()
+    return device == "mps" or not asks_of_gpus
 
 
 def outcome(name: str, correct: bool, device: str) -> dict[str, str] | None:

@@ -22,6 +22,7 @@ from torch.backends.cuda import (
     can_use_efficient_attention,
     can_use_flash_attention,
 )
+from torch.utils import _pytree as pytree
 
 FACTS: dict[str, Callable[[], dict[str, Any]]] = {}
 
@@ -53,11 +54,12 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def ended(call: Callable[[], Any]) -> str:
-    """Return the class and the text of a call's error, or "ok"."""
+def ended(call: Callable[[], Any], *, waits: bool = True) -> str:
+    """Return the class and the text of a call's error, or "ok"; also of an error that the device has later."""
     try:
         call()
-        torch.cuda.synchronize()
+        if waits:
+            torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return OK
@@ -294,19 +296,9 @@ def captured() -> dict[str, Callable[[], Any]]:
     recorded.record()
     weights, log = ones(4, 4), ones(4, 1, 3).log_softmax(2)
     lstm, rows = nn.LSTM(4, 4).cuda(), ones(3, 2, 4)
-    for warm in (
-        linalg.inv,
-        linalg.qr,
-        linalg.svd,
-        linalg.eigh,
-        linalg.det,
-        torch.fft.fft,
-        lambda e: e @ e,
-        linalg.eig,
-    ):
-        warm(matrix)  # libraries take memory at their first call
+    for first in (linalg.inv, linalg.qr, linalg.svd, linalg.eigh, linalg.det, torch.fft.fft, linalg.eig):
+        first(matrix @ matrix)  # libraries take memory at their first call
     lstm(rows)
-    del warm
     return {
         "item": lambda: x[0].item(), "tolist": x.tolist, "cpu": x.cpu, "print": lambda: str(x),
         "to the host, not blocking": lambda: x.to("cpu", non_blocking=True), "bool": lambda: bool(x.sum() > 0),
@@ -375,14 +367,7 @@ def captures() -> dict[str, Any]:
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             graph.capture_begin(capture_error_mode=mode)
-            ends = []
-            for step in (call, graph.capture_end):
-                try:
-                    step()
-                    ends.append(OK)
-                except Exception as error:
-                    ends.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-            found[f"{mode}: {name}"] = ends
+            found[f"{mode}: {name}"] = [ended(step, waits=False) for step in (call, graph.capture_end)]
         del graph
         torch.cuda.synchronize()
     return found
@@ -396,11 +381,8 @@ def _of_operators(part: int) -> dict[str, Any]:
     """Which operators refuse samples of torch's own database that the CPU's kernels take, by dtype."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    def moved(value: Any) -> Any:
-        return torch.utils._pytree.tree_map(
-            lambda each: each.to("cuda") if isinstance(each, torch.Tensor)
-            else torch.device("cuda") if isinstance(each, torch.device) else each, value,
-        )  # fmt: skip
+    def on_device(value: torch.Tensor | torch.device) -> Any:
+        return value.to("cuda") if isinstance(value, torch.Tensor) else torch.device("cuda")
 
     found = {}
     for op, dtype in itertools.product(op_db[part::PARTS], (torch.bool, *INTEGERS, *FLOATS, *COMPLEX)):
@@ -411,10 +393,10 @@ def _of_operators(part: int) -> dict[str, Any]:
         ends = set()
         try:
             for sample in itertools.islice(op.sample_inputs("cpu", dtype), 4):
-                given = (sample.input, *sample.args)
-                if ended(functools.partial(op, *given, **sample.kwargs)) == OK:
-                    on_device = functools.partial(op, *moved(given), **moved(sample.kwargs))
-                    ends.add(ended(on_device)[:200])
+                args, kwargs = (sample.input, *sample.args), sample.kwargs
+                if ended(functools.partial(op, *args, **kwargs)) == OK:
+                    args, kwargs = pytree.tree_map_only((torch.Tensor, torch.device), on_device, (args, kwargs))
+                    ends.add(ended(functools.partial(op, *args, **kwargs))[:200])
         except Exception as error:
             ends.add(f"no samples: {type(error).__name__}")
         found[f"{op.name}.{op.variant_test_name} {short(dtype)}"] = sorted(ends)

@@ -22,6 +22,13 @@ def conformance(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("benchmarks.conformance")
 
 
+@pytest.fixture
+def records(conformance: Any) -> list[Any]:
+    found: list[Any] = json.loads(conformance.FILE.read_text())
+    assert found
+    return found
+
+
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
     """Run the command for two cases on the simulated device; return what it printed and what it recorded, twice."""
@@ -52,17 +59,16 @@ def test_a_process_of_its_own_says_how_a_program_ended(conformance: Any) -> None
     assert conformance.apart(*asked) == {"error": "RuntimeError", "text": text}
 
 
-def test_what_was_recorded_on_real_devices_is_what_the_corpus_says(conformance: Any) -> None:
-    records = json.loads(conformance.FILE.read_text())
+def test_what_was_recorded_on_real_devices_is_what_the_corpus_says(conformance: Any, records: list[Any]) -> None:
     assert all(len(record["outcomes"]) > 150 for record in records)
     found = [(record["device"], each) for record in records for each in conformance.differences(record["outcomes"])]
     assert not found
 
 
 @pytest.mark.parametrize("name", [name for name in FACTS if name.startswith("allocator")])
-def test_the_allocator_has_the_figures_of_a_gpu(conformance: Any, name: str) -> None:
+def test_the_allocator_has_the_figures_of_a_gpu(conformance: Any, records: list[Any], name: str) -> None:
     """120 steps of a random program with each setting: bytes, counts, peaks, segments."""
-    for record in json.loads(conformance.FILE.read_text()):
+    for record in records:
         assert conformance.fact(name, "simulated") == record["facts"][name], record["device"]
 
 
