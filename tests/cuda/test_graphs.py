@@ -197,8 +197,8 @@ def test_a_capture_that_is_not_ended_ends_with_the_scope(chosen: str) -> None:
 @ALONE
 @pytest.mark.parametrize(
     "waits",
-    [lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: bool(x.any()), lambda x: x[x > 0], torch.unique],
-    ids=["item", "cpu", "bool", "mask", "unique"],
+    [lambda x: x.sum().item(), lambda x: bool(x.any()), lambda x: x[x > 0], torch.unique, torch.Tensor.to_sparse, str],
+    ids=["item", "bool", "mask", "unique", "to_sparse", "print"],
 )
 def test_what_waits_for_the_device_cannot_be_captured(waits: Any) -> None:
     """CUDA's error is raised on a simulated device; on a CPU target such a call cannot be told from others."""
@@ -212,17 +212,89 @@ def test_what_waits_for_the_device_cannot_be_captured(waits: Any) -> None:
         assert x.sum().item() == 3.0
 
 
+@ALONE
+@pytest.mark.parametrize(
+    "copies",
+    [
+        torch.Tensor.cpu,
+        torch.Tensor.tolist,
+        lambda x: torch.tensor(1.0, device="cuda"),
+        lambda x: x[[0, 1]],
+        lambda x: x[torch.tensor([0, 1])],
+        lambda x: x.copy_(torch.ones(3)),
+        lambda x: x.histc(4),
+    ],
+    ids=["cpu", "tolist", "tensor", "list as index", "index of the host", "copy_", "histc"],
+)
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="CUDA itself refuses such copies")
+def test_a_copy_of_pageable_memory_is_refused_and_the_capture_goes_on(copies: Any) -> None:
+    with torchdevice.simulate():
+        x = torch.ones(3, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x + 1
+            with pytest.raises(
+                RuntimeError, match=r"^Cannot copy between CPU and CUDA tensors during CUDA graph capture"
+            ):
+                copies(x)
+        x.fill_(3)
+        graph.replay()
+        assert y.tolist() == [4.0] * 3
+
+
+@ALONE
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_in_a_graph() -> None:
+    with torchdevice.simulate():
+        x, graph = torch.ones(2, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = (torch.nested.nested_tensor([x, x]) * 2).to_padded_tensor(0.0)
+        x.fill_(3)
+        graph.replay()
+        assert y.tolist() == [[6.0, 6.0]] * 2
+
+
+@ALONE
+def test_emptying_the_cache_in_a_capture() -> None:
+    """CUDA refuses it where there is memory to return, but for the mode that lets a program do what may be unsafe."""
+    with torchdevice.simulate(memory="1GiB"):
+        with pytest.warns(UserWarning, match="empty"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.cuda.empty_cache()
+        held = [torch.empty(1 << 25, device="cuda", dtype=torch.uint8)]
+        reserved = torch.cuda.memory_reserved()
+        with pytest.raises(torch.AcceleratorError, match="due to a previous"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            held.clear()
+            with pytest.raises(torch.AcceleratorError, match="not permitted when stream is capturing"):
+                torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == reserved
+        held.append(torch.empty(1 << 25, device="cuda", dtype=torch.uint8))
+        relaxed = torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="relaxed")
+        with pytest.warns(UserWarning, match="empty"), relaxed:
+            held.clear()
+            torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == reserved - (1 << 25)
+
+
+_COPIED = {"cond", "matrix_rank", "pinv", "svd", "svdvals"} if torch.__version__ >= "2.11" else set()
+"""Functions of which torch refuses a copy, and the capture goes on."""
+
 _WAITING = [
     name for name in dir(torch.linalg) if "synchronizes that device with" in (getattr(torch.linalg, name).__doc__ or "")
 ]
 
 
 @ALONE
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 @pytest.mark.parametrize("name", _WAITING)
 def test_what_waits_by_torchs_documentation_cannot_be_captured(name: str) -> None:
     with torchdevice.simulate():
         x = torch.eye(3, device="cuda") * 2
         args = (x, x) if name == "solve" else (x,)
+        if name in _COPIED:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                with pytest.raises(RuntimeError, match="unless the CPU tensor is pinned"):
+                    getattr(torch.linalg, name)(*args)
+            return
         with (
             pytest.raises(torch.AcceleratorError, match="due to a previous error"),
             torch.cuda.graph(torch.cuda.CUDAGraph()),

@@ -216,7 +216,10 @@ class TestEachRoad:
     def test_torchs_own_error(self, target: str, road: Road) -> None:
         with (
             on_mps(target, float64="error"),
-            pytest.raises(TypeError, match=r"Cannot convert a MPS Tensor to (float64|complex128) dtype"),
+            pytest.raises(
+                TypeError,
+                match=r"Cannot convert a MPS Tensor to float64|Trying to convert ComplexDouble to",
+            ),
         ):
             road()
 

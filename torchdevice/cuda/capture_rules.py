@@ -34,20 +34,26 @@ def current_capture() -> Any:
     return None if context is None else context.thread.capture
 
 
-def not_while_capturing(attempt: str | None = None) -> None:
+def not_while_capturing(attempt: str | None = None, *, pageable: bool = False) -> None:
     """Raise if this thread is capturing a graph.
 
     Args:
         attempt: What a generator was asked, as torch's error begins (aten/src/ATen/cuda/CUDAGraphsUtils.cuh). None for
             what CUDA itself refuses, which spoils the capture.
+        pageable: Whether memory of the host is copied that is not pinned, which torch itself refuses from 2.11 on.
     """
     capture = current_capture()
     if capture is None:
         return
-    if attempt is None:
-        capture.failed = True
-        raise error(NOT_PERMITTED)
-    raise RuntimeError(text("not while capturing", attempt=attempt))
+    if attempt is not None:
+        raise RuntimeError(text("not while capturing", attempt=attempt))
+    if pageable and _LOOKS_AT_COPIES:
+        raise RuntimeError(text("copied while capturing"))
+    capture.failed = True
+    raise error(NOT_PERMITTED)
+
+
+_LOOKS_AT_COPIES = torch.__version__ >= "2.11"
 
 
 class CaptureOrder(StreamObserver):
@@ -123,10 +129,15 @@ class CaptureOrder(StreamObserver):
     event_queried = event_synchronized
 
     def stream_synchronized(self, stream: Stream) -> None:
-        if stream in self.clocks:
+        if stream in self.clocks or self._is_unsafe_here:
             self._refuse(NOT_PERMITTED)
 
     stream_queried = stream_synchronized
+
+    def memory_returned(self) -> None:
+        """Raise if memory may not go back to the driver now."""
+        if self._is_unsafe_here:
+            self._refuse(NOT_PERMITTED)
 
     def device_synchronized(self, index: int) -> None:
         if self._is_unsafe_here or self._context.thread.capture is self._capture:

@@ -38,9 +38,17 @@ _INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_
 """Operators that cannot be captured where an index is a mask, because the host needs the size of the result."""
 
 
-_DECOMPOSITIONS = frozenset({_aten._linalg_eigh, _aten._linalg_svd, _aten.linalg_eig, _aten.linalg_pinv})
-_READ_BY_THE_HOST = _DECOMPOSITIONS | {_aten._linalg_check_errors, _aten.linalg_eigvals}
-"""Operators whose errors the host reads: those of ``torch.linalg`` that "synchronize that device with the CPU"."""
+_COPYING = frozenset({_aten._ctc_loss, _aten._linalg_svd, _aten.bincount, _aten.linalg_matrix_exp, _aten.linalg_pinv})
+"""Operators that copy from or to memory of the host which is not pinned."""
+
+
+_READ_BY_THE_HOST = frozenset(
+    {
+        *(_aten._linalg_check_errors, _aten._linalg_eigh, _aten._to_sparse, _aten.linalg_eig, _aten.linalg_eigvals),
+        *(_aten.normal.Tensor_Tensor, _aten.normal.float_Tensor),
+    }
+)
+"""Operators that wait for the device: for errors of ``torch.linalg``, for sizes, or to check values."""
 
 
 _UNINITIALISED = frozenset(
@@ -80,7 +88,7 @@ class _Step(NamedTuple):
             return self.run
         op = _with_out(self.op) if self.made else self.op
         given = list(tensors((self.args, self.kwargs, self.made)))
-        easy = all(type(each) in _PLAIN and each.layout is torch.strided and each.dtype in _EASY for each in given)
+        easy = all(_is_dense(each) and each.dtype in _EASY for each in given)
         if op is None or not easy or len(op._schema.returns) != 1 or torch.Tag.nondeterministic_seeded in op.tags:
             return self.run
         aliases = {id(each): host_alias(each) for each in given}
@@ -190,11 +198,16 @@ class Capture(TorchDispatchMode):
             return
         device = kwargs.get("device")
         to_host = func is _aten._to_copy.default and device is not None and device.type != self._device_type
-        masked = func in _INDEXING and any(t.dtype in (torch.bool, torch.uint8) for t in tensors(args[1]))
+        indices = list(tensors(args[1])) if func in _INDEXING else []
+        of_host = any(native_device(t).type != self._device_type for t in indices)
+        copies = func.overloadpacket in _COPYING or (func is _aten.histc.default and not any(args[2:]))
+        if of_host or copies or (to_host and not kwargs.get("non_blocking")):
+            not_while_capturing(pageable=True)
+        masked = any(t.dtype in (torch.bool, torch.uint8) for t in indices)
         sized = kwargs.get("output_size") is not None  # of `repeat_interleave`, which then needs no value
         waits = func not in _INDEXING and not sized and _WAITS_FOR_THE_DEVICE.intersection(func.tags)
-        checks = func.overloadpacket in _READ_BY_THE_HOST
-        if waits or masked or checks or (to_host and not kwargs.get("non_blocking")):
+        is_itself = func is _aten.equal.default and args[0].is_set_to(args[1])
+        if masked or func in _READ_BY_THE_HOST or func.overloadpacket in _READ_BY_THE_HOST or (waits and not is_itself):
             not_while_capturing()
 
     def _refuse_generator(self, args: Any, kwargs: Any) -> None:
@@ -205,7 +218,6 @@ class Capture(TorchDispatchMode):
         devices = [device] if device is not None else map(native_device, tensors(args))
         known = any(each._cdata == generator._cdata for each, _ in self._random_states)
         if not known and any(each.type == self._device_type for each in devices):
-            self.failed = True
             raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
 
     @block
@@ -226,8 +238,7 @@ class Capture(TorchDispatchMode):
             self._before.extend((tensor, held) for tensor, held in before if not same_bits(tensor, held))
 
     def _may_be_written(self, tensor: torch.Tensor) -> bool:
-        plain = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
-        if not plain or tensor.is_meta or not tensor.numel():
+        if not _is_dense(tensor) or tensor.is_quantized or tensor.is_meta or not tensor.numel():
             return False
         # An expanded tensor has elements in common, and torch refuses to write to it.
         expanded = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -242,7 +253,7 @@ class Capture(TorchDispatchMode):
 
     def _recorded(self, value: Any) -> Any:
         """Return what a step keeps of a value: of a tensor one in its memory, whose size the program cannot change."""
-        if type(value) in _PLAIN:
+        if type(value) in _PLAIN and not value.is_nested:
             return self._runtime.same_memory(value)
         return self._runtime.numbers_of(value) if isinstance(value, torch._C.Generator) else value
 
@@ -293,3 +304,7 @@ def _made_by(op: Any, result: Any) -> list[torch.Tensor]:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested

@@ -6,6 +6,8 @@ import functools
 
 import torch
 
+from torchdevice.cuda.capture_rules import not_while_capturing
+from torchdevice.engines.rewriters import native_device
 from torchdevice.simulation.allocator.storages import has_no_values
 from torchdevice.simulation.policy import DEVICE_TYPE
 
@@ -35,7 +37,11 @@ def _text(inp: torch.Tensor, *, tensor_contents: str | None = None) -> str:
 
 @functools.wraps(_contents)
 def _contents_of(self: torch.Tensor, indent: int) -> str:
-    return "..." if self.numel() and _lacks_values(self) else _contents(self, indent)
+    if self.numel() and _lacks_values(self):
+        return "..."
+    if native_device(self).type == DEVICE_TYPE:
+        not_while_capturing()  # torch asks a GPU which elements are finite; of other devices it copies all
+    return _contents(self, indent)
 
 
 @functools.wraps(_torchs_format)

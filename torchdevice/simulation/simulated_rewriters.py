@@ -86,6 +86,14 @@ def _of_batch(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
         return func(*args, **kwargs)
 
 
+def _pad(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``torch.nn.functional.pad``, which replicates by other operators on CUDA where it is to be deterministic."""
+    named = {**dict(zip(("input", "pad", "mode"), args, strict=False)), **kwargs}
+    if named.get("mode") == "replicate" and torch.are_deterministic_algorithms_enabled() and policy.stands_for_cuda():
+        return torch._decomp.decompositions._replication_pad(named["input"], named["pad"])
+    return func(*args, **kwargs)
+
+
 def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
     """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries refuse."""
     device = rewriters.native_device(args[0])
@@ -166,6 +174,7 @@ TABLE = {
     torch.sparse_coo_tensor: _sparse_coo_tensor,
     **dict.fromkeys(_COMPRESSED, _compressed_tensor),
     **dict.fromkeys(_OF_BATCHES, _of_batch),
+    functional.pad: _pad,
     torch.Tensor.__dlpack_device__: _dlpack_device,
     torch.Tensor.is_shared: _is_shared,
     torch.Tensor.share_memory_: _share_memory,

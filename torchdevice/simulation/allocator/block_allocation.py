@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import torch
 
 from torchdevice.cuda.capture_rules import current_capture
-from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation.allocator import expandable_segments, out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, SMALL, Settings
 from torchdevice.simulation.allocator.allocator_stats import Figures, Statistics
@@ -312,12 +311,17 @@ class Blocks:
 
     def release_cached(self) -> None:
         """Wait for the device, and return the segments without a block in use to the driver."""
-        if current_capture() is not None:
-            self.refused = RuntimeError(text("emptied while capturing"))
-            raise self.refused
-        self.statistics.numbers["num_sync_all_streams"] += 1
-        self.host_waited()
-        release_all(self.segments, self.pools.unused(), self.settings)
+        pools, capture = self.pools.unused(), current_capture()
+        if capture is None:
+            self.statistics.numbers["num_sync_all_streams"] += 1
+            self.host_waited()
+        elif any(not pool.blocks[key].is_split for pool in pools for key in pool.keys):
+            try:
+                capture.order.memory_returned()
+            except torch.AcceleratorError as error:
+                self.refused = error
+                raise
+        release_all(self.segments, pools, self.settings)
 
     def out_of_memory(self, wanted: int, limits: Limits) -> str:
         """Return the text of CUDA's error where the driver was asked for ``wanted`` bytes."""

@@ -156,8 +156,9 @@ def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bo
     one, other, context = index_of(source), index_of(destination), state.context
     if one != other:
         host = source if one < 0 else destination if other < 0 else None
-        if host is not None and not (non_blocking and context is not None and context.is_pinned(host)):
-            not_while_capturing()
+        is_pinned = host is not None and context is not None and context.is_pinned(host)
+        if host is not None and not (non_blocking and is_pinned):
+            not_while_capturing(pageable=not is_pinned)
             if other < 0:
                 host_waited()
         start, end = ("cpu" if index < 0 else f"{policy.DEVICE_TYPE}:{index}" for index in (one, other))

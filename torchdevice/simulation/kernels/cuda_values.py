@@ -1,8 +1,8 @@
 """Values that CUDA defines in another way than the CPU: integers beyond their range, and division of integers by 0.
 
-A conversion to an integer saturates (CUDA's ``__float2int_rz``: NaN gives 0, ``__float2ll_rz``: the lowest integer); on
-x86 every such value gives the lowest integer. A GPU does not report a division of integers by 0. Torch documents that
-the result may be any value; all bits of the quotient are 1 on NVIDIA's.
+A conversion saturates at the limits of a wide integer, whose low bits are the result; on x86 such a number gives the
+lowest integer. A GPU does not report a division of integers by 0, and torch documents that the result may be any value.
+The values here are those of an NVIDIA H200 with torch 2.11 (``benchmarks/conformance.json``).
 """
 
 from __future__ import annotations
@@ -14,23 +14,37 @@ import torch
 
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import fresh, memory_of
-from torchdevice.simulation.kernels.cpu_kernels import dtype_of, index_of
+from torchdevice.simulation.kernels.cpu_kernels import dtype_of, host_alias, index_of
 
 Kernel = Callable[..., Any]
 
-SATURATING = frozenset({torch.int32, torch.int64})
+WIDE = {
+    **dict.fromkeys((torch.int8, torch.int16, torch.int32), torch.int32),
+    **dict.fromkeys((torch.uint8, torch.int64), torch.int64),
+    **dict.fromkeys((torch.uint16, torch.uint32), torch.uint32),
+    torch.uint64: torch.uint64,
+}
+"""Integer -> the wide integer that a floating-point number becomes first."""
 
 _DIVISIONS = frozenset({"floor_divide", "fmod", "remainder"})
 
 
 def saturate(source: torch.Tensor, result: torch.Tensor) -> None:
-    """Give integers that the CPU made of numbers, in its memory, the values of CUDA's conversion."""
-    if not dtype_of(source).is_floating_point or not policy.stands_for_cuda():
+    """Give integers of a dtype in ``WIDE`` that the CPU made of numbers, in its memory, those of CUDA's conversion."""
+    kind, dtype = dtype_of(source), dtype_of(result)
+    if not kind.is_floating_point or not source.numel() or not policy.stands_for_cuda():
         return
-    limits = torch.iinfo(dtype_of(result))
-    result.masked_fill_(source >= -float(limits.min), limits.max)  # the first number above the range
-    if dtype_of(result) is torch.int32:
-        result.masked_fill_(source < limits.min, limits.min).masked_fill_(source.isnan(), 0)
+    numbers, limits = source.double(), torch.iinfo(dtype)
+    least, most = (each.item() for each in numbers.aminmax())
+    if limits.min <= least and most <= limits.max:  # neither holds for NaN
+        return
+    limits = torch.iinfo(WIDE[dtype])
+    # As an int64, whose bits are negative for a number from 2**63 on.
+    wide = torch.where(numbers < 2.0**63, numbers, numbers - 2.0**64).long()
+    highest = limits.max if limits.max < 2**63 else -1
+    wide.masked_fill_(numbers >= float(limits.max + 1), highest).masked_fill_(numbers < limits.min, limits.min)
+    nan = -(2**63) if limits.bits == 64 else 2**31 if kind is torch.float64 else 0
+    result.copy_(wide.masked_fill_(numbers.isnan(), nan))
 
 
 def divides(op: Any) -> bool:
@@ -48,9 +62,12 @@ def dividing(op: Any, kernel: Kernel) -> Kernel:
         zero = _zero(other)
         if zero is None or _is_of_floats(self) or not policy.stands_for_cuda():
             return kernel(self, other, *args, **kwargs)
+        negative = (host_alias(self) if isinstance(self, torch.Tensor) else torch.tensor(self)) < 0
         result = kernel(self, _with_ones(other, zero), *args, **kwargs)
-        limits = torch.iinfo(dtype_of(result))
-        memory_of(result).masked_fill_(zero, limits.max if limits.min == 0 else -1)
+        dtype = dtype_of(result)
+        quotient = 2**32 - 1 if dtype is torch.int64 else -1 if dtype.is_signed else torch.iinfo(dtype).max
+        floors = "floor_divide" in op.name() or kwargs.get("rounding_mode") == "floor"
+        memory_of(result).masked_fill_(zero, quotient).masked_fill_(zero & negative, -2 if floors else -1)
         return result
 
     return divide

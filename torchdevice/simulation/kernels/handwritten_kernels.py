@@ -92,7 +92,7 @@ def _to_copy(
     if index_of(self) < 0:
         policy.check_scope()
     result = _new_copy(host_alias(self), device=_CPU, **options)
-    if result.dtype in cuda_values.SATURATING and index_of(self) >= 0:
+    if result.dtype in cuda_values.WIDE and index_of(self) >= 0:
         cuda_values.saturate(host_alias(self), result)
     if device is not None and device.type != policy.DEVICE_TYPE:
         destination = _pinned(result) if non_blocking else result
@@ -112,7 +112,7 @@ def _pinned(result: torch.Tensor) -> torch.Tensor:
 def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     count_copy(source, self, non_blocking)
     _copy(host_alias(self), host_alias(source))
-    if self.dtype in cuda_values.SATURATING and index_of(source) >= 0:
+    if self.dtype in cuda_values.WIDE and index_of(source) >= 0:
         cuda_values.saturate(host_alias(source), host_alias(self))
     return self
 
@@ -208,7 +208,7 @@ def attend(
         if attn_mask is None and not (dropout_p or enable_gqa) and sharded_attention.is_divided(query, key, value):
             return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, scale=scale)[0]
         options = {"scale": scale, "enable_gqa": enable_gqa}
-        many = query.dim() > 1 and query.size(1) > attention.MOST_HEADS
+        many = any(size > attention.MOST_ROWS for size in query.shape[:2])
         if (many or not torch._C._get_math_sdp_enabled()) and policy.stands_for_cuda():
             attention.check(SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
             return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]

@@ -809,7 +809,7 @@ class Kernel : public c10::OperatorKernel {
       aliases.index = aliases.index < 0 ? device.index() : aliases.index;
     }
     aliases.to_host = device.is_cpu();
-    return !((to == c10::kInt || to == c10::kLong) && c10::isFloatingType(from)) &&
+    return !(c10::isIntegralType(to, false) && c10::isFloatingType(from)) &&
         (device.is_cpu() || device.index() == aliases.index);
   }
 

@@ -20,7 +20,7 @@ from torchdevice.simulation.refusals.cuda_errors import INVALID_VALUE, cuda_erro
 _TABLE = data_files.read(__file__, "attention.json")
 """Kernels and their checks in torch's order, and the text of each check."""
 
-MOST_HEADS = 65_535
+MOST_ROWS = 65_535
 """CUDA's limit of blocks along the second axis of a grid (mem_eff_attention/kernel_forward.h: getBlocksGrid)."""
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -50,6 +50,11 @@ class _Facts:
         """Of how many elements the rows of matrices must be a multiple."""
         half, major = self.dtypes[0] in _HALVES, self.gpu[0]
         return (8 if half else 4) if major >= 8 or (major == 7 and half) else 1
+
+    @property
+    def widest(self) -> int:
+        """The largest heads of cuDNN's kernels."""
+        return 256 if self.gpu == (9, 0) or self.gpu[0] == 10 else 128
 
     def lacks_dtypes(self, *allowed: torch.dtype) -> bool:
         older = self.gpu < (8, 0)
@@ -108,7 +113,7 @@ _CHECKS: dict[str, Callable[[_Facts], Any]] = {
     ),
     "cudnn_mask": lambda call: not call.cudnn_takes_mask(),
     "cudnn_dropout": lambda call: call.dropout * 16 % 1,
-    "cudnn_size": lambda call: max(call.q.size(3), call.v.size(3)) > 128,
+    "cudnn_size": lambda call: max(call.q.size(3), call.v.size(3)) > call.widest,
     "cudnn_multiple": lambda call: call.q.size(3) % 8 or call.v.size(3) % 8,
     "cudnn_length": lambda call: call.k.size(2) == 1,
 }
@@ -145,13 +150,15 @@ def can_use(kernel: str, call: SDPAParams, debug: bool) -> bool:
 def check(call: SDPAParams) -> None:
     """Raise torch's error if no kernel can compute a call of the device, with torch's warnings about each.
 
-    To be asked of many heads, each of which takes a row of a kernel's grid, and where the program has switched "math"
-    off, which computes every call.
+    To be asked of many heads or batches, each of which takes a row of a kernel's grid, and where the program has
+    switched "math" off, which computes every call.
     """
     kernels = _TABLE["names"]
-    if any(refusal(kernel, call) is None for kernel in kernels):
-        if call.query.size(1) > MOST_HEADS:
-            raise cuda_error(INVALID_VALUE, f"A grid has at most {MOST_HEADS} blocks along the axis of heads.")
+    able = [kernel for kernel in kernels if refusal(kernel, call) is None]
+    if able:
+        # Flash attention has batches along the second axis of its grid and heads along the third.
+        if max(call.query.shape[0 if "flash" in able else 1 : 2]) > MOST_ROWS:
+            raise cuda_error(INVALID_VALUE, f"A grid has at most {MOST_ROWS} blocks along its second and third axis.")
         return
     if torch._C._get_math_sdp_enabled():
         return

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from torchdevice.foundation import data_files
-from torchdevice.foundation.stand_ins import given_to
+from torchdevice.foundation.stand_ins import given_to, tensors
 from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
@@ -58,6 +58,9 @@ OPERATORS: Mapping[str, str] = {
 }
 """Operator without a deterministic kernel -> the name of its kernel, as torch's error spells it."""
 
+_FURTHER: Mapping[str, list[str]] = _TABLES["further dtypes"]
+"""Dtypes that the database does not know: an H200 refused them (``benchmarks/conformance.json``)."""
+
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "cuda_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py`` makes the table."""
 
@@ -82,8 +85,8 @@ def rules_of(op: Any) -> Iterator[Rule]:
             name, lambda *args, **kwargs: missing_on_cuda(op.name()), "native_functions.yaml", NotImplementedError
         )
     yield from cuda_rules.RULES.get(name, ())
-    if name in GAPS:
-        dtypes = frozenset(getattr(torch, dtype) for dtype in GAPS[name])
+    dtypes = frozenset(getattr(torch, dtype) for dtype in (*GAPS.get(name, ()), *_FURTHER.get(name, ())))
+    if dtypes:
         refuses = functools.partial(_lacked, name, dtypes)
         yield Rule(name, refuses, "torch's database of operators", NotImplementedError, only=dtypes)
     if name in OPERATORS:
@@ -107,7 +110,7 @@ def _undetermined(name: str, op: Any, *args: Any, **kwargs: Any) -> str | None:
 def _lacked(name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any) -> str | None:
     """Refuse a dtype of a call's first tensor for which CUDA has no kernel."""
     first = next((each for each in args if isinstance(each, torch.Tensor)), None)
-    if first is None or dtype_of(first) not in dtypes or not first.numel():
+    if first is None or dtype_of(first) not in dtypes or not all(each.numel() for each in tensors(args)):
         return None
     kernel = _convolution(*args) if name == "convolution" else _KERNELS.get(name, f"{name}_cuda")
     return f"\"{kernel}\" not implemented for '{scalar_type(dtype_of(first))}'"
@@ -126,11 +129,17 @@ def _convolution(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> str:
     return "slow_conv2d_cuda"
 
 
+_ON_CPU = "expected m1 and m2"
+"""How the CPU's error begins for products of two dtypes (aten/src/ATen/native/LinearAlgebra.cpp)."""
+
+
 def check_assertion(op: Any, error: Exception) -> None:
-    """Raise the device's error where its kernel asserts what the CPU raises. CUDA loses the device by it."""
+    """Raise the device's error where it is another than the CPU's. Where its kernel asserts, CUDA loses the device."""
     said = str(error).split("\n")[0]
     asserted = name_of(op) in ASSERTING and _ASSERTED.match(said)
     if asserted and policy.stands_for_mps():
         raise torch.AcceleratorError(said) from None
+    if said.startswith(_ON_CPU) and policy.stands_for_cuda():
+        raise type(error)(str(error).replace(_ON_CPU, "expected mat1 and mat2", 1)) from None
     if asserted and policy.stands_for_cuda():
         raise policy.lose(f"The kernel's assertion was: {said}") from None

@@ -22,6 +22,8 @@ _HALVES = (torch.float16, torch.complex32)
 
 _LOW = (torch.float16, torch.bfloat16)
 
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
 _SUMMED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 _FLOAT8 = (8, 9)
@@ -29,7 +31,9 @@ _FLOAT8 = (8, 9)
 
 
 def _type(tensor: torch.Tensor) -> str:
-    """Return the name of a tensor's legacy type, as errors spell it."""
+    """Return the name of a tensor's legacy type, as errors spell it (c10/core/DispatchKey.cpp where it has none)."""
+    if dtype_of(tensor) is torch.bfloat16:
+        return "CUDABFloat16Type" if tensor.get_device() >= 0 else "CPUBFloat16Type"
     return f"torch.{'cuda.' if tensor.get_device() >= 0 else ''}{scalar_type(dtype_of(tensor))}Tensor"
 
 
@@ -38,11 +42,33 @@ def _parameters(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
     return _other_than(dtype_of(input), parameters)
 
 
-def _of_batch(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
-    """Refuse parameters that do not have one dtype, the input's or that in which the kernel adds up."""
-    given = [dtype_of(each) for each in tensors(parameters)]
-    added_up = torch.float32 if dtype_of(input) in _LOW else dtype_of(input)
-    return _other_than(given[0] if given and given[0] == dtype_of(input) else added_up, parameters)
+def _of_groups(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
+    """Refuse float32 for a lower input, which the CPU takes; of other dtypes the CPU's kernel has CUDA's text."""
+    floats = [each for each in tensors(parameters) if dtype_of(each) is torch.float32]
+    return _other_than(dtype_of(input), floats) if dtype_of(input) in _LOW else ""
+
+
+def _of_batch(input: torch.Tensor, weight: Any = None, bias: Any = None, *rest: Any, **out: Any) -> str:
+    """Refuse parameters that have neither the input's dtype nor that of its sums, and for cuDNN such statistics."""
+    if weight is None:
+        return ""
+    own, kind = dtype_of(input), dtype_of(weight)
+    takes = (kind is torch.float32 or own is not torch.float16) and torch.bfloat16 not in (own, kind)
+    if takes and input.dim() > 2 and torch._C._get_cudnn_enabled():
+        named = list(zip(_OF_BATCH, (input, weight, bias, *rest), strict=False))
+        pairs = [*([] if own is torch.float16 else [named[:2]]), *([named[1], each] for each in named[2:])]
+        for (one, first), (other, second) in pairs:
+            if isinstance(second, torch.Tensor) and dtype_of(first) != dtype_of(second):
+                return text("dtypes of cuDNN's batches", one, other, _type(first), _type(second))
+        return ""
+    wanted = own if kind is own else torch.float32 if own in _LOW else own
+    for name, each in (("weight", weight), ("bias", bias)):
+        if each is not None and dtype_of(each) != wanted:
+            return f"Expected {name} to have type {scalar_type(wanted)} but got {scalar_type(dtype_of(each))}"
+    return ""
+
+
+_OF_BATCH = ("#1 'input'", "#2 'weight'", "#3 'bias'", "#4 'running_mean'", "#5 'running_var'")
 
 
 def _other_than(dtype: torch.dtype, parameters: Any) -> str:
@@ -116,6 +142,15 @@ def _svd(A: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> 
     return driver not in (None, "gesvd", "gesvdj", "gesvda") and text("driver of svd", driver=driver)
 
 
+def _hermitian(LD: torch.Tensor, *rest: Any, hermitian: bool = False, **out: Any) -> Any:
+    refused = "complex tensors with hermitian=True flag are not supported on CUDA."
+    return hermitian and dtype_of(LD).is_complex and f"torch.linalg.ldl_solve: {refused}"
+
+
+def _histogram(self: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    return dtype_of(self) is torch.float16 and "HalfTensor is not supported"
+
+
 def _lstsq(self: torch.Tensor, b: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
     other = driver is not None and driver.lower() != "gels"
     return other and "torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA"
@@ -142,9 +177,27 @@ def _network(input: torch.Tensor, *args: Any) -> Any:
     return gaps and f"rnn: {gaps[0]} is not contiguous"
 
 
-def _reduced_bools(self: torch.Tensor, dim: int, index: Any, src: Any, reduce: str, **named: Any) -> Any:
-    refused = dtype_of(self) is torch.bool and reduce in ("amax", "amin", "prod")
-    return refused and "\"cuda_scatter_gather_base_kernel_func\" not implemented for 'Bool'"
+def _reduced(self: torch.Tensor, dim: int, index: Any, src: Any, reduce: str, **named: Any) -> Any:
+    dtype = dtype_of(self)
+    refused = ("amax", "amin", "prod") if dtype is torch.bool else ("mean", "prod") if dtype.is_complex else ()
+    return reduce in refused and f"\"cuda_scatter_gather_base_kernel_func\" not implemented for '{scalar_type(dtype)}'"
+
+
+def _bags(weight: torch.Tensor, *rest: Any, **named: Any) -> str:
+    # After the indices, the offsets, and four settings.
+    return _other_than(dtype_of(weight), rest[5:6])
+
+
+def _integers(input: torch.Tensor, weight: Any, bias: Any, stride: Any, padding: Any, *rest: Any, **out: Any) -> Any:
+    """Refuse integers as cuDNN does, whose convolutions torch takes for all but large paddings of the output."""
+    dtype, (_, transposed, output_padding, _) = dtype_of(input), rest[-4:]
+    if dtype.is_floating_point or dtype.is_complex or not torch._C._get_cudnn_enabled():
+        return ""
+    if transposed and any(more >= step for more, step in zip(output_padding, stride, strict=False)):
+        return ""
+    if dtype in (torch.int16, torch.int64):
+        return f"getCudnnDataTypeFromScalarType() not supported for {scalar_type(dtype)}"
+    return "GET was unable to find an engine to execute this computation"
 
 
 def _sparse_product(*given: torch.Tensor, **scalars: Any) -> Any:
@@ -174,7 +227,7 @@ def _too_long(self: torch.Tensor, *args: Any, dim: int = -1, **named: Any) -> An
 RULES = by_operator(
     Rule("convolution", _convolution, "Convolution.cpp: check_input_same_type_as_parameters", only=frozenset()),
     Rule("native_layer_norm", _parameters, "cuda/layer_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
-    Rule("native_group_norm", _parameters, "cuda/group_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
+    Rule("native_group_norm", _of_groups, "cuda/group_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
     Rule(
         "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update",
         _of_batch,
@@ -188,16 +241,24 @@ RULES = by_operator(
     Rule("fft_fft fft_ifft fft_rfft fft_ihfft", _fft_of_reals, "cuda/CuFFTPlanCache.h: CuFFTConfig"),
     Rule("fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn", _ffts_of_reals, "cuda/CuFFTPlanCache.h"),
     Rule("_linalg_svd", _svd, "cuda/linalg/BatchLinearAlgebraLib.cpp: svd_cusolver"),
+    Rule("linalg_ldl_solve", _hermitian, "cuda/linalg/BatchLinearAlgebra.cpp: ldl_solve_kernel"),
+    Rule("histc", _histogram, "cuda/SummaryOps.cu: _histc_cuda"),
     Rule("linalg_lstsq", _lstsq, "BatchLinearAlgebra.cpp: get_default_lstsq_driver"),
     Rule("lstm gru rnn_tanh rnn_relu", _network, "RNN.h: check_attributes; cudnn/RNN.cpp: _cudnn_rnn"),
-    Rule("scatter_reduce", _reduced_bools, "cuda/ScatterGatherKernel.cu", NotImplementedError),
+    Rule("_embedding_bag _embedding_bag_forward_only", _bags, "cuda/EmbeddingBag.cu", only=frozenset()),
+    Rule("convolution", _integers, "cudnn/ConvShared.cpp", only=_INTEGERS),
+    Rule("scatter_reduce", _reduced, "cuda/ScatterGatherKernel.cu", NotImplementedError),
     Rule("_flash_attention_forward _scaled_dot_product_flash_attention", _flash, "flash_attn/flash_api.cpp: mha_fwd"),
     Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
 )
 
+_SOLVER = Rule(
+    "_spsolve", lambda *args, **named: text("solver of sparse tensors"), "sparse/cuda/SparseCsrTensorMath.cu"
+)
+
 _PRODUCT = Rule("mm addmm _sparse_addmm", _sparse_product, "sparse/cuda/SparseCUDATensorMath.cu", NotImplementedError)
 
-OF_SPARSE = by_operator(_PRODUCT)
+OF_SPARSE = by_operator(_PRODUCT, _SOLVER)
 """The rules of sparse tensors."""
 
 COMPOSED = tuple(name for name in RULES if name.startswith("fft_"))
