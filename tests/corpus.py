@@ -1006,11 +1006,7 @@ SILENT: set[str] = {
 }
 """Cases that are not found: no rule has them yet, or the simulation's memory is another than a GPU's."""
 
-MENDED_IN_TORCH = {
-    "binomial_on_a_mac": "2.14",
-    "loss_of_speech_on_a_mac": "2.14",
-    "least_squares_on_a_mac": "2.14",
-}
+MENDED_IN_TORCH = {"binomial_on_a_mac": "2.14", "loss_of_speech_on_a_mac": "2.14", "least_squares_on_a_mac": "2.14"}
 """Cases that are no bugs from a release of torch on, which has kernels for MPS."""
 
 SILENT_ON_WRAP: set[str] = {"tokens_in_half_precision"}

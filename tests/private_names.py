@@ -14,14 +14,7 @@ from torchdevice.foundation import data_files, torch_internals
 
 PACKAGE = Path(torchdevice.__file__).parent
 
-READERS = {
-    "require",
-    "getattr",
-    "hasattr",
-    "Replaced",
-    "ReplacedInImporters",
-    "replaced_function",
-}
+READERS = {"require", "getattr", "hasattr", "Replaced", "ReplacedInImporters", "replaced_function"}
 """Functions whose first two arguments are an owner and the name of one of its attributes."""
 
 NOT_OF_TORCH = {

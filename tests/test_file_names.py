@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import torchdevice
-from torchdevice.cli import main, reports
+from torchdevice.cli import main, report
 from torchdevice.report import Report
 
 pytestmark = [
@@ -94,7 +94,7 @@ class Written:
         assert printed.getvalue() == "aten::exp gives the same on cpu and in float64\n"
         with strict_stdout():
             for file in ("report.html", "report.json"):
-                reports.show_report(str(folder / file), self.report)
+                report.show_report(str(folder / file), self.report)
             self.report.show()
             Console(file=sys.stdout, force_terminal=True).print(self.report)
             assert main.main(["report", str(folder / "report.json")]) == 0

@@ -228,11 +228,7 @@ def test_what_a_call_says_and_contradicts_its_target_is_refused(options: dict[st
     [
         ({"devices": 0}, ValueError, "devices=0 is not a number of devices"),
         ({"devices": True}, ValueError, "devices=True is not a number of devices"),
-        (
-            {"devices": 129},
-            ValueError,
-            "devices=129 is not a number of devices. Use an int from 1 to 128",
-        ),
+        ({"devices": 129}, ValueError, "devices=129 is not a number of devices. Use an int from 1 to 128"),
         ({"identity": "mps"}, ValueError, "identity='mps' is not known"),
         ({"strict": "no"}, TypeError, "strict='no' is not a bool"),
         ({"capability": (True, False)}, ValueError, "is not a compute capability"),

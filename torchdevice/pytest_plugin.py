@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from torchdevice import options as _options
-from torchdevice.cli.reports import add_report_flag, show_report
+from torchdevice.cli.report import add_report_flag, show_report
 from torchdevice.errors import TorchDeviceError
 from torchdevice.foundation.environment import switched_off, switched_on
 
@@ -44,9 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     _options.add_flags(parser.getgroup("torchdevice").addoption, _options.pytest_flag_of)
     add_report_flag(parser.getgroup("torchdevice").addoption, _REPORT)
     parser.addini(
-        _ISOLATION,
-        "how long a failed device stays lost: the 'test', or the 'session' as on a GPU",
-        default="test",
+        _ISOLATION, "how long a failed device stays lost: the 'test', or the 'session' as on a GPU", default="test"
     )
     for name in _options.declarations():
         parser.addini(_options.pytest_key_of(name), f"the same as {_options.pytest_flag_of(name)}", default="")

@@ -45,10 +45,7 @@ def width_of_double() -> int:
 CASES: dict[str, tuple[Callable[[], int], list[tuple[dict[str, Any], int]]]] = {
     "count": (count, [({"count": 4}, 4), ({"count": 1}, 1), ({"count": 4}, 4), ({"count": 2}, 2)]),
     "capability": (capability, [({"capability": (9, 0)}, 9), ({}, 8), ({"capability": (9, 0)}, 9)]),
-    "properties": (
-        processors,
-        [({"properties": {"multi_processor_count": n}}, n) for n in (7, 9, 7)],
-    ),
+    "properties": (processors, [({"properties": {"multi_processor_count": n}}, n) for n in (7, 9, 7)]),
     "written_for": (is_mac, [({"written_for": "mps"}, 1), ({}, 2), ({"written_for": "mps"}, 1)]),
     "identity": (is_on_cuda, [({}, 1), ({"identity": "target"}, 2), ({"identity": "program"}, 1)]),
 }

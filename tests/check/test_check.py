@@ -19,15 +19,7 @@ from conftest import run_command, run_python
 from hypothesis import given, settings, strategies
 from rich.console import Console
 
-from torchdevice.check import (
-    RULES,
-    Finding,
-    Target,
-    check_file,
-    check_source,
-    listing,
-    sources,
-)
+from torchdevice.check import RULES, Finding, Target, check_file, check_source, formats, sources
 from torchdevice.cli import main
 from torchdevice.foundation import styled_text
 from torchdevice.simulation.missing_operators import missing_operators
@@ -656,7 +648,7 @@ class TestCommand:
         (tmp_path / "a.py").write_text(CUDA + "x = '[bold]'; torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
         found = check([str(tmp_path)], Target.named("mps"))
         console = io.StringIO()
-        lines = listing.rendered(found, found, 1, "mps")
+        lines = formats.rendered(found, found, 1, "mps")
         Console(file=console, width=200, force_terminal=True).print(styled_text.coloured(lines))
         plain = re.sub(r"\x1b\[[\d;]*m", "", console.getvalue())
         assert plain != console.getvalue() and plain == f"{styled_text.plain(lines)}\n"
@@ -716,12 +708,7 @@ class TestCommand:
         ],
     )
     def test_a_wrong_table(
-        self,
-        table: str,
-        said: str,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
+        self, table: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "a.py").write_text(CUDA)

@@ -425,13 +425,7 @@ class TestExaminations:
         ],
     )
     def test_builds(
-        self,
-        version: str,
-        cuda: str | None,
-        hip: str | None,
-        status: str,
-        said: str,
-        monkeypatch: pytest.MonkeyPatch,
+        self, version: str, cuda: str | None, hip: str | None, status: str, said: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch, "__version__", version)
         for name, value in {"cuda": cuda, "hip": hip, "xpu": None}.items():

@@ -217,8 +217,7 @@ class TestEachRoad:
         with (
             on_mps(target, float64="error"),
             pytest.raises(
-                TypeError,
-                match=r"Cannot convert a MPS Tensor to float64|Trying to convert ComplexDouble to",
+                TypeError, match=r"Cannot convert a MPS Tensor to float64|Trying to convert ComplexDouble to"
             ),
         ):
             road()

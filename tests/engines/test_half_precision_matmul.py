@@ -87,11 +87,7 @@ def _gated(gates: int) -> tuple[tuple[int, ...], ...]:
     return ((gates * 64, 64), (gates * 64, 64), (gates * 64,), (gates * 64,))
 
 
-_SUMS = {
-    "addmm": ((64, 64), *_SQUARES),
-    "baddbmm": ((2, 64, 64), *_BATCHES),
-    "addbmm": ((64, 64), *_BATCHES),
-}
+_SUMS = {"addmm": ((64, 64), *_SQUARES), "baddbmm": ((2, 64, 64), *_BATCHES), "addbmm": ((64, 64), *_BATCHES)}
 _LAYERS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {

@@ -23,7 +23,8 @@ import torch
 from conftest import run_command, run_program
 
 import torchdevice
-from torchdevice.cli import main, reports
+from torchdevice.cli import main
+from torchdevice.cli import report as report_command
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.journal import callers, journal
 from torchdevice.journal.discrepancies import LEFT_OUT
@@ -385,11 +386,7 @@ class TestSentences:
         given = [dataclasses.replace(self.row(f"rank {at}"), asked=a, done=d) for at, (a, d) in enumerate(asked)]
         found = {(row.asked, row.done): (row.count, len(row.processes)) for row in rows.folded(given)}
         count = given[0].count
-        assert found == {
-            ("cuda:0-2", "mps:0-2"): (3 * count, 3),
-            ("cuda:1", "cpu"): (count, 1),
-            ("x", "y"): (count, 1),
-        }
+        assert found == {("cuda:0-2", "mps:0-2"): (3 * count, 3), ("cuda:1", "cpu"): (count, 1), ("x", "y"): (count, 1)}
         assert (rows.numbers([0, 2]), rows.numbers([4])) == ("0, 2", "4")
 
 
@@ -691,17 +688,17 @@ class TestCommand:
         caplog.set_level(level, "torchdevice")
         with torchdevice.portable("cpu") as scope:
             report = scope.report()
-        reports.show_report(str(tmp_path / "r.json"), report)
+        report_command.show_report(str(tmp_path / "r.json"), report)
         assert capsys.readouterr().err.partition(" in ")[0] == said
         assert Report.from_dict(json.loads((tmp_path / "r.json").read_text())) == report
-        reports.show_report(str(tmp_path / "gone" / "r.json"), report)
+        report_command.show_report(str(tmp_path / "gone" / "r.json"), report)
         assert capsys.readouterr().err.startswith("torchdevice: the report could not be written: [Errno 2]")
 
     def test_what_was_verified_is_said_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         with torchdevice.portable("cpu", verify=True) as scope:
             torch.ones(2, device="cuda").exp()
         for quiet in (True, False):
-            reports.show_verified(True, scope.report(), quiet=quiet)
+            report_command.show_verified(True, scope.report(), quiet=quiet)
             said = capsys.readouterr().err
             assert said == "" if quiet else said.startswith("torchdevice: ")
 

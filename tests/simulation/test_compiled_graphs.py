@@ -19,7 +19,7 @@ def test_what_is_not_compiled_runs_and_is_reported(profile: str) -> None:
         "two generators": (
             lambda x: x * 2 + torch.rand_like(x).floor() + torch.rand_like(x.cpu()).floor().cuda(),
             "draws random numbers on cpu and simulated:0",
-        ),
+        )
     }
     if profile == "mps":
         functions = {"anything": (lambda x: (x * 2).sin(), "makes no code for 'simulated:mps'")}

@@ -72,12 +72,7 @@ print("kinds", len(seen))
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_kinds_of_races(tmp_path: Path, engine: str) -> None:
-    result = run_program(
-        tmp_path,
-        KINDS,
-        options=[*OPTIONS, "--engine", engine],
-        PYTHONPATH=FOLDERS,
-    )
+    result = run_program(tmp_path, KINDS, options=[*OPTIONS, "--engine", engine], PYTHONPATH=FOLDERS)
     assert result.stdout.splitlines() == ["kinds 13"], result.stdout + result.stderr[-3000:]
 
 

@@ -2,7 +2,7 @@
 
 from torchdevice.check import device_rules, dtype_rules, environment_rules, operator_rules, torch_name_rules
 from torchdevice.check.checker import check_file, check_files, check_source
-from torchdevice.check.rule_registry import RULES, Finding, Verdict
+from torchdevice.check.rules import RULES, Finding, Verdict
 from torchdevice.check.target import Target
 
 AREAS = (torch_name_rules, device_rules, operator_rules, dtype_rules, environment_rules)

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 from torchdevice.check import sources
-from torchdevice.check.rule_registry import RULES, SYNTAX, Finding, Found, Rule, Verdict
-from torchdevice.check.source_view import View
+from torchdevice.check.rules import RULES, SYNTAX, Finding, Found, Rule, Verdict, View
 from torchdevice.check.sources import Source, UnreadableError
 from torchdevice.check.target import Target
 from torchdevice.foundation import garbage_collection

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchdevice.check.rule_registry import Finding
+from torchdevice.check.rules import Finding
 from torchdevice.foundation import data_files
 
 _TABLE = "[tool.torchdevice.check]"

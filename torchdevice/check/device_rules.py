@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchdevice.check.names import argument
-from torchdevice.check.rule_registry import Found, Verdict, rule
-from torchdevice.check.source_view import WORDS, View, names_option
+from torchdevice.check.rules import WORDS, Found, Verdict, View, names_option, rule
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
 
 _PREFIX = re.compile(rf"({'|'.join(FAMILIES)}):(?:%[ds]|\{{[^}}]*\}})?")

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchdevice.check.names import argument
-from torchdevice.check.rule_registry import Found, Verdict, rule
-from torchdevice.check.source_view import WORDS, View
+from torchdevice.check.rules import WORDS, Found, Verdict, View, rule
 from torchdevice.check.target import torch_object
 from torchdevice.devices.accelerators import SPELLED
 

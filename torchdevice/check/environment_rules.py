@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from torchdevice.check.names import argument
-from torchdevice.check.rule_registry import Found, Verdict, rule
-from torchdevice.check.source_view import View, names_option
+from torchdevice.check.rules import Found, Verdict, View, names_option, rule
 from torchdevice.errors import PATCHERS
 from torchdevice.foundation import data_files
 

@@ -7,8 +7,7 @@ import functools
 from collections.abc import Iterator
 
 from torchdevice.check.names import argument
-from torchdevice.check.rule_registry import Found, Verdict, rule
-from torchdevice.check.source_view import View
+from torchdevice.check.rules import Found, Verdict, View, rule
 from torchdevice.check.target import MAC
 from torchdevice.devices.accelerators import SPELLED
 

@@ -6,8 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from torchdevice.check.rule_registry import Found, Verdict, rule
-from torchdevice.check.source_view import View
+from torchdevice.check.rules import Found, Verdict, View, rule
 from torchdevice.devices.accelerators import FAMILIES
 
 _MODULES = (*(f"torch.{family}." for family in FAMILIES), "torch.backends.", "torch.version.")

@@ -9,9 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchdevice.cli.parsing import add_command, did_you_mean
-from torchdevice.cli.reports import output_file
-from torchdevice.cli.usage_errors import refusals
+from torchdevice.cli.parsing import add_command, did_you_mean, refusals
+from torchdevice.cli.report import output_file
 from torchdevice.foundation import styled_text
 from torchdevice.foundation.environment import switched_off
 
@@ -79,14 +78,14 @@ def _show(findings: list[Finding], shown: list[Finding], files: int, options: ar
     if options.json:
         print(json.dumps([finding.to_dict() for finding in shown], indent=1))
     elif options.sarif:
-        from torchdevice.check import sarif
+        from torchdevice.check import formats
 
-        document = json.dumps(sarif.document(shown), indent=1)
+        document = json.dumps(formats.document(shown), indent=1)
         if isinstance(options.sarif, str):
             Path(options.sarif).write_text(document, encoding="utf-8")
         else:
             print(document)
     else:
-        from torchdevice.check import listing
+        from torchdevice.check import formats
 
-        styled_text.show(listing.rendered(findings, shown, files, options.target))
+        styled_text.show(formats.rendered(findings, shown, files, options.target))

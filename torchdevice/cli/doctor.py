@@ -6,8 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from torchdevice.cli.parsing import add_command, show_columns
-from torchdevice.cli.usage_errors import refusals
+from torchdevice.cli.parsing import add_command, refusals, show_columns
 from torchdevice.foundation.environment import switched_off
 from torchdevice.version import versions
 

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from torchdevice.cli import check, doctor, native, plan, report, run
-from torchdevice.cli.parsing import COMMANDS, CommandParser
-from torchdevice.cli.usage_errors import output
+from torchdevice.cli.parsing import COMMANDS, CommandParser, output
 from torchdevice.version import __version__
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torchdevice.cli.parsing import add_command
-from torchdevice.cli.usage_errors import refusals
+from torchdevice.cli.parsing import add_command, refusals
 from torchdevice.foundation.environment import switched_off
 
 

@@ -1,16 +1,54 @@
-"""How the command line is parsed, beyond what argparse does, and how commands print tables."""
+"""How the command line is parsed, beyond what argparse does, and how commands print tables and end."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import shutil
+import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from torchdevice.errors import TorchDeviceError
 from torchdevice.foundation import data_files
+from torchdevice.foundation.interrupt_safe_exit import block
+
+
+@block
+def refusals() -> Iterator[None]:
+    """Turn an error of the options or of the installation into one line on stderr.
+
+    Raises:
+        SystemExit: With status 2, for every such error.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (TorchDeviceError, ValueError, TypeError, ImportError, OSError) as error:
+        print(f"torchdevice: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@block
+def output() -> Iterator[None]:
+    """End a command quietly where nobody reads on what it prints, as ``head`` does not.
+
+    Raises:
+        SystemExit: With status 1, where nobody reads on.
+    """
+    try:
+        try:
+            yield
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes what is left at its end
+        raise SystemExit(1) from None
+
 
 COMMANDS = data_files.read(__file__, "commands.json")
 """Command -> its texts, as lines where they have several, and its arguments; the command line's own texts; and the flag

@@ -30,10 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchdevice import options as _options
 from torchdevice.cli import programs, ranks
-from torchdevice.cli.parsing import CommandParser, add_command
+from torchdevice.cli.parsing import CommandParser, add_command, refusals
 from torchdevice.cli.programs import Program
-from torchdevice.cli.reports import add_report_flag, show_report, show_verified
-from torchdevice.cli.usage_errors import refusals
+from torchdevice.cli.report import add_report_flag, show_report, show_verified
 from torchdevice.foundation import garbage_collection, run_folder
 from torchdevice.foundation.environment import SWITCH
 from torchdevice.foundation.logs import configure_logging

@@ -239,12 +239,7 @@ class Added:
 
 
 def replaced_function(
-    owner: Any,
-    name: str,
-    replacement: Callable[..., Any],
-    *,
-    native_to: str | None = None,
-    may_be_absent: bool = False,
+    owner: Any, name: str, replacement: Callable[..., Any], *, native_to: str | None = None, may_be_absent: bool = False
 ) -> Replaced:
     """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context."""
 

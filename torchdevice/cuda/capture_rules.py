@@ -98,7 +98,7 @@ class CaptureOrder(StreamObserver):
         raise error(kind)
 
     @property
-    def _is_unsafe_here(self) -> bool:
+    def is_unsafe_here(self) -> bool:
         """Whether calls of this thread are refused that might touch the captured work."""
         own = self._context.thread.capture is self._capture
         return self._mode == "global" or (own and self._mode != "relaxed")
@@ -123,22 +123,17 @@ class CaptureOrder(StreamObserver):
     def event_synchronized(self, event: int) -> None:
         if event in self._events:
             self._refuse(CAPTURED_EVENT)
-        if self._is_unsafe_here:
+        if self.is_unsafe_here:
             self._refuse(NOT_PERMITTED)
 
     event_queried = event_synchronized
 
     def stream_synchronized(self, stream: Stream) -> None:
-        if stream in self.clocks or self._is_unsafe_here:
+        if stream in self.clocks or self.is_unsafe_here:
             self._refuse(NOT_PERMITTED)
 
     stream_queried = stream_synchronized
 
-    def memory_returned(self) -> None:
-        """Raise if memory may not go back to the driver now."""
-        if self._is_unsafe_here:
-            self._refuse(NOT_PERMITTED)
-
     def device_synchronized(self, index: int) -> None:
-        if self._is_unsafe_here or self._context.thread.capture is self._capture:
+        if self.is_unsafe_here or self._context.thread.capture is self._capture:
             self._refuse(NOT_PERMITTED)

@@ -16,7 +16,7 @@ from torchdevice.core.context import Context
 from torchdevice.core.patching import Callback
 from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.cuda.graph_capture import Capture
-from torchdevice.devices.allocation_events import PrivatePools, new_id
+from torchdevice.devices.device_memory import PrivatePools, new_id
 from torchdevice.foundation.torch_texts import text
 from torchdevice.journal.callers import program_line, warn_at
 

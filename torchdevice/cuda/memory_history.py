@@ -1,7 +1,7 @@
 """The history of allocations, for ``torch.cuda.memory._record_memory_history``.
 
 A device with an allocator of its own tells a :class:`History` of each allocation. On other targets an
-:class:`~torchdevice.devices.allocation_events.OperatorWatcher` tells it of the storages that operators of one thread
+:class:`~torchdevice.devices.device_memory.OperatorWatcher` tells it of the storages that operators of one thread
 return. Such a watcher sees neither the temporary memory of a kernel nor the storages that existed before it started.
 
 Torch gathers the stacks, of Python, of TorchScript and, where asked for, of C++, as it does for CUDA's allocator.
@@ -23,7 +23,7 @@ import torch
 from torchdevice.core.bindings import supplied_function
 from torchdevice.core.context import Context
 from torchdevice.cuda import memory
-from torchdevice.devices.allocation_events import Block, Segment
+from torchdevice.devices.device_memory import Block, Segment
 from torchdevice.foundation import garbage_collection
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.tracebacks import PACKAGE

@@ -13,7 +13,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.bindings import imported_by_value, replaces, supplied_function
 from torchdevice.core.context import Context
 from torchdevice.cuda.unsupported import POOL
-from torchdevice.devices.allocation_events import PoolId, PrivatePools, new_id
+from torchdevice.devices.device_memory import PoolId, PrivatePools, new_id
 from torchdevice.foundation.fidelity import Fidelity
 
 NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))
@@ -59,12 +59,7 @@ def _pools(context: Context, device: int) -> PrivatePools:
 
 @replaces(torch.cuda.MemPool, "__new__")
 def new_pool(
-    context: Context,
-    original: Any,
-    cls: type,
-    allocator: Any = None,
-    use_on_oom: bool = False,
-    no_split: bool = False,
+    context: Context, original: Any, cls: type, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False
 ) -> MemPoolStandIn:
     """``MemPool``: a new pool of the current device, by the rules of the device's allocator."""
     pools = _pools(context, context.thread.device_index)

@@ -20,7 +20,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchdevice.core import thread_state
-from torchdevice.devices.allocation_events import Block
+from torchdevice.devices.device_memory import Block
 from torchdevice.devices.device_models import CONTEXT
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.journal.callers import Site, caller_frame, program_frame, site_of

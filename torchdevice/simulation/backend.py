@@ -20,7 +20,7 @@ from torchdevice.lowlevel import page_locked
 from torchdevice.mps_workarounds import installing
 from torchdevice.simulation import device_guard, policy, printing, sharing, storage_resizing
 from torchdevice.simulation.allocator import storages
-from torchdevice.simulation.kernels import handwritten_kernels, nested, quantized, recurrent_networks, sparse
+from torchdevice.simulation.kernels import handwritten_kernels, layouts, recurrent_networks
 from torchdevice.simulation.kernels.pipeline import Pipeline, fallback, kernel_of, refusals_of
 from torchdevice.simulation.native import serving
 from torchdevice.simulation.policy import DEVICE_TYPE
@@ -151,17 +151,17 @@ def _register_kernels() -> None:
     aten.impl("_cudnn_rnn_flatten_weight", recurrent_networks.flatten, "PrivateUse1")
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
-    for name in sorted(_named().difference(handwritten_kernels.SPECIAL, quantized.MAKING, nested.MAKING)):
+    for name in sorted(_named().difference(handwritten_kernels.SPECIAL, layouts.MAKING)):
         aten.impl(name, kernel_of(overload_of(name)), "PrivateUse1")
     for name in _COMPOSED_IN_FLOAT64:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             aten.impl(name, _holding_doubles(overload_of(name).decompose), key)
-    nested.register(aten)
+    layouts.register_nested(aten)
     non_functional = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, non_functional)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
     casts = autocast_lists.register(DEVICE_TYPE, "AutocastPrivateUse1")
-    _libraries.extend((rest, aten, quantized.register(aten), *casts, *sparse.register()))
+    _libraries.extend((rest, aten, layouts.register_quantized(aten), *casts, *layouts.register_sparse()))
 
 
 def _named() -> set[str]:

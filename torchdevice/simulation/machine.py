@@ -13,7 +13,7 @@ from typing import Any
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
-from torchdevice.devices.allocation_events import Observer
+from torchdevice.devices.device_memory import Observer
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Settings
 
 

@@ -12,8 +12,8 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.core.context import Context
 from torchdevice.devices import registry
-from torchdevice.devices.allocation_events import Block, Observer, Segment
 from torchdevice.devices.cpu import bytes_wanted
+from torchdevice.devices.device_memory import Block, Observer, Segment
 from torchdevice.devices.mps_runtime import says_refused
 from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Runtime
 from torchdevice.devices.stream_order import Stream, StreamObserver

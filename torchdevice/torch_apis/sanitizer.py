@@ -15,7 +15,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.bindings import replaces, supplied_function
 from torchdevice.core.context import Context
 from torchdevice.cuda.streams import handle_of
-from torchdevice.devices.allocation_events import Block
+from torchdevice.devices.device_memory import Block
 from torchdevice.devices.stream_order import StreamObserver
 from torchdevice.engines.mode import with_mode
 from torchdevice.foundation import data_files

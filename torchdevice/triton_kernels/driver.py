@@ -35,9 +35,7 @@ class StandInDriver(CudaDriver):  # type: ignore[misc]
         self._context = context
         self.launcher_cls = launcher
         self.utils = SimpleNamespace(
-            get_device_properties=self._properties,
-            load_binary=self._load,
-            unload_module=lambda module: None,
+            get_device_properties=self._properties, load_binary=self._load, unload_module=lambda module: None
         )
 
     def get_active_torch_device(self) -> torch.device:

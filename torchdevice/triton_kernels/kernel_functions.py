@@ -184,11 +184,7 @@ def _static_range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -
 
 # ---- reductions and scans --------------------------------------------------------------------------------------------
 
-_UFUNCS: dict[Any, Any] = {
-    triton.combine_sum: np.add,
-    triton.combine_max: np.fmax,
-    triton.combine_min: np.fmin,
-}
+_UFUNCS: dict[Any, Any] = {triton.combine_sum: np.add, triton.combine_max: np.fmax, triton.combine_min: np.fmin}
 """Functions of Triton with which NumPy reduces in one call, of dtypes that it has."""
 
 

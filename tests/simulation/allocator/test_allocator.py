@@ -19,9 +19,8 @@ import sweeping
 import torch
 
 import torchdevice
-from torchdevice.devices.allocation_events import Block as AllocatedBlock
-from torchdevice.devices.allocation_events import Segment
-from torchdevice.devices.device_memory import Stat
+from torchdevice.devices.device_memory import Block as AllocatedBlock
+from torchdevice.devices.device_memory import Segment, Stat
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import storages

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchdevice.devices.allocation_events import Block as AllocatedBlock
+from torchdevice.devices.device_memory import Block as AllocatedBlock
 from torchdevice.devices.device_memory import Stat
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, parsed
 from torchdevice.simulation.allocator.caching_allocator import Device

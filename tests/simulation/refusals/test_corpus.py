@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from corpus import (
-    CASES,
-    FALSE_ALARMS,
-    FIRST_PART,
-    MACS,
-    MENDED_IN_TORCH,
-    SILENT,
-    SILENT_AT_FIRST,
-    SILENT_ON_WRAP,
-    Case,
-)
+from corpus import CASES, FALSE_ALARMS, FIRST_PART, MACS, MENDED_IN_TORCH, SILENT, SILENT_AT_FIRST, SILENT_ON_WRAP, Case
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

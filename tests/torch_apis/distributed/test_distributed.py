@@ -80,11 +80,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "Input tensor data type is not supported for NCCL process group: UInt16",
     ),
-    "bits": (
-        lambda: dist.all_reduce(ones(3), op=dist.ReduceOp.BAND),
-        ValueError,
-        "Cannot use ReduceOp.BAND with NCCL",
-    ),
+    "bits": (lambda: dist.all_reduce(ones(3), op=dist.ReduceOp.BAND), ValueError, "Cannot use ReduceOp.BAND with NCCL"),
     "a mean of bools": (
         lambda: dist.all_reduce(ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG),
         TypeError,

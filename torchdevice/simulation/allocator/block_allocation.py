@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchdevice.cuda.capture_rules import current_capture
+from torchdevice.cuda import capture_rules
 from torchdevice.simulation.allocator import expandable_segments, out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, SMALL, Settings
 from torchdevice.simulation.allocator.allocator_stats import Figures, Statistics
@@ -286,7 +286,7 @@ class Blocks:
         # In CUDA's order: oversize blocks, then the whole cache.
         if found is None and release_oversize(self.segments, pool, size, self._oversized):
             found = self._new(pool, size, wanted, limits)
-        if found is None and current_capture() is None:  # CUDA cannot free memory while it captures
+        if found is None and capture_rules.current_capture() is None:  # CUDA cannot free memory while it captures
             self.release_cached()
             self.statistics.numbers["num_alloc_retries"] += 1
             found = self._new(pool, size, wanted, limits)
@@ -311,16 +311,13 @@ class Blocks:
 
     def release_cached(self) -> None:
         """Wait for the device, and return the segments without a block in use to the driver."""
-        pools, capture = self.pools.unused(), current_capture()
+        pools, capture = self.pools.unused(), capture_rules.current_capture()
         if capture is None:
             self.statistics.numbers["num_sync_all_streams"] += 1
             self.host_waited()
-        elif any(not pool.blocks[key].is_split for pool in pools for key in pool.keys):
-            try:
-                capture.order.memory_returned()
-            except torch.AcceleratorError as error:
-                self.refused = error
-                raise
+        elif capture.order.is_unsafe_here and any(not p.blocks[key].is_split for p in pools for key in p.keys):
+            capture.failed, self.refused = True, capture_rules.error(capture_rules.NOT_PERMITTED)
+            raise self.refused
         release_all(self.segments, pools, self.settings)
 
     def out_of_memory(self, wanted: int, limits: Limits) -> str:

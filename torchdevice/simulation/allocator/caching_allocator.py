@@ -14,9 +14,8 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torchdevice.devices.allocation_events import Block as Place
-from torchdevice.devices.allocation_events import Observer
-from torchdevice.devices.device_memory import Memory
+from torchdevice.devices.device_memory import Block as Place
+from torchdevice.devices.device_memory import Memory, Observer
 from torchdevice.foundation import forks
 from torchdevice.simulation.allocator import out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import Settings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from torchdevice.devices.allocation_events import Part, Segment
+from torchdevice.devices.device_memory import Part, Segment
 from torchdevice.simulation.allocator.allocator_stats import Statistics
 from torchdevice.simulation.allocator.memory_blocks import FREE, PENDING, USED, Block, Pool, runs_of
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torchdevice.core import thread_state
-from torchdevice.devices.allocation_events import Block, Observer
+from torchdevice.devices.device_memory import Block, Observer
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.per_thread import PerThread, having
 from torchdevice.foundation.stand_ins import conj, with_bits

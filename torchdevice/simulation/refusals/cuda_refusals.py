@@ -124,9 +124,7 @@ def _convolution(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> str:
         return f"slow_conv_transpose{dims}d_out_cuda"
     if groups > 1 and groups == input.size(1) and weight.size(0) % groups == 0:
         return "conv_depthwise2d_forward_cuda" if dims == 2 else "conv_depthwise3d"
-    if dims == 3 or any(step != 1 for step in dilation):
-        return "slow_conv_dilated<>"
-    return "slow_conv2d_cuda"
+    return "slow_conv_dilated<>" if dims == 3 or any(step != 1 for step in dilation) else "slow_conv2d_cuda"
 
 
 _ON_CPU = "expected m1 and m2"

@@ -26,6 +26,8 @@ _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.
 
 _SUMMED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
+_NO_HALF = "HalfTensor is not supported"
+
 _FLOAT8 = (8, 9)
 """The capability from which GPUs have units for float8."""
 
@@ -147,10 +149,6 @@ def _hermitian(LD: torch.Tensor, *rest: Any, hermitian: bool = False, **out: Any
     return hermitian and dtype_of(LD).is_complex and f"torch.linalg.ldl_solve: {refused}"
 
 
-def _histogram(self: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    return dtype_of(self) is torch.float16 and "HalfTensor is not supported"
-
-
 def _lstsq(self: torch.Tensor, b: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
     other = driver is not None and driver.lower() != "gels"
     return other and "torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA"
@@ -242,7 +240,7 @@ RULES = by_operator(
     Rule("fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn", _ffts_of_reals, "cuda/CuFFTPlanCache.h"),
     Rule("_linalg_svd", _svd, "cuda/linalg/BatchLinearAlgebraLib.cpp: svd_cusolver"),
     Rule("linalg_ldl_solve", _hermitian, "cuda/linalg/BatchLinearAlgebra.cpp: ldl_solve_kernel"),
-    Rule("histc", _histogram, "cuda/SummaryOps.cu: _histc_cuda"),
+    Rule("histc", lambda self, *rest, **named: dtype_of(self) is torch.float16 and _NO_HALF, "cuda/SummaryOps.cu"),
     Rule("linalg_lstsq", _lstsq, "BatchLinearAlgebra.cpp: get_default_lstsq_driver"),
     Rule("lstm gru rnn_tanh rnn_relu", _network, "RNN.h: check_attributes; cudnn/RNN.cpp: _cudnn_rnn"),
     Rule("_embedding_bag _embedding_bag_forward_only", _bags, "cuda/EmbeddingBag.cu", only=frozenset()),
@@ -252,9 +250,7 @@ RULES = by_operator(
     Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
 )
 
-_SOLVER = Rule(
-    "_spsolve", lambda *args, **named: text("solver of sparse tensors"), "sparse/cuda/SparseCsrTensorMath.cu"
-)
+_SOLVER = Rule("_spsolve", lambda *args, **named: text("solver of sparse tensors"), "sparse/cuda/SparseBlasImpl.cpp")
 
 _PRODUCT = Rule("mm addmm _sparse_addmm", _sparse_product, "sparse/cuda/SparseCUDATensorMath.cu", NotImplementedError)
 

@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torchdevice.core import thread_state
 from torchdevice.journal import callers
 from torchdevice.torch_apis.distributed import collective_checks
-from torchdevice.torch_apis.distributed.collective_works import Work, finished, observers
-from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
+from torchdevice.torch_apis.distributed.nccl_group import NcclGroup, Work, finished, observers
 from torchdevice.torch_apis.distributed.ongoing_collectives import Ongoing
 
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.torch_apis.distributed.collective_works import done
+from torchdevice.torch_apis.distributed.nccl_group import done
 from torchdevice.torch_apis.distributed.process_groups import FAKE_RANKS
 
 

@@ -27,8 +27,7 @@ from torchdevice.core import thread_state
 from torchdevice.torch_apis.distributed import collective_checks, gloo_rendezvous, point_to_point
 from torchdevice.torch_apis.distributed.collective_operators import as_operator
 from torchdevice.torch_apis.distributed.collective_staging import Collective
-from torchdevice.torch_apis.distributed.collective_works import Work
-from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
+from torchdevice.torch_apis.distributed.nccl_group import NcclGroup, Work
 
 _c10d = dist.distributed_c10d
 

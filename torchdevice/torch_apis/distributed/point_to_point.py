@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.torch_apis.distributed import blocking_waits, collective_checks
 from torchdevice.torch_apis.distributed.collective_staging import Staging
-from torchdevice.torch_apis.distributed.collective_works import collectives_waited
-from torchdevice.torch_apis.distributed.nccl_group import NcclGroup
+from torchdevice.torch_apis.distributed.nccl_group import NcclGroup, collectives_waited
 
 _Tensors = Sequence[torch.Tensor]
 

@@ -1,27 +1,34 @@
-"""Sparse tensors of the device (COO, CSR, CSC, BSR, BSC): torch's own, whose indices and values are on the device.
+"""Tensors of the device that are not strided, and those that torch makes of parts: sparse, nested and quantized ones.
 
-Operators that only take or return indices and values run on the tensor itself; the others run on a sparse CPU tensor
-that shares the memory.
+- Sparse ones (COO, CSR, CSC, BSR, BSC) are torch's own, whose indices and values are on the device. Operators that only
+  take or return indices and values run on the tensor itself; the others on a sparse CPU tensor that shares the memory.
+- Nested ones with the strided layout are torch's own, whose values are one buffer on the device. Views, and copies
+  between devices, run torch's kernel for the CPU on the tensor itself: it calls operators on the buffer. The others run
+  on a nested CPU tensor that shares the memory. The jagged layout needs nothing: it is a subclass in Python.
+- Each way to a quantized one is refused: torch makes them for devices whose allocator is in C++ only, DLPack does not
+  know them, and torch announces that it will drop them.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._C import DispatchKey
 
 from torchdevice.devices.sparse_parts import parts_of
-from torchdevice.fallback.fallback_kernels import overload_of, shadowed
+from torchdevice.errors import NotSupportedError
+from torchdevice.fallback.fallback_kernels import of_aten, overload_of, shadowed
 from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import with_bits, written
+from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.lowlevel.dlpack_alias import on_cpu
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import index_meant, meaning, owner_of
 from torchdevice.simulation.kernels import cpu_kernels
-from torchdevice.simulation.kernels.cpu_kernels import Kernel, aliased, index_of, sparse_of
+from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, Kernel, aliased, index_of, sparse_of, without_mode
 from torchdevice.simulation.kernels.pipeline import Pipeline, Refusals, aliasing, fallback, none_of
 from torchdevice.simulation.missing_operators import cpu_only_sparse_operators
 from torchdevice.simulation.profiles import missing_on_cuda
@@ -48,7 +55,7 @@ _COMPOSED = {"is_pinned"}
 """Operators that torch's composite kernels do on the parts of a compressed tensor, whatever device these are on."""
 
 
-def register() -> list[torch.library.Library]:
+def register_sparse() -> list[torch.library.Library]:
     """Register the kernels with torch. Return the libraries, which unregister their kernels when they end."""
     aten = torch.library.Library("aten", "IMPL")
     fallbacks = [
@@ -154,3 +161,74 @@ def _own(part: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor of its own with the memory of a part of a sparse tensor, which no operator can resize."""
     owner_of(part.untyped_storage())  # a result with the memory of the part shares the storage of the part
     return with_bits(on_cpu(part), part)
+
+
+# ---- nested ----------------------------------------------------------------------------------------------------------
+
+
+_ON_ITSELF = frozenset(_OPERATORS["of a nested tensor itself"].split())
+"""Operators whose kernel for the CPU reads no memory, or calls another operator that does."""
+
+_MAKING_NESTED = _OPERATORS["making nested tensors"].split()
+"""Operators on plain tensors that give nested ones, or call such operators."""
+
+
+def register_nested(aten: torch.library.Library) -> None:
+    """Register the kernels with torch."""
+    for name in sorted(of_aten(registrations_for_dispatch_key("NestedTensorCPU"))):
+        op = overload_of(name)
+        on_itself = without_mode(functools.partial(op._op_dk, DispatchKey.NestedTensorCPU))
+        kernel = on_itself if name in _ON_ITSELF else aliasing(_NestedAliases, op)
+        aten.impl(name, kernel, "NestedTensorPrivateUse1")
+    for name in _MAKING_NESTED:
+        aten.impl(name, aliasing(_NestedAliases, overload_of(name)), "PrivateUse1")
+
+
+class _NestedAliases(CpuAliases):
+    """CPU tensors in the memory of a call's tensors, nested or not."""
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _of_buffer(aliased(_buffer(tensor)), tensor) if tensor.is_nested else aliased(tensor)
+
+    def back(self, result: torch.Tensor) -> torch.Tensor:
+        return _of_buffer(super().back(_buffer(result)), result) if result.is_nested else super().back(result)
+
+
+def _buffer(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole storage of a nested tensor as a plain tensor of one dimension."""
+    if not tensor.size(0):
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return tensor[0].as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
+
+
+def _of_buffer(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a nested tensor of a buffer, with the sizes, strides and offsets of another."""
+    parts = like._nested_tensor_size(), like._nested_tensor_strides(), like._nested_tensor_storage_offsets()
+    return torch.ops.aten._nested_view_from_buffer(buffer, *parts)
+
+
+# ---- quantized -------------------------------------------------------------------------------------------------------
+
+
+_MAKING_QUANTIZED = _OPERATORS["making quantized tensors"].split()
+"""The operators that make quantized tensors."""
+
+
+def register_quantized(aten: torch.library.Library) -> torch.library.Library:
+    """Register the refusals with torch. Return the library of the fallback."""
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(_refuse_quantized, "QuantizedPrivateUse1")
+    for name in _MAKING_QUANTIZED:
+        base, _, overload = name.partition(".")
+        if hasattr(getattr(torch.ops.aten, base, None), overload or "default"):
+            aten.impl(name, _refuse_quantized, "PrivateUse1")
+    return library
+
+
+def _refuse_quantized(*args: Any, **kwargs: Any) -> NoReturn:
+    remedy = "Quantize on the CPU, or use fake quantization or a library with tensor subclasses."
+    raise NotSupportedError("A quantized tensor", remedy)
+
+
+MAKING = (*_MAKING_NESTED, *_MAKING_QUANTIZED)
+"""The operators that make nested or quantized tensors of plain ones."""
