@@ -566,6 +566,18 @@ def pool_of_two_graphs(correct: bool) -> None:
             sides[1].wait_stream(sides[0])
 
 
+@bug(GRAPHS, "the result of each replay is kept without a copy, and all are stacked", races="error")
+def results_of_replays(correct: bool) -> None:
+    x, graph, kept = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        result = x * 2
+    for value in range(3):
+        x.fill_(value)
+        graph.replay()
+        kept.append(result.clone() if correct else result.detach())
+    torch.stack(kept)
+
+
 # ---- collectives -----------------------------------------------------------------------------------------------------
 
 COLLECTIVES = "collective"

@@ -78,7 +78,7 @@ LIMITS: dict[str, str] = {
     "conversions": "",
     "integers_by_zero": "",
     "grids": "",
-    "two_dtypes": "batch norm (b?float16|float32|float64) .*",
+    "two_dtypes": "",
     "deterministic": "max_pool3d",  # has a deterministic kernel since torch 2.13
     "attention": ".* (dropout|groups)",  # torch 2.11 took other dropouts with cuDNN, and no groups by "efficient"
     "captures": "relaxed: (eigh|qr)",

@@ -215,7 +215,7 @@ class RaceError(TorchDeviceError, RuntimeError):
 
 
 class GraphRaceError(RaceError):
-    """A CUDA graph was replayed after memory was freed that it reads or writes."""
+    """A CUDA graph was replayed after memory that it uses was freed, or has overwritten a result that is read."""
 
     __init__ = TorchDeviceError.__init__
 

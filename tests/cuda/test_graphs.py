@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,6 +167,18 @@ def test_misuse_raises_cudas_errors() -> None:
         torch.ones(1, device="cuda")
     with pytest.raises(torchdevice.errors.NotSupportedError, match="cudaGraph_t"):
         graph.raw_cuda_graph()
+
+
+def test_a_graph_is_written_for_graphviz(tmp_path: Path) -> None:
+    x, graph, file = torch.ones(2, device="cuda"), torch.cuda.CUDAGraph(), tmp_path / "graph.dot"
+    with torch.cuda.graph(graph):
+        (x * 2).add_(1)
+    with pytest.warns(UserWarning, match="debug not enabled"):
+        graph.debug_dump(str(file))
+    assert not file.exists()
+    graph.enable_debug_mode()
+    graph.debug_dump(str(file))
+    assert '"0 aten.mul.Tensor" -> "1 aten.add_.Tensor"' in file.read_text()
 
 
 def test_a_graph_without_work_is_warned_of() -> None:

@@ -6,6 +6,7 @@ import collections
 import functools
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -46,6 +47,7 @@ class GraphStandIn:
         self._pools: PrivatePools | None = None
         self._retained: list[Any] = []
         self._generators: list[torch.Generator] = []
+        self._is_debugged = False
         self._recorded_exec_ids: set[int] = set()  # torch.cuda.graph adds to it (torch 2.15 and later)
         for moment in _HOOKED:
             # Ordered: hooks run in the order in which they were registered.
@@ -180,13 +182,23 @@ class GraphStandIn:
         return self._pool
 
     def enable_debug_mode(self) -> None:
-        """Do nothing: :meth:`debug_dump` has no graph of CUDA's to write."""
+        """Let :meth:`debug_dump` write the graph."""
+        self._is_debugged = True
+
+    def debug_dump(self, debug_path: str) -> None:
+        """Write the captured operators to a file, one after the other, in Graphviz's language."""
+        if not self._is_debugged:
+            message = "CUDA Graphs debug not enabled, set with [graph].enable_debug_mode()"
+            warn_at(program_line(), UserWarning(message), UserWarning)
+        elif self._captured is not None:
+            nodes = [f'"{place} {step.op}"' for place, step in enumerate(self._captured.steps)]
+            Path(debug_path).write_text(f"digraph captured {{\n{' -> '.join(nodes)}\n}}\n")
 
     def raw_cuda_graph(self) -> NoReturn:
         """Raise: there is no ``cudaGraph_t``."""
         thread_state.refuse("torch.cuda.CUDAGraph.raw_cuda_graph", "There is no cudaGraph_t. Use replay().")
 
-    raw_cuda_graph_exec = get_graph_data = debug_dump = raw_cuda_graph
+    raw_cuda_graph_exec = get_graph_data = raw_cuda_graph
 
 
 @replaces(torch.cuda.CUDAGraph, "__new__")

@@ -221,3 +221,36 @@ def test_fake_quantization_is_not_refused() -> None:
         lambda x: torch.ops.aten.dequantize.self(x.to(torch.float32)),
     ):
         assert torch.equal(make(x.cuda()).cpu(), make(x))
+
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("statistics", FLOATS)
+@pytest.mark.parametrize(
+    ("input", "weights"),
+    [(each, each) for each in FLOATS] + [(torch.float16, torch.float32), (torch.bfloat16, torch.float32)],
+)
+def test_batch_norm_takes_statistics_in_any_dtype(
+    input: torch.dtype, weights: torch.dtype, statistics: torch.dtype, training: bool
+) -> None:
+    """As an H200 does. The CPU's kernels take fewer pairs."""
+    generator = torch.Generator().manual_seed(5)
+    drawn = torch.randn(8, 4, 3, 3, generator=generator), *torch.rand(3, 4, generator=generator)
+
+    def normalized(device: str, *dtypes: torch.dtype) -> list[torch.Tensor]:
+        kinds = (dtypes[0], dtypes[1], dtypes[1], dtypes[2])
+        x, weight, bias, variance = (each.to(device, kind) for each, kind in zip(drawn, kinds, strict=True))
+        leaves = [each.requires_grad_() for each in (x, weight, bias)]
+        mean = torch.zeros_like(variance)
+        with torch.backends.cudnn.flags(enabled=False):
+            out = F.batch_norm(x, mean, variance, weight, bias, training=training)
+        (out * x.detach()).sum().backward()
+        return [out.detach(), mean, variance, *(leaf.grad for leaf in leaves)]
+
+    found = normalized("cuda", input, weights, statistics)
+    wanted = normalized("cpu", *[torch.float64] * 3)
+    assert [each.dtype for each in found] == [input, statistics, statistics, input, weights, weights]
+    for each, exact in zip(found, wanted, strict=True):
+        torch.testing.assert_close(each.cpu().double(), exact, rtol=0.03, atol=0.5)

@@ -44,6 +44,44 @@ def test_an_input_that_was_freed_and_given_out_again_is_told() -> None:
         graph.replay()
 
 
+KEPT: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = [
+    (lambda result: result, torch.stack),
+    (torch.detach, torch.cat),
+    (lambda result: result[1:], lambda kept: torch.hstack(tuple(kept))),
+    (lambda result: result.view(2, 2), torch.vstack),
+]
+
+
+@pytest.mark.parametrize(("keep", "join"), KEPT)
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_results_that_later_replays_have_overwritten_are_told_where_they_are_joined(
+    keep: Callable[[Any], Any], join: Callable[[Any], Any], engine: Any
+) -> None:
+    with torchdevice.simulate(races="error", engine=engine):
+        x = torch.ones(4, device="cuda")
+        graph, result = captured(lambda: x * 2)
+        kept, copies = [], []
+        for _ in range(3):
+            graph.replay()
+            kept.append(keep(result))
+        with pytest.raises(GraphRaceError, match=r"one result of a graph 3 times\. The graph was replayed 3"):
+            join(kept)
+        for _ in range(3):
+            graph.replay()
+            copies.append(keep(result).clone())
+        join(copies)
+
+
+def test_one_result_may_be_repeated() -> None:
+    x = torch.ones(4, device="cuda")
+    graph, (result, twice) = captured(lambda: (x * 2, torch.cat([x * 3] * 2)))
+    for _ in range(3):
+        graph.replay()
+        assert torch.cat([result] * 2).tolist() == [2] * 8
+        assert twice.tolist() == [3] * 8
+    assert torch.stack([result] * 5).shape == (5, 4)
+
+
 def test_a_warning_lets_the_program_go_on() -> None:
     with torchdevice.simulate(races="warn"):
         x = torch.ones(4, device="cuda")

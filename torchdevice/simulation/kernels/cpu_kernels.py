@@ -308,7 +308,33 @@ class Arguments:
 def on_cpu_as(op: Any) -> Callable[..., Any]:
     """Return a function that runs an operator on CPU tensors: its CPU kernel, or the dispatcher if it has none."""
     # `_op_dk` calls the kernel of a key without the dispatcher; composite operators have none.
-    return functools.partial(op._op_dk, DispatchKey.CPU) if _has_kernel(op.name(), "CPU") else op._op
+    run = functools.partial(op._op_dk, DispatchKey.CPU) if _has_kernel(op.name(), "CPU") else op._op
+    names = [each.name for each in op._schema.arguments]
+    return _normalizing(names, run) if {"weight", "running_var"} < set(names) and not outs_of(op) else run
+
+
+def _normalizing(names: list[str], run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs batch norm whose parameters and statistics have several dtypes, as CUDA's does."""
+    first, last = names.index("weight"), names.index("running_var") + 1
+
+    def normalize(*args: Any) -> Any:
+        given = args[first:last]
+        if len({each.dtype for each in given if each is not None}) < 2:
+            return run(*args)
+        own = args[first - 1].dtype
+        wide = [each if each is None else each.to(_ACCUMULATED.get(own, own)) for each in given]
+        results = run(*args[:first], *wide, *args[last:])
+        for statistic, each in zip(given[-2:], wide[-2:], strict=True):
+            statistic.copy_(each)
+        if names[0] != "grad_out" or given[0] is None:
+            return results
+        return results[0], *(each if each is None else each.to(given[0].dtype) for each in results[1:])
+
+    return normalize
+
+
+_ACCUMULATED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""Input -> the dtype of CUDA's sums, where it is another one."""
 
 
 # ---- kinds of operators ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ not seen.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -58,9 +59,11 @@ class _Memory:
 
     Attributes:
         pool: The memory pool of the graph whose capture allocated it; None for other memory.
+        replays: How often that graph was replayed since a kernel read the memory.
     """
 
     pool: Any = None
+    replays = 0
 
     def __init__(self, stream: Stream, block: Block):
         self.stream, self.size, self.place = stream, block.size, block.place or 0
@@ -138,6 +141,7 @@ class Races(Order):
         Raises:
             RaceError: It is not, and the option says ``"error"``.
         """
+        self._look_for_kept_results(op, args)
         # Writes first: a kernel that reads and writes a tensor does not race with itself.
         for tensor, writes in sorted(used, key=lambda each: not each[1]):
             memory = self._memory.get(tensor.untyped_storage().data_ptr())
@@ -145,6 +149,7 @@ class Races(Order):
                 stream = self.current(index_of(tensor))
                 if self.context.thread.streams.follows_nodes:  # torch's engine calls record_stream for gradients
                     memory.used_by.add(stream)
+                memory.replays *= writes
                 name = op._schema.name.removeprefix("aten::")
                 self._note(memory, self._access(name, stream, writes, *_extent(tensor)))
 
@@ -217,11 +222,24 @@ class Races(Order):
                     self._tell(GraphRaceError(_LOST.format(site)), (site,))
             for memory in made:
                 written[memory] = written.pop(memory, None)  # it becomes the last one
+                memory.replays += 1
             now = self._access("the graph", self.current(index), True, 0, 1)
             other, earlier = self._pools.get(pool, (graph, now))
             self._pools[pool] = graph, now
             if other != graph and not _knows(self.clock(now.stream), earlier):
                 self._report(earlier, now, _wait_for(earlier.stream, now.stream))
+
+    def _look_for_kept_results(self, op: Any, args: Any) -> None:
+        """Look whether a list has one result of a graph once for each of its replays, which have overwritten it."""
+        given = args[0] if args and isinstance(args[0], (list, tuple)) else ()
+        of_device = [each for each in given if isinstance(each, torch.Tensor) and index_of(each) >= 0]
+        places = Counter((each.untyped_storage().data_ptr(), *_extent(each)) for each in of_device)
+        for (address, *_), times in places.items():
+            memory = self._memory.get(address)
+            # A correct program reads a result after each replay, and repeats it at will.
+            if memory is not None and 1 < times <= memory.replays:
+                name, site = op._schema.name.removeprefix("aten::"), site_of(program_line())
+                self._tell(GraphRaceError(_KEPT_RESULT.format(name, site, times, memory.replays)), (site,))
 
 
 def _is_last(memory: _Memory, written: dict[_Memory, None]) -> bool:
@@ -234,6 +252,11 @@ def _is_last(memory: _Memory, written: dict[_Memory, None]) -> bool:
 _LOST = (
     "the graph that is replayed at {} uses memory that was freed after its capture. Keep the tensors "
     "that the capture has used, and copy new values into them by copy_()."
+)
+
+_KEPT_RESULT = (
+    "{} at {} is given one result of a graph {} times. The graph was replayed {} times since the result was last read, "
+    "and each replay has overwritten it. Keep a copy of the result of each replay: clone()."
 )
 
 _KEPT = 1000
