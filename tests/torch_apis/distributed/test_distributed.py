@@ -237,19 +237,6 @@ def test_collectives_while_torch_debugs_in_detail(target: str) -> None:
     assert "_object_to_tensor size" in done.stderr
 
 
-@pytest.mark.one_engine
-@pytest.mark.parametrize("name", ["_dump_nccl_trace", "_dump_nccl_trace_json"])
-def test_nccls_recorder_is_refused_with_the_name_of_torchs(name: str) -> None:
-    in_c = torch._C._distributed_c10d
-    was_there = hasattr(in_c, name)
-    with torchdevice.portable(target="cpu"):
-        if not was_there:  # builds with NCCL keep their own
-            with pytest.raises(torchdevice.errors.NotSupportedError, match="_dump_fr_trace"):
-                getattr(in_c, name)(includeCollectives=True)
-    assert hasattr(in_c, name) == was_there
-    assert callable(in_c._dump_fr_trace)
-
-
 @pytest.mark.sampled(2, of="training in ranks")
 @pytest.mark.parametrize(
     "name", ["test_ops", "test_script", "test_sync", "test_ddp_comm_hook", "test_distributed_data_loop"]

@@ -158,7 +158,7 @@ class Waiting:
     def __init__(self, store: Any, rank: int, size: int):
         # A part of the store of its own, so that keys of gloo are not met.
         self._store = dist.PrefixStore("waiting", store)
-        self._rank, self._size = rank, size
+        self.rank, self._size = rank, size
         self._begun: Counter[str] = Counter()
         self._threads: set[int] = set()
         self._number = 0
@@ -172,7 +172,7 @@ class Waiting:
         with contextlib.suppress(RuntimeError):  # the store has ended with another rank
             if not self._store.check([_END]):
                 ended = uncaught_errors.told_failure() or f"ended{self._hooks.exit_said if self._hooks else ''}"
-                self._store.set(_END, f"rank {self._rank}{_where()} {ended}")
+                self._store.set(_END, f"rank {self.rank}{_where()} {ended}")
 
     def ended_rank(self) -> str:
         """Return which rank of the program ended first, and how, in a few words."""
@@ -223,10 +223,10 @@ class Waiting:
             found = stuck(notes)
             # Read twice, because ranks go on while their notes are read: what was the same both times held in between.
             # Only a rank that is stuck itself raises; the others read the same notes and raise too.
-            if self._rank in found and notes == self._read():
+            if self.rank in found and notes == self._read():
                 # Wait until the others have read this too, because a rank that ends takes the store with it.
                 what = json.dumps({rank: notes[rank] for rank in found})
-                self._store.set(f"{self._rank} knows {what}", "")
+                self._store.set(f"{self.rank} knows {what}", "")
                 with contextlib.suppress(dist.DistError):  # one of them has ended, or is not to be scheduled
                     # Long enough for each of them to read the notes again.
                     self._store.wait([f"{rank} knows {what}" for rank in found], 5 * PATIENCE)
@@ -236,7 +236,7 @@ class Waiting:
     def _write(self, note: Note | None) -> None:
         self._number, self._noted = self._number + 1, note is not None
         alone = len(self._threads) == 1  # another thread of this rank may go on, and let others go on
-        self._store.set(str(self._rank), json.dumps(note if alone else None))
+        self._store.set(str(self.rank), json.dumps(note if alone else None))
 
     def _read(self) -> dict[int, Note]:
         found = {}

@@ -18,6 +18,7 @@ from torch.utils import _python_dispatch
 
 from torchdevice.foundation import dispatch_modes
 from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.torch_apis.distributed import flight_recorder
 
 _stack = _python_dispatch._get_current_dispatch_mode_stack
 _pop, _push = _python_dispatch._pop_mode, _python_dispatch._push_mode
@@ -31,14 +32,16 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
     """Runs a collective in place of the kernel of its operator.
 
     Args:
-        collective: Is called with the operator's tensors, or lists of them, and its other arguments by name. It returns
-            work.
+        group: The group.
+        name: The name of its method.
+        collective: Is called with the group, the operator's tensors, or lists of them, and its other arguments by name.
+            It returns work.
         reduce_op: The operation, which Python cannot read from the operator's argument.
     """
 
-    def __init__(self, collective: Callable[..., Any], reduce_op: Any):
+    def __init__(self, group: Any, name: str, collective: Callable[..., Any], reduce_op: Any):
         super().__init__()
-        self._collective, self._reduce_op = collective, reduce_op
+        self._group, self._name, self._collective, self._reduce_op = group, name, collective, reduce_op
         self._works: list[Any] = []
 
     @classmethod
@@ -59,7 +62,9 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
         values["timeout"] = datetime.timedelta(milliseconds=values.get("timeout", -1))
         # Kept until the call returns, since torch's C++ keeps only its own part of it.
         with torch._C.DisableTorchFunction():  # again: the handler of a mode above has enabled it
-            self._works.append(self._collective(*args[:group], types.SimpleNamespace(**values)))
+            tensors, opts = args[:group], types.SimpleNamespace(**values)
+            collective = functools.partial(self._collective, self._group, *tensors, opts)
+            self._works.append(flight_recorder.recorded(self._group, self._name, tensors, opts, collective))
         boxed = self._works[-1].boxed()
         return (args[0], boxed) if len(func._schema.returns) > 1 else boxed
 
@@ -80,10 +85,10 @@ def as_operator(collective: Callable[..., Any], name: str = "") -> Callable[...,
                 each.device = _CPU  # torch makes a tensor there
         # Neither a function mode nor a subclass of tensors sees a method of torch's group.
         with torch._C.DisableTorchFunction():
-            kernel = _Kernel(functools.partial(collective, self), _reduce_op(values))
-            with _innermost(kernel):
-                return getattr(self.in_cpp, name or collective.__name__)(*args, **kwargs)
+            with _innermost(_Kernel(self, method, collective, _reduce_op(values))):
+                return getattr(self.in_cpp, method)(*args, **kwargs)
 
+    method = name or collective.__name__
     return called
 
 

@@ -10,6 +10,7 @@ import os
 import socket
 import types
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from torchdevice.core.context import visible_ordinals
 from torchdevice.devices.runtime import Runtime
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.torch_texts import text
-from torchdevice.torch_apis.distributed import collective_checks
+from torchdevice.torch_apis.distributed import collective_checks, flight_recorder
 
 _memory_format_of = torch._prims_common.suggest_memory_format
 _OpType = torch._C._distributed_c10d.OpType
@@ -31,6 +32,20 @@ _CPU = torch.device("cpu")
 
 _UNKNOWN_TO_NCCL = {torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt32", torch.uint64: "UInt64"}
 """dtype -> how the error calls it. Of complex tensors torch gives the real view."""
+
+
+class Gloo(dist.ProcessGroupGloo):
+    """The gloo backend of a group, with what programs ask of NCCL's."""
+
+    counts: Counter[str]
+
+    def comm_split_count(self) -> int:
+        """Return how many groups torch has made of this one's communicator, as it does where it knows the device."""
+        return self.counts["split"]
+
+    def _is_initialized(self) -> bool:
+        """Return whether NCCL would have connected the ranks, which it does for the first collective."""
+        return any(self.counts.values())
 
 
 class NcclGroup(dist.ProcessGroup):
@@ -49,24 +64,26 @@ class NcclGroup(dist.ProcessGroup):
         super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]
         self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
         self._store = store
-        _is_set("TORCH_NCCL_BLOCKING_WAIT")  # no more than a check: every wait of the host blocks
-        self._checks_nan = _is_set("TORCH_NCCL_NAN_CHECK")
-        self._sequence = 0
+        self._checks_nan = is_set("TORCH_NCCL_NAN_CHECK")
+        self._has_ended = False
+        self.timeout = gloo.options._timeout
+        self.counts = gloo.counts = Counter()
+        """How many collectives, and tensors to one rank or from one, this rank has begun, and the group's divisions."""
         self.ongoing: Any = None
         """The last collective that goes on in another thread, see ``ongoing_collectives.py``."""
         self.hooks: list[Callable[[Any], Any]] = []
-        self._has_gloo, self._is_gloo = "gloo" in kind, kind == "gloo"
+        self._has_gloo, self.is_gloo = "gloo" in kind, kind == "gloo"
         self._takes_cpu = self._has_gloo or runtime.shares_host_memory
         context = thread_state.state.context
         # To torch gloo has the CPU and CUDA, so a program for MPS moves its tensors to the CPU before.
-        self._lacks = "mps" if self._is_gloo and context is not None and context.program == "mps" else None
+        self._lacks = "mps" if self.is_gloo and context is not None and context.program == "mps" else None
         self.in_cpp = dist.ProcessGroup(store, self.rank(), self.size())
         """torch's own group, whose methods call the operators."""
         for group in (self, self.in_cpp):
             # For C++ that asks for a backend, and operators that are called again by themselves.
             _register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
         # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
-        self._knows_devices = self.size() == 1 or runtime.shared_by_processes or self._is_gloo
+        self._knows_devices = self.size() == 1 or runtime.shared_by_processes or self.is_gloo
 
     def know_devices(self, index: int) -> None:
         """Refuse, as NCCL does when it connects the ranks, that two of them are on one device."""
@@ -99,7 +116,7 @@ class NcclGroup(dist.ProcessGroup):
         if self._lacks and not on_cpu:
             raise RuntimeError(f"No backend type associated with device type {self._lacks}")
         name = _UNKNOWN_TO_NCCL.get(tensor.dtype)
-        if name is not None and not self._is_gloo and not (self._has_gloo and on_cpu):
+        if name is not None and not self.is_gloo and not (self._has_gloo and on_cpu):
             raise TypeError(f"Input tensor data type is not supported for NCCL process group: {name}")
         if between_two and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
             raise ValueError("Tensors for P2P must be non-overlapping and dense")
@@ -122,6 +139,15 @@ class NcclGroup(dist.ProcessGroup):
         """Return the name that torch's C++ asks for: of a group named for gloo it would want gloo's class."""
         return "nccl"
 
+    def name(self) -> str:
+        """Return the name of the backend that the program asked for."""
+        return "gloo" if self.is_gloo else "nccl"
+
+    def shutdown(self) -> None:
+        """End the group, as ``destroy_process_group`` does."""
+        super().shutdown()
+        self._has_ended = True
+
     def get_group_store(self) -> Any:
         """Return the store by which the ranks found each other."""
         return self._store
@@ -142,11 +168,25 @@ class NcclGroup(dist.ProcessGroup):
 
     def _set_sequence_number_for_group(self) -> None:
         """Begin to count. torch calls it for each group that it makes."""
-        self._sequence = 0
+        self.counts["collective"] = 0
 
     def _get_sequence_number_for_group(self) -> int:
         """Return how many collectives this rank has begun."""
-        return self._sequence
+        return self.counts["collective"]
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the flight recorder shows times."""
+        return bool(self.counts["timed"])
+
+    def _enable_collectives_timing(self) -> None:
+        """Show times in the flight recorder."""
+        self.counts["timed"] = 1
+
+    def _wait_for_pending_works(self) -> None:
+        """Wait for the collectives that go on."""
+        if self.ongoing is not None:
+            self.ongoing.settle()
 
     def _register_on_completion_hook(self, hook: Callable[[Any], Any]) -> None:
         """Call a hook after each collective, in the thread that has called the collective."""
@@ -158,7 +198,7 @@ class NcclGroup(dist.ProcessGroup):
         times = {"time_started": began, "time_finished": ended, "active_duration": ended - began}
         for hook in self.hooks:
             kind = getattr(_OpType, name.upper(), None) or getattr(_OpType, name.replace("_", "").upper())
-            hook(types.SimpleNamespace(op_type=kind, seq=self._sequence, **times))
+            hook(types.SimpleNamespace(op_type=kind, seq=self.counts["collective"], **times))
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Begin a list of collectives that NCCL starts together. Here each begins when it is called."""
@@ -169,9 +209,13 @@ class NcclGroup(dist.ProcessGroup):
     # ---- how ranks agree -------------------------------------------------------------------------------------------
 
     def begin(self) -> int:
-        """Count a collective that this rank begins, and return how many there were."""
-        self._sequence += 1
-        # Counted before the exchange, since others may read the count while this rank waits.
+        """Count a collective that this rank begins, and return how many there were.
+
+        Raises:
+            DistBackendError: The group was destroyed.
+        """
+        if self._has_ended:
+            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.")
         return self.waiting.begin(self.group_name) if self.size() > 1 else 0
 
     def wait_for(self, ended: Callable[[], bool], call: collective_checks.Call, times: int) -> None:
@@ -212,7 +256,8 @@ class NcclGroup(dist.ProcessGroup):
 
     def ranks(self) -> list[int]:
         """Return the ranks of the group, as numbers in the whole program."""
-        return dist.get_process_group_ranks(self)
+        # A group that the program made itself, by its class, is none of torch's.
+        return list(dist.distributed_c10d._world.pg_group_ranks.get(self, range(self.size())))
 
     def _gathered_texts(self, said: str) -> list[str]:
         """Return the texts of all ranks."""
@@ -235,7 +280,10 @@ class NcclGroup(dist.ProcessGroup):
             yield
         except RuntimeError as error:
             # Only errors of connections, which name a file of that folder, mean a lost rank. Others are torch's own.
-            if "gloo/transport/" not in str(error):
+            is_lost = "gloo/transport/" in str(error)
+            if is_lost or isinstance(error, dist.DistBackendError):
+                flight_recorder.of_thread().write(self.waiting.rank)
+            if not is_lost:
                 raise
             # gloo tells a rank that ended from one that is late by no type.
             reason = str(error) if "Timed out" in str(error) else self.waiting.ended_rank()
@@ -243,7 +291,7 @@ class NcclGroup(dist.ProcessGroup):
             raise dist.DistBackendError(f"{where} cannot end: {reason}. The other ranks wait for it.") from None
 
 
-def _is_set(variable: str) -> bool:
+def is_set(variable: str) -> bool:
     """Return whether a variable of NCCL's groups is true.
 
     Raises:

@@ -27,7 +27,7 @@ from torchdevice.core import thread_state
 from torchdevice.torch_apis.distributed import collective_checks, gloo_rendezvous, point_to_point
 from torchdevice.torch_apis.distributed.collective_operators import as_operator
 from torchdevice.torch_apis.distributed.collective_staging import Collective
-from torchdevice.torch_apis.distributed.nccl_group import NcclGroup, Work
+from torchdevice.torch_apis.distributed.nccl_group import Gloo, NcclGroup, Work, is_set
 
 _c10d = dist.distributed_c10d
 
@@ -55,13 +55,14 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     """Return a group, see :func:`register`."""
     context = thread_state.state.context
     assert context is not None, "this process group is asked for in scopes only"
+    is_set("TORCH_NCCL_BLOCKING_WAIT")  # no more than a check: every wait of the host blocks
     gloo_rendezvous.wait_at_end()
     _register_functional()
     # Torchrun's agents keep one store for all attempts.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_rendezvous.store_of_this_attempt(store, rank, size)
     # Under a prefix, since a program may make a group of gloo from the same store.
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore(kind, store), rank, size, timeout)
+    gloo = Gloo(dist.PrefixStore(kind, store), rank, size, timeout)
     # One object in a program, made with its first group, which is the default group.
     default = _c10d._get_default_group() if dist.is_initialized() else None
     waiting = default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
@@ -339,6 +340,8 @@ def reduce_flat(flat: torch.Tensor, op: Any, size: int, collective: Callable[...
     kind, factor = op.__getstate__()
     if kind in _NOT_OF_NCCL:
         raise ValueError(f"Cannot use ReduceOp.{kind.name} with NCCL")
+    if "float8" in str(flat.dtype):
+        raise RuntimeError("Float8 dtypes are not currenlty supported for NCCL reductions")
     if flat.is_complex():
         if kind in (_Kind.MAX, _Kind.MIN, _Kind.PRODUCT):
             raise RuntimeError(f"all_reduce does not support ReduceOp.{kind.name} on complex tensors")

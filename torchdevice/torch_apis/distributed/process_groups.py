@@ -9,7 +9,7 @@ import types
 import weakref
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from torchdevice.core.patching import Replaced, per_context, subclass_in_place_o
 from torchdevice.engines.mode import of_this_thread
 from torchdevice.foundation import torch_internals
 from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.torch_apis.distributed import flight_recorder
 
 # As a text, nothing waits for it in a build without it.
 _C10D: Any = dist.distributed_c10d if dist.is_available() else "torch.distributed.distributed_c10d"
@@ -105,7 +106,17 @@ def _new_group(
     _without_nccl_options(asked, kwargs)
     group = original(ranks, timeout, used, *args, **kwargs)
     _remember(group, asked)
+    if not kwargs.get("use_local_synchronization"):
+        _count_division(None)
     return group
+
+
+def _count_division(parent: Any) -> None:
+    """Count a group that torch makes of another's communicator, as it does where it knows the rank's device."""
+    default = dist.distributed_c10d._get_default_group()
+    asked, counts = _asked_for.get(default), getattr(parent or default, "counts", None)
+    if asked is not None and asked.can_split and counts is not None:
+        counts["split"] += 1
 
 
 def _without_nccl_options(asked: str | None, kwargs: dict[str, Any]) -> None:
@@ -136,10 +147,16 @@ def _get_backend_config(context: Context, original: Any, group: Any = None) -> s
     return found if asked is None else str(dist.distributed_c10d.BackendConfig(dist.Backend(asked)))
 
 
+@_replaces("_get_process_group_uid", optional=True)
+def _uid(context: Context, original: Any, pg: Any) -> int:
+    """``_get_process_group_uid``: groups of NCCL are numbered as they are made."""
+    return original(pg) if _asked_of(pg) is None else list(dist.distributed_c10d._world.pg_map).index(pg)
+
+
 @_replaces("_get_default_timeout")
 def _get_default_timeout(context: Context, original: Any, backend: Any) -> datetime.timedelta:
     """Builds without NCCL lack its time-out."""
-    return _NCCL_TIMEOUT if backend == "nccl" else original(backend)
+    return _NCCL_TIMEOUT if backend in ("nccl", "nccl_on_gloo") else original(backend)
 
 
 @replaces("torch._C._distributed_c10d:ProcessGroup", "_get_backend", native_to="cuda")
@@ -164,6 +181,7 @@ def _split_group(
     asked = _asked_for.get(dist.distributed_c10d._get_default_group())
     if asked is None or not asked.can_split or not split_ranks:
         return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **kwargs)
+    _count_division(parent)
     for ranks in split_ranks:
         if parent.rank() in ranks:
             members = [dist.get_global_rank(parent, rank) for rank in sorted(ranks)]
@@ -238,25 +256,22 @@ def _hash_tensors(tensors: Sequence[torch.Tensor]) -> int:
     return functools.reduce(lambda found, each: zlib.crc32(each.cpu().numpy().tobytes(), found), tensors, 0)
 
 
-def _dump_nccl_trace(*args: Any, **kwargs: Any) -> NoReturn:
-    # Gloo's own record also has the calls by which the ranks agree, so it is no trace of what NCCL would do.
-    remedy = "It is NCCL's flight recorder. Use _dump_fr_trace of the same module, which shows what gloo did."
-    thread_state.refuse("torch._C._distributed_c10d._dump_nccl_trace", remedy)
-
-
 # For the functions of torch, and programs, that name these where NCCL is available.
 _IN_C = getattr(torch._C, "_distributed_c10d", None)
 for _module, _name, _made in (
     (_C10D, "ProcessGroupNCCL", _IN_SCOPE),
     (dist, "ProcessGroupNCCL", _IN_SCOPE),
     (_IN_C, "_hash_tensors", _hash_tensors),
-    (_IN_C, "_dump_nccl_trace", _dump_nccl_trace),
-    (_IN_C, "_dump_nccl_trace_json", _dump_nccl_trace),
+    (getattr(dist, "constants", None), "default_pg_nccl_timeout", _NCCL_TIMEOUT),
+    (_IN_C, "_dump_nccl_trace", flight_recorder.dump_pickle),
+    (_IN_C, "_dump_nccl_trace_json", flight_recorder.dump_json),
 ):
     if dist.is_available() and (_module is not _IN_C or not hasattr(_module, _name)):
         REPLACED.append(Replaced(_module, _name, lambda _, made=_made: made, may_be_absent=True))
     elif dist.is_available():  # a build with NCCL, whose functions ask for a driver
-        replaces(_module, _name, native_to="cuda")(lambda _, original, *args, made=_made: made(*args))
+        replaces(_module, _name, native_to="cuda")(
+            lambda _, original, *args, made=_made, **kwargs: made(*args, **kwargs)
+        )
 
 
 @replaces("torch.distributed.checkpoint.filesystem:_OverlappingCpuLoader", "__init__", native_to="cuda")

@@ -1,0 +1,84 @@
+"""Collectives of two ranks for NCCL's flight recorder, which the program compares with what NCCL records."""
+
+import json
+import pickle
+import sys
+
+import torch
+import torch.distributed as dist
+
+recorded = torch._C._distributed_c10d
+
+
+def dump(**choices: bool) -> dict:
+    return pickle.loads(recorded._dump_nccl_trace(**choices))
+
+
+def compared() -> None:
+    rank = dist.get_rank()
+    group = dist.group.WORLD
+    a = torch.full((3, 4), float(rank), device="cuda")
+    whole = torch.empty(6, 4, device="cuda")
+    with torch.profiler.profile() as profile:
+        dist.all_reduce(a)
+        dist.all_gather_into_tensor(whole, a)
+        if rank == 0:
+            dist.send(a, 1)
+        else:
+            dist.recv(a, 0)
+        dist.barrier()
+    ends = "nccl:send 0->1" if rank == 0 else "nccl:recv 1<-0"
+    names = ["nccl:all_reduce", "nccl:_all_gather_base", ends, "nccl:all_reduce_barrier"]
+    assert {*names} <= {event.name for event in profile.events()}, sorted({event.name for event in profile.events()})
+    entries = dump()["entries"]
+    assert [each["profiling_name"] for each in entries] == names
+    assert [each["record_id"] for each in entries] == [0, 1, 2, 3]
+    assert [each["collective_seq_id"] for each in entries] == [1, 2, 2, 3]
+    assert [(each["p2p_seq_id"], each["is_p2p"]) for each in entries] == [(0, False), (0, False), (1, True), (1, False)]
+    gathered = entries[1]
+    assert gathered["input_sizes"] == [[3, 4]] and gathered["output_sizes"] == [[6, 4]]
+    assert gathered["input_dtypes"] == gathered["output_dtypes"] == ["Float"]
+    assert gathered["process_group"] == ("0", "default_pg") and gathered["timeout_ms"] == 600_000
+    assert gathered["state"] == "completed" and "duration_ms" not in gathered
+    assert "recorded_collectives.py" in str(gathered["frames"])
+    assert gathered["frames"][0]["filename"].endswith("distributed_c10d.py")
+    assert not dump(onlyActive=True)["entries"] and "entries" not in dump(includeCollectives=False)
+    assert "frames" not in dump(includeStackTraces=False)["entries"][0]
+
+    group._enable_collectives_timing()
+    if rank == 1:
+        work = dist.all_reduce(a, async_op=True)  # rank 0 comes once this rank has looked
+        (active,) = dump(onlyActive=True)["entries"]
+        assert active["state"] == "started" and active["time_discovered_completed_ns"] is None
+        status = dump()["pg_status"]["0"]
+        assert (status["last_enqueued_collective"], status["last_completed_collective"]) == (4, 3)
+        dist.send(torch.ones(1, device="cuda"), 0)
+        work.wait()
+    else:
+        dist.recv(torch.ones(1, device="cuda"), 1)
+        dist.all_reduce(a)
+    in_json = json.loads(recorded._dump_nccl_trace_json())
+    last = in_json["entries"][-1] if rank == 0 else in_json["entries"][-2]
+    assert last["state"] == "completed" and last["duration_ms"] > 0 and "frames" not in last
+    assert in_json["pg_config"] == {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+
+    for _ in range(12):
+        dist.all_reduce(a)
+    entries = dump()["entries"]
+    assert len(entries) == 10 and entries[-1]["record_id"] - entries[0]["record_id"] == 9
+    print("as NCCL")
+
+
+def differing() -> None:
+    a = torch.ones(3, device="cuda")
+    dist.all_reduce(a)
+    if dist.get_rank() == 0:
+        dist.all_reduce(a)
+    else:
+        dist.broadcast(a, 0)
+
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+{"compared": compared, "differing": differing}[sys.argv[1]]()
+dist.destroy_process_group()
