@@ -28,10 +28,14 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return arguments or results with a function applied to each that is no list, tuple or dictionary."""
     if isinstance(value, (list, tuple)):
         made = getattr(value, "_make", type(value))  # a named tuple takes its items one by one
-        return made([mapped(each, function) for each in value])
+        # Without a call more for each item that is no list.
+        return made([mapped(each, function) if isinstance(each, _LISTS) else function(each) for each in value])
     if isinstance(value, dict):
         return {name: mapped(each, function) for name, each in value.items()}
     return function(value)
+
+
+_LISTS = (list, tuple, dict)
 
 
 def given_to(op: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

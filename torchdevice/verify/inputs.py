@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,15 +33,20 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return plain and not (tensor.is_meta or tensor.is_nested or tensor._is_zerotensor())
 
 
-def window(tensor: torch.Tensor, alias: Alias) -> torch.Tensor:
+def window(tensor: torch.Tensor, alias: Alias, size: int) -> torch.Tensor:
     """Return the memory from the first to the last element of a tensor as a CPU tensor of one dimension, not copied.
 
     Memory of a device is read without gaps: copies with strides are among what devices do wrong.
+
+    Args:
+        tensor: The tensor.
+        alias: See :data:`Alias`.
+        size: The number of these elements.
     """
     found = alias(tensor)
     seen = tensor if found is None else found
     bare = with_bits(seen, seen)
-    line = bare.as_strided((extent(tensor),), (1,), bare.storage_offset())
+    line = bare.as_strided((size,), (1,), bare.storage_offset())
     return line.cpu() if found is None else line
 
 
@@ -50,7 +55,7 @@ def on_cpu(tensor: torch.Tensor, alias: Alias) -> torch.Tensor:
     found = alias(tensor)
     if found is not None:
         return found
-    return with_bits(window(tensor, alias).as_strided(tensor.shape, tensor.stride(), 0), tensor)
+    return with_bits(window(tensor, alias, extent(tensor)).as_strided(tensor.shape, tensor.stride(), 0), tensor)
 
 
 class Place:
@@ -65,12 +70,12 @@ class Place:
         like: The tensor itself, for its conjugate and negative bits.
     """
 
-    before = 0
+    before: Any = 0
 
     def __init__(self, tensor: torch.Tensor, memory: int = 0):
         self.memory = memory
         self.dtype = tensor.dtype
-        self.shape = tuple(tensor.shape)
+        self.shape = tensor.shape
         self.stride = tensor.stride()
         self.offset = tensor.storage_offset()
         self.extent = extent(tensor)
@@ -81,10 +86,10 @@ class Place:
         """The first byte in the memory, and the one after the last."""
         return int(self.offset) * self.dtype.itemsize, int(self.offset + self.extent) * self.dtype.itemsize
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What tensors have in common that lie alike."""
-        return self.dtype, self.shape, self.stride, self.offset
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies alike."""
+        lies = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+        return lies == (self.dtype, self.shape, self.stride, self.offset)
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -99,7 +104,7 @@ class Place:
         is_whole = memory.dtype == self.dtype and memory.numel() == self.extent
         return memory if is_whole else self._at(memory, (self.extent,), (1,))
 
-    def _at(self, memory: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    def _at(self, memory: torch.Tensor, shape: Sequence[int], stride: tuple[int, ...]) -> torch.Tensor:
         # ``memory.view(dtype)`` would ask that the number of its bytes divides evenly.
         offset = self.offset - self.before
         return torch.empty(0, dtype=self.dtype).set_(memory.untyped_storage(), offset, shape, stride)
@@ -111,6 +116,7 @@ class Inputs:
     Args:
         args: The arguments of the call.
         kwargs: Its keyword arguments.
+        given: The tensors among them.
         alias: See :data:`Alias`.
         values: Whether the values are copied. If not, the memories are as large as the tensors' own, without values.
 
@@ -121,11 +127,11 @@ class Inputs:
         has_values: Whether the values were copied.
     """
 
-    def __init__(self, args: Any, kwargs: Any, alias: Alias, *, values: bool = True):
+    def __init__(self, args: Any, kwargs: Any, given: list[torch.Tensor], alias: Alias, *, values: bool = True):
         self.args, self.kwargs, self.has_values = args, kwargs, values
         self.places: dict[int, Place] = {}
         within: dict[int, list[Place]] = {}
-        for tensor in tensors((args, kwargs)):
+        for tensor in given:
             if id(tensor) not in self.places:
                 shared = within.setdefault(tensor.untyped_storage()._cdata, [])
                 place = self.places[id(tensor)] = Place(tensor, shared[0].memory if shared else len(within) - 1)
@@ -137,14 +143,15 @@ class Inputs:
         first = places[0]
         if not self.has_values:
             return torch.empty(first.like.untyped_storage().nbytes(), dtype=torch.uint8)
+        if len(places) == 1 and not first.offset * first.dtype.itemsize % _ALIGNED:  # the usual case
+            first.before = first.offset
+            return window(first.like, alias, first.extent).clone()
         start = min(place.bytes[0] for place in places) // _ALIGNED * _ALIGNED
         for place in places:
             place.before = start // place.dtype.itemsize
-        if len(places) == 1 and first.before == first.offset:  # the usual case
-            return window(first.like, alias).clone()
         memory = torch.empty(max(place.bytes[1] for place in places) - start, dtype=torch.uint8)
         for place in places:
-            place.line(memory).copy_(window(place.like, alias))
+            place.line(memory).copy_(window(place.like, alias, place.extent))
         return memory
 
     def index_on(self, device_type: str) -> int:

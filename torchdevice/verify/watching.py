@@ -66,21 +66,22 @@ class Watcher(TorchDispatchMode):
         if entries and entries[-1].context is not self.context:
             return None
         self._lines.note()
-        if func not in self._known:
-            self._known[func] = operator_facts.looked_at(func, self._only, self.context.device_type)
-        operator = self._known[func]
+        try:  # which asks for the hash once
+            operator = self._known[func]
+        except KeyError:
+            operator = self._known[func] = operator_facts.looked_at(func, self._only, self.context.device_type)
         if not isinstance(operator, operator_facts.Operator):
             kinds = {native_device(each).type for each in tensors((args, kwargs))} if operator else ()
             if operator and self.context.device_type in kinds:
                 self.context.journal.findings.left_out[operator][func.name()] += 1
             return None
-        if self._left_out[func]:
-            self._left_out[func] -= 1
+        if self._left_out[operator]:
+            self._left_out[operator] -= 1
             return None
         call = unseen(Call.of, self.context, operator, self._lines, args, kwargs)
         # A call that cannot be compared does not use up the sample.
         if call is not None:
-            self._left_out[func] = self._every - 1
+            self._left_out[operator] = self._every - 1
         return call
 
     def _tell(self, call: Call, finding: Finding) -> None:
