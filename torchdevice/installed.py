@@ -16,13 +16,7 @@ from torchdevice.core.importing import Late, LateModules
 from torchdevice.core.patching import Installation, Patch
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
-from torchdevice.torch_apis.distributed import (
-    data_parallel,
-    dtensor,
-    gloo_rendezvous,
-    process_groups,
-    sharded_attention,
-)
+from torchdevice.torch_apis.distributed import data_parallel, dtensor, gloo_waits, process_groups, sharded_attention
 
 AREAS = (
     *(
@@ -35,7 +29,7 @@ AREAS = (
     triton_launches,
     data_parallel,
     dtensor,
-    gloo_rendezvous,
+    gloo_waits,
     process_groups,
     sharded_attention,
 )

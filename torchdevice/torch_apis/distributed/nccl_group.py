@@ -70,7 +70,7 @@ class NcclGroup(dist.ProcessGroup):
         self.counts = gloo.counts = Counter()
         """How many collectives, and tensors to one rank or from one, this rank has begun, and the group's divisions."""
         self.ongoing: Any = None
-        """The last collective that goes on in another thread, see ``ongoing_collectives.py``."""
+        """The last collective that goes on in another thread, see ``collective_staging.py``."""
         self.hooks: list[Callable[[Any], Any]] = []
         self._has_gloo, self.is_gloo = "gloo" in kind, kind == "gloo"
         self._takes_cpu = self._has_gloo or runtime.shares_host_memory

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core import thread_state
-from torchdevice.torch_apis.distributed import collective_checks, gloo_rendezvous, point_to_point
+from torchdevice.torch_apis.distributed import collective_checks, gloo_waits, point_to_point
 from torchdevice.torch_apis.distributed.collective_operators import as_operator
 from torchdevice.torch_apis.distributed.collective_staging import Collective
 from torchdevice.torch_apis.distributed.nccl_group import Gloo, NcclGroup, Work, is_set
@@ -56,11 +56,11 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     context = thread_state.state.context
     assert context is not None, "this process group is asked for in scopes only"
     is_set("TORCH_NCCL_BLOCKING_WAIT")  # no more than a check: every wait of the host blocks
-    gloo_rendezvous.wait_at_end()
+    gloo_waits.wait_at_end()
     _register_functional()
     # Torchrun's agents keep one store for all attempts.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        store = gloo_rendezvous.store_of_this_attempt(store, rank, size)
+        store = gloo_waits.store_of_this_attempt(store, rank, size)
     # Under a prefix, since a program may make a group of gloo from the same store.
     gloo = Gloo(dist.PrefixStore(kind, store), rank, size, timeout)
     # One object in a program, made with its first group, which is the default group.

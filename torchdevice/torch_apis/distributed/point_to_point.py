@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.foundation.interrupt_safe_exit import block
-from torchdevice.torch_apis.distributed import blocking_waits, collective_checks
+from torchdevice.torch_apis.distributed import collective_checks, gloo_waits
 from torchdevice.torch_apis.distributed.collective_staging import Staging
 from torchdevice.torch_apis.distributed.nccl_group import NcclGroup, collectives_waited
 
@@ -53,7 +53,7 @@ class _Begun(dist.distributed_c10d.Work):
             DistBackendError: It can never be, or the other rank has ended or has not come within the time-out.
         """
         with self._group.naming(self._call.name), torch._C.DisableTorchFunction():
-            has_ended = functools.partial(blocking_waits.ended, self._waited(timeout), collective_checks.PATIENCE)
+            has_ended = functools.partial(gloo_waits.ended, self._waited(timeout), collective_checks.PATIENCE)
             self._group.waiting.wait(has_ended, self._call, lambda: self._awaited)
             # A second `wait` must not overwrite what the program has written since.
             if not self._is_written:
@@ -73,7 +73,7 @@ class _Begun(dist.distributed_c10d.Work):
             # Without a time-out gloo takes the group's.
             given = () if timeout is None else (timeout,)
             # With gloo's group, so that a thread which waits for ever at the end of the process is not disturbed.
-            self._arrival = blocking_waits.begin(functools.partial(_wait, self._group.gloo, self._work, *given))
+            self._arrival = gloo_waits.begin(functools.partial(_wait, self._group.gloo, self._work, *given))
         return self._arrival
 
     def _source_rank(self) -> int:
