@@ -56,6 +56,29 @@ def test_values_and_gradients(cuda: torchdevice.Scope, way: str, gradient: bool)
         torch.testing.assert_close(each, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_scores_take_numbers_from_a_tensor(cuda: torchdevice.Scope, way: str) -> None:
+    """ALiBi: an index that is a tensor of no dimension, of which fake tensors have no value."""
+    torch._dynamo.reset()
+
+    def attended(device: str) -> list[torch.Tensor]:
+        given, slopes = inputs(gradient=True, device=device), torch.tensor([0.5, 0.25], device=device)
+        if device == "cuda":
+            out = WAYS[way]()(*given, score_mod=lambda score, _, head, query, key: score + (key - query) * slopes[head])
+        else:
+            steps = torch.arange(128)
+            biases = (steps[None] - steps[:, None]) * slopes[:, None, None]
+            out = scaled_dot_product_attention(*given, attn_mask=biases)
+        out.square().sum().backward()
+        return [each.detach().cpu() for each in (out, *(each.grad for each in given))]
+
+    found = attended("cuda")
+    with plain_torch():
+        expected = attended("cpu")
+    for each, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(each, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_what_is_not_compiled_is_reported() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(flex_attention)

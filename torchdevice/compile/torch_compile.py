@@ -20,6 +20,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.bindings import later, replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import Patch, Replaced, original_of
+from torchdevice.engines.mode import with_mode
 from torchdevice.errors import NotSupportedError
 from torchdevice.foundation import torch_internals
 from torchdevice.foundation.fidelity import Fidelity
@@ -138,6 +139,9 @@ def _patches_of_codegen(module: ModuleType) -> list[Patch]:
 
 
 replaces("torch._inductor.output_code:CompiledFxGraph", "__call__")(without_modes)
+
+# Ranks tell each other what they compile, by a collective that names the program's device.
+replaces("torch._dynamo.output_graph:OutputGraph", "run_compiler_collective", native_to="cuda")(with_mode)
 
 _TRITON = importlib.import_module("torch.utils._triton")
 

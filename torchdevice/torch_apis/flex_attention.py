@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from torchdevice.core.bindings import replaces
 from torchdevice.core.context import Context
 from torchdevice.core.patching import per_context
@@ -27,3 +29,10 @@ def _validate_device(context: Context, original: Any, query: Any, key: Any, valu
 @replaces("torch.nn.attention.flex_attention", "_validate_device", makes=True)
 def _make(original: Any) -> Any:
     return traced.with_nothing_in_place(per_context(original, _validate_device))
+
+
+@replaces("torch._higher_order_ops.flex_attention", "create_fw_bw_graph")
+def _create_graph(context: Context, original: Any, *args: Any) -> Any:
+    """Derive ``score_mod`` with torch's own mode, by which a tensor is an index: compiled code takes all modes off."""
+    with torch._C._EnableTorchFunction():
+        return original(*args)

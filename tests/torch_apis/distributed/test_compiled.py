@@ -45,3 +45,30 @@ def test_results_are_those_of_plain_gloo(device: str, engine: str, sweep: tuple[
         for name in chosen:
             pairs = zip(found[name], expected[name], strict=True)
             assert all(torch.equal(one, other) for one, other in pairs), (name, rank)
+
+
+SHAPES_DIFFER = """
+import torch, torch.distributed as dist
+torch._dynamo.config.enable_compiler_collectives = True
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+
+@torch.compile(backend="eager", dynamic=False)
+def compiled(x):
+    doubled = x * 2
+    torch._dynamo.graph_break()
+    return doubled + len(x)
+
+print(compiled(torch.ones(4 + dist.get_rank(), device="cuda")).tolist())
+"""
+
+
+@pytest.mark.sampled(1, of="programs of two ranks")
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_ranks_tell_each_other_what_they_compile(engine: str, tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(SHAPES_DIFFER)
+    run = run_command(
+        "run", "--target", "simulated:cuda:2", "--engine", engine, "--ranks", "2", str(tmp_path / "ranks.py")
+    )
+    assert run.returncode == 0, run.stderr
+    assert "[6.0, 6.0, 6.0, 6.0]" in run.stdout and "[7.0, 7.0, 7.0, 7.0, 7.0]" in run.stdout

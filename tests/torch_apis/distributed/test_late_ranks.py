@@ -64,3 +64,57 @@ def test_collectives_that_nobody_waits_for_hold_no_memory_once_they_have_ended(t
     (tmp_path / "ranks.py").write_text(FORGOTTEN)
     run = run_command("run", "--target", "simulated:cuda", "--ranks", "2", "ranks.py", cwd=tmp_path)
     assert run.stdout.replace("\n", "") == "TrueTrue", run.stderr  # two processes write
+
+
+IN_CPP = """
+import torch, torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch._C._distributed_c10d import _get_work_registry_size as size
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+one, other = (torch.ones(4, device="cuda") for _ in range(2))
+with functional.allow_inflight_collective_as_graph_input_ctx():
+    dist.all_reduce(one, async_op=True)  # only torch's C++ keeps the work
+    sizes = [size(), functional.wait_tensor(one) is one, size()]
+    work = dist.all_reduce(other, async_op=True)
+    sizes += [size(), work.wait(), size()]
+assert sizes == [1, True, 0, 1, True, 0], sizes
+assert one.tolist() == other.tolist() == [2.0] * 4
+"""
+
+
+@pytest.mark.sampled(3, of="programs of two ranks")
+@pytest.mark.timeout(120)
+def test_torch_waits_for_work_that_the_program_has_dropped(target: str, tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(IN_CPP)
+    run = run_command("run", "--target", target, "--ranks", "2", "ranks.py", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+
+
+ABORTED = """
+import datetime, sys, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+store = dist.PrefixStore("test", dist.distributed_c10d._get_default_store())
+torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+x = torch.ones(4, device="cuda")
+dist.all_reduce(x)
+if dist.get_rank():
+    for call in (lambda: dist.all_reduce(x, async_op=True).wait(datetime.timedelta(seconds=1)), lambda: dist.barrier()):
+        try:
+            call()
+        except dist.DistBackendError as error:
+            print(error)
+    store.set("seen", "")
+else:
+    store.wait(["seen"])
+"""
+
+
+@pytest.mark.sampled(3, of="programs of two ranks")
+def test_a_group_is_not_used_again_after_a_wait_was_given_up(target: str, tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(ABORTED)
+    run = run_command("run", "--target", target, "--ranks", "2", "ranks.py", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    first = "Watchdog caught collective operation timeout: all_reduce"
+    again = f"NCCL communicator was aborted on rank 1. Original reason for failure was: {first}"
+    assert run.stdout.splitlines() == [first, again]

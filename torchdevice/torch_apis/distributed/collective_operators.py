@@ -42,7 +42,7 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
     def __init__(self, group: Any, name: str, collective: Callable[..., Any], reduce_op: Any):
         super().__init__()
         self._group, self._name, self._collective, self._reduce_op = group, name, collective, reduce_op
-        self._works: list[Any] = []
+        self.works: list[Any] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -60,13 +60,34 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
         values.update(zip(values, args, strict=False))
         values["reduce_op"] = self._reduce_op
         values["timeout"] = datetime.timedelta(milliseconds=values.get("timeout", -1))
-        # Kept until the call returns, since torch's C++ keeps only its own part of it.
         with torch._C.DisableTorchFunction():  # again: the handler of a mode above has enabled it
             tensors, opts = args[:group], types.SimpleNamespace(**values)
             collective = functools.partial(self._collective, self._group, *tensors, opts)
-            self._works.append(flight_recorder.recorded(self._group, self._name, tensors, opts, collective))
-        boxed = self._works[-1].boxed()
+            self.works.append(flight_recorder.recorded(self._group, self._name, tensors, opts, collective))
+        boxed = _held(self.works[-1]).boxed()
         return (args[0], boxed) if len(func._schema.returns) > 1 else boxed
+
+
+class _Held(dist.ProcessGroup):
+    """A group whose barrier returns given work."""
+
+    work: Any
+
+    def barrier(self, opts: Any = None) -> Any:
+        return self.work
+
+
+def _held(work: Any) -> Any:
+    """Return work for torch's C++, which may hold it longer than the program does.
+
+    Of work of Python C++ keeps its own part alone, whose ``wait`` never ends. Where torch asks a group of Python for
+    work, it holds both parts.
+    """
+    if type(work) is dist.distributed_c10d.Work:
+        return work
+    group = _Held(0, 1)  # type: ignore[call-arg]  # the stub lacks the constructor
+    group.work = work
+    return dist.ProcessGroup.barrier(group, dist.distributed_c10d.BarrierOptions())
 
 
 def as_operator(collective: Callable[..., Any], name: str = "") -> Callable[..., Any]:
@@ -84,9 +105,10 @@ def as_operator(collective: Callable[..., Any], name: str = "") -> Callable[...,
             if isinstance(each, dist.distributed_c10d.BarrierOptions):
                 each.device = _CPU  # torch makes a tensor there
         # Neither a function mode nor a subclass of tensors sees a method of torch's group.
-        with torch._C.DisableTorchFunction():
-            with _innermost(_Kernel(self, method, collective, _reduce_op(values))):
-                return getattr(self.in_cpp, method)(*args, **kwargs)
+        kernel = _Kernel(self, method, collective, _reduce_op(values))
+        with torch._C.DisableTorchFunction(), _innermost(kernel):
+            work = getattr(self.in_cpp, method)(*args, **kwargs)
+        return kernel.works.pop() if kernel.works else work  # none where shapes only are computed
 
     method = name or collective.__name__
     return called

@@ -172,7 +172,9 @@ class Ongoing(StreamObserver):
             DistBackendError: It has not ended within the time-out.
         """
         if timeout is not None and not gloo_waits.ended(self._result, timeout):
-            raise dist.DistBackendError(f"Watchdog caught collective operation timeout: {self._call.name}")
+            reason = f"Watchdog caught collective operation timeout: {self._call.name}"
+            self._group.abort(reason)
+            raise dist.DistBackendError(reason)
         try:
             has_ended = functools.partial(gloo_waits.ended, self._result, collective_checks.PATIENCE)
             self._group.wait_for(has_ended, self._call, self._times)

@@ -21,6 +21,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.context import visible_ordinals
 from torchdevice.devices.runtime import Runtime
 from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.foundation.stand_ins import tensors
 from torchdevice.foundation.torch_texts import text
 from torchdevice.torch_apis.distributed import collective_checks, flight_recorder
 
@@ -65,7 +66,7 @@ class NcclGroup(dist.ProcessGroup):
         self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
         self._store = store
         self._checks_nan = is_set("TORCH_NCCL_NAN_CHECK")
-        self._has_ended = False
+        self._ended: str | None = None  # why no collective can begin any more
         self.timeout = gloo.options._timeout
         self.counts = gloo.counts = Counter()
         """How many collectives, and tensors to one rank or from one, this rank has begun, and the group's divisions."""
@@ -146,7 +147,15 @@ class NcclGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """End the group, as ``destroy_process_group`` does."""
         super().shutdown()
-        self._has_ended = True
+        self.abort()
+
+    def abort(self, reason: str = "") -> None:
+        """Let no collective begin any more.
+
+        Args:
+            reason: The error after which the ranks are no longer connected.
+        """
+        self._ended = self._ended or (reason and f" Original reason for failure was: {reason}")
 
     def get_group_store(self) -> Any:
         """Return the store by which the ranks found each other."""
@@ -212,10 +221,10 @@ class NcclGroup(dist.ProcessGroup):
         """Count a collective that this rank begins, and return how many there were.
 
         Raises:
-            DistBackendError: The group was destroyed.
+            DistBackendError: The group was destroyed, or has lost a rank.
         """
-        if self._has_ended:
-            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.")
+        if self._ended is not None:
+            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.{self._ended}")
         return self.waiting.begin(self.group_name) if self.size() > 1 else 0
 
     def wait_for(self, ended: Callable[[], bool], call: collective_checks.Call, times: int) -> None:
@@ -380,6 +389,9 @@ class Work(dist.distributed_c10d.Work):
         for part in self._parts:
             part.wait(*([timeout] if timeout else ()))
         collectives_waited()
+        if torch._C._distributed_c10d._get_work_registry_size():
+            for each in tensors(self._result):  # so that torch, where it keeps the work for these tensors, drops it
+                torch.ops._c10d_functional.wait_tensor(each)
         return True
 
     def is_completed(self) -> bool:
