@@ -11,9 +11,8 @@ from types import ModuleType
 
 from torchdevice import accelerators, cuda, torch_apis
 from torchdevice.compile import torch_compile, triton_launches
-from torchdevice.core import bindings
+from torchdevice.core import Installation, Patch, bindings
 from torchdevice.core.importing import Late, LateModules
-from torchdevice.core.patching import Installation, Patch
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
 from torchdevice.torch_apis.distributed import (

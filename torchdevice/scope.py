@@ -22,10 +22,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torchdevice import target_selection
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, state, thread_state
 from torchdevice.core.patching import do_all
-from torchdevice.core.thread_state import ContextMode, Entry, state, undo
+from torchdevice.core.thread_state import ContextMode, Entry, undo
 from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import signals, wrap
 from torchdevice.engines.mode import DeviceMode, of_this_thread

@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import Supplied, add, first_line, replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, thread_state
+from torchdevice.core.bindings import Supplied, add, first_line
 from torchdevice.core.patching import TORCHS_OWN
 from torchdevice.cuda import device_queries, memory, streams
 from torchdevice.devices.runtime import device_of

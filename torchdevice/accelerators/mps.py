@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import Supplied, add, replaces, supplied_as, supplied_function, supplied_value
-from torchdevice.core.context import Context
-from torchdevice.core.patching import TORCHS_OWN, without_cache, without_original
+from torchdevice.core import Context, replaces, supplied_function, supplied_value, without_original
+from torchdevice.core.bindings import Supplied, add, supplied_as
+from torchdevice.core.patching import TORCHS_OWN, without_cache
 from torchdevice.cuda import memory
 from torchdevice.cuda.streams import EventStandIn, StreamStandIn, current_stream
 from torchdevice.foundation.fidelity import Fidelity

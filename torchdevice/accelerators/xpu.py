@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import imported_by_value, replaces, supplied_as, supplied_function, supplied_value
-from torchdevice.core.context import Context
-from torchdevice.core.patching import ABSENT, without_cache, without_original
+from torchdevice.core import Context, replaces, supplied_function, supplied_value, without_original
+from torchdevice.core.bindings import imported_by_value, supplied_as
+from torchdevice.core.patching import ABSENT, without_cache
 from torchdevice.cuda import device_queries, memory, memory_pools, random, streams
 from torchdevice.devices.device_properties import XpuDeviceProperties
 from torchdevice.devices.device_strings import Spelling

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.patching import Replaced
+from torchdevice.core import Replaced, thread_state
 from torchdevice.devices.runtime import Runtime
 
 

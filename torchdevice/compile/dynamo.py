@@ -13,11 +13,19 @@ from torch.utils._device import _device_constructors
 
 from torchdevice.compile import unstacked_mode
 from torchdevice.compile.device_interfaces import Interfaces, exchanges
-from torchdevice.core import patching, thread_state
+from torchdevice.core import (
+    Context,
+    Patch,
+    Replaced,
+    ReplacedItem,
+    patching,
+    per_context,
+    replaced_function,
+    thread_state,
+)
 from torchdevice.core.bindings import LATER
-from torchdevice.core.context import Context
 from torchdevice.core.importing import Late
-from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, per_context, replaced_function
+from torchdevice.core.patching import Added
 from torchdevice.cuda.streams import current_stream
 from torchdevice.devices.device_properties import DeviceProperties
 from torchdevice.engines import traced

@@ -16,10 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchdevice.compile.dynamo import obstacle, truthfully, without_modes
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import later, replaces
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, original_of
+from torchdevice.core import Context, Patch, Replaced, later, replaces, thread_state
+from torchdevice.core.patching import original_of
 from torchdevice.errors import NotSupportedError
 from torchdevice.foundation import torch_internals
 from torchdevice.foundation.fidelity import Fidelity

@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from torchdevice.compile.torch_compile import for_compiler
-from torchdevice.core.bindings import later, replaces
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch
+from torchdevice.core import Context, Patch, later, replaces
 
 _LAUNCH = "triton_kernel_wrapper_mutation"
 

@@ -1,5 +1,19 @@
-"""The parts of a scope: its context, a thread's state, and the patches and supplied names of torch."""
+"""The parts of a scope: its context, a thread's state, and the patches and supplied names of torch.
 
-from torchdevice.foundation import (
-    torch_internals as torch_internals,  # checks torch's private names before they are read
+The names that most files need are here.
+"""
+
+from torchdevice.foundation import torch_internals  # checks torch's private names before they are read
+from torchdevice.core.bindings import REPLACED, later, replaces, supplied_function, supplied_value
+from torchdevice.core.context import Context
+from torchdevice.core.patching import (
+    Callback,
+    Installation,
+    Patch,
+    Replaced,
+    ReplacedItem,
+    per_context,
+    replaced_function,
+    without_original,
 )
+from torchdevice.core.thread_state import state

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import torch.cuda.comm
 
-from torchdevice.core.bindings import replaces, supplied_function
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, supplied_function
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.torch_texts import text
 

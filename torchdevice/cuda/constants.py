@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torchdevice.core.bindings import supplied_function, supplied_value
-from torchdevice.core.context import Context
+from torchdevice.core import Context, supplied_function, supplied_value
 from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity

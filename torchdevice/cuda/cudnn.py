@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch.backends.cudnn import rnn
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces, supplied_function
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, supplied_function, thread_state
 
 
 class _BenchmarkLimit:

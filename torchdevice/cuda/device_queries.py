@@ -13,10 +13,18 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import REPLACED, replaces, supplied_function, supplied_value
-from torchdevice.core.context import Context
-from torchdevice.core.patching import ABSENT, Callback, replaced_function, without_cache, without_original
+from torchdevice.core import (
+    REPLACED,
+    Callback,
+    Context,
+    replaced_function,
+    replaces,
+    supplied_function,
+    supplied_value,
+    thread_state,
+    without_original,
+)
+from torchdevice.core.patching import ABSENT, without_cache
 from torchdevice.cuda import memory, sleeping
 from torchdevice.devices.accelerators import of_module
 from torchdevice.devices.device_properties import DeviceProperties

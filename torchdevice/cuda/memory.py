@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces, supplied_function, supplied_value
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, supplied_function, supplied_value, thread_state
 from torchdevice.devices.device_memory import Stat
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import MEMORY_FRACTION

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import supplied_function
-from torchdevice.core.context import Context
+from torchdevice.core import Context, supplied_function
 from torchdevice.cuda import memory
 from torchdevice.devices.device_memory import Block, Segment
 from torchdevice.foundation import garbage_collection

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import imported_by_value, replaces, supplied_function
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, supplied_function, thread_state
+from torchdevice.core.bindings import imported_by_value
 from torchdevice.cuda.unsupported import POOL
 from torchdevice.devices.device_memory import PoolId, PrivatePools, new_id
 from torchdevice.foundation.fidelity import Fidelity

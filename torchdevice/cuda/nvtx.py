@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
+from torchdevice.core import replaces, thread_state
 from torchdevice.foundation.fidelity import Fidelity
 
 _profiler_enabled = torch._C._autograd._profiler_enabled

@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import REPLACED, replaces, supplied_function
-from torchdevice.core.context import Context
-from torchdevice.core.patching import ReplacedItem
+from torchdevice.core import REPLACED, Context, ReplacedItem, replaces, supplied_function
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 

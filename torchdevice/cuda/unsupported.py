@@ -10,10 +10,8 @@ import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import asked, replaces, supplied_function
-from torchdevice.core.context import Context
-from torchdevice.core.patching import without_original
+from torchdevice.core import Context, replaces, supplied_function, thread_state, without_original
+from torchdevice.core.bindings import asked
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 import torch.cuda.nccl
 
-from torchdevice.core.bindings import replaces, supplied_function, supplied_value
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, supplied_function, supplied_value
 from torchdevice.foundation.fidelity import Fidelity
 
 CUDA = "12.8"

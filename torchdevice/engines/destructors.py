@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, thread_state
 from torchdevice.engines.mode import DeviceMode, of_this_thread, with_mode
 from torchdevice.engines.rewriters import DROPS, rewrites
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.errors import TorchDeviceError
 
 OF_TORCH = (RuntimeError, TypeError, ValueError, AttributeError)

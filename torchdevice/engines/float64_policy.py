@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.devices import device_models
 from torchdevice.errors import PortabilityWarning
 from torchdevice.fallback import doubles

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.devices.runtime import HALF
 from torchdevice.engines import rewriters
 from torchdevice.foundation import data_files

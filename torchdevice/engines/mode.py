@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, thread_state
 from torchdevice.engines import lookup, retries, rewriters
 from torchdevice.engines.error_texts import OF_TORCH, reword
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled

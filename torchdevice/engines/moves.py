@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.devices.runtime import device_of
 
 

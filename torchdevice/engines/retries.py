@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.engines import dtype_gaps, float64_policy
 from torchdevice.engines.rewriters import Rewriter
 from torchdevice.fallback.cpu_fallback import call_on_cpu, counted

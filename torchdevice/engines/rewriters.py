@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.devices.device_strings import FORCE_CPU, forces_cpu
 from torchdevice.engines import float64_policy, moves

@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.patching import Replaced, in_every_thread, put_in, take_out
+from torchdevice.core import Replaced
+from torchdevice.core.patching import in_every_thread, put_in, take_out
 from torchdevice.engines import destructors
 from torchdevice.engines.mode import as_program, with_mode
 from torchdevice.foundation.tracebacks import PACKAGE

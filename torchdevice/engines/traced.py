@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.core.thread_state import innermost
 from torchdevice.engines import destructors, float64_policy, half_precision_matmul, lookup, moves, rewriters
 from torchdevice.engines.mode import DeviceMode

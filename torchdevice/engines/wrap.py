@@ -19,9 +19,8 @@ from typing import Any, Literal
 import torch
 from torch.overrides import handle_torch_function
 
-from torchdevice.core import patching, thread_state
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Installation, OwnModule, Patch, Replaced, loaded, put_in, stands_for, take_out
+from torchdevice.core import Context, Installation, Patch, Replaced, patching, thread_state
+from torchdevice.core.patching import OwnModule, loaded, put_in, stands_for, take_out
 from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, moves, retries, rewriters
 from torchdevice.engines.error_texts import OF_TORCH, is_final
 from torchdevice.errors import TorchDeviceError

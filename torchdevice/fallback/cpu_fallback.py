@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.context import Context
-from torchdevice.core.thread_state import state
+from torchdevice.core import Context, state
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.stand_ins import Converted, mapped, tensors
 

@@ -16,9 +16,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Installation
+from torchdevice.core import Context, Installation, thread_state
 from torchdevice.fallback.fallback_kernels import installation, overload
 from torchdevice.foundation import data_files
 from torchdevice.foundation.fidelity import Fidelity

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, thread_state
 from torchdevice.errors import BackendTakenError
 from torchdevice.fallback import fallback_kernels
 from torchdevice.fallback.fallback_kernels import composite, of_aten, overload_of, shadowed

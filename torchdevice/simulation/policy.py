@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, thread_state
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fallback import fallback_kernels
 from torchdevice.fallback.cpu_fallback import counted

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from torch.utils.dlpack import DLDeviceType
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.devices import parameter_data
 from torchdevice.engines import rewriters
 from torchdevice.engines.destructors import dropping

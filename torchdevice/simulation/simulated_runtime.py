@@ -9,8 +9,7 @@ from typing import Any
 import psutil  # noqa: F401  # before threads begin: a child that is forked during the import could not end it
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, thread_state
 from torchdevice.devices import registry
 from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.device_memory import Block, Observer, Segment

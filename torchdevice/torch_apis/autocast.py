@@ -20,9 +20,8 @@ import torch
 from torch.amp import autocast_mode
 from torch.amp.autocast_mode import autocast
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context, WhileInside
+from torchdevice.core import Context, replaces, thread_state
+from torchdevice.core.context import WhileInside
 from torchdevice.devices.runtime import HALF
 from torchdevice.engines import float64_policy
 from torchdevice.foundation.fidelity import Fidelity

@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, thread_state
 from torchdevice.engines.rewriters import rewrites
 
 KERNELS: dict[str, Callable[..., Any]] = {}

@@ -13,8 +13,8 @@ import torch
 import torch.utils.dlpack
 from torch.utils._device import DeviceContext, _device_constructors
 
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context, WhileInside
+from torchdevice.core import Context, replaces
+from torchdevice.core.context import WhileInside
 from torchdevice.engines import float64_policy, lookup, moves
 from torchdevice.engines.rewriters import rewrites, with_device_keyword
 from torchdevice.torch_apis.storage import rewrites_calls, with_device

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
-from torchdevice.core.patching import per_context
+from torchdevice.core import Context, per_context, replaces
 from torchdevice.engines import traced
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.fidelity import Fidelity

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import REPLACED
-from torchdevice.core.patching import Callback, ReplacedInImporters, subclass_in_place_of
+from torchdevice.core import REPLACED, Callback, thread_state
+from torchdevice.core.patching import ReplacedInImporters, subclass_in_place_of
 
 _Original = torch.Generator
 

@@ -15,10 +15,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback, Installation, per_context
+from torchdevice.core import Callback, Context, Installation, per_context, replaces, thread_state
 from torchdevice.engines.mode import with_mode
 from torchdevice.fallback.fallback_kernels import Registrations
 

@@ -14,10 +14,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import later, replaces
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.core import Context, Patch, Replaced, later, replaced_function, replaces, thread_state
 from torchdevice.engines import host_functions, moves
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.per_thread import PerThread, having

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 import torch.utils._foreach_utils
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, thread_state
 from torchdevice.engines import moves
 from torchdevice.engines.wrap import EntryPoint
 from torchdevice.torch_apis.storage import rewrites_calls

@@ -8,8 +8,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces
 from torchdevice.foundation.tracebacks import trim
 
 

@@ -16,8 +16,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 from torch.profiler import profiler as kineto_profiler
 
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces
 from torchdevice.foundation.fidelity import Fidelity
 
 _OPERATOR = re.compile(r"\w+::\w+")

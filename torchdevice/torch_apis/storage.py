@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
-from torchdevice.core.patching import per_context
+from torchdevice.core import Context, per_context, replaces, thread_state
 
 
 @replaces(torch.TypedStorage, "__init__")

@@ -23,9 +23,7 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, thread_state
 from torchdevice.engines.mode import of_this_thread, with_mode
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 

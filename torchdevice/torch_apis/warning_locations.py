@@ -14,8 +14,7 @@ from typing import Any
 
 import torch.overrides
 
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces
 from torchdevice.foundation.tracebacks import PACKAGE
 from torchdevice.journal.callers import caller_frame, warn_at
 

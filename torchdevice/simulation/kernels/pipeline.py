@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
-from torchdevice.core.thread_state import state
+from torchdevice.core import state
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import fresh

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, thread_state
 from torchdevice.devices import current_streams
 from torchdevice.errors import NativeKernelsError
 from torchdevice.foundation.stand_ins import is_written

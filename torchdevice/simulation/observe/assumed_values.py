@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.stand_ins import tensors
