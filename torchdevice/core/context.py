@@ -27,7 +27,7 @@ from torchdevice.errors import FidelityError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger, warn_once
 from torchdevice.foundation.torch_texts import text
-from torchdevice.foundation.tracebacks import add_note
+from torchdevice.foundation.uncaught_errors import add_note
 from torchdevice.journal.journal import Entry, Journal
 from torchdevice.options import Options, spelled
 

@@ -13,23 +13,12 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import (
-    REPLACED,
-    Callback,
-    Context,
-    replaced_function,
-    replaces,
-    supplied_function,
-    supplied_value,
-    thread_state,
-    without_original,
-)
-from torchdevice.core.patching import ABSENT, without_cache
+from torchdevice.core import REPLACED, Context, Fidelity, replaces, supplied_function, supplied_value, thread_state
+from torchdevice.core.patching import ABSENT, Callback, replaced_function, without_cache, without_original
 from torchdevice.cuda import memory, sleeping
 from torchdevice.devices.accelerators import of_module
-from torchdevice.devices.device_properties import DeviceProperties
+from torchdevice.devices.device_models import DeviceProperties
 from torchdevice.devices.device_strings import Spelling, parse
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.lowlevel import lazy_initialization
 
 

@@ -20,12 +20,11 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context, supplied_function
+from torchdevice.core import Context, Fidelity, supplied_function
 from torchdevice.cuda import memory
 from torchdevice.devices.device_memory import Block, Segment
 from torchdevice.foundation import garbage_collection
-from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.tracebacks import PACKAGE
+from torchdevice.foundation.uncaught_errors import PACKAGE
 
 _gather = torch._C._profiler.gather_traceback
 _look_up = torch._C._profiler.symbolize_tracebacks
@@ -110,9 +109,8 @@ class History:
         with self._lock:
             self._context, self._skipped, self._cpp = context, skipped, cpp
             # A new length keeps the newest events; a deque drops the oldest by itself.
-            self._entries = collections.deque(
-                getattr(self, "_entries", ()), maxlen=max(1, entries) if kept == "all" else 1
-            )
+            length = max(1, entries) if kept == "all" else 1
+            self._entries = collections.deque(getattr(self, "_entries", ()), maxlen=length)
 
     def clear(self) -> None:
         """Drop the events."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.foundation.tracebacks import PACKAGE
+from torchdevice.foundation.uncaught_errors import PACKAGE
 
 _MAX_KNOWN = 10_000
 

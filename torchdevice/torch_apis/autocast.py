@@ -20,11 +20,10 @@ import torch
 from torch.amp import autocast_mode
 from torch.amp.autocast_mode import autocast
 
-from torchdevice.core import Context, replaces, thread_state
+from torchdevice.core import Context, Fidelity, replaces, thread_state
 from torchdevice.core.context import WhileInside
 from torchdevice.devices.runtime import HALF
 from torchdevice.engines import float64_policy
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.torch_apis import autocast_lists
 
 _NO_BACKEND = "privateuseone"

@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import torch
 
 from torchdevice.cuda import capture_rules
-from torchdevice.simulation.allocator import expandable_segments, out_of_memory
+from torchdevice.simulation.allocator import out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, SMALL, Settings
 from torchdevice.simulation.allocator.allocator_stats import Figures, Statistics
 from torchdevice.simulation.allocator.memory_blocks import FREE, LATE, PENDING, SHIFT, USED, Block, Pool, cut, joined
 from torchdevice.simulation.allocator.out_of_memory import Limits
 from torchdevice.simulation.allocator.pool_choice import Pools
-from torchdevice.simulation.allocator.segments import Segments
+from torchdevice.simulation.allocator.segments import Segments, best_expandable, expand, unmap
 
 # 2^62 is beyond the addresses of every device; the step leaves room for the largest block.
 _LATE_ADDRESSES = itertools.count(1 << 62, 1 << 40)
@@ -235,7 +235,7 @@ class Blocks:
     def _fitting(self, pool: Pool, size: int) -> Block | None:
         found = pool.first(size)
         if self.settings.expandable_segments:
-            expanded = expandable_segments.best(self._expanding(pool), size)
+            expanded = best_expandable(self._expanding(pool), size)
             # The better one by key: size first, then address.
             if found is None or (expanded is not None and expanded.key < found.key):
                 found = expanded
@@ -306,7 +306,7 @@ class Blocks:
             return None
         if self.settings.expandable_segments:
             unit = self.settings.unit(is_small=pool.is_small)
-            return expandable_segments.expand(self.segments, self._expanding(pool), size, unit, limits.room)
+            return expand(self.segments, self._expanding(pool), size, unit, limits.room)
         return self.segments.obtain(pool, wanted, limits.room)
 
     def release_cached(self) -> None:
@@ -400,7 +400,7 @@ def release_all(segments: Segments, pools: Iterable[Pool], settings: Settings) -
         for key in list(pool.keys):  # a copy, since releasing takes keys out
             block = pool.blocks[key]
             if pool.expands:
-                expandable_segments.unmap(segments, block, settings.unit(is_small=pool.is_small))
+                unmap(segments, block, settings.unit(is_small=pool.is_small))
             # A part of a segment cannot be returned alone.
             elif not block.is_split:
                 segments.release(block)
