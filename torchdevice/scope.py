@@ -22,9 +22,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torchdevice import target_selection
-from torchdevice.core import Context, state, thread_state
+from torchdevice.core import Context, ContextMode, Entry, state, thread_state, undo
 from torchdevice.core.patching import do_all
-from torchdevice.core.thread_state import ContextMode, Entry, undo
 from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import interruptions, wrap
 from torchdevice.engines.mode import DeviceMode, of_this_thread

@@ -285,11 +285,8 @@ def check_source(source: Source, target: Target, rules: Collection[str] | None =
         found = [_unreadable(source.path, source.place(error.line).line, error)]
         return [each for each in found if rules is None or each.rule in rules]
     ignored = source.ignored()
-    findings = {
-        (finding.line, finding.rule, finding.remedy): finding
-        for finding in _looked(view, source, applied)
-        if not _is_ignored(finding, ignored)
-    }
+    kept = (each for each in _looked(view, source, applied) if not _is_ignored(each, ignored))
+    findings = {(each.line, each.rule, each.remedy): each for each in kept}
     return sorted(findings.values(), key=lambda each: (each.cell, each.line, each.column, each.rule))
 
 

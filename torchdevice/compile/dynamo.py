@@ -95,21 +95,13 @@ def stand_in(runtime: Runtime) -> type:
             def get_device_properties(device: Any = None) -> Any:
                 return torch.cuda.get_device_properties(device)
 
-        @staticmethod
-        def is_available() -> bool:
-            return runtime.is_available()
-
-        @staticmethod
-        def device_count() -> int:
-            return runtime.device_count()
+        is_available, device_count = staticmethod(runtime.is_available), staticmethod(runtime.device_count)
 
         @staticmethod
         def get_raw_stream(device_idx: int) -> int:
             return 0  # compiled code passes it to kernels, which have no streams here
 
-        @staticmethod
-        def is_triton_capable(device: Any = None) -> bool:
-            return False
+        is_triton_capable = staticmethod(lambda device=None: False)
 
         @classmethod
         def raise_if_triton_unavailable(cls, device: Any = None) -> None:
@@ -144,8 +136,9 @@ class _DynamoPatches(Late):
                 self.patches[-1].install()
 
     def _make(self) -> list[Patch]:
-        output_graph, tensor = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables.tensor.TensorVariable
-        tracing = torch._dynamo.variables.torch
+        output_graph, variables = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables
+        tensor, autocast = variables.tensor.TensorVariable, variables.ctx_manager.AutocastModeVariable
+        modes, tracing = variables.torch_function.SymbolicTorchFunctionState, variables.torch
         overridable = tracing.get_overridable_functions()
         return [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
@@ -154,17 +147,9 @@ class _DynamoPatches(Late):
             replaced_function(torch._dynamo, "reset", truthfully),
             Replaced(torch._dynamo.trace_rules, "SKIP_DIRS_RE", _skipping_ours),
             Replaced(torch._dynamo.trace_rules, "is_torch_inline_allowed", in_every_thread(_inline)),
-            Replaced(
-                torch._dynamo.variables.ctx_manager.AutocastModeVariable,
-                "create",
-                lambda original: staticmethod(per_context(original, _traced_autocast)),
-            ),
+            Replaced(autocast, "create", lambda original: staticmethod(per_context(original, _traced_autocast))),
             *(replaced_function(tensor, name, _read) for name in ("method_attr_device", "method_attr_is_cuda")),
-            replaced_function(
-                torch._dynamo.variables.torch_function.SymbolicTorchFunctionState,
-                "call_torch_function_mode",
-                _call_higher_order,
-            ),
+            replaced_function(modes, "call_torch_function_mode", _call_higher_order),
             # Folded as a constant: the number is a part of the key that guards the code.
             Added(tracing.constant_fold_functions, {torch.cuda.device_count: None}),
             Added(torch._dynamo.utils.common_constant_types, {DeviceProperties}),

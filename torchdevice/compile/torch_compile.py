@@ -21,8 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchdevice.compile.dynamo import obstacle, truthfully, without_modes
-from torchdevice.core import Context, Fidelity, Patch, Replaced, later, replaces, thread_state
-from torchdevice.core.patching import original_of
+from torchdevice.core import Context, Fidelity, Patch, Replaced, later, original_of, replaces, thread_state
 from torchdevice.errors import NotSupportedError
 from torchdevice.foundation import torch_internals
 

@@ -164,16 +164,9 @@ def _figure(field: str) -> Callable[..., int]:
     return read
 
 
-_ONE_FIGURE = {
-    "memory_allocated": "allocated",
-    "max_memory_allocated": "peak_allocated",
-    "memory_reserved": "reserved",
-    "max_memory_reserved": "peak_reserved",
-}
-"""Function of torch -> the field of a runtime's figures that it reads."""
-
-for _name, _field in _ONE_FIGURE.items():
-    replaces(torch.cuda.memory, _name, by_value=True)(_figure(_field))
+for _field in ("allocated", "reserved"):
+    replaces(torch.cuda.memory, f"memory_{_field}", by_value=True)(_figure(_field))
+    replaces(torch.cuda.memory, f"max_memory_{_field}", by_value=True)(_figure(f"peak_{_field}"))
 
 
 NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))

@@ -73,11 +73,8 @@ def can_unwind() -> bool:
 
 def _of_the_program(frames: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     kernel = next((at for at, frame in enumerate(frames, 1) if frame["name"].startswith(_KERNEL)), 0)
-    return [
-        frame
-        for frame in frames[kernel:]
-        if not frame["filename"].startswith(PACKAGE) and not frame["name"].startswith(_GATHERING)
-    ]
+    outside = (frame for frame in frames[kernel:] if not frame["filename"].startswith(PACKAGE))
+    return [frame for frame in outside if not frame["name"].startswith(_GATHERING)]
 
 
 class History:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch.backends.cudnn import rnn
 
-from torchdevice.core import REPLACED, Context, Fidelity, replaces, supplied_function, thread_state
-from torchdevice.core.patching import ReplacedItem
+from torchdevice.core import REPLACED, Context, Fidelity, ReplacedItem, replaces, supplied_function, thread_state
 from torchdevice.foundation import data_files
 
 _STORED: dict[str, dict[str, Any]] = {

@@ -30,8 +30,7 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice.core import Context, Installation, per_context, replaces, thread_state
-from torchdevice.core.patching import Callback
+from torchdevice.core import Callback, Context, Installation, per_context, replaces, thread_state
 from torchdevice.engines.mode import of_this_thread, with_mode
 from torchdevice.fallback.fallback_kernels import Registrations
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled

@@ -13,8 +13,7 @@ import torch
 from torch import serialization
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdevice.core import REPLACED, Context, replaces, thread_state
-from torchdevice.core.patching import Callback
+from torchdevice.core import REPLACED, Callback, Context, replaces, thread_state
 from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.engines import float64_policy, moves
 from torchdevice.fallback.doubles import HostDouble

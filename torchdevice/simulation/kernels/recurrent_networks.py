@@ -16,25 +16,26 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchdevice.foundation.stand_ins import mapped, tensors
 from torchdevice.foundation.torch_texts import text
 from torchdevice.journal.callers import program_line, warn_at
 from torchdevice.simulation import policy
 
-Results = tuple[torch.Tensor | None, ...]
+Results = tuple[Tensor | None, ...]
 
 
-def _with_bias(gates: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _with_bias(gates: Tensor, bias: Tensor | None) -> Tensor:
     return gates if bias is None else gates + bias
 
 
 def _lstm_cell(
-    of_input: torch.Tensor,
-    of_hidden: torch.Tensor,
-    cell: torch.Tensor,
-    input_bias: torch.Tensor | None = None,
-    hidden_bias: torch.Tensor | None = None,
+    of_input: Tensor,
+    of_hidden: Tensor,
+    cell: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
 ) -> Results:
     """Return the new hidden state, the new cell state and the activated gates, of shape (batch, 4 * hidden)."""
     gates = _with_bias(of_hidden, hidden_bias) + _with_bias(of_input, input_bias)
@@ -45,12 +46,7 @@ def _lstm_cell(
 
 
 def _lstm_cell_backward(
-    of_hidden: torch.Tensor | None,
-    of_cell: torch.Tensor | None,
-    old: torch.Tensor,
-    cell: torch.Tensor,
-    gates: torch.Tensor,
-    has_bias: bool,
+    of_hidden: Tensor | None, of_cell: Tensor | None, old: Tensor, cell: Tensor, gates: Tensor, has_bias: bool
 ) -> Results:
     """Return the gradients of the gates before activation, of the cell state and of the bias."""
     of_hidden = torch.zeros_like(cell) if of_hidden is None else of_hidden
@@ -72,11 +68,11 @@ def _lstm_cell_backward(
 
 
 def _gru_cell(
-    of_input: torch.Tensor,
-    of_hidden: torch.Tensor,
-    hidden: torch.Tensor,
-    input_bias: torch.Tensor | None = None,
-    hidden_bias: torch.Tensor | None = None,
+    of_input: Tensor,
+    of_hidden: Tensor,
+    hidden: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
 ) -> Results:
     """Return the new hidden state, and the values that backward needs. The gates have shape (batch, 3 * hidden)."""
     input_reset, input_update, input_new = _with_bias(of_input, input_bias).chunk(3, 1)
@@ -86,7 +82,7 @@ def _gru_cell(
     return (hidden - new) * update + new, torch.cat([reset, update, new, hidden, hidden_new], 1)
 
 
-def _gru_cell_backward(gradient: torch.Tensor, saved: torch.Tensor, has_bias: bool) -> Results:
+def _gru_cell_backward(gradient: Tensor, saved: Tensor, has_bias: bool) -> Results:
     """Return the gradients of the input's gates, the hidden state's gates, the hidden state and both biases."""
     reset, update, new, hidden, hidden_new = saved.chunk(5, 1)
     of_new = gradient * (1 - update) * (1 - new * new)
@@ -112,7 +108,7 @@ OPERATORS = tuple(f"{name}.{kind}" for name in ("lstm", "gru", "rnn_tanh", "rnn_
 _DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
-def is_on_cudnn(input: torch.Tensor) -> bool:
+def is_on_cudnn(input: Tensor) -> bool:
     """Return whether cuDNN computes a network with this input, as ``at::cudnn_is_acceptable`` decides."""
     return bool(torch._C._get_cudnn_enabled() and input.dtype in _DTYPES and input.numel() and not input.is_cpu)
 
@@ -121,12 +117,12 @@ class _Backward(torch.autograd.Function):
     """Refuses the gradients of a network in evaluation mode, and those of gradients, for which ``train`` is None."""
 
     @staticmethod
-    def forward(ctx: Any, train: bool | None, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, train: bool | None, *given: Tensor) -> tuple[Tensor, ...]:
         ctx.train = train
         return tuple(each.view_as(each) for each in given)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         if ctx.train is None:
             raise NotImplementedError(text("cuDNN's networks twice"))
         if not ctx.train:
@@ -156,12 +152,12 @@ def _watched(args: Any, train: bool) -> Any:
     return mapped(args, lambda each: watched.get(id(each), each))
 
 
-def _in_order(weights: list[torch.Tensor]) -> list[torch.Tensor]:
+def _in_order(weights: list[Tensor]) -> list[Tensor]:
     """Return weights as cuDNN orders them in memory: the matrices of all layers, then the biases."""
     return sorted(weights, key=lambda each: -each.dim())
 
 
-def flatten(weights: list[torch.Tensor], *rest: Any) -> torch.Tensor:
+def flatten(weights: list[Tensor], *rest: Any) -> Tensor:
     """Move weights to one piece of memory: the kernel of ``_cudnn_rnn_flatten_weight``."""
     ordered = _in_order(weights)
     flat = weights[0].new_empty(sum(each.numel() for each in ordered))
@@ -170,7 +166,7 @@ def flatten(weights: list[torch.Tensor], *rest: Any) -> torch.Tensor:
     return flat
 
 
-def _are_in_pieces(input: torch.Tensor, weights: list[torch.Tensor]) -> bool:
+def _are_in_pieces(input: Tensor, weights: list[Tensor]) -> bool:
     """Return whether cuDNN would have to copy weights. Autocast does that for it, and tracers' have no memory."""
     real = all(type(each) is torch.nn.Parameter for each in weights)
     # Modules look for weights on CUDA, and flatten no others.
