@@ -40,13 +40,11 @@ def _dtype(node: ast.Attribute | ast.Name | ast.Call | ast.Constant, view: View)
     if name and view.target.lacks_dtype(name):
         wide = str(torch_object(name)).removeprefix("torch.")
         kept = _NARROWER.get(wide)
-        yield Found(
-            Verdict.APPROXIMATE if kept else Verdict.CHANGE,
-            f"Ask for {kept}: {view.target.name} has no {wide}, and keeps tensors in {kept}."
-            if kept
-            else f"Ask for another dtype: {view.target.name} has no {wide}, and raises an error.",
-            leaves_trace=isinstance(node, ast.Call) or not _is_kept(node, view),
-        )
+        verdict, said = Verdict.CHANGE, f"Ask for another dtype: {view.target.name} has no {wide}, and raises an error."
+        if kept:
+            verdict = Verdict.APPROXIMATE
+            said = f"Ask for {kept}: {view.target.name} has no {wide}, and keeps tensors in {kept}."
+        yield Found(verdict, said, leaves_trace=isinstance(node, ast.Call) or not _is_kept(node, view))
 
 
 def _named(node: ast.AST, view: View) -> str:

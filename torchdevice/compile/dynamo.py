@@ -66,12 +66,6 @@ class Interfaces:
                     registry.register_interface_for_device(name, interface)
 
 
-def exchanges() -> list[Replaced]:
-    """Return the patches of methods that torch bound when Dynamo was imported; without CUDA in the build they raise."""
-    cuda = _registry().CudaInterface
-    return [Replaced(cuda, name, _late(name)) for name in ("exchange_device", "maybe_exchange_device")]
-
-
 def _late(name: str) -> Callable[[Any], Any]:
     """Return the ``make`` of a patch whose method looks ``torch.cuda._<name>`` up when it is called."""
 
@@ -139,7 +133,7 @@ class _DynamoPatches(Late):
         output_graph, variables = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables
         tensor, autocast = variables.tensor.TensorVariable, variables.ctx_manager.AutocastModeVariable
         modes, tracing = variables.torch_function.SymbolicTorchFunctionState, variables.torch
-        overridable = tracing.get_overridable_functions()
+        overridable, cuda = tracing.get_overridable_functions(), _registry().CudaInterface
         return [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
             replaced_function(output_graph.OutputGraph, "init_ambient_guards", _guard_by_key),
@@ -156,7 +150,8 @@ class _DynamoPatches(Late):
             # torch 2.10 passes some factories to no mode.
             Added(overridable, _device_constructors() - overridable),
             *unstacked_mode.patches(),
-            *exchanges(),
+            # Methods that torch bound when Dynamo was imported; without CUDA in the build they raise.
+            *(Replaced(cuda, name, _late(name)) for name in ("exchange_device", "maybe_exchange_device")),
             self._interfaces,
         ]
 

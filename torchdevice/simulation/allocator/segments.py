@@ -24,6 +24,10 @@ has memory there, so that the address of a tensor without values is never that o
 """
 
 
+Tell = Callable[[str, int, int, int], None]
+"""Is called with each change of a segment: what happened, address, size and stream."""
+
+
 class Segments:
     """The segments of one device.
 
@@ -39,7 +43,7 @@ class Segments:
         end: The address at which the next one does.
     """
 
-    def __init__(self, index: int, number: int, statistics: Statistics, tell: Callable[[str, int, int, int], None]):
+    def __init__(self, index: int, number: int, statistics: Statistics, tell: Tell):
         self.index, self.tell = index, tell
         self.heads: dict[int, Block] = {}
         self._statistics = statistics

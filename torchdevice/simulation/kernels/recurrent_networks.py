@@ -55,15 +55,9 @@ def _lstm_cell_backward(
     through = of_hidden * out * (1 - tanh * tanh)
     if of_cell is not None:
         through = through + of_cell
-    grad_gates = torch.cat(
-        [
-            through * new * ingate * (1 - ingate),
-            through * old * forget * (1 - forget),
-            through * ingate * (1 - new * new),
-            of_hidden * tanh * out * (1 - out),
-        ],
-        1,
-    )
+    of_ingate, of_forget = through * new * ingate * (1 - ingate), through * old * forget * (1 - forget)
+    of_new, of_out = through * ingate * (1 - new * new), of_hidden * tanh * out * (1 - out)
+    grad_gates = torch.cat([of_ingate, of_forget, of_new, of_out], 1)
     return grad_gates, through * forget, grad_gates.sum(0) if has_bias else None
 
 
