@@ -105,7 +105,7 @@ Detour = Callable[[Any, Any], Any]
 """Makes a call, given its arguments and keyword arguments."""
 
 
-def after(error: BaseException, context: Context, func: Any, rewriter: Rewriter | None) -> Detour | None:
+def detour_after(error: BaseException, context: Context, func: Any, rewriter: Rewriter | None) -> Detour | None:
     """Return how to make a call that raised ``error``; None where the error is the program's.
 
     Args:
