@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import torchdevice
-from torchdevice.simulation.missing_operators import is_cpu_only, missing_operators
+from torchdevice.simulation.profiles import is_cpu_only, missing_operators
 
 MADE_WITH = "2.13"
 """The release of torch whose database the file is made from. Other releases differ in single entries."""

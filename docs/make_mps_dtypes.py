@@ -19,7 +19,7 @@ import torch
 from generated import require_release, write_or_check
 from make_cuda_dtypes import MADE_WITH, database, lacking, page
 
-from torchdevice.simulation.missing_operators import missing_operators
+from torchdevice.simulation.profiles import missing_operators
 
 PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "refusals" / "mps_dtypes.json"
 

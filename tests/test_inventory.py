@@ -32,7 +32,7 @@ FAMILIES += r"|_xpu\w*|_Xpu\w+|_XPU\w+"
 
 SUPPLIED_OTHERWISE = {
     "_CUDAGraph": "the class above it makes a stand-in (cuda/graphs.py)",
-    "_MemPool": "the class above it makes a stand-in (cuda/memory_pools.py)",
+    "_MemPool": "the class above it makes a stand-in (cuda/memory.py)",
     "_CudaEventBase": "the class above it makes a stand-in (cuda/streams.py)",
     "_CudaStreamBase": "the class above it makes a stand-in (cuda/streams.py)",
     "_MPSStreamBase": "the class above it refuses (cuda/unsupported.json)",

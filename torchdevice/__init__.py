@@ -16,9 +16,7 @@ from typing import Any
 
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 
-_MODULES = {
-    name: module for module, name in re.findall(r"^from (torchdevice\.\S+) import (\w+) as", _STUB, re.MULTILINE)
-}
+_MODULES = {name: module for module, name in re.findall(r"^from (torchdevice\.\S+) import (\w+) as", _STUB, re.M)}
 """Public name -> the module that defines it, as the stub for type checkers imports it from there."""
 
 __all__ = [*_MODULES, "errors"]

@@ -12,9 +12,8 @@ import torch
 
 from torchdevice import options as _options
 from torchdevice import target_selection
-from torchdevice.core import thread_state
+from torchdevice.core import Entry, state, thread_state, undo
 from torchdevice.core.patching import do_all
-from torchdevice.core.thread_state import Entry, state, undo
 from torchdevice.engines import wrap
 from torchdevice.errors import ScopeError
 from torchdevice.foundation import run_folder

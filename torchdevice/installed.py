@@ -10,13 +10,12 @@ from importlib import import_module
 from types import ModuleType
 
 from torchdevice import accelerators, cuda, torch_apis
-from torchdevice.compile import torch_compile, triton_launches
-from torchdevice.core import bindings
-from torchdevice.core.importing import Late, LateModules
-from torchdevice.core.patching import Installation, Patch
+from torchdevice.compile import torch_compile
+from torchdevice.core import Installation, Patch, bindings
+from torchdevice.core.bindings import Late, LateModules
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
-from torchdevice.torch_apis.distributed import data_parallel, dtensor, gloo_waits, process_groups, sharded_attention
+from torchdevice.torch_apis.distributed import data_parallel, dtensor, gloo_waits, sharded_attention
 
 AREAS = (
     *(
@@ -25,13 +24,8 @@ AREAS = (
         for found in pkgutil.iter_modules(folder.__path__)
     ),
     # The other files of these folders import torch.distributed and torch's compilers, which many programs never need.
-    torch_compile,
-    triton_launches,
-    data_parallel,
-    dtensor,
-    gloo_waits,
-    process_groups,
-    sharded_attention,
+    # `process_groups` is imported by `data_parallel`.
+    *(torch_compile, data_parallel, dtensor, gloo_waits, sharded_attention),
 )
 """The modules that change names of torch or supply them. No two change the same name, so their order means nothing."""
 

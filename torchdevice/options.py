@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from torchdevice.devices import device_models, device_properties
+from torchdevice.devices import device_models
 from torchdevice.devices.accelerators import FAMILIES, Family
 from torchdevice.foundation.environment import SAID, SWITCH
 
@@ -246,7 +246,7 @@ class Options:
     autocast: Literal["auto", "bfloat16", "float32"] = _choice("auto", "auto", "bfloat16", "float32")
     half_products: Literal["auto", "float32", "target"] = _choice("auto", "auto", "float32", "target")
     capability: tuple[int, int] = _option(
-        device_properties.CAPABILITY,
+        device_models.CAPABILITY,
         _capability,
         parse=lambda text: tuple(map(_literal, text.split("."))),
         show=lambda value: "{}.{}".format(*value),
@@ -255,7 +255,7 @@ class Options:
     context: int | str | None = _option(None, functools.partial(_memory, least=0))
     properties: Mapping[str, Any] | None = _option(
         None,
-        lambda name, value: None if value is None else device_properties.checked(value),
+        lambda name, value: None if value is None else device_models.checked(value),
         parse=_literal,
         show=lambda value: json.dumps(value, default=str, sort_keys=True),
     )

@@ -109,7 +109,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Show a test's error without this package's frames."""
     if call.excinfo is not None and _is_in_scope(item):
-        from torchdevice.foundation.tracebacks import trim
+        from torchdevice.foundation.uncaught_errors import trim
 
         trim(call.excinfo.value)
         call.excinfo = pytest.ExceptionInfo.from_exception(call.excinfo.value)
@@ -250,9 +250,9 @@ class _Summary:
         if self._shown:
             show_report(self._shown, report)
         elif report.rows and terminalreporter.verbosity >= 0:
-            from torchdevice.report import plain_text
+            from torchdevice.report import rendering
 
             terminalreporter.section("torchdevice")
-            for line in plain_text.heading(report)[1:]:
+            for line in rendering.heading(report)[1:]:
                 terminalreporter.line(line)
             terminalreporter.line("  --torchdevice-report says which, --torchdevice-report=FILE.html writes a page")

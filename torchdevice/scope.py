@@ -22,24 +22,22 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torchdevice import target_selection
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, ContextMode, Entry, state, thread_state, undo
 from torchdevice.core.patching import do_all
-from torchdevice.core.thread_state import ContextMode, Entry, state, undo
 from torchdevice.devices.runtime import Runtime
-from torchdevice.engines import signals, wrap
+from torchdevice.engines import interruptions, wrap
 from torchdevice.engines.mode import DeviceMode, of_this_thread
 from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError, SecondCopyError
 from torchdevice.fallback import fallback_kernels
 from torchdevice.foundation.decorating import decorated
 from torchdevice.foundation.interrupt_safe_exit import Exit, Leaving
 from torchdevice.foundation.logs import configure_logging
-from torchdevice.foundation.tracebacks import trim
+from torchdevice.foundation.uncaught_errors import trim
 from torchdevice.installed import INSTALLATION
 from torchdevice.journal.journal import Journal
-from torchdevice.mps_workarounds import installing
+from torchdevice.mps_workarounds import guards
 from torchdevice.options import Options
-from torchdevice.torch_apis import library
+from torchdevice.torch_apis import dispatch
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -231,7 +229,7 @@ def _enter(entry: Entry, context: Context) -> None:
         thread_state.enter(entry)
         # Without parts (a native target) handlers need not wait.
         if entry.parts:
-            signals.settle(in_a_scope=True)
+            interruptions.settle(in_a_scope=True)
         if context.thread.at_return:
             context.start_thread()
     except BaseException:
@@ -256,14 +254,14 @@ def _fill(entry: Entry, context: Context) -> None:
     if mode is not None and (outer := state.entries[-1]).context is context and outer.unstacked is entry.unstacked:
         entry.parts = outer.parts  # the usual nested entry, which needs the same
         return
-    of_target = *installing.needed(context), *fallback_kernels.needed(context), *library.needed(context)
+    of_target = *guards.needed(context), *fallback_kernels.needed(context), *dispatch.needed(context)
     entry.parts = [INSTALLATION, *of_target, *(wrap.needed(context) if wraps else ())]
 
 
 def _leave_signals(entry: Entry) -> None:
     # Handlers may stop waiting when no entry has patches in place.
     if not state.entries or (entry.parts and not any(each.parts for each in state.entries)):
-        signals.settle(in_a_scope=False)
+        interruptions.settle(in_a_scope=False)
 
 
 def _finish_thread(entry: Any) -> None:

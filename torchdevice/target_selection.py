@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdevice import options as _options
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, thread_state
 from torchdevice.devices import device_models
 from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.devices.mps_runtime import MpsRuntime

@@ -19,16 +19,16 @@ from conftest import run_command, run_python
 from hypothesis import given, settings, strategies
 from rich.console import Console
 
-from torchdevice.check import RULES, Finding, Target, check_file, check_source, formats, sources
+from torchdevice.check import RULES, Finding, Target, check_file, check_source, checker, formats
 from torchdevice.cli import main
 from torchdevice.foundation import styled_text
-from torchdevice.simulation.missing_operators import missing_operators
+from torchdevice.simulation.profiles import missing_operators
 
 pytestmark = pytest.mark.one_engine
 
 
 def findings(code: str, target: str = "cpu", rules: set[str] | None = None) -> list[Finding]:
-    source = sources.program("program.py", textwrap.dedent(code).encode())
+    source = checker.program("program.py", textwrap.dedent(code).encode())
     return check_source(source, Target.named(target), rules)
 
 
@@ -461,7 +461,7 @@ CUDA = "import torch\ntorch.cuda.synchronize()\n"
 
 def check(paths: Iterable[str], target: Target, rules: Collection[str] | None = None) -> list[Finding]:
     """Return what is found in files, folders and notebooks."""
-    return [found for path in sources.found(paths) for found in check_file(path, target, rules)]
+    return [found for path in checker.found(paths) for found in check_file(path, target, rules)]
 
 
 def checked(*paths: Path, target: str = "cpu") -> list[tuple[str, int, str]]:

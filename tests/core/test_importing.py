@@ -15,7 +15,7 @@ import pytest
 
 import torchdevice
 from torchdevice.core import thread_state
-from torchdevice.core.importing import Late, LateModules
+from torchdevice.core.bindings import Late, LateModules
 from torchdevice.core.patching import Patch, Replaced
 
 pytestmark = pytest.mark.one_engine

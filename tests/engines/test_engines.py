@@ -30,7 +30,7 @@ from torchdevice.core import thread_state
 from torchdevice.engines import lookup, rewriters, wrap
 from torchdevice.errors import EngineUnavailableError, FidelityError
 from torchdevice.lowlevel import replace_new
-from torchdevice.simulation import printing
+from torchdevice.simulation import torch_functions
 
 pytestmark = pytest.mark.one_engine
 
@@ -115,7 +115,7 @@ class TestWhatIsWrapped:
         # torch takes the mode off for this one; a mode beside the stack stays.
         seen_anyway = {torch._functorch.autograd_function.custom_function_call}
         # The first scope of the process wraps before the simulated device has this one; it calls the wrapped __repr__.
-        seen_anyway |= {printing.formatted} & set(own) - reached
+        seen_anyway |= {torch_functions.formatted} & set(own) - reached
         assert set(own) - of_attributes - operators - reached == seen_anyway
 
     @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from conftest import run_python
 from private_names import NOT_OF_TORCH, Reads, is_listed, is_private, listed, own_names, sources
 
 from torchdevice import installed
-from torchdevice.core.importing import LateModules
+from torchdevice.core.bindings import LateModules
 from torchdevice.errors import TorchVersionError
 from torchdevice.foundation import torch_internals
 

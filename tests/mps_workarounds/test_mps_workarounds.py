@@ -18,8 +18,8 @@ import torchdevice
 from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import CpuFallback
 from torchdevice.fallback.fallback_kernels import Registrations, overload
-from torchdevice.mps_workarounds import guards, installing
-from torchdevice.mps_workarounds.installing import FAULTS, Fault
+from torchdevice.mps_workarounds import guards
+from torchdevice.mps_workarounds.guards import FAULTS, Fault
 
 KEY = "PrivateUse1"
 
@@ -308,7 +308,7 @@ def planted(operators: tuple[str, ...], kernel: Callable[[str], Kernel]) -> Iter
 
 @contextlib.contextmanager
 def guarded(faults: tuple[Fault, ...] = FAULTS) -> Iterator[None]:
-    installation = Installation(lambda: [Registrations(KEY, lambda: installing.kernels(KEY, faults))])
+    installation = Installation(lambda: [Registrations(KEY, lambda: guards.kernels(KEY, faults))])
     installation.hold(installation)
     try:
         yield
@@ -406,15 +406,15 @@ class TestInstallation:
     ) -> None:
         monkeypatch.setattr(platform, "mac_ver", lambda: (macos, ("", "", ""), ""))
         monkeypatch.setattr(torch, "__version__", torch_version)
-        assert (ON_OLD_MACOS in installing.here()) is expected
-        assert len(installing.here()) == len(FAULTS) - (not expected)
+        assert (ON_OLD_MACOS in guards.here()) is expected
+        assert len(guards.here()) == len(FAULTS) - (not expected)
 
     def test_a_fault_ends_with_the_torch_that_mends_it(self) -> None:
         mended = dataclasses.replace(ON_OLD_MACOS, torch_before=(2, 14))
         assert mended.is_in((2, 13, 1), None) and not mended.is_in((2, 14, 0), None)
 
     def test_versions_are_read_as_numbers(self) -> None:
-        assert installing.version("2.10.0+cpu") == (2, 10, 0) > (2, 9) and installing.version("") is None
+        assert guards.version("2.10.0+cpu") == (2, 10, 0) > (2, 9) and guards.version("") is None
 
 
 NOT_GUARDED = {

@@ -29,9 +29,8 @@ from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.journal import callers, journal
 from torchdevice.journal.discrepancies import LEFT_OUT
 from torchdevice.journal.journal import Journal
-from torchdevice.report import Report, formatting, rows, source
-from torchdevice.report.content import Content, Process
-from torchdevice.report.rows import Group, Row
+from torchdevice.report import Report, content, formatting, source
+from torchdevice.report.content import Content, Group, Process, Row
 
 pytestmark = pytest.mark.one_engine
 
@@ -197,7 +196,7 @@ class TestContent:
     def test_a_line_that_asks_through_libraries(self, program: Callable[[Journal], None]) -> None:
         kept = Journal()
         program(kept)
-        found = rows.rows_of(kept.entries)
+        found = content.rows_of(kept.entries)
         assert [(row.line, row.count) for row in found] == [(3, 5), (4, 2), (5, 2), (6, 1)]
         assert formatting.libraries(found[0]) == "package/asking.py:4"
 
@@ -207,7 +206,7 @@ class TestContent:
             text = LIBRARY + "\nasked = ask"
             asked = defined(text, f"/env/site-packages/{name}.py", EXACT=Fidelity.EXACT)["asked"]
             defined("ask(journal, times)", "/home/me/both.py", ask=asked, journal=kept, times=times)
-        (row,) = rows.rows_of(kept.entries)
+        (row,) = content.rows_of(kept.entries)
         assert row.count == 5 and [(each.file[-8:], each.count) for each in row.libraries] == [
             ("other.py", 3),
             ("s/one.py", 2),
@@ -384,10 +383,10 @@ class TestSentences:
     def test_devices_of_ranks_are_one_row(self) -> None:
         asked = [("cuda:0", "mps:0"), ("cuda:2", "mps:2"), ("cuda:1", "mps:1"), ("cuda:1", "cpu"), ("x", "y")]
         given = [dataclasses.replace(self.row(f"rank {at}"), asked=a, done=d) for at, (a, d) in enumerate(asked)]
-        found = {(row.asked, row.done): (row.count, len(row.processes)) for row in rows.folded(given)}
+        found = {(row.asked, row.done): (row.count, len(row.processes)) for row in content.folded(given)}
         count = given[0].count
         assert found == {("cuda:0-2", "mps:0-2"): (3 * count, 3), ("cuda:1", "cpu"): (count, 1), ("x", "y"): (count, 1)}
-        assert (rows.numbers([0, 2]), rows.numbers([4])) == ("0, 2", "4")
+        assert (content.numbers([0, 2]), content.numbers([4])) == ("0, 2", "4")
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

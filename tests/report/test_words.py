@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import torchdevice
+from torchdevice.check.kernel_rules import _third_person
 from torchdevice.check.target import Target, _public_names
-from torchdevice.check.torch_name_rules import _third_person
 from torchdevice.report.content import Content, Process
 
 OURS = re.compile(r"\b_cuda|\b_nccl|'simulated'|\bsimulated has|PrivateUse1|rangePush|torchdevice\.(core|cuda|sim)")

@@ -27,7 +27,7 @@ from torchdevice import DeviceSpec, Prefetcher, ToDevice
 from torchdevice.cuda import streams
 from torchdevice.errors import FidelityError, WrongDeviceError
 from torchdevice.transfer import batch_moves
-from torchdevice.transfer.batches import mapped
+from torchdevice.transfer.batch_moves import mapped
 
 
 @pytest.fixture

@@ -12,13 +12,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import Supplied, add, first_line, replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, Fidelity, replaces, thread_state
+from torchdevice.core.bindings import Supplied, add, first_line
 from torchdevice.core.patching import TORCHS_OWN
 from torchdevice.cuda import device_queries, memory, streams
 from torchdevice.devices.runtime import device_of
-from torchdevice.foundation.fidelity import Fidelity
 
 
 def _answer(function: Callable[..., Any], context: Context) -> Any:

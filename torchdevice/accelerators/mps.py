@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import Supplied, add, replaces, supplied_as, supplied_function, supplied_value
-from torchdevice.core.context import Context
-from torchdevice.core.patching import TORCHS_OWN, without_cache, without_original
+from torchdevice.core import Context, Fidelity, replaces, supplied_function, supplied_value, without_original
+from torchdevice.core.bindings import Supplied, add, supplied_as
+from torchdevice.core.patching import TORCHS_OWN, without_cache
 from torchdevice.cuda import memory
 from torchdevice.cuda.streams import EventStandIn, StreamStandIn, current_stream
-from torchdevice.foundation.fidelity import Fidelity
 
 _MPS = "mps"
 

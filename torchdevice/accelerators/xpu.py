@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import imported_by_value, replaces, supplied_as, supplied_function, supplied_value
-from torchdevice.core.context import Context
-from torchdevice.core.patching import ABSENT, without_cache, without_original
-from torchdevice.cuda import device_queries, memory, memory_pools, random, streams
-from torchdevice.devices.device_properties import XpuDeviceProperties
+from torchdevice.core import Context, replaces, supplied_function, supplied_value, without_original
+from torchdevice.core.bindings import imported_by_value, supplied_as
+from torchdevice.core.patching import ABSENT, without_cache
+from torchdevice.cuda import device_queries, memory, random, streams
+from torchdevice.devices.device_models import XpuDeviceProperties
 from torchdevice.devices.device_strings import Spelling
 
 XPU = "xpu"
@@ -109,7 +109,7 @@ def _utilization(context: Context, original: Any, device: Any = None) -> float:
 
 if hasattr(torch.xpu, "XPUGraph"):  # torch 2.10 has neither
     imported_by_value(torch.xpu.graphs, "_xpu_isCurrentStreamCapturing")
-replaces(getattr(torch.xpu, "MemPool", None), "__new__")(memory_pools.new_pool)
+replaces(getattr(torch.xpu, "MemPool", None), "__new__")(memory.new_pool)
 streams.replaces_classes(XpuStreamStandIn, XpuEventStandIn)
 device_queries.replaces_functions(torch.xpu, _device_properties)
 replaces(torch.xpu, "get_device_capability")(without_cache)

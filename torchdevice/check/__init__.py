@@ -1,11 +1,11 @@
 """What of a program a target does otherwise, predicted from its source: the program is neither run nor imported."""
 
-from torchdevice.check import device_rules, dtype_rules, environment_rules, operator_rules, torch_name_rules
+from torchdevice.check import device_rules, environment_rules, kernel_rules
 from torchdevice.check.checker import check_file, check_files, check_source
 from torchdevice.check.rules import RULES, Finding, Verdict
 from torchdevice.check.target import Target
 
-AREAS = (torch_name_rules, device_rules, operator_rules, dtype_rules, environment_rules)
+AREAS = (device_rules, environment_rules, kernel_rules)
 """The files whose rules are applied. Their import has registered the rules."""
 
 __all__ = ["RULES", "Finding", "Target", "Verdict", "check_file", "check_files", "check_source"]

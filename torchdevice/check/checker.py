@@ -1,17 +1,248 @@
-"""Checks sources: reads them, lets the rules look at each node, and leaves out what the program says to ignore."""
+"""Checks sources: reads them, lets the rules look at each node, and leaves out what the program says to ignore.
+
+Sources are files, folders and notebooks. Nothing is run or imported.
+"""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
-from collections.abc import Collection, Iterator
+import io
+import json
+import os
+import re
+import tokenize
+import warnings
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from json import scanner
+from pathlib import Path
 
-from torchdevice.check import sources
 from torchdevice.check.rules import RULES, SYNTAX, Finding, Found, Rule, Verdict, View
-from torchdevice.check.sources import Source, UnreadableError
 from torchdevice.check.target import Target
 from torchdevice.foundation import garbage_collection
+
+NOTEBOOK = ".ipynb"
+_SUFFIXES = (".py", ".pyw", NOTEBOOK)
+
+_LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
+"""Folders that hold no source of the program. Those whose name begins with a dot, and virtual environments, neither."""
+
+
+class UnreadableError(ValueError):
+    """A file that is no source of Python.
+
+    Attributes:
+        line: Where the error is, from 1.
+    """
+
+    def __init__(self, said: str, line: int = 1):
+        super().__init__(said)
+        self.line = line
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a line of a source stands.
+
+    Attributes:
+        line: Number of the line in the file, from 1.
+        cell: Number of the code cell in a notebook, from 1; 0 elsewhere.
+    """
+
+    line: int
+    cell: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A source as text.
+
+    Attributes:
+        path: The path of the file, as it was given or found.
+        text: The code; of a notebook, that of all code cells.
+        places: Where each line of the code stands.
+    """
+
+    path: str
+    text: str
+    places: list[Place]
+
+    def place(self, line: int) -> Place:
+        """Return where a line of the code stands."""
+        return self.places[min(max(line, 1), len(self.places)) - 1]
+
+    def parsed(self) -> ast.Module:
+        """Return the syntax tree.
+
+        Raises:
+            UnreadableError: This is not the syntax of Python 3.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of escapes in the program's strings
+                return ast.parse(self.text)
+        except SyntaxError as error:
+            raise UnreadableError(f"the file cannot be parsed as Python 3: {error.msg}", error.lineno or 1) from None
+        except (ValueError, RecursionError, MemoryError) as error:  # bytes of zero, and what is nested too deep
+            raise UnreadableError(f"the file cannot be parsed: {error or 'it is nested too deep'}") from None
+
+    def ignored(self) -> dict[int, set[str] | None]:
+        """Return the lines that have a comment ``# torchdevice: ignore``, with the rules in it; None means all."""
+        found = {line: match[1] for line, text in self._comments() if (match := _IGNORE.search(text))}
+        return {line: None if rules is None else {*map(str.strip, rules.split(","))} for line, rules in found.items()}
+
+    def _comments(self) -> Iterator[tuple[int, str]]:
+        if _IGNORE.search(self.text) is None:
+            return
+        try:
+            for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+                if token.type == tokenize.COMMENT:
+                    yield token.start[0], token.string
+        except (tokenize.TokenError, SyntaxError):  # magic words of a notebook's last cell
+            return
+
+
+_IGNORE = re.compile(r"#\s*torchdevice:\s*ignore(?:\[([^\]]*)\])?")
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def found(paths: Iterable[str]) -> list[str]:
+    """Return the files that paths name: files themselves, and the sources in folders. Each file comes once.
+
+    Links to folders are followed, each folder once, so that links in a circle end.
+
+    Raises:
+        FileNotFoundError: A path does not exist.
+        ValueError: There is no source in them.
+    """
+    files: dict[str, str] = {}
+    paths = list(paths)
+    for path in paths:
+        if not os.path.lexists(path):
+            raise FileNotFoundError(f"there is no file or folder {path!r}.")
+        for file in sorted(_in_folder(path)) if os.path.isdir(path) else [path]:
+            files.setdefault(os.path.realpath(file), file)
+    if not files:
+        raise ValueError(f"no Python file and no notebook is in {', '.join(map(repr, paths))}. Name one, or a folder.")
+    return list(files.values())
+
+
+def _in_folder(path: str) -> Iterator[str]:
+    seen: set[str] = set()
+    for folder, inner, files in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            inner.clear()
+            continue
+        seen.add(real)
+        kept = [name for name in inner if name not in _LEFT_OUT and not name.startswith(".")]
+        inner[:] = [name for name in kept if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))]
+        paths = (os.path.join(folder, name) for name in files if name.endswith(_SUFFIXES) and name[0] != ".")
+        yield from (path for path in paths if os.path.isfile(path) or os.path.islink(path))  # others may wait for ever
+
+
+def read(path: str) -> Source:
+    """Return the source in a file.
+
+    Raises:
+        UnreadableError: The file cannot be read, or holds no text, or is no notebook.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UnreadableError(f"the file cannot be read: {error.strerror}") from None
+    return _notebook(path, data) if path.endswith(NOTEBOOK) else program(path, data)
+
+
+def program(path: str, data: bytes) -> Source:
+    """Return the source of a program.
+
+    Raises:
+        UnreadableError: The bytes are no text in the encoding that they declare, which is UTF-8 without a declaration.
+    """
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = io.TextIOWrapper(io.BytesIO(data), encoding, newline=None).read()
+    except UnicodeDecodeError as error:
+        raise UnreadableError(
+            f"the file is not text in {error.encoding}", data.count(b"\n", 0, error.start) + 1
+        ) from None
+    except (SyntaxError, LookupError) as error:
+        raise UnreadableError(f"the file is not text: {error}") from None
+    return Source(path, text, [Place(line) for line in range(1, text.count("\n") + 2)])
+
+
+# ---- notebooks -------------------------------------------------------------------------------------------------------
+
+
+class _At(str):
+    """A string of a JSON file, with the line that it begins at."""
+
+    line: int
+
+
+class _Decoder(json.JSONDecoder):
+    """Reads JSON and keeps the line of each string: editors and code hosts show the lines of the file."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self._starts = [match.end() for match in re.finditer("\n", text)]
+        self.parse_string = self._string
+        # The scanner in C takes its own function for strings.
+        self.scan_once = scanner.py_make_scanner(self)
+
+    def _string(self, text: str, end: int, strict: bool = True) -> tuple[str, int]:
+        value, after = json.decoder.scanstring(text, end, strict)
+        found = _At(value)
+        found.line = bisect_right(self._starts, end - 1) + 1  # ``end`` is behind the quote that begins the string
+        return found, after
+
+
+def _notebook(path: str, data: bytes) -> Source:
+    try:
+        text = data.decode("utf-8-sig")
+        content = _Decoder(text).decode(text)
+        sheets = content.get("worksheets", [content])  # in the third version of the format
+        found = [cell for sheet in sheets for cell in sheet["cells"] if cell.get("cell_type") == "code"]
+        cells = [_lines(cell.get("source", cell.get("input", []))) for cell in found]
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+        raise UnreadableError(f"the file is no notebook: {error}") from None
+    lines: list[str] = []
+    places: list[Place] = []
+    for number, cell in enumerate(cells, 1):
+        for line, code in _python(cell):
+            lines.append(code)
+            places.append(Place(line, number))
+    return Source(path, "\n".join(lines), places or [Place(1)])
+
+
+def _lines(source: _At | list[_At]) -> list[tuple[int, str]]:
+    parts: list[_At] = [source] if isinstance(source, _At) else source
+    found: list[tuple[int, str]] = []
+    unfinished = False
+    for part in parts:
+        for line in re.findall(r"[^\n]*\n|[^\n]+", part):
+            number, before = found.pop() if unfinished else (part.line, "")
+            found.append((number, before + line.removesuffix("\n")))
+            unfinished = not line.endswith("\n")
+    return found
+
+
+def _python(cell: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a cell, with a pass in place of what IPython alone understands."""
+    other = bool(cell) and re.match(r"%%(?!time|capture|prun)", cell[0][1]) is not None
+    for line, code in cell:
+        magic = re.match(r"(\s*)(?:[%!?]|[\w.]+\?\??\s*$|[\w, ]+=\s*[%!])", code)
+        if other:
+            yield line, ""
+        else:
+            yield line, f"{magic[1]}pass" if magic else code
+
 
 _MANY = 100
 """From how many files on processes share the work; fewer take less time than the processes' beginning."""
@@ -20,7 +251,7 @@ _MANY = 100
 def check_file(path: str, target: Target, rules: Collection[str] | None = None) -> list[Finding]:
     """Return what was found in a file, by line. A file that cannot be read is a finding."""
     try:
-        return check_source(sources.read(path), target, rules)
+        return check_source(read(path), target, rules)
     except UnreadableError as error:
         return [_unreadable(path, error.line, error)] if rules is None or SYNTAX in rules else []
 
@@ -54,11 +285,8 @@ def check_source(source: Source, target: Target, rules: Collection[str] | None =
         found = [_unreadable(source.path, source.place(error.line).line, error)]
         return [each for each in found if rules is None or each.rule in rules]
     ignored = source.ignored()
-    findings = {
-        (finding.line, finding.rule, finding.remedy): finding
-        for finding in _looked(view, source, applied)
-        if not _is_ignored(finding, ignored)
-    }
+    kept = (each for each in _looked(view, source, applied) if not _is_ignored(each, ignored))
+    findings = {(each.line, each.rule, each.remedy): each for each in kept}
     return sorted(findings.values(), key=lambda each: (each.cell, each.line, each.column, each.rule))
 
 

@@ -56,11 +56,9 @@ for _module, _rows in _TABLE["modules"].items():
     for _row in _rows:
         for _name in _row["names"].split():
             _on = {**_differences(_row.get("on", {})), **_differences(_TABLE["on"].get(_module, {}))}
-            PUBLIC_NAMES[f"{_module}.{_name}"] = (
-                PUBLIC_NAMES[f"{_row['as']}.{_name}"]
-                if "as" in _row
-                else Declared(Fidelity(_row.get("fidelity", "exact")), _row["does"], _on)
-            )
+            _same = PUBLIC_NAMES.get(f"{_row.get('as')}.{_name}")
+            _declared = _same or Declared(Fidelity(_row.get("fidelity", "exact")), _row["does"], _on)
+            PUBLIC_NAMES[f"{_module}.{_name}"] = _declared
 
 UNTOUCHED = frozenset(f"{module}.{name}" for module, names in _TABLE["untouched"].items() for name in names.split())
 """Public names that use no device."""

@@ -204,9 +204,8 @@ class View(Names):
             sides = (self.surely(side, of_call, depth + 1, known) for side in (node.left, node.right))
             known[node] = next(filter(None, sides), False)
         else:
-            found = [
-                self.surely(each, of_call, depth + 1, known) for each in ([inner] if inner else self.flowing(node))
-            ]
+            sources = [inner] if inner else self.flowing(node)
+            found = [self.surely(each, of_call, depth + 1, known) for each in sources]
             known[node] = found[-1] if found and all(found) else False
         return known[node]
 

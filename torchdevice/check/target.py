@@ -101,7 +101,7 @@ class Target(NamedTuple):
 
     def _missing(self, operator: str | None) -> str | None:
         """Return an operator of the made table, if the installed torch lacks it too."""
-        from torchdevice.simulation.missing_operators import missing_operators
+        from torchdevice.simulation.profiles import missing_operators
 
         backends = self.profile.backends if self.profile is not None and operator else ()
         lacked = any(str(operator).removeprefix("aten::") in missing_operators(backend) for backend in backends)
@@ -109,7 +109,7 @@ class Target(NamedTuple):
 
     def _missing_by_name(self, name: str) -> str | None:
         """Return the operator that has the name of a public function."""
-        from torchdevice.simulation.missing_operators import missing_functions
+        from torchdevice.simulation.profiles import missing_functions
 
         for module, prefix in _PREFIXES.items():
             operator = f"{prefix}{name[len(module) :]}"

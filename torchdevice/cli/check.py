@@ -33,13 +33,13 @@ def _check(options: argparse.Namespace) -> int:
         return 0
     if not options.paths:
         options.parser.error("which files? Name a PATH: a file, a notebook or a folder")
-    from torchdevice.check import Target, Verdict, check_files, configuration, sources
+    from torchdevice.check import Target, Verdict, check_files, checker, configuration
 
     with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
         project = configuration.of_project(Path.cwd())
         options.target = options.target or project.target or "cpu"
         target, rules = Target.named(options.target), _chosen_rules(options, project)
-        files = [file for file in sources.found(options.paths) if not project.excludes(file)]
+        files = [file for file in checker.found(options.paths) if not project.excludes(file)]
         found = check_files([(file, rules - project.ignored_in(file)) for file in files], target)
         findings = [*chain.from_iterable(styled_text.counted(found, len(files), "files checked"))]
         baseline = options.baseline or (project.baseline and project.folder / project.baseline)

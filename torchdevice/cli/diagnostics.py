@@ -27,7 +27,7 @@ from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.environment import COLLECTED, REPORT, SAID, SWITCH
 from torchdevice.foundation.logs import FILE, LEVEL, configure_logging
 from torchdevice.foundation.run_folder import VARIABLE as RUN_FOLDER
-from torchdevice.foundation.tracebacks import FRAMES
+from torchdevice.foundation.uncaught_errors import FRAMES
 from torchdevice.simulation.native import building
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchdevice.cli import ranks, run
+from torchdevice.cli import programs, run
 from torchdevice.cli.parsing import add_command, show_columns
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    parser = add_command(commands, "plan", _plan, world_size=ranks.number)
+    parser = add_command(commands, "plan", _plan, world_size=programs.number)
     run.take_program(parser)
     parser.set_defaults(ranks=None)
 
@@ -41,14 +41,14 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report], dict[str, Any]]:
     """Follow the memory of the devices from now on, and return what prints the plan at the end and returns it."""
-    from torchdevice.plan import answers, peaks
+    from torchdevice.plan import peaks
 
     found = peaks.Peaks()
     found.follow(ranks)
 
     def show(report: Report) -> dict[str, Any]:
-        plan = answers.data(found, report)
-        _show(plan, answers.tables, file)
+        plan = peaks.data(found, report)
+        _show(plan, peaks.tables, file)
         return {**plan, "over time": {f"cuda:{index}": found.timeline(index) for index in sorted(found.devices)}}
 
     return show

@@ -56,9 +56,9 @@ def show_verified(file: str | bool, report: Report, *, quiet: bool) -> None:
     if isinstance(file, str):
         _write(file, json.dumps(report.verification, indent=1), "what was verified")
     if not quiet and logger.isEnabledFor(logging.WARNING):
-        from torchdevice.report import formatting, plain_text
+        from torchdevice.report import formatting, rendering
 
-        print(f"torchdevice: {formatting.verified(report)}", *plain_text.findings(report), sep="\n", file=sys.stderr)
+        print(f"torchdevice: {formatting.verified(report)}", *rendering.findings(report), sep="\n", file=sys.stderr)
 
 
 def _write(file: str, text: str, what: str) -> None:

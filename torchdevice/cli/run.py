@@ -29,14 +29,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchdevice import options as _options
-from torchdevice.cli import programs, ranks
+from torchdevice.cli import programs
 from torchdevice.cli.parsing import CommandParser, add_command, refusals
 from torchdevice.cli.programs import Program
 from torchdevice.cli.report import add_report_flag, show_report, show_verified
 from torchdevice.foundation import garbage_collection, run_folder
 from torchdevice.foundation.environment import SWITCH
 from torchdevice.foundation.logs import configure_logging
-from torchdevice.foundation.tracebacks import trim, without_ours
+from torchdevice.foundation.uncaught_errors import trim, without_ours
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    parser = add_command(commands, "run", start, ranks=ranks.number)
+    parser = add_command(commands, "run", start, ranks=programs.number)
     take_program(parser)
     parser.set_defaults(plan=None)
 
@@ -65,7 +65,7 @@ def start(options: argparse.Namespace) -> int:
     if not options.rest:
         options.parser.error("which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, or a COMMAND")
     with refusals():
-        program = programs.named(options.rest if options.ranks is None else ranks.launched(options))
+        program = programs.named(options.rest if options.ranks is None else programs.launched(options))
     if program.interpreter:  # again, in an interpreter with these flags
         command = ["-m", "torchdevice", *options.parser.prog.split()[1:]]
         return _become([*program.interpreter, *([*command, *options.own, *program.argv] if program.argv else [])])
@@ -84,7 +84,7 @@ def start(options: argparse.Namespace) -> int:
     main = _new_main(program)
     with refusals(), garbage_collection.paused():
         _activate(options, program)
-    with contextlib.nullcontext() if options.ranks is None else ranks.failing():
+    with contextlib.nullcontext() if options.ranks is None else programs.failing():
         _execute(program, main)
     return 0
 

@@ -1,10 +1,16 @@
-"""Patches of Dynamo: what it sees of a scope while it traces, and how it compiles graphs and runs compiled code."""
+"""Patches of Dynamo: what it sees of a scope while it traces, and how it compiles graphs and runs compiled code.
+
+Dynamo and Inductor ask about a device through torch's ``DeviceInterface``, of which scopes register one for their
+devices. ``torch.cuda`` answers for the target in a scope. So a target for which torch has no interface gets that of
+CUDA, except for the answers about Triton. The interfaces are registered while scopes are active.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +18,91 @@ import torch
 from torch.utils._device import _device_constructors
 
 from torchdevice.compile import unstacked_mode
-from torchdevice.compile.device_interfaces import Interfaces, exchanges
-from torchdevice.core import patching, thread_state
-from torchdevice.core.bindings import LATER
-from torchdevice.core.context import Context
-from torchdevice.core.importing import Late
-from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, per_context, replaced_function
+from torchdevice.core import Context, Patch, Replaced, per_context, replaced_function, thread_state
+from torchdevice.core.bindings import LATER, Late
+from torchdevice.core.patching import Added, ReplacedItem, in_every_thread
 from torchdevice.cuda.streams import current_stream
-from torchdevice.devices.device_properties import DeviceProperties
+from torchdevice.devices.device_models import DeviceProperties
+from torchdevice.devices.runtime import Runtime
 from torchdevice.engines import traced
 from torchdevice.errors import FidelityError
-from torchdevice.foundation.tracebacks import PACKAGE
+from torchdevice.foundation.uncaught_errors import PACKAGE
 from torchdevice.torch_apis import autocast_lists
 from torchdevice.torch_apis.autocast import dtype_on_target
+
+
+class Interfaces:
+    """The patch that adds the interfaces of active scopes to torch's registry."""
+
+    def __init__(self) -> None:
+        self._added: dict[str, Any] = {}
+
+    def install(self) -> None:
+        registry = _registry()
+        # Outside the scope: torch registers an interface for each device that `torch.cuda` counts.
+        with thread_state.suspended():
+            if not registry._device_initialized:
+                registry.init_device_reg()
+
+    def remove(self) -> None:
+        for name, interface in list(self._added.items()):
+            # Not one that the program has registered in its place.
+            if _registry().device_interfaces.get(name) is interface:
+                _registry().device_interfaces.pop(name, None)
+            self._added.pop(name, None)
+
+    def add(self, runtime: Runtime, devices: int) -> None:
+        """Register the target of a scope, and the ``devices`` CUDA devices it advertises, without and with an index."""
+        registry = _registry()
+        cuda = registry.CudaInterface
+        target = registry.device_interfaces.get(runtime.device_type) or stand_in(runtime)
+        # `dict.fromkeys` drops a family that is the device type itself, and keeps the order.
+        own = [(kind, target, runtime.device_count()) for kind in dict.fromkeys((runtime.device_type, runtime.family))]
+        for kind, interface, count in (*own, ("cuda", cuda, devices)):
+            for name in (kind, *(f"{kind}:{index}" for index in range(count))):
+                if name not in registry.device_interfaces:
+                    # A name that is there belongs to torch or the program.
+                    self._added[name] = interface
+                    registry.register_interface_for_device(name, interface)
+
+
+def _late(name: str) -> Callable[[Any], Any]:
+    """Return the ``make`` of a patch whose method looks ``torch.cuda._<name>`` up when it is called."""
+
+    # Looked up at each call, since the scope supplies `torch.cuda._exchange_device` only while it is active.
+    return lambda original: staticmethod(lambda device: getattr(torch.cuda, f"_{name}")(device))
+
+
+def _registry() -> Any:
+    return torch._dynamo.device_interface
+
+
+@functools.cache
+def stand_in(runtime: Runtime) -> type:
+    """Return the interface of a device for which torch has none."""
+    cuda = _registry().CudaInterface
+
+    # CUDA's answers hold, because `torch.cuda` answers for the target in a scope; the rest is overridden.
+    class StandInInterface(cuda):  # type: ignore[misc, valid-type]
+        class Worker(cuda.Worker):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def get_device_properties(device: Any = None) -> Any:
+                return torch.cuda.get_device_properties(device)
+
+        is_available, device_count = staticmethod(runtime.is_available), staticmethod(runtime.device_count)
+
+        @staticmethod
+        def get_raw_stream(device_idx: int) -> int:
+            return 0  # compiled code passes it to kernels, which have no streams here
+
+        is_triton_capable = staticmethod(lambda device=None: False)
+
+        @classmethod
+        def raise_if_triton_unavailable(cls, device: Any = None) -> None:
+            raise RuntimeError(f"Triton makes no code for {runtime.target!r}. Use backend='aot_eager' or the CPU.")
+
+    StandInInterface.__name__ = f"{runtime.device_type.capitalize()}Interface"  # shown in Dynamo's logs and errors
+    return StandInInterface
 
 
 class _DynamoPatches(Late):
@@ -52,34 +130,28 @@ class _DynamoPatches(Late):
                 self.patches[-1].install()
 
     def _make(self) -> list[Patch]:
-        output_graph, tensor = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables.tensor.TensorVariable
-        tracing = torch._dynamo.variables.torch
-        overridable = tracing.get_overridable_functions()
+        output_graph, variables = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables
+        tensor, autocast = variables.tensor.TensorVariable, variables.ctx_manager.AutocastModeVariable
+        modes, tracing = variables.torch_function.SymbolicTorchFunctionState, variables.torch
+        overridable, cuda = tracing.get_overridable_functions(), _registry().CudaInterface
         return [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
             replaced_function(output_graph.OutputGraph, "init_ambient_guards", _guard_by_key),
             *_stream_patches(),
             replaced_function(torch._dynamo, "reset", truthfully),
             Replaced(torch._dynamo.trace_rules, "SKIP_DIRS_RE", _skipping_ours),
-            Replaced(torch._dynamo.trace_rules, "is_torch_inline_allowed", patching.in_every_thread(_inline)),
-            Replaced(
-                torch._dynamo.variables.ctx_manager.AutocastModeVariable,
-                "create",
-                lambda original: staticmethod(per_context(original, _traced_autocast)),
-            ),
+            Replaced(torch._dynamo.trace_rules, "is_torch_inline_allowed", in_every_thread(_inline)),
+            Replaced(autocast, "create", lambda original: staticmethod(per_context(original, _traced_autocast))),
             *(replaced_function(tensor, name, _read) for name in ("method_attr_device", "method_attr_is_cuda")),
-            replaced_function(
-                torch._dynamo.variables.torch_function.SymbolicTorchFunctionState,
-                "call_torch_function_mode",
-                _call_higher_order,
-            ),
+            replaced_function(modes, "call_torch_function_mode", _call_higher_order),
             # Folded as a constant: the number is a part of the key that guards the code.
             Added(tracing.constant_fold_functions, {torch.cuda.device_count: None}),
             Added(torch._dynamo.utils.common_constant_types, {DeviceProperties}),
             # torch 2.10 passes some factories to no mode.
             Added(overridable, _device_constructors() - overridable),
             *unstacked_mode.patches(),
-            *exchanges(),
+            # Methods that torch bound when Dynamo was imported; without CUDA in the build they raise.
+            *(Replaced(cuda, name, _late(name)) for name in ("exchange_device", "maybe_exchange_device")),
             self._interfaces,
         ]
 

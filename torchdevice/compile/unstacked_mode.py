@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Added, Patch, Replaced, ReplacedItem, in_every_thread, replaced_function
-from torchdevice.core.thread_state import ContextMode
+from torchdevice.core import Context, ContextMode, Patch, Replaced, replaced_function, thread_state
+from torchdevice.core.patching import Added, ReplacedItem, in_every_thread
 from torchdevice.engines import wrap
 from torchdevice.errors import FidelityError
 from torchdevice.foundation.per_thread import having

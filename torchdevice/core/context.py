@@ -27,7 +27,7 @@ from torchdevice.errors import FidelityError
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger, warn_once
 from torchdevice.foundation.torch_texts import text
-from torchdevice.foundation.tracebacks import add_note
+from torchdevice.foundation.uncaught_errors import add_note
 from torchdevice.journal.journal import Entry, Journal
 from torchdevice.options import Options, spelled
 
@@ -38,6 +38,13 @@ _EXACT = Fidelity.EXACT  # reading a member of an enumeration takes longer than 
 
 _HASHED = frozenset({str, torch.device, int})
 """Types whose equal values mean equal devices: True equals 1, and is no device."""
+
+
+Join = Callable[["Context", bool], AbstractContextManager[Any]]
+"""Returns what another thread enters to join a context; the bool sends that thread to the CPU."""
+
+Action = Callable[[], object]
+"""Puts something in force, or sets it aside."""
 
 
 class ThreadValues(threading.local):
@@ -92,13 +99,7 @@ class WhileInside:
         is_over: Returns whether it has ended while it was set aside.
     """
 
-    def __init__(
-        self,
-        thread: ThreadValues,
-        enter: Callable[[], object],
-        leave: Callable[[], object],
-        is_over: Callable[[], bool] = bool,
-    ):
+    def __init__(self, thread: ThreadValues, enter: Action, leave: Action, is_over: Callable[[], bool] = bool):
         self._thread, self._enter, self._leave, self._is_over = thread, enter, leave, is_over
 
     def begin(self) -> None:
@@ -130,7 +131,7 @@ class Context:
         options: The options of the scope.
         runtime: The target.
         journal: Counts what is rewritten and supplied.
-        join: Returns what another thread enters to join the context; the bool sends that thread to the CPU.
+        join: Lets another thread join the context.
 
     Attributes:
         device_type: The target's device type, as torch itself reports it.
@@ -175,13 +176,7 @@ class Context:
     _initialized = False
     _device_count: int | None = None
 
-    def __init__(
-        self,
-        options: Options,
-        runtime: Runtime,
-        journal: Journal,
-        join: Callable[[Context, bool], AbstractContextManager[Any]],
-    ):
+    def __init__(self, options: Options, runtime: Runtime, journal: Journal, join: Join):
         self.options = options
         self.runtime = runtime
         self.journal = journal

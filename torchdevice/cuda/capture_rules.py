@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, thread_state
 from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.foundation.torch_texts import text
 

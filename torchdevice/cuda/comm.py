@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import torch.cuda.comm
 
-from torchdevice.core.bindings import replaces, supplied_function
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, supplied_function
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.torch_texts import text
 
@@ -40,12 +39,9 @@ def comm_broadcast(context: Context, tensor: torch.Tensor, devices: Sequence[int
 
     Several ordinals may mean one device of the target. The tensor itself is for the first of these.
     """
-    targets = [_device_of(context, device) for device in devices]
-    at_home = [device for device, target in zip(devices, targets, strict=True) if target == native_device(tensor)]
-    return [
-        tensor if at_home and device == at_home[0] else tensor.to(target, copy=True)
-        for device, target in zip(devices, targets, strict=True)
-    ]
+    targets = [(device, _device_of(context, device)) for device in devices]
+    home = next((device for device, target in targets if target == native_device(tensor)), None)
+    return [tensor if device == home else tensor.to(target, copy=True) for device, target in targets]
 
 
 @supplied_function("_broadcast_out")

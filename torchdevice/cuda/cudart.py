@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, thread_state
 from torchdevice.cuda.memory import mem_get_info
 from torchdevice.cuda.streams import create_external
 from torchdevice.foundation import data_files

@@ -13,15 +13,12 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import REPLACED, replaces, supplied_function, supplied_value
-from torchdevice.core.context import Context
+from torchdevice.core import REPLACED, Context, Fidelity, replaces, supplied_function, supplied_value, thread_state
 from torchdevice.core.patching import ABSENT, Callback, replaced_function, without_cache, without_original
 from torchdevice.cuda import memory, sleeping
 from torchdevice.devices.accelerators import of_module
-from torchdevice.devices.device_properties import DeviceProperties
+from torchdevice.devices.device_models import DeviceProperties
 from torchdevice.devices.device_strings import Spelling, parse
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.lowlevel import lazy_initialization
 
 

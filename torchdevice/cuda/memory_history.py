@@ -20,13 +20,11 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import supplied_function
-from torchdevice.core.context import Context
+from torchdevice.core import Context, Fidelity, supplied_function
 from torchdevice.cuda import memory
 from torchdevice.devices.device_memory import Block, Segment
 from torchdevice.foundation import garbage_collection
-from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.tracebacks import PACKAGE
+from torchdevice.foundation.uncaught_errors import PACKAGE
 
 _gather = torch._C._profiler.gather_traceback
 _look_up = torch._C._profiler.symbolize_tracebacks
@@ -75,11 +73,8 @@ def can_unwind() -> bool:
 
 def _of_the_program(frames: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     kernel = next((at for at, frame in enumerate(frames, 1) if frame["name"].startswith(_KERNEL)), 0)
-    return [
-        frame
-        for frame in frames[kernel:]
-        if not frame["filename"].startswith(PACKAGE) and not frame["name"].startswith(_GATHERING)
-    ]
+    outside = (frame for frame in frames[kernel:] if not frame["filename"].startswith(PACKAGE))
+    return [frame for frame in outside if not frame["name"].startswith(_GATHERING)]
 
 
 class History:
@@ -111,9 +106,8 @@ class History:
         with self._lock:
             self._context, self._skipped, self._cpp = context, skipped, cpp
             # A new length keeps the newest events; a deque drops the oldest by itself.
-            self._entries = collections.deque(
-                getattr(self, "_entries", ()), maxlen=max(1, entries) if kept == "all" else 1
-            )
+            length = max(1, entries) if kept == "all" else 1
+            self._entries = collections.deque(getattr(self, "_entries", ()), maxlen=length)
 
     def clear(self) -> None:
         """Drop the events."""

@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.core import Fidelity, replaces, thread_state
 
 _profiler_enabled = torch._C._autograd._profiler_enabled
 

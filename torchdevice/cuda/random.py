@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.bindings import replaces, supplied_value
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, supplied_value
 
 
 @supplied_value("torch.cuda.default_generators")

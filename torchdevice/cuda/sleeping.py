@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.devices.stream_order import Stream, StreamObserver
 
 CYCLES_PER_SECOND = 1e9

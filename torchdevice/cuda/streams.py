@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import REPLACED, replaces, supplied_function
-from torchdevice.core.context import Context, ThreadValues
-from torchdevice.core.patching import original_of, replaced_function, subclass_in_place_of
+from torchdevice.core import REPLACED, Context, replaced_function, replaces, supplied_function, thread_state
+from torchdevice.core.context import ThreadValues
+from torchdevice.core.patching import original_of, subclass_in_place_of
 from torchdevice.cuda import device_queries, sleeping
 from torchdevice.devices.accelerators import conventional_modules
 from torchdevice.devices.device_strings import Spelling

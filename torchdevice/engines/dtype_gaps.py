@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context, Fidelity
 from torchdevice.foundation import data_files
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.stand_ins import Converted
 
 

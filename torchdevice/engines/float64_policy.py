@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context, Fidelity
 from torchdevice.devices import device_models
 from torchdevice.errors import PortabilityWarning
 from torchdevice.fallback import doubles
 from torchdevice.fallback.cpu_fallback import call_on_cpu, generator_on_cpu
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.stand_ins import mapped
 from torchdevice.journal.callers import program_line, warn_at

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context, Fidelity
 from torchdevice.devices.runtime import HALF
 from torchdevice.engines import rewriters
 from torchdevice.foundation import data_files
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.stand_ins import mapped, tensors
 
 _LEAST_ELEMENTS = 1024

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.engines import half_precision_matmul, rewriters
 
 _MAX_TABLE = 50_000

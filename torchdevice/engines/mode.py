@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
-from torchdevice.engines import lookup, retries, rewriters
-from torchdevice.engines.error_texts import OF_TORCH, reword
+from torchdevice.core import Context, thread_state
+from torchdevice.engines import lookup, rewriters
+from torchdevice.engines.error_texts import OF_TORCH, detour_after, reword
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
 _UNSEEN = object()
@@ -66,7 +65,7 @@ class DeviceMode(thread_state.ContextMode):
             if self.context is None:
                 raise
             reword(self.context, error)
-            detour = retries.after(error, self.context, func, rewriter)
+            detour = detour_after(error, self.context, func, rewriter)
             if detour is None:
                 raise
         # Outside the `except` clause, so that the second attempt's error does not carry the first as its context.

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.devices.runtime import device_of
 
 
@@ -75,11 +75,9 @@ def _storage(tensor: Any) -> Any:
 @functools.cache
 def _has_memory(cls: Any) -> bool:
     """Return whether tensors of a class have memory of their own, and are no wrappers around other tensors."""
-    return (
-        issubclass(cls, torch.Tensor)
-        and not issubclass(cls, UninitializedTensorMixin)
-        and cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    )
+    if not issubclass(cls, torch.Tensor) or issubclass(cls, UninitializedTensorMixin):
+        return False
+    return cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def mark_storage(storage: Any, side: Side) -> None:

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context, Fidelity
 from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.devices.device_strings import FORCE_CPU, forces_cpu
 from torchdevice.engines import float64_policy, moves
-from torchdevice.foundation.fidelity import Fidelity
 
 Rewriter = Callable[[Context, Any, tuple[Any, ...], dict[str, Any]], Any]
 

@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context, Fidelity
 from torchdevice.core.thread_state import innermost
-from torchdevice.engines import destructors, float64_policy, half_precision_matmul, lookup, moves, rewriters
+from torchdevice.engines import float64_policy, half_precision_matmul, interruptions, lookup, moves, rewriters
 from torchdevice.engines.mode import DeviceMode
 from torchdevice.foundation import stand_ins
-from torchdevice.foundation.fidelity import Fidelity
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,7 +97,7 @@ in_place_of(rewriters.note_memory)(lambda context: None)
 in_place_of(moves.side_meant)(lambda context, device, target: None)
 in_place_of(moves.device_meaning)(lambda context, device, side: device)
 in_place_of(moves.spells_host)(lambda context, text: False)
-in_place_of(destructors.dropping)(lambda context, func, args, kwargs: func(*args, **kwargs))
+in_place_of(interruptions.dropping)(lambda context, func, args, kwargs: func(*args, **kwargs))
 
 
 @in_place_of(DeviceMode.__torch_function__)

@@ -19,13 +19,11 @@ from typing import Any, Literal
 import torch
 from torch.overrides import handle_torch_function
 
-from torchdevice.core import patching, thread_state
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Installation, OwnModule, Patch, Replaced, loaded, put_in, stands_for, take_out
-from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, moves, retries, rewriters
-from torchdevice.engines.error_texts import OF_TORCH, is_final
+from torchdevice.core import Context, Fidelity, Installation, Patch, Replaced, patching, thread_state
+from torchdevice.core.patching import OwnModule, loaded, put_in, stands_for, take_out
+from torchdevice.engines import dtype_gaps, half_precision_matmul, lookup, moves, rewriters
+from torchdevice.engines.error_texts import OF_TORCH, detour_after, is_final
 from torchdevice.errors import TorchDeviceError
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 from torchdevice.lowlevel import replace_new
 from torchdevice.lowlevel.replace_new import Call, Constructor
@@ -320,7 +318,7 @@ def _operator_call(original: Any) -> Any:
             try:
                 return original(self, *args, **kwargs)
             except (RuntimeError, TypeError) as error:
-                if mode.context is None or retries.after(error, mode.context, self, None) is None:
+                if mode.context is None or detour_after(error, mode.context, self, None) is None:
                     raise
         # Outside the `except` clause, as in `LastResort`.
         return _ask(mode, self, args, kwargs)

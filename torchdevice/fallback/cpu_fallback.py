@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.context import Context
-from torchdevice.core.thread_state import state
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.core import Context, Fidelity, state
 from torchdevice.foundation.stand_ins import Converted, mapped, tensors
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.thread_state import state
+from torchdevice.core import state
 from torchdevice.errors import NotSupportedError
 from torchdevice.fallback.cpu_fallback import CPU, CpuFallback, call_on_cpu, counted
 from torchdevice.foundation.stand_ins import mapped, tensors

@@ -20,9 +20,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Installation
+from torchdevice.core import Context, Installation, thread_state
 from torchdevice.fallback.cpu_fallback import run
 from torchdevice.foundation import data_files
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key

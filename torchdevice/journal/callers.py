@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.foundation.tracebacks import PACKAGE
+from torchdevice.foundation.uncaught_errors import PACKAGE
 
 _MAX_KNOWN = 10_000
 
@@ -131,12 +131,6 @@ def program_line() -> FrameType:
 
 def warn_at(frame: FrameType, message: Warning | str, category: type[Warning], source: Any = None) -> None:
     """Give a warning as if the line at which a frame is had given it."""
-    warnings.warn_explicit(
-        message,
-        category,
-        frame.f_code.co_filename,
-        frame.f_lineno,
-        module=frame.f_globals.get("__name__"),
-        registry=frame.f_globals.setdefault("__warningregistry__", {}),
-        source=source,
-    )
+    module, registry = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
+    place = frame.f_code.co_filename, frame.f_lineno
+    warnings.warn_explicit(message, category, *place, module=module, registry=registry, source=source)

@@ -46,11 +46,8 @@ def offsets(objects: Sequence[int], values: Sequence[int], words: int) -> list[i
     """Return the offsets in bytes at which each object holds its value, among so many words."""
     held = [bytes((ctypes.c_ubyte * (words * _WORD)).from_address(each)) for each in objects]
     wanted = [each.to_bytes(_WORD, sys.byteorder) for each in values]
-    return [
-        offset
-        for offset in range(0, words * _WORD, _WORD)
-        if all(each[offset:].startswith(value) for each, value in zip(held, wanted, strict=True))
-    ]
+    pairs, places = list(zip(held, wanted, strict=True)), range(0, words * _WORD, _WORD)
+    return [place for place in places if all(each[place:].startswith(value) for each, value in pairs)]
 
 
 def word_at(address: int) -> Word:

@@ -11,8 +11,17 @@ from collections.abc import Sequence
 from torchdevice.foundation.byte_sizes import scaled
 from torchdevice.journal.discrepancies import LEFT_OUT
 from torchdevice.report import source
-from torchdevice.report.content import Content, Process, Totals
-from torchdevice.report.rows import MAIN, Group, Row, numbers, with_all_indices, without_indices
+from torchdevice.report.content import (
+    MAIN,
+    Content,
+    Group,
+    Process,
+    Row,
+    Totals,
+    numbers,
+    with_all_indices,
+    without_indices,
+)
 
 EXPLANATIONS = {
     Group.NUMBERS: "the program may compute or read other numbers: approximate, downcast, fell back",

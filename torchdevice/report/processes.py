@@ -22,9 +22,8 @@ from torchdevice.foundation import forks, run_folder
 from torchdevice.foundation.environment import REPORT
 from torchdevice.foundation.uncaught_errors import told_failure
 from torchdevice.journal.journal import Journal
-from torchdevice.report.content import Process
+from torchdevice.report.content import MAIN, Process
 from torchdevice.report.rendering import Report
-from torchdevice.report.rows import MAIN
 
 Describe = Callable[[], Report]
 """Returns the report of this process alone."""

@@ -1,24 +1,29 @@
 """Registers the simulated device with torch: its device type, its device module and its kernels.
 
 This is done once in a process, and torch cannot undo it. Nothing of it is used unless a tensor of the device exists.
+
+``torch.multiprocessing`` sends tensors of the device to other processes as values in shared memory. CUDA shares the
+tensor's memory. Here the receiver gets a copy on its own device with that ordinal, so the sender does not see what the
+receiver writes.
 """
 
 from __future__ import annotations
 
 import functools
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
+import torch.multiprocessing.reductions
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
-from torchdevice.errors import BackendTakenError
+from torchdevice.core import Context, Fidelity, thread_state
+from torchdevice.errors import BackendTakenError, ScopeError
 from torchdevice.fallback import fallback_kernels
 from torchdevice.fallback.fallback_kernels import composite, of_aten, overload_of, shadowed
 from torchdevice.foundation import forks, garbage_collection
 from torchdevice.lowlevel import page_locked
-from torchdevice.mps_workarounds import installing
-from torchdevice.simulation import device_guard, policy, printing, sharing, storage_resizing
+from torchdevice.mps_workarounds import guards
+from torchdevice.simulation import device_guard, policy, storage_resizing, torch_functions
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import handwritten_kernels, layouts, recurrent_networks
 from torchdevice.simulation.kernels.pipeline import Pipeline, fallback, kernel_of, refusals_of
@@ -27,6 +32,44 @@ from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.simulation.refusals.cuda_rules import COMPOSED
 from torchdevice.simulation.refusals.refusal_rules import guarded
 from torchdevice.torch_apis import autocast_lists
+
+_reduce_tensor = torch.multiprocessing.reductions.reduce_tensor
+
+
+def share_with_processes() -> None:
+    """Let the pickler of ``torch.multiprocessing`` reduce tensors of the device, in all threads of the process."""
+    # A queue pickles in a thread of its own, where no scope need be active.
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        ForkingPickler.register(kind, _reduce)
+
+
+def _reduce(tensor: torch.Tensor) -> Any:
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type != policy.DEVICE_TYPE:
+            return _reduce_tensor(tensor)
+        if tensor.requires_grad and not tensor.is_leaf:
+            return _reduce_tensor(tensor.cpu())  # which torch refuses
+        if policy.stands_for_mps():
+            raise RuntimeError("_share_filename_: only available on CPU")
+        context = thread_state.state.context
+        if context is not None:
+            entry = context.note("a tensor for another process", "a copy of it", Fidelity.APPROXIMATE)
+            if entry is not None:
+                entry.bytes += tensor.nbytes
+        values, index = tensor.detach().cpu(), tensor.device.index
+        return _received, (values, index, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
+
+
+def _received(values: torch.Tensor, index: int, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+    context = thread_state.state.context
+    if context is None:
+        raise ScopeError(
+            "a tensor of a simulated device was sent to a process in which no scope is active. Start the process in a "
+            "scope, or after enable(propagate=True)."
+        )
+    tensor = values.to(context.device(index))
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+
 
 _libraries: list[torch.library.Library] = []
 
@@ -104,8 +147,8 @@ def _register() -> None:
         _guard_storage()
         storage_resizing.register()
         page_locked.register()
-        sharing.register()
-        printing.register()
+        share_with_processes()
+        torch_functions.show_texts()
         _register_kernels()
 
 
@@ -172,7 +215,7 @@ def _named() -> set[str]:
     whole = of_aten(composite())
     found = shadowed("CPU").union(_FREQUENT)
     found.update(name for name in whole if name.startswith("_foreach_") or name in _RUN_WHOLE)
-    found.update(of_aten(installing.guarded_on("CPU")), of_aten(fallback_kernels.operators("CPU")))
+    found.update(of_aten(guards.guarded_on("CPU")), of_aten(fallback_kernels.operators("CPU")))
     return found
 
 

@@ -19,7 +19,7 @@ from torchdevice.foundation.per_thread import PerThread, having
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, without_mode, wrapped
 from torchdevice.simulation.policy import DEVICE_TYPE
-from torchdevice.torch_apis import library
+from torchdevice.torch_apis import dispatch
 
 _CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ def obstacle(gm: torch.fx.GraphModule) -> str:
     nodes = list(_nodes(gm))
     for node in nodes:
         target = getattr(node.target, "default", node.target)
-        if isinstance(target, torch._ops.OpOverload) and library.serves(target):
+        if isinstance(target, torch._ops.OpOverload) and dispatch.serves(target):
             return f"{target} has a kernel of the program's for the accelerator"
     drawn = _devices(node for node in nodes if _draws(node.target))
     if len(drawn) > 1:

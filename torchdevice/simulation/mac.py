@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.devices import device_models
 from torchdevice.devices.mps_runtime import MpsRuntime
 from torchdevice.fallback.fallback_kernels import overload

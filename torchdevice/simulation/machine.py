@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, thread_state
 from torchdevice.devices.device_memory import Observer
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Settings
 

@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, Fidelity, thread_state
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.fallback import fallback_kernels
 from torchdevice.fallback.cpu_fallback import counted
 from torchdevice.foundation import forks
 from torchdevice.foundation.byte_sizes import written
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.per_thread import PerThread, having
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.foundation.torch_texts import text

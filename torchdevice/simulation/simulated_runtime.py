@@ -9,8 +9,7 @@ from typing import Any
 import psutil  # noqa: F401  # before threads begin: a child that is forked during the import could not end it
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, thread_state
 from torchdevice.devices import registry
 from torchdevice.devices.cpu import bytes_wanted
 from torchdevice.devices.device_memory import Block, Observer, Segment
@@ -18,27 +17,13 @@ from torchdevice.devices.mps_runtime import says_refused
 from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Runtime
 from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.lowlevel import page_locked
-from torchdevice.simulation import (
-    backend,
-    device_generators,
-    device_guard,
-    inductor,
-    machine,
-    policy,
-    simulated_rewriters,
-)
+from torchdevice.simulation import backend, device_generators, device_guard, inductor, machine, policy, torch_functions
 from torchdevice.simulation.allocator import allocator_settings, storages
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, host_alias
 from torchdevice.simulation.native import building
 from torchdevice.simulation.native import serving as native
-from torchdevice.simulation.observe import (
-    assumed_values,
-    async_copies,
-    happens_before,
-    meta_kernels,
-    races,
-    unwritten_memory,
-)
+from torchdevice.simulation.observe import assumed_values, async_copies, happens_before, meta_kernels, races
+from torchdevice.simulation.observe.unwritten_memory import Pattern
 from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention
 from torchdevice.torch_apis import sanitizer
@@ -109,7 +94,7 @@ class SimulatedRuntime(Runtime):
 
     @functools.cached_property  # each entry of a scope reads it
     def rewriters(self) -> Mapping[Any, Any]:
-        return simulated_rewriters.TABLE_OF_CUDA if self.profile.stands_for_cuda else simulated_rewriters.TABLE
+        return torch_functions.TABLE_OF_CUDA if self.profile.stands_for_cuda else torch_functions.TABLE
 
     def can_use_attention(self, kernel: str, params: Any, debug: bool) -> bool:
         return self.profile.stands_for_cuda and attention.can_use(kernel, params, debug)
@@ -276,7 +261,7 @@ def _begin(context: Context) -> None:
     context.stream_observers.extend(found)
     context.policy.recorders.extend(found)
     if context.options.uninitialized:
-        context.policy.recorders.append(unwritten_memory.Pattern())
+        context.policy.recorders.append(Pattern())
 
 
 def _end(context: Context) -> None:

@@ -20,12 +20,9 @@ import torch
 from torch.amp import autocast_mode
 from torch.amp.autocast_mode import autocast
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context, WhileInside
+from torchdevice.core import Context, Fidelity, WhileInside, replaces, thread_state
 from torchdevice.devices.runtime import HALF
 from torchdevice.engines import float64_policy
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.torch_apis import autocast_lists
 
 _NO_BACKEND = "privateuseone"
@@ -177,13 +174,9 @@ def _init_in_graph(original: Any) -> Any:
         context = state.context
         in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH and (state.compiling or context is not None)
         answered = (_ACCEPTED, device_type, dtype, None if context is None else context.thread.device_index)
-        chosen = (in_graph and dtype is not None) or (
-            context is not None
-            and (
-                (answered in context.settings and context.is_initialized)
-                or _is_what_is_computed_in(context, device_type, dtype)
-            )
-        )
+        is_known = context is not None and answered in context.settings and context.is_initialized
+        is_computed_in = context is not None and _is_what_is_computed_in(context, device_type, dtype)
+        chosen = (in_graph and dtype is not None) or is_known or is_computed_in
         # torch accepts float16 on every device. It refuses other dtypes, or reads the device's properties.
         original(self, device_type, torch.float16 if chosen else dtype, *args, **kwargs)
         if chosen:

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, thread_state
 from torchdevice.engines.rewriters import rewrites
 
 KERNELS: dict[str, Callable[..., Any]] = {}
@@ -40,28 +39,28 @@ def _kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lacks_kernels(context: Context, tensor: Any) -> bool:
-    if context.runtime.synchronizes_batch_norm or not isinstance(tensor, torch.Tensor):
+    if context.runtime.synchronizes_batch_norm or not isinstance(tensor, Tensor):
         return False
     with torch._C.DisableTorchFunction():
         return _own_device(tensor).type == context.device_type
 
 
-def _accumulated(x: torch.Tensor) -> torch.Tensor:
+def _accumulated(x: Tensor) -> Tensor:
     # Statistics in half precision would lose the mean of large inputs.
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _across(statistic: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _across(statistic: Tensor, x: Tensor) -> Tensor:
     """Return the statistic of each channel in a shape that broadcasts with inputs."""
     return statistic.view(1, -1, *[1] * (x.dim() - 2))
 
 
-def _sum(x: torch.Tensor) -> torch.Tensor:
+def _sum(x: Tensor) -> Tensor:
     return x.sum([dim for dim in range(x.dim()) if dim != 1])
 
 
 @_kernel
-def batch_norm_stats(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and inverse standard deviation of each channel."""
     dims = [dim for dim in range(x.dim()) if dim != 1]
     # `correction=0`: batch statistics divide by n.
@@ -71,13 +70,8 @@ def batch_norm_stats(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.T
 
 @_kernel
 def batch_norm_elemt(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    invstd: torch.Tensor,
-    eps: float,
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
+) -> Tensor:
     """The normalised input."""
     normal = (_accumulated(x) - _across(mean, x)) * _across(invstd, x)
     if weight is not None:
@@ -87,15 +81,15 @@ def batch_norm_elemt(
 
 @_kernel
 def batch_norm_gather_stats_with_counts(
-    x: torch.Tensor,
-    means: torch.Tensor,
-    invstds: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
+    x: Tensor,
+    means: Tensor,
+    invstds: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     momentum: float,
     eps: float,
-    counts: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Statistics of all processes together, from those of each: shapes (processes, C), and (processes,) for counts."""
     weights = counts.to(means.dtype).view(-1, 1)
     number = weights.sum()
@@ -111,7 +105,7 @@ def batch_norm_gather_stats_with_counts(
 
 
 @_kernel
-def batch_norm_gather_stats(x: torch.Tensor, means: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_norm_gather_stats(x: Tensor, means: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
     """The same, where each process has as many elements of a channel as the last argument says."""
     *same, count = more
     return batch_norm_gather_stats_with_counts(x, means, *same, means.new_full((means.shape[0],), float(count)))
@@ -119,15 +113,15 @@ def batch_norm_gather_stats(x: torch.Tensor, means: torch.Tensor, *more: Any) ->
 
 @_kernel
 def batch_norm_backward_reduce(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    invstd: torch.Tensor,
-    weight: torch.Tensor | None,
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
     for_input: bool,
     for_weight: bool,
     for_bias: bool,
-) -> tuple[torch.Tensor | None, ...]:
+) -> tuple[Tensor | None, ...]:
     """What this process adds to the sums of the gradient, and gradients of weight and bias."""
     grad = _accumulated(grad)
     of_grad = _sum(grad)
@@ -143,15 +137,15 @@ def batch_norm_backward_reduce(
 
 @_kernel
 def batch_norm_backward_elemt(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    invstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    of_grad: torch.Tensor,
-    of_product: torch.Tensor,
-    count: torch.Tensor,
-) -> torch.Tensor:
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    of_grad: Tensor,
+    of_product: Tensor,
+    count: Tensor,
+) -> Tensor:
     """The gradient of the input, from the sums of all processes."""
     number = count.sum()
     centred = _accumulated(x) - _across(mean, x)
@@ -163,7 +157,7 @@ def batch_norm_backward_elemt(
 # ---- what torch refuses ----------------------------------------------------------------------------------------------
 
 
-class _OnAccelerator(torch.Tensor):
+class _OnAccelerator(Tensor):
     """The input of a ``SyncBatchNorm``, which looks whether its input says that it is on an accelerator."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -175,7 +169,7 @@ class _OnAccelerator(torch.Tensor):
 
 
 @replaces(torch.nn.SyncBatchNorm, "forward", native_to="cuda")
-def _forward(context: Context, original: Any, self: Any, input: torch.Tensor) -> torch.Tensor:
+def _forward(context: Context, original: Any, self: Any, input: Tensor) -> Tensor:
     if _lacks_kernels(context, input):
         input = input.as_subclass(_OnAccelerator)
     return original(self, input)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces
 from torchdevice.errors import ExtensionRefusedError
 
 _LANGUAGES = {"cuda": ("cuda", "_is_cuda_file"), "sycl": ("xpu", "_is_sycl_file")}

@@ -1,23 +1,93 @@
-"""Factories with a peculiar way of taking a device, and factories that the mode does not see.
+"""Factories with a peculiar way of taking a device, and constructors that the mode does not see.
 
-Every other factory is found by its schema, see ``engines/rewriters.py``: a new one of torch needs nothing here. A
-default device that ``torch.set_default_device`` sets in a scope ends when the thread leaves the scope.
+The latter are those of storages, for ``torch/storage.py``, and of generators. Every other factory is found by its
+schema, see ``engines/rewriters.py``: a new one of torch needs nothing here. A default device that
+``torch.set_default_device`` sets in a scope ends when the thread leaves the scope.
 """
 
 from __future__ import annotations
 
+import copyreg
 import functools
+import pkgutil
+import sys
 from typing import Any
 
 import torch
 import torch.utils.dlpack
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context, WhileInside
+from torchdevice.core import REPLACED, Context, WhileInside, per_context, replaces, thread_state
+from torchdevice.core.patching import Callback, ReplacedInImporters, subclass_in_place_of
 from torchdevice.engines import float64_policy, lookup, moves
 from torchdevice.engines.rewriters import rewrites, with_device_keyword
-from torchdevice.torch_apis.storage import rewrites_calls, with_device
+
+
+@replaces(torch.TypedStorage, "__init__")
+@replaces(torch, "range")
+def with_device(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a constructor with its keyword argument ``device`` rewritten, and pin only where the target pins."""
+    device = kwargs.get("device")
+    if device is not None:
+        kwargs["device"] = context.redirect(device) or device
+    if kwargs.get("pin_memory") and not context.runtime.pins_memory:
+        kwargs["pin_memory"] = False
+    return original(*args, **kwargs)
+
+
+@replaces(torch.UntypedStorage, "__new__")
+def _untyped_storage(context: Context, original: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    """``torch.UntypedStorage.__new__``: rewrite the device, and let the runtime make storages of the target."""
+    if device is None:
+        return original(*args, **kwargs)
+    device = context.redirect(device) or (device if isinstance(device, torch.device) else torch.device(device))
+    if device.type == context.device_type:
+        return context.runtime.new_storage(original, *args, device=device, **kwargs)
+    return original(*args, device=device, **kwargs)
+
+
+@replaces(torch.storage, "_get_device_from_module")
+def _device_of_module(context: Context, original: Any, module: str) -> str:
+    """``_get_device_from_module``: return the target for the module of types such as ``torch.cuda.FloatStorage``."""
+    found = original(module)
+    device = context.redirect(found)
+    if context.shown_as is not None or device is None:
+        return found
+    return str(device) if device.index else device.type  # torch compares it with the type of a storage's device
+
+
+_NEEDS_TARGET = frozenset(
+    {
+        "torch.multiprocessing.reductions",  # chooses how to share the memory
+        "torch.serialization",  # chooses the tag in a file
+        "torchdevice.torch_apis.serialization",
+    }
+)
+"""Modules that need the device of a storage itself, not the one that the program is shown."""
+
+
+def _read_device(context: Context, original: Any, storage: Any) -> torch.device:
+    """``UntypedStorage.device``: under ``identity="program"`` the program's device, as ``Tensor.device`` answers."""
+    device = original(storage)
+    if context.shown_as is None or device.type != context.device_type or not rewrites_calls():
+        return device
+    caller = sys._getframe(2).f_globals.get("__name__")  # frame 1 is the function that per_context() made
+    return device if caller in _NEEDS_TARGET else context.shown(device)
+
+
+def rewrites_calls() -> bool:
+    """Return whether torch calls of this thread are rewritten now.
+
+    They are not while the mode handles a call. Then torch itself works on the target and needs the target's device.
+    """
+    stack = _get_current_function_mode_stack()
+    return thread_state.state.mode is not None or any(isinstance(mode, thread_state.ContextMode) for mode in stack)
+
+
+@replaces(torch.UntypedStorage, "device", makes=True)
+def _device_property(original: Any) -> property:
+    return property(per_context(original.__get__, _read_device))
 
 
 @rewrites(torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor)
@@ -114,3 +184,48 @@ def _set_default_device(context: Context, original: Any, device: Any) -> None:
     if device is None and DEFAULT_TYPE in context.settings:
         device = context.target  # where factories then make tensors is what the default type says
     original(device)
+
+
+_Original = torch.Generator
+
+
+@functools.wraps(_Original.__new__)
+def _new(cls: type, device: Any = "cpu") -> torch.Generator:
+    context = thread_state.state.context
+    if context is not None:
+        device = context.redirect(device) or torch.device(device)
+        if device.type == context.device_type:
+            return context.runtime.generator(device.index or 0, _Original if cls is Generator else cls)
+    return _Original(device) if cls is Generator else _Original.__new__(cls, device)  # type: ignore[call-arg]
+
+
+Generator = subclass_in_place_of(_Original, _new)
+
+
+def _reduce(generator: torch.Generator) -> Any:
+    """Pickle a generator with torch's own class. torch's ``__reduce__`` names the present ``torch.Generator``."""
+    _, *rest = _Original.__reduce__(generator)
+    return _Original, *rest
+
+
+Generator.__reduce__ = _reduce  # for subclasses of a program, which torch pickles as torch.Generator
+
+
+def _reduce_class(cls: type) -> Any:
+    """Pickle the stand-in class as torch's own, and a program's subclasses by their names."""
+    return (pkgutil.resolve_name, ("torch:Generator",)) if cls is Generator else cls.__qualname__
+
+
+copyreg.dispatch_table[type(Generator)] = _reduce_class  # for good: a program may keep the class
+
+
+def _register() -> None:
+    copyreg.dispatch_table.setdefault(_Original, _reduce)
+
+
+def _unregister() -> None:
+    if copyreg.dispatch_table.get(_Original) is _reduce:
+        copyreg.dispatch_table.pop(_Original, None)
+
+
+REPLACED.extend([ReplacedInImporters(torch, "Generator", lambda _: Generator), Callback(_register, _unregister)])

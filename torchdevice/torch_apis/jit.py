@@ -11,10 +11,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
-from torchdevice.core.patching import in_every_thread, original_of
+from torchdevice.core import Context, in_every_thread, original_of, replaces, thread_state
 from torchdevice.engines import float64_policy
 from torchdevice.foundation import data_files, dispatch_modes
 

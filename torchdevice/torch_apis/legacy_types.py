@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces, supplied_value
-from torchdevice.core.context import Context, WhileInside
-from torchdevice.core.patching import Installation, Replaced, per_context
+from torchdevice.core import Context, Installation, Replaced, per_context, replaces, supplied_value, thread_state
+from torchdevice.core.context import WhileInside
 from torchdevice.devices.device_strings import LEGACY_DTYPES, legacy_dtype
 from torchdevice.engines import moves
 from torchdevice.engines.rewriters import convert, move, rewrites, to_host

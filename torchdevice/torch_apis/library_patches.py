@@ -14,10 +14,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import later, replaces
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, replaced_function
+from torchdevice.core import Context, Patch, Replaced, later, replaced_function, replaces, thread_state
 from torchdevice.engines import host_functions, moves
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.per_thread import PerThread, having
@@ -77,11 +74,8 @@ class _DeviceOfState:
 
 @later("accelerate.state", sees_scope=True)
 def _patches_of_state(module: Any) -> list[Patch]:
-    attribute = _DeviceOfState()
-    return [
-        Replaced(owner, "device", lambda original: attribute, may_be_absent=True)
-        for owner in (module.PartialState, module.AcceleratorState)
-    ]
+    attribute, states = _DeviceOfState(), (module.PartialState, module.AcceleratorState)
+    return [Replaced(owner, "device", lambda original: attribute, may_be_absent=True) for owner in states]
 
 
 # ---- numba, with NUMBA_ENABLE_CUDASIM=1 ------------------------------------------------------------------------------
@@ -151,8 +145,5 @@ def _launch(context: Context, original: Any, kernel: Any, *args: Any) -> Any:
 @later("numba.cuda", sees_scope=True)
 def _patches_of_numba(module: Any) -> list[Patch]:
     own = {"is_cuda_array": _is_cuda_array, "as_cuda_array": _as_cuda_array}
-    return [
-        replaced_function(module, name, function, native_to="cuda", may_be_absent=True)
-        for name, function in own.items()
-        if not hasattr(module, name)
-    ]
+    lacked = [name for name in own if not hasattr(module, name)]
+    return [replaced_function(module, name, own[name], native_to="cuda", may_be_absent=True) for name in lacked]

@@ -2,6 +2,10 @@
 
 torch allows ``capturable=True`` of optimizers on a list of devices, and groups their tensors by devices, which it reads
 in C++.
+
+torch also allows ``flex_attention`` on a list of devices, and with a gradient on fewer. Its eager form runs on any
+device, with a gradient too: it is what CUDA runs where the call is not compiled. Where the call is compiled and
+Inductor has no backward for the target, ``compile/dynamo.py`` runs the graph as it is.
 """
 
 from __future__ import annotations
@@ -13,12 +17,11 @@ from typing import Any
 import torch
 import torch.utils._foreach_utils
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
-from torchdevice.engines import moves
+from torchdevice.core import Context, Fidelity, per_context, replaces, thread_state
+from torchdevice.engines import moves, traced
+from torchdevice.engines.rewriters import native_device
 from torchdevice.engines.wrap import EntryPoint
-from torchdevice.torch_apis.storage import rewrites_calls
+from torchdevice.torch_apis.factories import rewrites_calls
 
 
 @replaces(torch.nn.Module, "_apply")
@@ -82,3 +85,22 @@ def _groups(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     if context.shown_as is None or not rewrites_calls():
         return found
     return {(context.shown(device), dtype): group for (device, dtype), group in found.items()}
+
+
+def _validate_device(context: Context, original: Any, query: Any, key: Any, value: Any) -> None:
+    if native_device(query).type != context.device_type:
+        original(query, key, value)
+    elif any(each.requires_grad for each in (query, key, value)) and not context.runtime.compiles_flex_backward:
+        context.report("flex_attention with a gradient", "its eager form", Fidelity.EXACT)
+
+
+@replaces("torch.nn.attention.flex_attention", "_validate_device", makes=True)
+def _make(original: Any) -> Any:
+    return traced.with_nothing_in_place(per_context(original, _validate_device))
+
+
+@replaces("torch._higher_order_ops.flex_attention", "create_fw_bw_graph")
+def _create_graph(context: Context, original: Any, *args: Any) -> Any:
+    """Derive ``score_mod`` with torch's own mode, by which a tensor is an index: compiled code takes all modes off."""
+    with torch._C._EnableTorchFunction():
+        return original(*args)

@@ -16,9 +16,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 from torch.profiler import profiler as kineto_profiler
 
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.core import Context, Fidelity, replaces
 
 _OPERATOR = re.compile(r"\w+::\w+")
 """Matches the name of an operator, and not the autograd engine's ``autograd::engine::...``."""

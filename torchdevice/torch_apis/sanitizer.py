@@ -11,9 +11,7 @@ from typing import Any
 
 import torch.cuda._gpu_trace as gpu_trace
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces, supplied_function
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, supplied_function, thread_state
 from torchdevice.cuda.streams import handle_of
 from torchdevice.devices.device_memory import Block
 from torchdevice.devices.stream_order import StreamObserver

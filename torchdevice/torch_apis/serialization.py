@@ -13,10 +13,7 @@ import torch
 from torch import serialization
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import REPLACED, replaces
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback
+from torchdevice.core import REPLACED, Callback, Context, replaces, thread_state
 from torchdevice.devices.device_strings import Spelling, parse
 from torchdevice.engines import float64_policy, moves
 from torchdevice.fallback.doubles import HostDouble
@@ -30,12 +27,8 @@ def _tag(storage: Any) -> str | None:
 
     The tag names the accelerator that the device simulates, so that other machines can load the file.
     """
-    context = thread_state.state.context
-    if (
-        context is None
-        or context.runtime.location_tag == context.device_type
-        or storage.device.type != context.device_type
-    ):
+    context, kind = thread_state.state.context, storage.device.type
+    if context is None or context.runtime.location_tag == context.device_type or kind != context.device_type:
         return None
     return f"{context.runtime.location_tag}:{storage.device.index}"
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchdevice.core.bindings import later, replaces
-from torchdevice.core.context import Context
-from torchdevice.core.thread_state import state
+from torchdevice.core import Context, later, replaces, state
 
 _UTILS = "torch.testing._internal.common_utils:TestCase"
 

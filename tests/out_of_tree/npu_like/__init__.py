@@ -21,7 +21,7 @@ policy.DEVICE_TYPE = "npu_like"
 from torchdevice.devices.cpu import bytes_wanted  # noqa: E402
 from torchdevice.devices.module import ModuleRuntime  # noqa: E402
 from torchdevice.devices.registry import register_runtime  # noqa: E402
-from torchdevice.simulation import backend, device_generators, device_guard, sharing, storage_resizing  # noqa: E402
+from torchdevice.simulation import backend, device_generators, device_guard, storage_resizing  # noqa: E402
 from torchdevice.simulation.kernels import handwritten_kernels, pipeline  # noqa: E402
 
 
@@ -70,7 +70,7 @@ def autoload() -> None:
     setup(policy.DEVICE_TYPE, device_module, device_guard.Hooks(), device_guard.Guard())
     backend._guard_storage()
     storage_resizing.register()
-    sharing.register()
+    backend.share_with_processes()
     _register_kernels()
     register_runtime(_Runtime(policy.DEVICE_TYPE))
 

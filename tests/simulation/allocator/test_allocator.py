@@ -740,11 +740,10 @@ def test_memory_that_ran_out_is_counted() -> None:
 OF_THE_ALLOCATOR = (
     "block_allocation.py",
     "caching_allocator.py",
-    "expandable_segments.py",
+    "segments.py",
     "memory_blocks.py",
     "memory_figures.py",
-    "memory_pools.py",
-    "memory_segments.py",
+    "cuda/memory.py",
     "memory_statistics.py",
 )
 

@@ -14,7 +14,7 @@ import torch
 import torchdevice
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.native import building
-from torchdevice.simulation.native.native_device import NativeDevice
+from torchdevice.simulation.native.serving import NativeDevice
 
 pytestmark = [
     pytest.mark.one_engine,

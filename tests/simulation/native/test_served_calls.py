@@ -18,7 +18,7 @@ from torchdevice.simulation import machine
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import pipeline
 from torchdevice.simulation.native import building
-from torchdevice.simulation.native.native_device import NativeDevice
+from torchdevice.simulation.native.serving import NativeDevice
 
 pytestmark = [
     pytest.mark.one_engine,

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchdevice
-from torchdevice.simulation.refusals import cuda_refusals, refusal_rules
-from torchdevice.simulation.refusals.cuda_refusals import GAPS
+from torchdevice.simulation.refusals import device_refusals, refusal_rules
+from torchdevice.simulation.refusals.device_refusals import GAPS
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_every_gap_names_an_operator_and_dtypes(cuda: torchdevice.Scope) -> None
     for name, dtypes in GAPS.items():
         assert hasattr(torch.ops.aten, name)
         assert all(isinstance(getattr(torch, dtype), torch.dtype) for dtype in dtypes)
-    assert cuda_refusals._KERNELS.keys() <= GAPS.keys() | cuda_refusals._FURTHER.keys()
+    assert device_refusals._KERNELS.keys() <= GAPS.keys() | device_refusals._FURTHER.keys()
 
 
 def test_an_operator_that_only_the_cpu_has(cuda: torchdevice.Scope) -> None:
@@ -219,7 +219,7 @@ DOCUMENTED: dict[str, list[Callable[[], Callable[[], Any]]]] = {
 
 LEFT_OUT = {
     "torch.Tensor.resize_": "of quantized tensors",
-    "torch.cumsum": "has a deterministic kernel by now, see cuda_refusals.py",
+    "torch.cumsum": "has a deterministic kernel by now, see device_refusals.py",
     "torch.nn.ReflectionPad2d": "the same",
 }
 
@@ -263,7 +263,7 @@ def test_deterministic_kernels(cuda: torchdevice.Scope, deterministic: Callable[
     ones(3, dtype=torch.long).histc(3), ones(2, 2) @ ones(2, 2)
     torch.ones(3).cumsum(0)
     F.nll_loss(ones(2, 3), torch.zeros(2, dtype=torch.long, device="cuda"))
-    assert all(hasattr(torch.ops.aten, name) for name in cuda_refusals.OPERATORS)
+    assert all(hasattr(torch.ops.aten, name) for name in device_refusals.OPERATORS)
 
 
 # ---- assertions of kernels -------------------------------------------------------------------------------------------

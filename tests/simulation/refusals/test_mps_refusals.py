@@ -10,7 +10,7 @@ import torch
 
 import torchdevice
 from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.simulation.refusals.mps_refusals import GAPS
+from torchdevice.simulation.refusals.device_refusals import MPS_GAPS
 
 COMPLEX = "Trying to convert ComplexFloat to the MPS backend but it does not have support for that dtype."
 
@@ -79,7 +79,7 @@ class TestEachDtype:
 
 def test_the_table_names_operators_and_dtypes_of_torch() -> None:
     gone = {"cholesky"} if torch.__version__ >= "2.14" else set()  # linalg_cholesky is left
-    for name, dtypes in GAPS.items():
+    for name, dtypes in MPS_GAPS.items():
         assert name in gone or hasattr(torch.ops.aten, name) or hasattr(torch.ops.aten, f"{name}_"), name
         assert all(isinstance(getattr(torch, dtype), torch.dtype) for dtype in dtypes)
         assert "float32" not in dtypes and "float16" not in dtypes

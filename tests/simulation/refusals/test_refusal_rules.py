@@ -13,11 +13,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchdevice
 from torchdevice.simulation.kernels import pipeline
-from torchdevice.simulation.refusals import attention, cuda_rules, mps_refusals, refusal_rules
+from torchdevice.simulation.refusals import attention, cuda_rules, device_refusals, refusal_rules
 
 
 def test_each_rule_is_of_an_operator_and_has_a_source() -> None:
-    for table in (cuda_rules.RULES, mps_refusals.RULES):
+    for table in (cuda_rules.RULES, device_refusals.MPS_RULES):
         for name, found in table.items():
             assert hasattr(torch.ops.aten, name)
             assert all(name in rule.operators.split() and rule.source for rule in found)

@@ -22,7 +22,7 @@ from conftest import free_port, run_command, run_python
 from places import PROGRAMS
 
 import torchdevice
-from torchdevice.cli import main, ranks
+from torchdevice.cli import main, programs
 from torchdevice.core import thread_state
 from torchdevice.torch_apis.distributed import nccl_group, process_groups
 
@@ -467,5 +467,5 @@ class TestRanks:
         monkeypatch.delenv("TORCHDEVICE_TARGET", raising=False)
         monkeypatch.delenv("TORCHDEVICE_DEVICES", raising=False)
         options = argparse.Namespace(target=target, devices=devices, ranks=4, rest=["-m", "train"])
-        assert ranks.launched(options)[-2:] == ["-m", "train"]
+        assert programs.launched(options)[-2:] == ["-m", "train"]
         assert options.devices == given

@@ -18,13 +18,11 @@ from typing import Any, ClassVar
 import torch
 
 from torchdevice.cuda import capture_rules
-from torchdevice.simulation.allocator import expandable_segments, out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, SMALL, Settings
-from torchdevice.simulation.allocator.allocator_stats import Figures, Statistics
+from torchdevice.simulation.allocator.allocator_stats import Figures, Limits, Statistics, out_of_memory_text
 from torchdevice.simulation.allocator.memory_blocks import FREE, LATE, PENDING, SHIFT, USED, Block, Pool, cut, joined
-from torchdevice.simulation.allocator.out_of_memory import Limits
 from torchdevice.simulation.allocator.pool_choice import Pools
-from torchdevice.simulation.allocator.segments import Segments
+from torchdevice.simulation.allocator.segments import Segments, Tell, best_expandable, expand, unmap
 
 # 2^62 is beyond the addresses of every device; the step leaves room for the largest block.
 _LATE_ADDRESSES = itertools.count(1 << 62, 1 << 40)
@@ -49,6 +47,14 @@ def rounded(size: int, settings: Settings) -> int:
     step = power // divisions or power
     # Ceiling division: `-(-a // b)`.
     return -(-size // step) * step
+
+
+LimitsOf = Callable[[int], tuple[int | None, int | None, int]]
+"""Returns the fields of :class:`Limits` for a device."""
+
+ErrorOf = Callable[[int, int, int, int], Exception | None]
+"""Returns the error where memory runs out, given the bytes that were wanted, those in use, those of the device and
+those that the program may use; None for CUDA's."""
 
 
 class Blocks:
@@ -79,14 +85,7 @@ class Blocks:
     # One for all devices: whoever allocates releases also what has ended of machines that nobody uses any more.
     ended: ClassVar[deque[Any]] = deque()  # appended to by weak references, in C, see `storages.py`
 
-    def __init__(
-        self,
-        index: int,
-        number: int,
-        limits: Callable[[int], tuple[int | None, int | None, int]],
-        error: Callable[[int, int, int, int], Exception | None],
-        tell: Callable[[str, int, int, int], None],
-    ) -> None:
+    def __init__(self, index: int, number: int, limits: LimitsOf, error: ErrorOf, tell: Tell) -> None:
         self.freed: deque[Block] = deque()
         self.held: dict[int, tuple[Block, int]] = {}
         self.late: deque[Callable[[], object]] = deque()
@@ -235,7 +234,7 @@ class Blocks:
     def _fitting(self, pool: Pool, size: int) -> Block | None:
         found = pool.first(size)
         if self.settings.expandable_segments:
-            expanded = expandable_segments.best(self._expanding(pool), size)
+            expanded = best_expandable(self._expanding(pool), size)
             # The better one by key: size first, then address.
             if found is None or (expanded is not None and expanded.key < found.key):
                 found = expanded
@@ -306,7 +305,7 @@ class Blocks:
             return None
         if self.settings.expandable_segments:
             unit = self.settings.unit(is_small=pool.is_small)
-            return expandable_segments.expand(self.segments, self._expanding(pool), size, unit, limits.room)
+            return expand(self.segments, self._expanding(pool), size, unit, limits.room)
         return self.segments.obtain(pool, wanted, limits.room)
 
     def release_cached(self) -> None:
@@ -322,7 +321,7 @@ class Blocks:
 
     def out_of_memory(self, wanted: int, limits: Limits) -> str:
         """Return the text of CUDA's error where the driver was asked for ``wanted`` bytes."""
-        return out_of_memory.text(self._index, wanted, limits, self.statistics.whole, self.pools.free_in_private())
+        return out_of_memory_text(self._index, wanted, limits, self.statistics.whole, self.pools.free_in_private())
 
     # ---- freed blocks ------------------------------------------------------------------------------------------------
 
@@ -400,7 +399,7 @@ def release_all(segments: Segments, pools: Iterable[Pool], settings: Settings) -
         for key in list(pool.keys):  # a copy, since releasing takes keys out
             block = pool.blocks[key]
             if pool.expands:
-                expandable_segments.unmap(segments, block, settings.unit(is_small=pool.is_small))
+                unmap(segments, block, settings.unit(is_small=pool.is_small))
             # A part of a segment cannot be returned alone.
             elif not block.is_split:
                 segments.release(block)

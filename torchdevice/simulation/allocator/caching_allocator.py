@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from torchdevice.devices.device_memory import Block as Place
 from torchdevice.devices.device_memory import Memory, Observer
 from torchdevice.foundation import forks
-from torchdevice.simulation.allocator import out_of_memory
 from torchdevice.simulation.allocator.allocator_settings import Settings
-from torchdevice.simulation.allocator.block_allocation import Blocks, release_all, rounded
+from torchdevice.simulation.allocator.allocator_stats import EXBIBYTE, OF_EXBIBYTES
+from torchdevice.simulation.allocator.block_allocation import Blocks, ErrorOf, LimitsOf, release_all, rounded
 from torchdevice.simulation.allocator.memory_blocks import Block, Owner
 
 
@@ -101,8 +101,8 @@ class Device:
     def __init__(
         self,
         index: int,
-        limits: Callable[[int], tuple[int | None, int | None, int]] = lambda index: (None, None, 0),
-        error: Callable[[int, int, int, int], Exception | None] = lambda *bytes_: None,
+        limits: LimitsOf = lambda index: (None, None, 0),
+        error: ErrorOf = lambda *bytes_: None,
         observers: list[Observer] | None = None,
     ) -> None:
         self.index = index
@@ -282,8 +282,8 @@ class Device:
         blocks = self._blocks
         blocks.statistics.numbers["num_ooms"] += 1
         # CUDA refuses such a request before it computes a size, with another text.
-        if requested >= out_of_memory.EXBIBYTE:
-            return out_of_memory.OF_EXBIBYTES
+        if requested >= EXBIBYTE:
+            return OF_EXBIBYTES
         wanted = blocks.settings.segment_size(rounded(requested, blocks.settings))
         return blocks.out_of_memory(wanted, blocks.limits()._replace(total=total))
 

@@ -12,7 +12,7 @@ from typing import Any
 from torchdevice.foundation.stand_ins import given_to, tensors
 from torchdevice.foundation.torch_texts import text
 from torchdevice.simulation import policy
-from torchdevice.simulation.missing_operators import is_structured, unchecked_operators
+from torchdevice.simulation.profiles import is_structured, unchecked_operators
 
 _ON_SEVERAL = frozenset(
     f"aten::{name}" for name in ("copy_", "copy_sparse_to_sparse_", "resize_as_sparse_", "_nested_from_padded")

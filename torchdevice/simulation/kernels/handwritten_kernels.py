@@ -15,11 +15,11 @@ from torch._C import DispatchKey
 from torch.backends.cuda import SDPAParams
 
 from torchdevice.core import thread_state
-from torchdevice.engines import destructors
+from torchdevice.engines import interruptions
 from torchdevice.fallback.fallback_kernels import overload_of
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, index_meant, meant, set_storage
-from torchdevice.simulation.kernels import cpu_kernels, cuda_values, fused_attention, recurrent_cells
+from torchdevice.simulation.kernels import cpu_kernels, cuda_values, fused_attention, recurrent_networks
 from torchdevice.simulation.kernels.cpu_kernels import aliased, count_copy, host_alias, index_of, of_formula
 from torchdevice.simulation.kernels.pipeline import Pipeline, none_of
 from torchdevice.simulation.refusals import attention
@@ -151,7 +151,7 @@ def _letting_go(kernel: Callable[..., Any]) -> Callable[..., Any]:
         context = thread_state.state.context
         if context is None:
             return kernel(self, *args, **kwargs)
-        return destructors.outliving(context, [destructors.storage_of(self)], kernel, (self, *args), kwargs)
+        return interruptions.outliving(context, [interruptions.storage_of(self)], kernel, (self, *args), kwargs)
 
     return run
 
@@ -395,7 +395,7 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
     "cudnn_grid_sampler_backward": lambda self, grid, gradient: _aten.grid_sampler_2d_backward(
         gradient, self, grid, 0, 0, True, [True, True]
     ),
-    **recurrent_cells.FORMULAS,
+    **recurrent_networks.FORMULAS,
     **batch_norm.KERNELS,
     "_cslt_compress": torch.Tensor.clone,
     "_cslt_sparse_mm": _sparse_product,

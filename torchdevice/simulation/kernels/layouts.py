@@ -30,8 +30,7 @@ from torchdevice.simulation.allocator.storages import index_meant, meaning, owne
 from torchdevice.simulation.kernels import cpu_kernels
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, Kernel, aliased, index_of, sparse_of, without_mode
 from torchdevice.simulation.kernels.pipeline import Pipeline, Refusals, aliasing, fallback, none_of
-from torchdevice.simulation.missing_operators import cpu_only_sparse_operators
-from torchdevice.simulation.profiles import missing_on_cuda
+from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
 from torchdevice.simulation.refusals.cuda_rules import OF_SPARSE
 from torchdevice.simulation.refusals.refusal_rules import Rule, checks, name_of
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
-from torchdevice.core.thread_state import state
+from torchdevice.core import state
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import fresh
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values
 from torchdevice.simulation.native import serving
-from torchdevice.simulation.refusals import cuda_refusals, mps_refusals
+from torchdevice.simulation.refusals import device_refusals
 from torchdevice.simulation.refusals.refusal_rules import Refusals, checks
 
 _mode_enabled = torch._C._is_torch_function_mode_enabled
@@ -28,7 +28,7 @@ _Tensor, _STRIDED = torch.Tensor, torch.strided
 
 def refusals_of(op: Any) -> Refusals:
     """Return what CUDA and MPS refuse of an operator, for dense tensors."""
-    return checks((*mps_refusals.rules_of(op), *cuda_refusals.rules_of(op)))
+    return checks((*device_refusals.rules_of_mps(op), *device_refusals.rules_of_cuda(op)))
 
 
 def none_of(op: Any) -> Refusals:
@@ -65,7 +65,7 @@ class Pipeline:
         if self._refusals_of is refusals_of:
             # C++ serves an operator of which a call's dtypes tell whether CUDA may refuse it. It serves no machine of
             # another kind, and no call while the program asks for deterministic algorithms.
-            rules = [rule for rule in cuda_refusals.rules_of(op) if rule.holds is policy.stands_for_cuda]
+            rules = [rule for rule in device_refusals.rules_of_cuda(op) if rule.holds is policy.stands_for_cuda]
             refused = [rule.only for rule in rules if rule.only is not None]
             if len(refused) == len(rules) and op.namespace == "aten" and serving.can_serve(op, self._may_lack is None):
                 # A rule without dtypes is one about several dtypes.
@@ -107,7 +107,7 @@ class Pipeline:
         try:
             result = call(*taken, **named) if random is None else random(call, index, taken, named)
         except (IndexError, RuntimeError) as error:
-            cuda_refusals.check_assertion(self._op, error)
+            device_refusals.check_assertion(self._op, error)
             result = cpu_kernels.again(error, self._op, None if body is not None else call, taken, named)
         if body is not None:  # which has wrapped its results
             return result

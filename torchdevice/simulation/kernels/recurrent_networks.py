@@ -3,6 +3,10 @@
 cuDNN computes a network where ``torch.backends.cudnn.flags(enabled=False)`` does not forbid it. Its backward is one
 operator (aten/src/ATen/native/cudnn/RNN.cpp), which checks the mode and has no derivative. Here torch composes the
 network of cells, and a node of autograd around the network's inputs refuses what that operator refuses.
+
+Recurrent cells, which torch fuses on accelerators only, are formulas of plain tensors. The formulas are computed on CPU
+tensors, and on tensors of the meta device where a program runs without values: torch has no kernels of the CPU for
+these operators, and meta kernels for some of them only.
 """
 
 from __future__ import annotations
@@ -12,18 +16,93 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchdevice.foundation.stand_ins import mapped, tensors
 from torchdevice.foundation.torch_texts import text
 from torchdevice.journal.callers import program_line, warn_at
 from torchdevice.simulation import policy
 
+Results = tuple[Tensor | None, ...]
+
+
+def _with_bias(gates: Tensor, bias: Tensor | None) -> Tensor:
+    return gates if bias is None else gates + bias
+
+
+def _lstm_cell(
+    of_input: Tensor,
+    of_hidden: Tensor,
+    cell: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> Results:
+    """Return the new hidden state, the new cell state and the activated gates, of shape (batch, 4 * hidden)."""
+    gates = _with_bias(of_hidden, hidden_bias) + _with_bias(of_input, input_bias)
+    ingate, forget, new, out = gates.chunk(4, 1)
+    ingate, forget, new, out = ingate.sigmoid(), forget.sigmoid(), new.tanh(), out.sigmoid()
+    cy = forget * cell + ingate * new
+    return out * cy.tanh(), cy, torch.cat([ingate, forget, new, out], 1)
+
+
+def _lstm_cell_backward(
+    of_hidden: Tensor | None, of_cell: Tensor | None, old: Tensor, cell: Tensor, gates: Tensor, has_bias: bool
+) -> Results:
+    """Return the gradients of the gates before activation, of the cell state and of the bias."""
+    of_hidden = torch.zeros_like(cell) if of_hidden is None else of_hidden
+    ingate, forget, new, out = gates.chunk(4, 1)
+    tanh = cell.tanh()
+    through = of_hidden * out * (1 - tanh * tanh)
+    if of_cell is not None:
+        through = through + of_cell
+    of_ingate, of_forget = through * new * ingate * (1 - ingate), through * old * forget * (1 - forget)
+    of_new, of_out = through * ingate * (1 - new * new), of_hidden * tanh * out * (1 - out)
+    grad_gates = torch.cat([of_ingate, of_forget, of_new, of_out], 1)
+    return grad_gates, through * forget, grad_gates.sum(0) if has_bias else None
+
+
+def _gru_cell(
+    of_input: Tensor,
+    of_hidden: Tensor,
+    hidden: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> Results:
+    """Return the new hidden state, and the values that backward needs. The gates have shape (batch, 3 * hidden)."""
+    input_reset, input_update, input_new = _with_bias(of_input, input_bias).chunk(3, 1)
+    hidden_reset, hidden_update, hidden_new = _with_bias(of_hidden, hidden_bias).chunk(3, 1)
+    reset, update = (hidden_reset + input_reset).sigmoid(), (hidden_update + input_update).sigmoid()
+    new = (input_new + hidden_new * reset).tanh()
+    return (hidden - new) * update + new, torch.cat([reset, update, new, hidden, hidden_new], 1)
+
+
+def _gru_cell_backward(gradient: Tensor, saved: Tensor, has_bias: bool) -> Results:
+    """Return the gradients of the input's gates, the hidden state's gates, the hidden state and both biases."""
+    reset, update, new, hidden, hidden_new = saved.chunk(5, 1)
+    of_new = gradient * (1 - update) * (1 - new * new)
+    of_reset = of_new * hidden_new * (1 - reset) * reset
+    of_update = gradient * (hidden - new) * (1 - update) * update
+    of_input = torch.cat([of_reset, of_update, of_new], 1)
+    of_hidden = torch.cat([of_reset, of_update, of_new * reset], 1)
+    of_biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)
+    return of_input, of_hidden, gradient * update, *of_biases
+
+
+FORMULAS: dict[str, Callable[..., Results]] = {
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+}
+"""Name of an operator -> the function that computes its results."""
+
+
 OPERATORS = tuple(f"{name}.{kind}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("input", "data"))
 
 _DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
-def is_on_cudnn(input: torch.Tensor) -> bool:
+def is_on_cudnn(input: Tensor) -> bool:
     """Return whether cuDNN computes a network with this input, as ``at::cudnn_is_acceptable`` decides."""
     return bool(torch._C._get_cudnn_enabled() and input.dtype in _DTYPES and input.numel() and not input.is_cpu)
 
@@ -32,12 +111,12 @@ class _Backward(torch.autograd.Function):
     """Refuses the gradients of a network in evaluation mode, and those of gradients, for which ``train`` is None."""
 
     @staticmethod
-    def forward(ctx: Any, train: bool | None, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, train: bool | None, *given: Tensor) -> tuple[Tensor, ...]:
         ctx.train = train
         return tuple(each.view_as(each) for each in given)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         if ctx.train is None:
             raise NotImplementedError(text("cuDNN's networks twice"))
         if not ctx.train:
@@ -67,12 +146,12 @@ def _watched(args: Any, train: bool) -> Any:
     return mapped(args, lambda each: watched.get(id(each), each))
 
 
-def _in_order(weights: list[torch.Tensor]) -> list[torch.Tensor]:
+def _in_order(weights: list[Tensor]) -> list[Tensor]:
     """Return weights as cuDNN orders them in memory: the matrices of all layers, then the biases."""
     return sorted(weights, key=lambda each: -each.dim())
 
 
-def flatten(weights: list[torch.Tensor], *rest: Any) -> torch.Tensor:
+def flatten(weights: list[Tensor], *rest: Any) -> Tensor:
     """Move weights to one piece of memory: the kernel of ``_cudnn_rnn_flatten_weight``."""
     ordered = _in_order(weights)
     flat = weights[0].new_empty(sum(each.numel() for each in ordered))
@@ -81,7 +160,7 @@ def flatten(weights: list[torch.Tensor], *rest: Any) -> torch.Tensor:
     return flat
 
 
-def _are_in_pieces(input: torch.Tensor, weights: list[torch.Tensor]) -> bool:
+def _are_in_pieces(input: Tensor, weights: list[Tensor]) -> bool:
     """Return whether cuDNN would have to copy weights. Autocast does that for it, and tracers' have no memory."""
     real = all(type(each) is torch.nn.Parameter for each in weights)
     # Modules look for weights on CUDA, and flatten no others.

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context, Fidelity
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.simulation.allocator.storages import has_no_values
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, index_of

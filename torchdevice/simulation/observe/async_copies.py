@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.devices.stream_order import Stream
 from torchdevice.errors import CopyInFlightError
 from torchdevice.foundation.stand_ins import same_bits

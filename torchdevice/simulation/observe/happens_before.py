@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.devices.sparse_parts import parts_of, plain_parts
 from torchdevice.devices.stream_order import COLLECTIVES, Stream, StreamObserver
 from torchdevice.foundation.stand_ins import given_to, is_written, tensors

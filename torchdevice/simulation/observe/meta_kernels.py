@@ -20,7 +20,7 @@ from torchdevice.errors import NoValueError
 from torchdevice.foundation.stand_ins import StandIns, extent, given_to, mapped, tensors, written
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import forget_values, has_no_values, meta_of, owner_at
-from torchdevice.simulation.kernels import device_mismatch, recurrent_cells
+from torchdevice.simulation.kernels import device_mismatch, recurrent_networks
 from torchdevice.simulation.kernels.cpu_kernels import NUMBERS, Results, index_of, take_shape
 
 _META = torch.device("meta")
@@ -273,7 +273,7 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """
     if op._schema.name in _MAKING_NESTED:
         raise NoValueError(op._schema.name)
-    formula = recurrent_cells.FORMULAS.get(op._schema.name.partition("::")[2])
+    formula = recurrent_networks.FORMULAS.get(op._schema.name.partition("::")[2])
     if formula is not None:
         return formula(*args, **kwargs)
     kwargs = {**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs

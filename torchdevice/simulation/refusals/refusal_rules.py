@@ -1,7 +1,7 @@
 """Rules: calls that a real device's kernels refuse and the CPU's do not.
 
 A rule is a predicate over all arguments of an operator's call that returns the text of the error. The tables of rules
-are in ``cuda_rules.py`` and ``mps_refusals.py``. The pipeline of an operator looks its rules up once.
+are in ``cuda_rules.py`` and ``device_refusals.py``. The pipeline of an operator looks its rules up once.
 """
 
 from __future__ import annotations

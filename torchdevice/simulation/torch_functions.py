@@ -1,24 +1,80 @@
-"""Rewriters of torch functions that need another call on a simulated device. :data:`TABLE` joins the mode's table."""
+"""Functions of torch that do something else for tensors of a simulated device.
+
+:data:`TABLE` joins the mode's table of rewriters. Texts of tensors without values may also be printed after their
+scope, so torch's own functions for texts are replaced for the rest of the process.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.utils.dlpack import DLDeviceType
 
-from torchdevice.core.context import Context
-from torchdevice.devices import parameter_data
+from torchdevice.core import Context, Fidelity
+from torchdevice.cuda.capture_rules import not_while_capturing
+from torchdevice.devices import module
 from torchdevice.engines import rewriters
-from torchdevice.engines.destructors import dropping
-from torchdevice.engines.rewriters import with_device_keyword
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.engines.interruptions import dropping
+from torchdevice.engines.rewriters import native_device, with_device_keyword
 from torchdevice.foundation.torch_texts import text
-from torchdevice.simulation import device_generators, policy, printing
-from torchdevice.simulation.allocator.storages import meaning
+from torchdevice.simulation import device_generators, policy
+from torchdevice.simulation.allocator.storages import has_no_values, meaning
+from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.torch_apis.library_patches import array_interface
+
+_shown = torch._tensor_str._str_intern
+_contents = torch._tensor_str._tensor_str
+_torchs_format = torch.Tensor.__format__
+
+
+def show_texts() -> None:
+    """Let torch print the device's tensors without values, for the rest of the process."""
+    torch._tensor_str._str_intern = _text
+    torch._tensor_str._tensor_str = _contents_of
+    torch.Tensor.__format__ = formatted  # type: ignore[method-assign]
+
+
+@functools.wraps(_shown)
+def _text(inp: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+    text = _shown(inp, tensor_contents=tensor_contents)
+    if tensor_contents is not None or not inp.numel() or not _lacks_values(inp):
+        return text
+    shown = f"device='{inp.device}'"
+    added = [shown, f"size={tuple(inp.shape)}"]
+    if inp.dtype is not torch.get_default_dtype() and "dtype=" not in text:  # torch leaves out what numbers show
+        added.append(f"dtype={inp.dtype}")
+    return text.replace(shown, ", ".join(added), 1)
+
+
+@functools.wraps(_contents)
+def _contents_of(self: torch.Tensor, indent: int) -> str:
+    if self.numel() and _lacks_values(self):
+        return "..."
+    if native_device(self).type == DEVICE_TYPE:
+        not_while_capturing()  # torch asks a GPU which elements are finite; of other devices it copies all
+    return _contents(self, indent)
+
+
+@functools.wraps(_torchs_format)
+def formatted(self: torch.Tensor, format_spec: str) -> str:
+    """``torch.Tensor.__format__`` from the registration of the device on."""
+    return repr(self) if self.dim() == 0 and _lacks_values(self) else _torchs_format(self, format_spec)
+
+
+def _lacks_values(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type != DEVICE_TYPE or tensor.layout is not torch.strided or tensor.is_nested:
+            return False
+        from torch._subclasses.fake_tensor import FakeTensor  # not above: it takes long, and printing imports it
+
+        try:
+            return not isinstance(tensor, FakeTensor) and has_no_values(tensor.untyped_storage())
+        except NotImplementedError:  # a wrapper of functorch has no storage
+            return False
 
 
 def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -148,7 +204,7 @@ _DRAWING = (
 
 def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``tensor.data = value``, which may let a storage end."""
-    set_data = parameter_data.REWRITERS[func]
+    set_data = module.REWRITERS[func]
     set_data(context, lambda *args: dropping(context, func, args, {}), args, kwargs)
 
 
@@ -158,16 +214,15 @@ _NAMING_DEVICES = (
 )
 
 
-_COMPRESSED = _named(
-    torch, "sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor sparse_bsc_tensor"
-)
+_LAYOUTS = ("compressed", "csr", "csc", "bsr", "bsc")
+_COMPRESSED = [getattr(torch, f"sparse_{layout}_tensor") for layout in _LAYOUTS]
 
 TABLE = {
     torch.Tensor.__repr__: _repr,
-    printing.formatted: _repr,
+    formatted: _repr,
     **dict.fromkeys(_NAMING_DEVICES, _seen),
     torch.Tensor.grad.__set__: dropping,  # type: ignore[union-attr]
-    **parameter_data.REWRITERS,
+    **module.REWRITERS,
     torch.Tensor.data.__set__: _set_data,
     **dict.fromkeys(_DRAWING, _drawn),
     vars(torch.Tensor)["__cuda_array_interface__"].__get__: _array_interface,
