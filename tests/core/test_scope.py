@@ -647,6 +647,24 @@ class TestInterruptedThreadState:
         # What Python itself calls is seen by the profile, and signals are handled between such calls.
         assert thread_state._stack_length not in asked and thread_state._stack_at not in asked
 
+    def test_the_stack_is_looked_at_again_where_it_became_shorter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Up to Python 3.11 a garbage collection comes between its length and its modes, and leaves dropped statements."""
+
+        class Mode(TorchFunctionMode):
+            pass
+
+        look, above = thread_state._stack_at, [Mode()]
+
+        def looked(at: int) -> Any:
+            if above:
+                above.pop().__exit__(None, None, None)
+            return look(at)
+
+        with Mode() as mode:
+            above[0].__enter__()
+            monkeypatch.setattr(thread_state, "_stack_at", looked)
+            assert thread_state.stacked_modes()[-1] is mode
+
     def test_a_scope_is_left_where_somebody_else_took_its_mode_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pop, refusals = thread_state._pop, [RuntimeError("stack is empty")]
 

@@ -320,7 +320,11 @@ forks.in_child(_after_fork)
 
 def stacked_modes() -> list[Any]:
     """Return what is on torch's stack of function modes, the topmost last."""
-    return list(map(_stack_at, chain.from_iterable(map(range, islice(_LENGTHS, 1)))))
+    while True:
+        try:
+            return list(map(_stack_at, chain.from_iterable(map(range, islice(_LENGTHS, 1)))))
+        except RuntimeError:  # a garbage collection within the line has left a statement, and the stack is shorter now
+            continue
 
 
 def _retire(mode: ContextMode) -> None:
