@@ -20,7 +20,7 @@ import triton.language as tl  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
-from torchdevice.triton_kernels import launching  # noqa: E402
+from torchdevice.triton_kernels import launching, memory_checks  # noqa: E402
 
 TARGETS = ["cpu", "simulated:cuda"]
 
@@ -361,6 +361,60 @@ def test_views_of_one_storage() -> None:
         x = torch.arange(64.0, device="cuda")
         kernels.copied[(1,)](x[1::2], x[:8], 8, 2, MASKED=True, BLOCK=16)
         assert x[:8].tolist() == [1, 3, 5, 7, 9, 11, 13, 15]
+
+
+def addresses_one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note the accesses of which each address was looked at."""
+    seen: list[str] = []
+    original = memory_checks.Memory.addresses
+
+    def noted(self: Any, pointers: Any, active: Any, size: int, access: str, group: Any) -> Any:
+        seen.append(access)
+        return original(self, pointers, active, size, access, group)
+
+    monkeypatch.setattr(memory_checks.Memory, "addresses", noted)
+    return seen
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+def test_blocks_of_whole_rows_and_columns(target: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is contiguous along either axis is read and written by its rows, others element by element."""
+    seen = addresses_one_by_one(monkeypatch)
+    with torchdevice.portable(target):
+        for rows, columns, by_rows in ((32, 16, True), (32, 13, False), (29, 16, False)):
+            whole = torch.randint(0, 2, (columns, 2, rows)).to(dtype)
+            for x in (whole[:, 0].to("cuda").T, whole[:, 1].T.contiguous().to("cuda"), whole.to("cuda")[:, 1].T):
+                out = torch.zeros(columns + 1, rows, dtype=dtype, device="cuda")[1:].T
+                seen.clear()
+                kernels.doubled_block[(4,)](x, out, rows, columns, x.stride(), out.stride(), M=8, N=16, num_warps=1)
+                assert torch.equal(out, (x * 2).to(dtype))
+                # Triton casts pointers to bool.
+                assert not by_rows or not seen or dtype == torch.bool
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("columns", [16, 11, 1, 0])
+def test_rows_that_end_before_their_block(columns: int, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = addresses_one_by_one(monkeypatch)
+    with torchdevice.portable(target):
+        x, out = torch.randn(300, columns, device="cuda"), torch.zeros(300, 16, device="cuda")
+        before = x.clone()
+        kernels.doubled_rows[(300,)](x, out, columns, N=16)
+        expected = torch.arange(300.0, device="cuda")[:, None].expand(300, 16).clone()
+        expected[:, :columns] = before
+        assert torch.equal(out, expected * 2) and torch.equal(x, before * 3)
+    assert bool(seen) is not columns
+
+
+def test_offsets_that_wrap() -> None:
+    """A sum of two int32 wraps before it is added to a pointer, as on a GPU."""
+    for start, offset in ((2**31 - 4, -4 * 2**31), (-5, -20)):
+        with torchdevice.simulate():
+            x, out = torch.zeros(64, device="cuda"), torch.zeros(64, device="cuda")
+            with pytest.raises(torch.AcceleratorError) as caught:
+                kernels.beyond_int32[(1,)](x, out, start, N=4)
+        assert f"reads 4 bytes at offset {offset} " in caught.value.__notes__[0]
 
 
 @triton.jit

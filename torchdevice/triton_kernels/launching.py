@@ -146,7 +146,7 @@ class Launch:
             self._run_instances(builder, races, args, kwargs)
 
     def _run_instances(self, builder: NumpyBuilder, races: Races | None, args: list[Any], kwargs: Any) -> None:
-        """Run the instances in groups, of which the first one shows how large a block is."""
+        """Run the instances in groups."""
         function, memory = function_of(self.kernel), builder.memory
         x, y, z = self.grid
         total, done, told = x * y * z, 0, time.monotonic()
@@ -154,8 +154,10 @@ class Launch:
         np.empty(_ELEMENTS * 64, np.uint8)
         builder.set_grid_dim(x, y, z)
         self._whole = races is None
-        size = _FIRST if self._whole else 1
         while done < total:
+            # The first group shows how large a block is, also to later launches.
+            known = self.compiled.largest
+            size = (min(max(_ELEMENTS // known, 1), _INSTANCES) if known else _FIRST) if self._whole else 1
             # x is the innermost, in the order in which CUDA begins the blocks.
             numbers = np.arange(done, min(done + size, total))
             group = np.stack([numbers % x, numbers // x % y, numbers // (x * y)], axis=1).astype(np.int32)
@@ -163,7 +165,7 @@ class Launch:
                 races.instance = done
             self._run_group(builder, lambda: function(*args, **kwargs), group)
             done += len(group)
-            size = min(max(_ELEMENTS // memory.largest, 1), _INSTANCES) if self._whole else 1
+            self.compiled.largest = max(known, memory.largest)
             if time.monotonic() - told > _SECONDS:
                 told = time.monotonic()
                 logger.warning("Triton kernel %s: %d of %d instances", self.kernel.__name__, done, total)
@@ -319,10 +321,14 @@ class Compiled:
         source: The kernel, in which Triton's compiler finds what it refuses.
         backend: Triton's backend for the device that the scope shows.
         options: The backend's options.
+
+    Attributes:
+        largest: The largest number of elements that an instance is known to access at once; 0 before the first launch.
     """
 
     def __init__(self, source: Any, backend: Any, options: Any):
         self._source, self._backend, self._options = source, backend, options
+        self.largest = 0
         self._mlir = triton.ir.context()
         triton.ir.load_dialects(self._mlir)
         backend.load_dialects(self._mlir)

@@ -20,6 +20,7 @@ from torchdevice.lowlevel import memory_windows
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.triton_kernels import libdevice
 from torchdevice.triton_kernels.memory_checks import Memory
+from torchdevice.triton_kernels.outer_sums import OuterSum, added, ends, terms_of
 from torchdevice.triton_kernels.triton_internals import InterpreterBuilder, TensorHandle, ir, numpy_dtype, tl
 
 _NAMES: dict[str, str] = data_files.read(__file__, "small_floats.json")
@@ -55,10 +56,15 @@ def encoded(values: Any, dtype: Any) -> Any:
     return TensorHandle(wide.to(small).view(bits).numpy().view(as_numpy), dtype)
 
 
+_OF_BITS = np.bitwise_and, np.bitwise_or, np.bitwise_xor
+
+
 def _as_tf32(values: Any) -> Any:
     """Round float32 to the 10 bits of TF32's mantissa, to nearest and ties away from zero, as ``cvt.rna`` does."""
-    rounded = (values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    return np.where(np.isfinite(values), rounded.view(np.float32), values)
+    bits = values.view(np.uint32) + np.uint32(0x1000)
+    bits &= np.uint32(0xFFFFE000)
+    rounded, finite = bits.view(np.float32), np.isfinite(values)
+    return rounded if finite.all() else np.where(finite, rounded, values)
 
 
 def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,14 +126,19 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return self.memory.addresses(at, active, size, access, self.group)
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
-        at, active = self._at(ptrs, mask, "reads")
         dtype = ptrs.get_element_ty()
-        kind = numpy_dtype(dtype)
+        kind = np.dtype(numpy_dtype(dtype))
         default = np.zeros((), kind) if other is None else other.data
+        if rows := self.memory.rows(ptrs, mask, kind):
+            return TensorHandle(rows.read(default), dtype)
+        at, active = self._at(ptrs, mask, "reads")
         at, active, default = np.broadcast_arrays(at, active, default)
         return TensorHandle(memory_windows.read(at, active, default, kind), dtype)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> None:
+        if rows := self.memory.rows(ptrs, mask, value.data.dtype):
+            rows.write(value.data, self.memory)
+            return
         at, active = self._at(ptrs, mask, "writes")
         at, active, values = np.broadcast_arrays(at, active, value.data)
         self.memory.log(at, active, values.dtype)
@@ -221,10 +232,23 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
 
     def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Any:
         one, other = decoded(lhs), decoded(rhs)
-        if one.dtype == other.dtype == np.bool_:
+        if one.dtype == other.dtype == np.bool_ and op not in _OF_BITS:
             # NumPy saturates what Triton wraps: int1 is an integer of one bit.
             return TensorHandle((op(one.astype(np.int8), other.astype(np.int8)) & 1).astype(np.bool_), tl.int1)
         return encoded(op(one, other), lhs.dtype)
+
+    def create_add(self, lhs: Any, rhs: Any) -> Any:
+        if not lhs.dtype.scalar.is_int() or lhs.dtype.scalar == tl.int1:
+            return self.binary_op(lhs, rhs, np.add)
+        return added(lhs, rhs, terms_of(rhs))
+
+    def create_addptr(self, ptr: Any, offset: Any) -> Any:
+        size, terms = numpy_dtype(ptr.get_element_ty()).itemsize, terms_of(offset)
+        if len(terms) > 1:
+            # A sum of offsets that is beyond their dtype has wrapped before it is added.
+            (lowest, highest), limits = ends(terms), np.iinfo(terms[0].dtype)
+            terms = terms if limits.min <= lowest <= highest <= limits.max else [offset.data]
+        return added(ptr, offset, (each.astype(np.uint64) * np.uint64(size) for each in terms))
 
     def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
         return encoded(op(decoded(lhs), decoded(rhs), decoded(other)), other.dtype)
@@ -406,16 +430,16 @@ class _Tile:
         """
         rank, dtype = len(self.block), self.base.dtype
         size = numpy_dtype(dtype.element_ty).itemsize
-        pointers, mask = self.base.data.reshape(-1, *(1,) * rank), np.ones((1, *self.block), bool)
+        terms, mask = [self.base.data.reshape(-1, *(1,) * rank)], np.ones((1, *self.block), bool)
         for axis, (offset, stride, length) in enumerate(zip(offsets, self.strides, self.shape, strict=True)):
             at = offset.astype(np.int64) if offset.ndim > 1 else offset[:, None] + np.arange(self.block[axis])
             at = at.reshape(len(at), *(-1 if each == axis else 1 for each in range(rank)))
             step, end = (each.data.reshape(-1, *(1,) * rank) for each in (stride, length))
-            pointers = pointers + (size * at * step).astype(np.uint64)
+            terms.append((size * at * step).astype(np.uint64))
             if axis in checked:
                 mask = mask & (at >= 0) & (at < end)
-        pointers = np.broadcast_to(pointers, np.broadcast_shapes(pointers.shape, mask.shape))
-        return TensorHandle(pointers, dtype), value, TensorHandle(mask, tl.int1)
+        shape = np.broadcast_shapes(mask.shape, *(each.shape for each in terms))
+        return OuterSum(terms, shape, dtype), value, TensorHandle(mask, tl.int1)
 
 
 def _shown(element: Any, hex: bool) -> str:
