@@ -542,11 +542,59 @@ def test_a_launch_without_tensors_prints(target: str, capsys: pytest.CaptureFixt
     assert lines == [f"pid ({i}, 0, 0) idx ({j}) at: {i + j}" for i in range(2) for j in range(2)]
 
 
-def test_a_launch_returns_the_compiled_kernel() -> None:
-    with torchdevice.simulate():
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_launch_returns_the_compiled_kernel(target: str) -> None:
+    """It is loaded, as on a GPU, so that it has figures of registers. It can be launched again."""
+    with torchdevice.portable(target):
         x = torch.zeros(32, device="cuda")
         launched = kernels.ranged[(1,)](x, N=32)
-        assert x.all() and ".target sm_80" in launched.asm["ptx"]
+        assert x.all() and isinstance(launched, triton.compiler.CompiledKernel)
+        assert launched.n_regs > 0 and launched.n_spills == 0
+        assert launched.metadata.num_warps == 4 and launched.name == "ranged" and len(launched.hash) == 64
+        assert ".target sm_80" in launched.asm["ptx"]
+        with pytest.raises(AttributeError, match="nothing"):
+            _ = launched.nothing
+        x.zero_()
+        launched[(1, 1, 1)](x, 32)
+        assert x.all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_hooks_of_triton_are_called(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the cache once for each specialization, those of a launch at each one."""
+    called: list[Any] = []
+    refuses = False
+
+    def of_cache(*, fn: Any, compile: Any, is_manual_warmup: bool, **others: Any) -> bool:
+        called.append((fn.name, compile["signature"]["out"], compile["constants"][1,], is_manual_warmup))
+        return refuses
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", of_cache)
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **given: called.append("compiled"))
+    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    added = [lambda metadata, when=when: called.append((when, metadata.get()["name"])) for when in ("enter", "exit")]
+    with torchdevice.portable(target):
+        x = torch.zeros(64, device="cuda")
+        launched = [kernels.ranged[(1,)](x, N=size) for size in (32, 64, 32)]
+        assert launched[0] is launched[2] is not launched[1]
+        assert called == [("ranged", "*fp32", 32, False), "compiled", ("ranged", "*fp32", 64, False), "compiled"]
+        called.clear()
+        try:
+            for hook, each in zip(hooks, added, strict=True):
+                hook.add(each)
+            kernels.ranged[(1,)](x, N=32)
+        finally:
+            for hook, each in zip(hooks, added, strict=True):
+                hook.remove(each)
+        assert called == [("enter", "ranged"), ("exit", "ranged")]
+        called.clear()
+        x.zero_()
+        refuses = True
+        assert kernels.ranged[(1,)](x, N=16) is None and not x.any()
+        assert kernels.ranged.run(x, N=16, grid=(1,), warmup=True) is None
+        refuses = False
+        assert kernels.ranged.run(x, N=16, grid=(1,), warmup=True).metadata.shared == 0 and not x.any()
+        assert [each[-1] for each in called] == [False, True, True, "d"]
 
 
 def test_a_condition_of_a_block_with_one_element() -> None:

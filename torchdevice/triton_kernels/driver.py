@@ -14,16 +14,10 @@ import torch
 from torchdevice.core.context import Context
 from torchdevice.cuda.device_queries import properties_of
 from torchdevice.foundation import data_files
-from torchdevice.triton_kernels.triton_internals import CudaDriver, GPUTarget, knobs
+from torchdevice.triton_kernels.triton_internals import CudaDriver, knobs
 
 _PROPERTIES: dict[str, str] = data_files.read(__file__, "device_properties.json")
 """The properties of a device, and those of torch."""
-
-
-def target_of(context: Context) -> Any:
-    """Return Triton's target: the scope's compute capability."""
-    major, minor = context.options.capability
-    return GPUTarget("cuda", major * 10 + minor, 32)
 
 
 class StandInDriver(CudaDriver):  # type: ignore[misc]
