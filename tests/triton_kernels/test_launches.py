@@ -94,7 +94,7 @@ def test_threads_without_a_scope_see_tritons_own() -> None:
     seen: list[Any] = []
 
     def look() -> None:
-        seen.append(tl.tensor.__index__)
+        seen.append(tl.tensor.__add__)
         try:
             driver.active.get_current_target()
         except RuntimeError as error:
@@ -470,8 +470,7 @@ def persistent(x, out, rows, N: tl.constexpr):
         tl.store(out + row * N + tl.arange(0, N), tl.load(x + row * N + tl.arange(0, N)) * 2)
 
 
-def test_instances_whose_loops_have_as_many_turns_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A persistent kernel begins its loop at the instance's number: 48 instances of 3 turns, and 16 of 2."""
+def sizes_of_groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     groups = []
     original = launching.Launch._run_group
 
@@ -480,6 +479,39 @@ def test_instances_whose_loops_have_as_many_turns_stay_together(monkeypatch: pyt
         original(self, builder, call, group, depth)
 
     monkeypatch.setattr(launching.Launch, "_run_group", counted)
+    return groups
+
+
+@triton.jit
+def in_python(x, out, n, N: tl.constexpr):
+    number, at = tl.program_id(0), tl.arange(0, N)
+    count = min(n - number * N, N)
+    assert count == N, "the last block is smaller"
+    inside = not (at >= count)
+    values = tl.load(x + number * N + at, mask=inside, other=0)
+    tl.store(out + number * N + at, max(number, 2) * values if number >= 0 else values)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_tritons_compiler_makes_of_python(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``min``, ``max`` and ``not`` part no instances, and ``assert`` is one of the device, for debugging only."""
+    groups = sizes_of_groups(monkeypatch)
+    with torchdevice.portable(target):
+        x = torch.randn(60, device="cuda")
+        for n in (64, 60):
+            out = torch.zeros(64, device="cuda")
+            given = torch.nn.functional.pad(x, (0, 4))
+            in_python[(4,)](given[:n], out, n, N=16)
+            assert torch.equal(out, given * torch.tensor([2.0, 2, 2, 3], device="cuda").repeat_interleave(16))
+        assert groups == [4, 4]
+        in_python[(4,)](given, out, 64, N=16, debug=True)
+        with pytest.raises(torch.AcceleratorError, match="device-side assert"):
+            in_python[(4,)](x, out, 60, N=16, debug=True)
+
+
+def test_instances_whose_loops_have_as_many_turns_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A persistent kernel begins its loop at the instance's number: 48 instances of 3 turns, and 16 of 2."""
+    groups = sizes_of_groups(monkeypatch)
     with torchdevice.portable("cpu"):
         x = torch.randn(176, 8, device="cuda")
         out = torch.empty_like(x)

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import functools
 import importlib
+import inspect
 import sys
 import time
 import traceback
@@ -77,9 +78,8 @@ class Launch:
         """Run the grid, after what CUDA checks at a launch."""
         self.grid = tuple(int(each) for each in grid)
         if any(size > limit or size < 0 for size, limit in zip(self.grid, _LIMITS, strict=True)):
-            raise RuntimeError(
-                f"Triton Error [CUDA]: invalid argument: the grid {self.grid} is beyond CUDA's {_LIMITS}."
-            )
+            text = f"the grid {self.grid} is beyond CUDA's {_LIMITS}."
+            raise RuntimeError(f"Triton Error [CUDA]: invalid argument: {text}")
         if all(self.grid):
             host_functions.call(self.context, self.run, list(self._storages().values()))
 
@@ -126,12 +126,12 @@ class Launch:
         builder = NumpyBuilder(memory, self.compiled.options)
         # NumPy warns of what a GPU computes silently: infinities, NaN, integers that wrap.
         with having(running, semantic=triton.TritonSemantic(builder)), np.errstate(all="ignore"):
-            args, kwargs = self._converted(places)
-            self._run_instances(builder, races, args, kwargs)
+            bound = self._converted(places)
+            call = functools.partial(function_of(self.kernel), *bound.args, **bound.kwargs)
+            self._run_instances(builder, races, call)
 
-    def _run_instances(self, builder: NumpyBuilder, races: Races | None, args: list[Any], kwargs: Any) -> None:
+    def _run_instances(self, builder: NumpyBuilder, races: Races | None, call: Callable[[], Any]) -> None:
         """Run the instances in groups."""
-        function, memory = function_of(self.kernel), builder.memory
         x, y, z = self.grid
         total, done, told = x * y * z, 0, time.monotonic()
         # glibc keeps blocks of the size of one that was freed. It would map and clear an operation's arrays anew.
@@ -147,9 +147,9 @@ class Launch:
             group = np.stack([numbers % x, numbers // x % y, numbers // (x * y)], axis=1).astype(np.int32)
             if races is not None:
                 races.instance = done
-            self._run_group(builder, lambda: function(*args, **kwargs), group)
+            self._run_group(builder, call, group)
             done += len(group)
-            self.compiled.largest = max(known, memory.largest)
+            self.compiled.largest = max(known, builder.memory.largest)
             if time.monotonic() - told > _SECONDS:
                 told = time.monotonic()
                 logger.warning("Triton kernel %s: %d of %d instances", self.kernel.__name__, done, total)
@@ -178,8 +178,9 @@ class Launch:
     def place(self) -> str:
         """Return the kernel, the line of it that runs, and the instance."""
         file = self.kernel.fn.__code__.co_filename
-        line = f"{file}:{_line_in(file)}"
-        return f"The Triton kernel {self.kernel.__name__!r}, {line}, instance {self.instance} of {self.grid}"
+        frames = traceback.walk_stack(sys._getframe())
+        line = next((number for frame, number in frames if frame.f_code.co_filename == file), 0)
+        return f"The Triton kernel {self.kernel.__name__!r}, {file}:{line}, instance {self.instance} of {self.grid}"
 
     def fault(self, what: str, instance: Any = (0, 0, 0)) -> None:
         """Raise CUDA's error for an illegal address, after which a simulated device runs nothing."""
@@ -220,20 +221,11 @@ class Launch:
 
     # ---- arguments ---------------------------------------------------------------------------------------------------
 
-    def _converted(self, places: Mapping[int, int]) -> tuple[list[Any], dict[str, Any]]:
+    def _converted(self, places: Mapping[int, int]) -> inspect.BoundArguments:
         """Return the arguments as the kernel sees them: constants as they are, pointers and scalars as tensors."""
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        parameters = self.kernel.signature.parameters.values()
-        for parameter, kind, value in zip(parameters, self.compiled.src.signature.values(), self.args, strict=True):
-            made = self._value(kind, value, places)
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                args.extend(made)
-            elif parameter.kind is parameter.KEYWORD_ONLY:
-                kwargs[parameter.name] = made
-            else:
-                args.append(made)
-        return args, kwargs
+        given = zip(self.compiled.src.signature.items(), self.args, strict=True)
+        made = {name: self._value(kind, value, places) for (name, kind), value in given}
+        return inspect.BoundArguments(self.kernel.signature, made)  # type: ignore[arg-type]
 
     def _value(self, kind: Any, value: Any, places: Mapping[int, int]) -> Any:
         if isinstance(kind, tuple):
@@ -273,12 +265,6 @@ def _pointers(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for each in value:
             yield from _pointers(each)
-
-
-def _line_in(file: str) -> int:
-    """Return the line of a file that runs."""
-    frames = traceback.walk_stack(sys._getframe())
-    return next((line for frame, line in frames if frame.f_code.co_filename == file), 0)
 
 
 class ScopeKernel(triton.JITFunction):  # type: ignore[misc]

@@ -95,7 +95,7 @@ class Memory:
 
     def __init__(self, launch: Any, races: Races | None = None):
         self.launch, self._races = launch, races
-        self._regions: list[Region] = []
+        self._regions: dict[int, Region] = {}
         self.largest = 1
         self.logs: list[Callable[[], None]] | None = None
 
@@ -109,11 +109,8 @@ class Memory:
         address, number = memory.data_ptr(), len(self._regions) + _FIRST
         first = (number << _SHIFT) + (1 << (_SHIFT - 1)) + (address & _ALIGNMENT)
         as_bytes = torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory.untyped_storage()).numpy()
-        self._regions.append(Region(name, first, as_bytes, memory.itemsize))
+        self._regions[number] = Region(name, first, as_bytes, memory.itemsize)
         return first
-
-    def _region(self, number: int) -> Region | None:
-        return self._regions[number - _FIRST] if 0 <= number - _FIRST < len(self._regions) else None
 
     def rows(self, pointers: Any, mask: Any, dtype: Any) -> Rows | None:
         """Return where a block lies in a storage, if its bounds tell that and nothing looks at each address.
@@ -142,7 +139,7 @@ class Memory:
         place = *(slice(None),) * axis, through
         column = column[place]
         (lowest, highest), length = ends([*rest, column]), column.shape[axis]
-        region = self._region(lowest >> _SHIFT)
+        region = self._regions.get(lowest >> _SHIFT)
         if region is None or lowest < region.first or highest + size > region.first + len(region.memory):
             return None
         at = functools.reduce(np.add, rest).take(0, axis) + column.take(0, axis) - region.first
@@ -180,7 +177,7 @@ class Memory:
     def _offset(self, number: int, pointers: Any, active: Any, found: Any, size: int, access: str, group: Any) -> Any:
         """Return what leads from addresses of one region to those of the process, if all are in the storage."""
         lowest, highest = int(found.min()), int(found.max())
-        if (region := self._region(number)) is None:
+        if (region := self._regions.get(number)) is None:
             if not (allocated := self.launch.are_allocated(found, size)).all():
                 address = int(found[~allocated][0])
                 text = f"{access} {size} bytes at the address {address:#x}, which is no tensor's on the device"

@@ -27,7 +27,7 @@ _NAMES: dict[str, str] = data_files.read(__file__, "small_floats.json")
 SMALL_FLOATS = {getattr(tl, name): getattr(torch, of_torch) for name, of_torch in _NAMES.items()}
 """Floating dtypes that NumPy lacks, and torch's. Triton alone has float8e4b15, which stays the interpreter's."""
 
-_BITS: dict[int, Any] = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.uint16)}
+_BITS = {1: torch.uint8, 2: torch.uint16}
 
 
 def decoded(handle: Any) -> Any:
@@ -35,9 +35,7 @@ def decoded(handle: Any) -> Any:
     dtype = SMALL_FLOATS.get(handle.dtype.scalar)
     if dtype is None or handle.data.dtype.kind not in "iu":
         return handle.data
-    bits, _ = _BITS[dtype.itemsize]
-    as_torch = torch.from_numpy(np.ascontiguousarray(handle.data).view(str(bits).removeprefix("torch.")))
-    return as_torch.view(dtype).float().numpy()
+    return torch.from_numpy(np.ascontiguousarray(handle.data)).view(dtype).float().numpy()
 
 
 def encoded(values: Any, dtype: Any) -> Any:
@@ -48,12 +46,11 @@ def encoded(values: Any, dtype: Any) -> Any:
     small = SMALL_FLOATS.get(dtype)
     if small is None:
         return TensorHandle(values.astype(numpy_dtype(dtype), copy=False), dtype)
-    bits, as_numpy = _BITS[small.itemsize]
     wide = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
     if small.itemsize == 1:
         limit = torch.finfo(small).max
         wide = wide.clamp(-limit, limit)
-    return TensorHandle(wide.to(small).view(bits).numpy().view(as_numpy), dtype)
+    return TensorHandle(wide.to(small).view(_BITS[small.itemsize]).numpy(), dtype)
 
 
 _OF_BITS = np.bitwise_and, np.bitwise_or, np.bitwise_xor

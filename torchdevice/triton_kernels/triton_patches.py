@@ -57,9 +57,5 @@ def patches() -> list[Patch]:
         Replaced(triton.DriverConfig, "default", _active),
         # The rest asks which kernel this thread runs, and is Triton's own where it runs none.
         *(tensor(name, kernel_functions.with_semantic) for name in kernel_functions.OPERATORS),
-        tensor("__bool__", kernel_functions.truth, may_be_absent=True),
-        tensor("__index__", kernel_functions.index, may_be_absent=True),
-        tensor("__str__", kernel_functions.shown),
-        tensor("T", kernel_functions.transposed),
         Replaced(core.dtype, "to_ir", kernel_functions.dtype_to_ir),
     ]
