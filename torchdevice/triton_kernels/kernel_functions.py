@@ -29,9 +29,6 @@ running = PerThread(semantic=None)
 
 # ---- source ----------------------------------------------------------------------------------------------------------
 
-_PREFIX = "_triton_"
-"""Begins the names that :class:`_Rewriter` puts into a kernel."""
-
 
 class _Rewriter(ast.NodeTransformer):
     """Rewrites what Triton's compiler reads in its own way: calls, conditions, and assignments, which make tensors."""
@@ -67,13 +64,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _call(name: str, *args: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(_PREFIX + name, ast.Load()), list(args), [])
-
-
-def line_of(kernel: Any) -> int:
-    """Return the line of a kernel's ``def``, below its decorators."""
-    lines = enumerate(kernel.raw_src, kernel.starting_line_number)
-    return next(number for number, text in lines if text.lstrip().startswith("def "))
+    return ast.Call(ast.Name(f"_triton_{name}", ast.Load()), list(args), [])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -94,7 +85,9 @@ def function_of(kernel: Any) -> Callable[..., Any]:
     original = kernel.fn
     own = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
     free = (*own, *_FREE)
-    code = _code_of(kernel.src, original.__code__.co_filename, line_of(kernel), free)
+    lines = enumerate(kernel.raw_src, kernel.starting_line_number)
+    first = next(number for number, text in lines if text.lstrip().startswith("def "))  # below its decorators
+    code = _code_of(kernel.src, original.__code__.co_filename, first, free)
     cells = tuple(own[name] if name in own else types.CellType(_FREE[name]) for name in code.co_freevars)
     function = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, cells)
     function.__kwdefaults__ = original.__kwdefaults__
@@ -143,13 +136,12 @@ def _logical(name: str, *operands: Callable[[], Any]) -> Any:
     result: Any = None
     for operand in operands:
         value = operand()
-        if not isinstance(value, core.tensor):
-            if bool(value) is (name == "logical_or"):
-                return value
-            result = result if isinstance(result, core.tensor) else value
-        else:
-            is_first = not isinstance(result, core.tensor)
-            result = value if is_first else getattr(running.semantic, name)(result, value)
+        if not isinstance(value, core.tensor) and bool(value) is (name == "logical_or"):
+            return value
+        if not isinstance(result, core.tensor):
+            result = value
+        elif isinstance(value, core.tensor):
+            result = getattr(running.semantic, name)(result, value)
     return result
 
 
@@ -303,7 +295,7 @@ _CALLED: dict[str, Callable[..., Any]] = {
 }
 """What a kernel calls by the names that :class:`_Rewriter` puts into it."""
 
-_FREE = {_PREFIX + name: function for name, function in _CALLED.items()}
+_FREE = {f"_triton_{name}": function for name, function in _CALLED.items()}
 
 
 # ---- tensors of a kernel ---------------------------------------------------------------------------------------------
@@ -324,7 +316,5 @@ def dtype_to_ir(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, builder: tl.dtype(self.name) if isinstance(builder, NumpyBuilder) else original(self, builder)
 
 
-OPERATORS = tuple(
-    name for name in dir(core.tensor) if name.startswith("__") and triton.is_builtin(getattr(core.tensor, name))
-)
+OPERATORS = [name for name, each in vars(core.tensor).items() if name[:2] == "__" and triton.is_builtin(each)]
 """The operators of Triton's tensors."""

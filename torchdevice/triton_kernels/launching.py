@@ -108,10 +108,8 @@ class Launch:
                 raise ValueError(f"Pointer argument (at {position}) cannot be accessed from Triton (cpu tensor?)")
         elif device != self.context.target:
             current = self.context.thread.device_index
-            self.fault(
-                f"is launched on cuda:{current}, the current device, and argument {position} is on "
-                f"cuda:{device.index}. Launch it under torch.cuda.device(tensor.device)"
-            )
+            where = f"cuda:{current}, the current device, and argument {position} is on cuda:{device.index}"
+            self.fault(f"is launched on {where}. Launch it under torch.cuda.device(tensor.device)")
 
     # ---- the grid ----------------------------------------------------------------------------------------------------
 
@@ -199,7 +197,7 @@ class Launch:
         """
         runtime = self.context.runtime
         if runtime.shares_host_memory:
-            return addresses > _ZERO_PAGE  # the process's memory, of which nobody keeps a list
+            return addresses > 65535  # the process's memory, of which nobody keeps a list, above the zero page
         blocks = runtime.blocks(self.context.thread.device_index) if self.context.policy is not None else []
         spans = sorted((each.address, each.address + each.requested) for each in blocks)
         first, end = np.array(spans or [(0, 0)], np.uint64).T
@@ -251,9 +249,6 @@ class Launch:
             first = places.get(tensor.untyped_storage().data_ptr(), 0)
             address = first + tensor.storage_offset() * tensor.itemsize
         return tensor_of(address, type_of(kind, None))
-
-
-_ZERO_PAGE = 65535
 
 
 def _pointers(value: Any) -> Iterator[torch.Tensor]:
@@ -356,9 +351,8 @@ def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, war
     try:
         context.report(f"the Triton kernel {kernel.__name__}", "Triton's interpreter, in NumPy", Fidelity.EXACT)
         own = context.settings.setdefault(ScopeKernel, {})
-        if kernel not in own:
-            own[kernel] = ScopeKernel(context, kernel)
-        made = own[kernel].run(*args, grid=grid, warmup=warmup, **kwargs)
+        scoped = own.get(kernel) or own.setdefault(kernel, ScopeKernel(context, kernel))
+        made = scoped.run(*args, grid=grid, warmup=warmup, **kwargs)
         return made.compile() if made is not None and warmup else made
     finally:
         _set_eval_frame(before)
@@ -382,9 +376,3 @@ def run_tuned(context: Context, original: Any, tuner: Any, *args: Any, **kwargs:
         with contextlib.suppress(triton.OutOfResources):
             return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
     return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
-
-
-def launcher(source: Any, metadata: Any) -> Callable[..., None]:
-    """Return what a kernel that ``warmup`` compiled is launched by: ``driver.launcher_cls``."""
-    # The stream, the function, the packed metadata, that of the launch and two hooks come before the arguments.
-    return lambda *grid_and_rest: source.fn.run(*grid_and_rest[9:], grid=grid_and_rest[:3], warmup=False)

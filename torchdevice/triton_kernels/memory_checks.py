@@ -179,9 +179,8 @@ class Memory:
         lowest, highest = int(found.min()), int(found.max())
         if (region := self._regions.get(number)) is None:
             if not (allocated := self.launch.are_allocated(found, size)).all():
-                address = int(found[~allocated][0])
-                text = f"{access} {size} bytes at the address {address:#x}, which is no tensor's on the device"
-                self.launch.fault(text, group[0])
+                where = f"at the address {int(found[~allocated][0]):#x}, which is no tensor's on the device"
+                self.launch.fault(f"{access} {size} bytes {where}", group[0])
             return np.uint64(0)
         end = region.first + len(region.memory)
         if lowest < region.first or highest + size > end:
@@ -219,9 +218,8 @@ def _told(region: Region, pointers: Any, active: Any, wrong: Any, what: str, why
     one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
     offset = int(pointers[one][wrong[one]][0]) - region.first
     lanes = f"{int(wrong[one].sum())} of {int(active[one].sum())} lanes that the mask lets through {why}"
-    return f"{what} at offset {offset} of the {len(region.memory)} bytes of argument {region.name} ({lanes})", group[
-        instance
-    ]
+    where = f"at offset {offset} of the {len(region.memory)} bytes of argument {region.name}"
+    return f"{what} {where} ({lanes})", group[instance]
 
 
 class Races:
@@ -236,7 +234,7 @@ class Races:
 
     def __init__(self, report: Callable[[str, int], None]):
         self._report = report
-        self._accesses: dict[str, tuple[Any, Any]] = {}
+        self._accesses: dict[str, Any] = {}
         # Instance -> those before it, by atomics on the same address.
         self._before: dict[int, set[int]] = {}
         self._released: dict[tuple[str, int], set[int]] = {}
@@ -252,9 +250,9 @@ class Races:
                 before |= released
                 released |= before | {self.instance}
             return
-        shape = -(-len(region.memory) // region.itemsize)
         if region.name not in self._accesses:
-            self._accesses[region.name] = np.full(shape, _NOBODY, np.int32), np.full(shape, _NOBODY, np.int32)
+            shape = 2, -(-len(region.memory) // region.itemsize)
+            self._accesses[region.name] = np.full(shape, _NOBODY, np.int32)
         writers, readers = self._accesses[region.name]
         self._check(region, elements, writers, access, "writes", before)
         if access == "writes":
@@ -269,9 +267,8 @@ class Races:
         ordered = [_NOBODY, self.instance, *before, *([_MANY] if before else [])]
         races = ~np.isin(found, ordered)
         if races.any():
-            where = int(elements[races][0])
-            other = int(found[races][0])
-            self._report(f"{access} element {where} of argument {region.name}, which another instance {earlier}", other)
+            text = f"{access} element {elements[races][0]} of argument {region.name}, which another instance {earlier}"
+            self._report(text, int(found[races][0]))
 
 
 _NOBODY, _MANY = -1, -2

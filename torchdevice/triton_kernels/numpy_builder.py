@@ -122,6 +122,12 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         active, at = np.broadcast_arrays(True if mask is None else mask.data, pointers.data)
         return self.memory.addresses(at, active, size, access, self.group)
 
+    def create_load(self, ptr: Any, *rest: Any) -> Any:
+        return self.create_masked_load(ptr, None, None)
+
+    def create_store(self, ptr: Any, value: Any, *rest: Any) -> None:
+        self.create_masked_store(ptr, value, None)
+
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
         dtype = ptrs.get_element_ty()
         kind = np.dtype(numpy_dtype(dtype))
@@ -160,16 +166,14 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         if val.dtype.scalar not in (*SMALL_FLOATS, tl.float16):
             return super().create_atomic_rmw(op, made[0], made[2], made[1], *rest)
         # Triton's interpreter adds the bits. One element after the other, since addresses may be equal.
-        old = np.zeros(values.size, values.dtype)
+        old, yes = np.zeros(values.size, values.dtype), np.array([True])
         by_op = {ir.ATOMIC_OP.MIN: self.create_minnumf, ir.ATOMIC_OP.MAX: self.create_maxnumf}
         combine = by_op.get(op, self.create_fadd)
-        for index, (address, value, does) in enumerate(zip(at.flat, values.flat, active.flat, strict=True)):
-            if does:
-                where, yes, given = np.array([address]), np.array([True]), np.array([value])
-                found = memory_windows.read(where, yes, given, given.dtype)
-                added = combine(TensorHandle(found, val.dtype), TensorHandle(given, val.dtype))
-                memory_windows.write(where, yes, added.data)
-                old[index] = found[0]
+        for lane in np.flatnonzero(active):
+            where, given = (each.ravel()[lane : lane + 1] for each in (at, values))
+            old[lane] = memory_windows.read(where, yes, given, given.dtype)[0]
+            made = combine(TensorHandle(old[lane : lane + 1], val.dtype), TensorHandle(given, val.dtype))
+            memory_windows.write(where, yes, made.data)
         return TensorHandle(old.reshape(values.shape), val.dtype.scalar)
 
     # ---- descriptors and block pointers ------------------------------------------------------------------------------
@@ -178,8 +182,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return _Tile(base, shape, strides, block, offsets=[each.data for each in offsets])
 
     def create_advance(self, ptr: Any, offsets: Any) -> Any:
-        moved = [old + new.data for old, new in zip(ptr.offsets, offsets, strict=True)]
-        return dataclasses.replace(ptr, offsets=moved)
+        return dataclasses.replace(ptr, offsets=[a + b.data for a, b in zip(ptr.offsets, offsets, strict=True)])
 
     def create_tensor_pointer_load(self, ptr: Any, boundary_check: Any, padding: Any, *rest: Any) -> Any:
         return self._load_tile(ptr.pointers(ptr.offsets, boundary_check), padding)
@@ -268,10 +271,8 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         wide = [decoded(each).astype(np.float64) for each in (x, y, z)]
         return encoded(wide[0] * wide[1] + wide[2], z.dtype)
 
-    def create_extern_elementwise(
-        self, library: str, path: str, symbol: str, args: Any, result_type: Any, *rest: Any
-    ) -> Any:
-        return encoded(libdevice.function(symbol)(*map(decoded, args)), result_type)
+    def create_extern_elementwise(self, library: str, path: str, symbol: str, args: Any, dtype: Any, *_: Any) -> Any:
+        return encoded(libdevice.function(symbol)(*map(decoded, args)), dtype)
 
     def create_inline_asm(self, *args: Any) -> Any:
         _refuse("inline_asm_elementwise")
@@ -348,10 +349,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
 
     def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
         values, counted = np.broadcast_arrays(data.data, True if mask is None else mask.data)
-        instance, lane = np.nonzero(counted & (values >= 0) & (values < bins))
-        result = np.zeros((len(values), bins), np.int32)
-        np.add.at(result, (instance, values[instance, lane].astype(np.int64)), 1)
-        return TensorHandle(result, tl.int32)
+        at = np.arange(len(values))[:, None] * bins + values
+        found = np.bincount(at[counted & (values >= 0) & (values < bins)], minlength=len(values) * bins)
+        return TensorHandle(found.reshape(-1, bins).astype(np.int32), tl.int32)
 
     def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
         self.memory.launch.check_shared(self.options.num_stages * sum(each.data[0].nbytes for each in (a, b)))
@@ -362,10 +362,8 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         wide = np.float64 if one.dtype.kind in "iu" or one.dtype == np.float64 else np.float32
         return encoded(np.matmul(one.astype(wide, copy=False), other.astype(wide, copy=False)) + decoded(d), d.dtype)
 
-    def create_dot_scaled(
-        self, a: Any, a_scale: Any, a_format: Any, b: Any, b_scale: Any, b_format: Any, fast: bool, *rest: Any
-    ) -> Any:
-        a_packed_by_k, b_packed_by_k, d = rest
+    def create_dot_scaled(self, *given: Any) -> Any:
+        a, a_scale, a_format, b, b_scale, b_format, _, a_packed_by_k, b_packed_by_k, d = given
         one = _scaled(decoded(a), a_scale, a_format, -1 if a_packed_by_k else -2)
         other = _scaled(np.swapaxes(decoded(b), -1, -2), b_scale, b_format, -1 if b_packed_by_k else -2)
         return encoded(np.matmul(one, np.swapaxes(other, -1, -2)) + decoded(d), d.dtype)

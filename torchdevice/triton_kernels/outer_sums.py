@@ -61,9 +61,6 @@ def added(one: Any, other: Any, terms: Iterable[Any]) -> Any:
     for each in (*terms_of(one), *terms):
         axes = tuple(length > 1 for length in each.shape[1:])
         by_axes[axes] = by_axes[axes] + each if axes in by_axes else each
-    whole = OuterSum(list(by_axes.values()), np.broadcast_shapes(_shape_of(one), _shape_of(other)), one.dtype)
+    shapes = (each.shape if isinstance(each, OuterSum) else each.data.shape for each in (one, other))
+    whole = OuterSum(list(by_axes.values()), np.broadcast_shapes(*shapes), one.dtype)
     return whole if len(by_axes) > 1 else TensorHandle(whole.data, one.dtype)
-
-
-def _shape_of(handle: Any) -> tuple[int, ...]:
-    return handle.shape if isinstance(handle, OuterSum) else handle.data.shape  # type: ignore[no-any-return]
