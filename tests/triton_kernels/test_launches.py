@@ -262,7 +262,7 @@ class PlusOne(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("target", [*TARGETS, "simulated:mps"])
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo itself
+@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiled_code_calls_kernels_in_one_graph(backend: str, target: str, caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -589,6 +589,16 @@ def test_a_launch_returns_the_compiled_kernel(target: str) -> None:
         x.zero_()
         launched[(1, 1, 1)](x, 32)
         assert x.all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_kernel_that_the_program_compiles(target: str) -> None:
+    with torchdevice.portable(target):
+        source = triton.compiler.ASTSource(kernels.ranged, {"out": "*fp32", "N": "constexpr"}, {(1,): 32})
+        compiled = triton.compile(source, target=driver.active.get_current_target())
+        x = torch.zeros(64, device="cuda")
+        compiled[(1, 1, 1)](x, 32)
+        assert x[:32].all() and not x[32:].any()
 
 
 @pytest.mark.parametrize("target", TARGETS)
