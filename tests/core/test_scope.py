@@ -648,7 +648,7 @@ class TestInterruptedThreadState:
         assert thread_state._stack_length not in asked and thread_state._stack_at not in asked
 
     def test_the_stack_is_looked_at_again_where_it_became_shorter(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Up to Python 3.11 a garbage collection comes between its length and its modes, and leaves dropped statements."""
+        """A garbage collection, up to Python 3.11, leaves dropped statements between the length and the modes."""
 
         class Mode(TorchFunctionMode):
             pass

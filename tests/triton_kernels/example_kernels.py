@@ -41,6 +41,28 @@ def matmul(a, b, c, M, N, K, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PRECISION
 
 
 @triton.jit
+def doubled_block(x, out, rows, columns, x_strides, out_strides, M: tl.constexpr, N: tl.constexpr):
+    i, j = tl.program_id(0) * M + tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    inside = (i < rows) & (j < columns)
+    values = tl.load(x + (i * x_strides[0] + j * x_strides[1]), mask=inside, other=7)
+    tl.store(out + i * out_strides[0] + j * out_strides[1], values * 2, mask=inside)
+
+
+@triton.jit
+def doubled_rows(x, out, columns, N: tl.constexpr):
+    row, j = tl.program_id(0), tl.arange(0, N)
+    values = tl.load(x + row * columns + j, mask=j < columns, other=row)
+    tl.store(out + row * N + j, values * 2)
+    tl.store(x + row * columns + j, values * 3, mask=j < columns)
+
+
+@triton.jit
+def beyond_int32(x, out, start, N: tl.constexpr):
+    at = start + tl.arange(0, N)[:, None] + tl.arange(0, N)[None, :]
+    tl.store(out + at * 0, tl.load(x + at, mask=at < 0))
+
+
+@triton.jit
 def unary(x, out, N: tl.constexpr, WHICH: tl.constexpr):
     at = tl.arange(0, N)
     values = tl.load(x + at)

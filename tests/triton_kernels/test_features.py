@@ -20,8 +20,6 @@ import example_kernels as kernels  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
-pytestmark = pytest.mark.one_engine
-
 FEATURES = json.loads(Path(__file__).with_name("features.json").read_text())
 
 CASES: dict[str, Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]]] = {}

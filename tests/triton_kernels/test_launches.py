@@ -20,7 +20,7 @@ import triton.language as tl  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
-from torchdevice.triton_kernels import launching  # noqa: E402
+from torchdevice.triton_kernels import launching, memory_checks  # noqa: E402
 
 TARGETS = ["cpu", "simulated:cuda"]
 
@@ -94,7 +94,7 @@ def test_threads_without_a_scope_see_tritons_own() -> None:
     seen: list[Any] = []
 
     def look() -> None:
-        seen.append(tl.tensor.__index__)
+        seen.append(tl.tensor.__add__)
         try:
             driver.active.get_current_target()
         except RuntimeError as error:
@@ -262,7 +262,7 @@ class PlusOne(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("target", [*TARGETS, "simulated:mps"])
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo itself
+@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiled_code_calls_kernels_in_one_graph(backend: str, target: str, caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -363,6 +363,60 @@ def test_views_of_one_storage() -> None:
         assert x[:8].tolist() == [1, 3, 5, 7, 9, 11, 13, 15]
 
 
+def addresses_one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note the accesses of which each address was looked at."""
+    seen: list[str] = []
+    original = memory_checks.Memory.addresses
+
+    def noted(self: Any, pointers: Any, active: Any, size: int, access: str, group: Any) -> Any:
+        seen.append(access)
+        return original(self, pointers, active, size, access, group)
+
+    monkeypatch.setattr(memory_checks.Memory, "addresses", noted)
+    return seen
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+def test_blocks_of_whole_rows_and_columns(target: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is contiguous along either axis is read and written by its rows, others element by element."""
+    seen = addresses_one_by_one(monkeypatch)
+    with torchdevice.portable(target):
+        for rows, columns, by_rows in ((32, 16, True), (32, 13, False), (29, 16, False)):
+            whole = torch.randint(0, 2, (columns, 2, rows)).to(dtype)
+            for x in (whole[:, 0].to("cuda").T, whole[:, 1].T.contiguous().to("cuda"), whole.to("cuda")[:, 1].T):
+                out = torch.zeros(columns + 1, rows, dtype=dtype, device="cuda")[1:].T
+                seen.clear()
+                kernels.doubled_block[(4,)](x, out, rows, columns, x.stride(), out.stride(), M=8, N=16, num_warps=1)
+                assert torch.equal(out, (x * 2).to(dtype))
+                # Triton casts pointers to bool.
+                assert not by_rows or not seen or dtype == torch.bool
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("columns", [16, 11, 1, 0])
+def test_rows_that_end_before_their_block(columns: int, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = addresses_one_by_one(monkeypatch)
+    with torchdevice.portable(target):
+        x, out = torch.randn(300, columns, device="cuda"), torch.zeros(300, 16, device="cuda")
+        before = x.clone()
+        kernels.doubled_rows[(300,)](x, out, columns, N=16)
+        expected = torch.arange(300.0, device="cuda")[:, None].expand(300, 16).clone()
+        expected[:, :columns] = before
+        assert torch.equal(out, expected * 2) and torch.equal(x, before * 3)
+    assert bool(seen) is not columns
+
+
+def test_offsets_that_wrap() -> None:
+    """A sum of two int32 wraps before it is added to a pointer, as on a GPU."""
+    for start, offset in ((2**31 - 4, -4 * 2**31), (-5, -20)):
+        with torchdevice.simulate():
+            x, out = torch.zeros(64, device="cuda"), torch.zeros(64, device="cuda")
+            with pytest.raises(torch.AcceleratorError) as caught:
+                kernels.beyond_int32[(1,)](x, out, start, N=4)
+        assert f"reads 4 bytes at offset {offset} " in caught.value.__notes__[0]
+
+
 @triton.jit
 def parting(x, out, N: tl.constexpr):
     """Each instance adds up as many numbers as its own says, unless that number is odd."""
@@ -416,8 +470,7 @@ def persistent(x, out, rows, N: tl.constexpr):
         tl.store(out + row * N + tl.arange(0, N), tl.load(x + row * N + tl.arange(0, N)) * 2)
 
 
-def test_instances_whose_loops_have_as_many_turns_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A persistent kernel begins its loop at the instance's number: 48 instances of 3 turns, and 16 of 2."""
+def sizes_of_groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     groups = []
     original = launching.Launch._run_group
 
@@ -426,6 +479,39 @@ def test_instances_whose_loops_have_as_many_turns_stay_together(monkeypatch: pyt
         original(self, builder, call, group, depth)
 
     monkeypatch.setattr(launching.Launch, "_run_group", counted)
+    return groups
+
+
+@triton.jit
+def in_python(x, out, n, N: tl.constexpr):
+    number, at = tl.program_id(0), tl.arange(0, N)
+    count = min(n - number * N, N)
+    assert count == N, "the last block is smaller"
+    inside = not (at >= count)
+    values = tl.load(x + number * N + at, mask=inside, other=0)
+    tl.store(out + number * N + at, max(number, 2) * values if number >= 0 else values)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_tritons_compiler_makes_of_python(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``min``, ``max`` and ``not`` part no instances, and ``assert`` is one of the device, for debugging only."""
+    groups = sizes_of_groups(monkeypatch)
+    with torchdevice.portable(target):
+        x = torch.randn(60, device="cuda")
+        for n in (64, 60):
+            out = torch.zeros(64, device="cuda")
+            given = torch.nn.functional.pad(x, (0, 4))
+            in_python[(4,)](given[:n], out, n, N=16)
+            assert torch.equal(out, given * torch.tensor([2.0, 2, 2, 3], device="cuda").repeat_interleave(16))
+        assert groups == [4, 4]
+        in_python[(4,)](given, out, 64, N=16, debug=True)
+        with pytest.raises(torch.AcceleratorError, match="device-side assert"):
+            in_python[(4,)](x, out, 60, N=16, debug=True)
+
+
+def test_instances_whose_loops_have_as_many_turns_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A persistent kernel begins its loop at the instance's number: 48 instances of 3 turns, and 16 of 2."""
+    groups = sizes_of_groups(monkeypatch)
     with torchdevice.portable("cpu"):
         x = torch.randn(176, 8, device="cuda")
         out = torch.empty_like(x)
@@ -488,11 +574,69 @@ def test_a_launch_without_tensors_prints(target: str, capsys: pytest.CaptureFixt
     assert lines == [f"pid ({i}, 0, 0) idx ({j}) at: {i + j}" for i in range(2) for j in range(2)]
 
 
-def test_a_launch_returns_the_compiled_kernel() -> None:
-    with torchdevice.simulate():
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_launch_returns_the_compiled_kernel(target: str) -> None:
+    """It is loaded, as on a GPU, so that it has figures of registers. It can be launched again."""
+    with torchdevice.portable(target):
         x = torch.zeros(32, device="cuda")
         launched = kernels.ranged[(1,)](x, N=32)
-        assert x.all() and ".target sm_80" in launched.asm["ptx"]
+        assert x.all() and isinstance(launched, triton.compiler.CompiledKernel)
+        assert launched.n_regs > 0 and launched.n_spills == 0
+        assert launched.metadata.num_warps == 4 and launched.name == "ranged" and len(launched.hash) == 64
+        assert ".target sm_80" in launched.asm["ptx"]
+        with pytest.raises(AttributeError, match="nothing"):
+            _ = launched.nothing
+        x.zero_()
+        launched[(1, 1, 1)](x, 32)
+        assert x.all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_kernel_that_the_program_compiles(target: str) -> None:
+    with torchdevice.portable(target):
+        source = triton.compiler.ASTSource(kernels.ranged, {"out": "*fp32", "N": "constexpr"}, {(1,): 32})
+        compiled = triton.compile(source, target=driver.active.get_current_target())
+        x = torch.zeros(64, device="cuda")
+        compiled[(1, 1, 1)](x, 32)
+        assert x[:32].all() and not x[32:].any()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_hooks_of_triton_are_called(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the cache once for each specialization, those of a launch at each one."""
+    called: list[Any] = []
+    refuses = False
+
+    def of_cache(*, fn: Any, compile: Any, is_manual_warmup: bool, **others: Any) -> bool:
+        called.append((fn.name, compile["signature"]["out"], compile["constants"][1,], is_manual_warmup))
+        return refuses
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", of_cache)
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **given: called.append("compiled"))
+    hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    added = [lambda metadata, when=when: called.append((when, metadata.get()["name"])) for when in ("enter", "exit")]
+    with torchdevice.portable(target):
+        x = torch.zeros(64, device="cuda")
+        launched = [kernels.ranged[(1,)](x, N=size) for size in (32, 64, 32)]
+        assert launched[0] is launched[2] is not launched[1]
+        assert called == [("ranged", "*fp32", 32, False), "compiled", ("ranged", "*fp32", 64, False), "compiled"]
+        called.clear()
+        try:
+            for hook, each in zip(hooks, added, strict=True):
+                hook.add(each)
+            kernels.ranged[(1,)](x, N=32)
+        finally:
+            for hook, each in zip(hooks, added, strict=True):
+                hook.remove(each)
+        assert called == [("enter", "ranged"), ("exit", "ranged")]
+        called.clear()
+        x.zero_()
+        refuses = True
+        assert kernels.ranged[(1,)](x, N=16) is None and not x.any()
+        assert kernels.ranged.run(x, N=16, grid=(1,), warmup=True) is None
+        refuses = False
+        assert kernels.ranged.run(x, N=16, grid=(1,), warmup=True).metadata.shared == 0 and not x.any()
+        assert [each[-1] for each in called] == [False, True, True, "d"]
 
 
 def test_a_condition_of_a_block_with_one_element() -> None:

@@ -20,8 +20,6 @@ import triton.language as tl  # noqa: E402
 from triton.compiler.errors import CompilationError  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
-pytestmark = pytest.mark.one_engine
-
 ILLEGAL = (torch.AcceleratorError, "an illegal memory access was encountered")
 UNWRITTEN = (UninitializedReadError, "lanes that the mask lets through read what nothing has written")
 

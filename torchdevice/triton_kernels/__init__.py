@@ -2,6 +2,6 @@
 
 The folder is imported when the program imports ``triton``. ``launching.py`` runs the instances of a grid one after the
 other. ``kernel_functions.py`` turns a kernel's source into a function of Python, as Triton's interpreter does, whose
-operations are those of ``numpy_builder.py``, a subclass of the interpreter's. ``memory_checks.py`` looks at each
-address.
+operations are those of ``numpy_builder.py``, a subclass of the interpreter's. ``memory_checks.py`` looks at
+each address, or at the bounds of those that ``outer_sums.py`` has kept as terms.
 """

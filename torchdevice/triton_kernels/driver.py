@@ -14,16 +14,10 @@ import torch
 from torchdevice.core.context import Context
 from torchdevice.cuda.device_queries import properties_of
 from torchdevice.foundation import data_files
-from torchdevice.triton_kernels.triton_internals import CudaDriver, GPUTarget, knobs
+from torchdevice.triton_kernels.triton_internals import CudaDriver, knobs
 
 _PROPERTIES: dict[str, str] = data_files.read(__file__, "device_properties.json")
 """The properties of a device, and those of torch."""
-
-
-def target_of(context: Context) -> Any:
-    """Return Triton's target: the scope's compute capability."""
-    major, minor = context.options.capability
-    return GPUTarget("cuda", major * 10 + minor, 32)
 
 
 class StandInDriver(CudaDriver):  # type: ignore[misc]
@@ -31,12 +25,16 @@ class StandInDriver(CudaDriver):  # type: ignore[misc]
 
     set_current_device = staticmethod(torch.cuda.set_device)
 
-    def __init__(self, context: Context, launcher: Callable[..., Any]):
+    def __init__(self, context: Context):
         self._context = context
-        self.launcher_cls = launcher
         self.utils = SimpleNamespace(
             get_device_properties=self._properties, load_binary=self._load, unload_module=lambda module: None
         )
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        """Return what launches a kernel that the program has compiled by ``triton.compile``."""
+        # The stream, the function, the packed metadata, that of the launch and two hooks come before the arguments.
+        return lambda *grid_and_rest: source.fn.run(*grid_and_rest[9:], grid=grid_and_rest[:3], warmup=False)
 
     def get_active_torch_device(self) -> torch.device:
         return self._context.shown(self._context.device(self.get_current_device()))

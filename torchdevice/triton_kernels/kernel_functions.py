@@ -12,7 +12,6 @@ import builtins
 import functools
 import math
 import operator
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,56 +29,42 @@ running = PerThread(semantic=None)
 
 # ---- source ----------------------------------------------------------------------------------------------------------
 
-_FUNCTION, _ATTRIBUTE, _LOGICAL, _ASSIGNED, _CONSTANT = (
-    f"_triton_{name}" for name in ("function", "attribute", "logical", "assigned", "constant")
-)
-
 
 class _Rewriter(ast.NodeTransformer):
-    """Rewrites calls, ``and``, ``or`` and ``is``, and assignments, by which Triton makes tensors of numbers."""
+    """Rewrites what Triton's compiler reads in its own way: calls, conditions, and assignments, which make tensors."""
 
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+    def visit(self, node: ast.AST) -> Any:
         self.generic_visit(node)
-        node.value = _call(_ASSIGNED, node.value)
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        of = node.func
-        if isinstance(of, ast.Attribute):
-            node.func = _call(_ATTRIBUTE, of.value, ast.Constant(of.attr))
-        else:
-            node.func = _call(_FUNCTION, of)
-        return node
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        self.generic_visit(node)
-        name = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
-        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-        return _call(_LOGICAL, ast.Constant(name), *(ast.Lambda(nothing, value) for value in node.values))
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-            node.left = _call(_CONSTANT, node.left)
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        node.decorator_list = []
-        # The values of the original function, which Python evaluated when it was defined.
-        node.args.defaults, node.args.kw_defaults = [], [None] * len(node.args.kwonlyargs)
-        self.generic_visit(node)
+        match node:
+            case ast.FunctionDef():
+                # The values of the original function, which Python evaluated when it was defined, take the place.
+                node.decorator_list, node.args.defaults = [], []
+                node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
+            case ast.Assign():
+                node.value = _call("assigned", node.value)
+            case ast.Call(func=ast.Attribute(value=value, attr=name)):
+                node.func = _call("attribute", value, ast.Constant(name))
+            case ast.Call():
+                node.func = _call("function", node.func)
+            case ast.If() | ast.While() | ast.IfExp():
+                node.test = _call("truth", node.test)
+            case ast.Compare(ops=[ast.Is() | ast.IsNot(), *_]):
+                node.left = _call("constant", node.left)
+            case ast.BoolOp():
+                name = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
+                nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+                return _call("logical", ast.Constant(name), *(ast.Lambda(nothing, value) for value in node.values))
+            case ast.UnaryOp(op=ast.Not()):
+                return _call("not", node.operand)
+            case ast.Attribute(attr="T"):
+                return _call("transposed", node.value)
+            case ast.Assert():
+                return ast.Expr(_call("asserted", node.test, node.msg or ast.Constant("")))
         return node
 
 
 def _call(name: str, *args: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
-
-
-def line_of(kernel: Any) -> int:
-    """Return the line of a kernel's ``def``, below its decorators."""
-    lines = enumerate(kernel.raw_src, kernel.starting_line_number)
-    return next(number for number, text in lines if text.lstrip().startswith("def "))
+    return ast.Call(ast.Name(f"_triton_{name}", ast.Load()), list(args), [])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -100,7 +85,9 @@ def function_of(kernel: Any) -> Callable[..., Any]:
     original = kernel.fn
     own = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
     free = (*own, *_FREE)
-    code = _code_of(kernel.src, original.__code__.co_filename, line_of(kernel), free)
+    lines = enumerate(kernel.raw_src, kernel.starting_line_number)
+    first = next(number for number, text in lines if text.lstrip().startswith("def "))  # below its decorators
+    code = _code_of(kernel.src, original.__code__.co_filename, first, free)
     cells = tuple(own[name] if name in own else types.CellType(_FREE[name]) for name in code.co_freevars)
     function = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, cells)
     function.__kwdefaults__ = original.__kwdefaults__
@@ -149,14 +136,18 @@ def _logical(name: str, *operands: Callable[[], Any]) -> Any:
     result: Any = None
     for operand in operands:
         value = operand()
-        if not isinstance(value, core.tensor):
-            if bool(value) is (name == "logical_or"):
-                return value
-            result = result if isinstance(result, core.tensor) else value
-        else:
-            is_first = not isinstance(result, core.tensor)
-            result = value if is_first else getattr(running.semantic, name)(result, value)
+        if not isinstance(value, core.tensor) and bool(value) is (name == "logical_or"):
+            return value
+        if not isinstance(result, core.tensor):
+            result = value
+        elif isinstance(value, core.tensor):
+            result = getattr(running.semantic, name)(result, value)
     return result
+
+
+def _truth(value: Any) -> bool:
+    """Return whether a condition holds, of one element, since Triton's compiler refuses others."""
+    return bool(running.semantic.builder.one(value.handle) if isinstance(value, core.tensor) else value)
 
 
 def tensor_of(value: Any, dtype: Any) -> Any:
@@ -278,6 +269,8 @@ _OWN: dict[Any, Callable[..., Any]] = {
     tl.range: _range,
     tl.static_range: _static_range,
     builtins.print: tl.device_print,
+    builtins.min: core.builtin_min,
+    builtins.max: core.builtin_max,
     tl.dot_scaled: _dot_scaled,
     core.reduce: _reduce,
     triton.reduce_with_indices: _reduce_with_indices,
@@ -289,14 +282,20 @@ _OWN: dict[Any, Callable[..., Any]] = {
 
 _METHODS = {"reduce": core.reduce, "associative_scan": core.associative_scan}
 
-_FREE: dict[str, Callable[..., Any]] = {
-    _FUNCTION: called,
-    _ATTRIBUTE: attribute,
-    _LOGICAL: _logical,
-    _CONSTANT: triton.constant,
-    _ASSIGNED: lambda value: running.semantic.to_tensor(value, False),
+_CALLED: dict[str, Callable[..., Any]] = {
+    "function": called,
+    "attribute": attribute,
+    "logical": _logical,
+    "constant": triton.constant,
+    "truth": _truth,
+    "not": lambda value: core.tensor.__not__(value) if isinstance(value, core.tensor) else not value,
+    "asserted": lambda test, text: running.semantic.device_assert(running.semantic.to_tensor(test), text, None),
+    "transposed": lambda value: running.semantic.permute(value, (1, 0)) if isinstance(value, core.tensor) else value.T,
+    "assigned": lambda value: running.semantic.to_tensor(value, False),
 }
-"""The names that :class:`_Rewriter` puts into a kernel."""
+"""What a kernel calls by the names that :class:`_Rewriter` puts into it."""
+
+_FREE = {f"_triton_{name}": function for name, function in _CALLED.items()}
 
 
 # ---- tensors of a kernel ---------------------------------------------------------------------------------------------
@@ -312,43 +311,10 @@ def with_semantic(original: Callable[..., Any]) -> Callable[..., Any]:
     return operate
 
 
-def truth(original: Any) -> Any:
-    """Return ``tensor.__bool__``: of one element, since Triton's compiler refuses other conditions."""
-
-    def is_true(self: Any) -> bool:
-        # Triton's own code asks whether there is a tensor at all.
-        if running.semantic is None or not _FREE.keys() & sys._getframe(1).f_code.co_freevars:
-            return True
-        return bool(running.semantic.builder.one(self.handle))
-
-    return is_true
-
-
-def _no_index(self: Any) -> int:
-    raise TypeError(f"{type(self).__name__!r} object cannot be interpreted as an integer")
-
-
-def while_running(function: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return what replaces a method of Triton's tensors by a function while a kernel runs."""
-    return lambda original: lambda self: (original or _no_index)(self) if running.semantic is None else function(self)
-
-
-index = while_running(lambda self: int(running.semantic.builder.one(self.handle)))
-shown = while_running(lambda self: str(self.handle.data))
-_transpose = while_running(lambda self: running.semantic.permute(self, (1, 0)))
-
-
-def transposed(original: Any) -> property:
-    """Return ``tensor.T``."""
-    return property(_transpose(original.__get__))
-
-
 def dtype_to_ir(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``dtype.to_ir``, which in MLIR does not tell signed integers from unsigned ones."""
     return lambda self, builder: tl.dtype(self.name) if isinstance(builder, NumpyBuilder) else original(self, builder)
 
 
-OPERATORS = tuple(
-    name for name in dir(core.tensor) if name.startswith("__") and triton.is_builtin(getattr(core.tensor, name))
-)
+OPERATORS = [name for name, each in vars(core.tensor).items() if name[:2] == "__" and triton.is_builtin(each)]
 """The operators of Triton's tensors."""

@@ -5,9 +5,11 @@ The operator is that of ``engines/host_functions.py``.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import importlib
+import inspect
 import sys
 import time
 import traceback
@@ -29,7 +31,6 @@ from torchdevice.journal.callers import program_line, warn_at
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
 from torchdevice.triton_kernels import triton_internals as triton
-from torchdevice.triton_kernels.driver import target_of
 from torchdevice.triton_kernels.kernel_functions import as_jit, function_of, running, tensor_of
 from torchdevice.triton_kernels.memory_checks import Memory, Races
 from torchdevice.triton_kernels.numpy_builder import DivergedError, NumpyBuilder
@@ -54,27 +55,12 @@ class Launch:
 
     Args:
         context: The scope.
-        kernel: The kernel.
-        args: Its arguments.
-        kwargs: Its keyword arguments, and options such as ``num_warps``.
+        compiled: The kernel for the types and constants of the arguments.
+        args: The arguments, constants among them.
     """
 
-    def __init__(self, context: Context, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self.context, self.kernel = context, kernel
-        kwargs["debug"] = kwargs.get("debug", kernel.debug) or triton.knobs.runtime.debug
-        for hook in kernel.pre_run_hooks:
-            hook(*args, **kwargs)
-        self.backend = triton.make_backend(target_of(context))
-        binder = triton.binder_of(kernel.signature, kernel.params, self.backend)
-        self.bound, self.specialization, given = binder(*args, **kwargs)
-        self.options, signature, constants, attributes = triton.pack_args(
-            kernel, self.backend, given, self.bound, self.specialization, given
-        )
-        source = triton.ASTSource(kernel, signature, constants, attributes)
-        compiled = context.settings.setdefault(Compiled, {})
-        if (key := (source.hash(), self.options)) not in compiled:
-            compiled[key] = Compiled(source, self.backend, self.options)
-        self.compiled = compiled[key]
+    def __init__(self, context: Context, compiled: Compiled, args: tuple[Any, ...]):
+        self.context, self.compiled, self.kernel, self.args = context, compiled, compiled.src.fn, args
         self.grid: tuple[int, ...] = (1, 1, 1)
         self.instance: tuple[int, ...] = (0, 0, 0)
 
@@ -90,12 +76,10 @@ class Launch:
 
     def start(self, grid: Any) -> None:
         """Run the grid, after what CUDA checks at a launch."""
-        grid = tuple(int(each) for each in (grid(self.bound) if callable(grid) else grid))
-        self.grid = (*grid, 1, 1, 1)[:3]
+        self.grid = tuple(int(each) for each in grid)
         if any(size > limit or size < 0 for size, limit in zip(self.grid, _LIMITS, strict=True)):
-            raise RuntimeError(
-                f"Triton Error [CUDA]: invalid argument: the grid {self.grid} is beyond CUDA's {_LIMITS}."
-            )
+            text = f"the grid {self.grid} is beyond CUDA's {_LIMITS}."
+            raise RuntimeError(f"Triton Error [CUDA]: invalid argument: {text}")
         if all(self.grid):
             host_functions.call(self.context, self.run, list(self._storages().values()))
 
@@ -103,7 +87,7 @@ class Launch:
         """Return a tensor that covers each storage, by the storage's address, and note which arguments have it."""
         found: dict[int, torch.Tensor] = {}
         self._names: dict[int, list[str]] = {}
-        for position, (name, value) in enumerate(self.bound.items()):
+        for position, (name, value) in enumerate(zip(self.compiled.src.signature, self.args, strict=True)):
             for tensor in _pointers(value):
                 self._check_device(tensor, position)
                 with torch._C.DisableTorchFunction():
@@ -124,10 +108,8 @@ class Launch:
                 raise ValueError(f"Pointer argument (at {position}) cannot be accessed from Triton (cpu tensor?)")
         elif device != self.context.target:
             current = self.context.thread.device_index
-            self.fault(
-                f"is launched on cuda:{current}, the current device, and argument {position} is on "
-                f"cuda:{device.index}. Launch it under torch.cuda.device(tensor.device)"
-            )
+            where = f"cuda:{current}, the current device, and argument {position} is on cuda:{device.index}"
+            self.fault(f"is launched on {where}. Launch it under torch.cuda.device(tensor.device)")
 
     # ---- the grid ----------------------------------------------------------------------------------------------------
 
@@ -139,31 +121,33 @@ class Launch:
             address: memory.place(" or ".join(map(repr, dict.fromkeys(names))), whole)
             for (address, names), whole in zip(self._names.items(), wholes, strict=True)
         }
-        builder = NumpyBuilder(memory, self.options)
+        builder = NumpyBuilder(memory, self.compiled.options)
         # NumPy warns of what a GPU computes silently: infinities, NaN, integers that wrap.
         with having(running, semantic=triton.TritonSemantic(builder)), np.errstate(all="ignore"):
-            args, kwargs = self._converted(places)
-            self._run_instances(builder, races, args, kwargs)
+            bound = self._converted(places)
+            call = functools.partial(function_of(self.kernel), *bound.args, **bound.kwargs)
+            self._run_instances(builder, races, call)
 
-    def _run_instances(self, builder: NumpyBuilder, races: Races | None, args: list[Any], kwargs: Any) -> None:
-        """Run the instances in groups, of which the first one shows how large a block is."""
-        function, memory = function_of(self.kernel), builder.memory
+    def _run_instances(self, builder: NumpyBuilder, races: Races | None, call: Callable[[], Any]) -> None:
+        """Run the instances in groups."""
         x, y, z = self.grid
         total, done, told = x * y * z, 0, time.monotonic()
         # glibc keeps blocks of the size of one that was freed. It would map and clear an operation's arrays anew.
         np.empty(_ELEMENTS * 64, np.uint8)
         builder.set_grid_dim(x, y, z)
         self._whole = races is None
-        size = _FIRST if self._whole else 1
         while done < total:
+            # The first group shows how large a block is, also to later launches.
+            known = self.compiled.largest
+            size = (min(max(_ELEMENTS // known, 1), _INSTANCES) if known else _FIRST) if self._whole else 1
             # x is the innermost, in the order in which CUDA begins the blocks.
             numbers = np.arange(done, min(done + size, total))
             group = np.stack([numbers % x, numbers // x % y, numbers // (x * y)], axis=1).astype(np.int32)
             if races is not None:
                 races.instance = done
-            self._run_group(builder, lambda: function(*args, **kwargs), group)
+            self._run_group(builder, call, group)
             done += len(group)
-            size = min(max(_ELEMENTS // memory.largest, 1), _INSTANCES) if self._whole else 1
+            self.compiled.largest = max(known, builder.memory.largest)
             if time.monotonic() - told > _SECONDS:
                 told = time.monotonic()
                 logger.warning("Triton kernel %s: %d of %d instances", self.kernel.__name__, done, total)
@@ -192,8 +176,9 @@ class Launch:
     def place(self) -> str:
         """Return the kernel, the line of it that runs, and the instance."""
         file = self.kernel.fn.__code__.co_filename
-        line = f"{file}:{_line_in(file)}"
-        return f"The Triton kernel {self.kernel.__name__!r}, {line}, instance {self.instance} of {self.grid}"
+        frames = traceback.walk_stack(sys._getframe())
+        line = next((number for frame, number in frames if frame.f_code.co_filename == file), 0)
+        return f"The Triton kernel {self.kernel.__name__!r}, {file}:{line}, instance {self.instance} of {self.grid}"
 
     def fault(self, what: str, instance: Any = (0, 0, 0)) -> None:
         """Raise CUDA's error for an illegal address, after which a simulated device runs nothing."""
@@ -212,7 +197,7 @@ class Launch:
         """
         runtime = self.context.runtime
         if runtime.shares_host_memory:
-            return addresses > _ZERO_PAGE  # the process's memory, of which nobody keeps a list
+            return addresses > 65535  # the process's memory, of which nobody keeps a list, above the zero page
         blocks = runtime.blocks(self.context.thread.device_index) if self.context.policy is not None else []
         spans = sorted((each.address, each.address + each.requested) for each in blocks)
         first, end = np.array(spans or [(0, 0)], np.uint64).T
@@ -234,20 +219,11 @@ class Launch:
 
     # ---- arguments ---------------------------------------------------------------------------------------------------
 
-    def _converted(self, places: Mapping[int, int]) -> tuple[list[Any], dict[str, Any]]:
+    def _converted(self, places: Mapping[int, int]) -> inspect.BoundArguments:
         """Return the arguments as the kernel sees them: constants as they are, pointers and scalars as tensors."""
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        parameters = self.kernel.signature.parameters.values()
-        for parameter, (kind, *_), value in zip(parameters, self.specialization, self.bound.values(), strict=True):
-            made = self._value(kind, value, places)
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                args.extend(made)
-            elif parameter.kind is parameter.KEYWORD_ONLY:
-                kwargs[parameter.name] = made
-            else:
-                args.append(made)
-        return args, kwargs
+        given = zip(self.compiled.src.signature.items(), self.args, strict=True)
+        made = {name: self._value(kind, value, places) for (name, kind), value in given}
+        return inspect.BoundArguments(self.kernel.signature, made)  # type: ignore[arg-type]
 
     def _value(self, kind: Any, value: Any, places: Mapping[int, int]) -> Any:
         if isinstance(kind, tuple):
@@ -275,9 +251,6 @@ class Launch:
         return tensor_of(address, type_of(kind, None))
 
 
-_ZERO_PAGE = 65535
-
-
 def _pointers(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of an argument."""
     if isinstance(value, torch.Tensor):
@@ -289,63 +262,100 @@ def _pointers(value: Any) -> Iterator[torch.Tensor]:
             yield from _pointers(each)
 
 
-def _line_in(file: str) -> int:
-    """Return the line of a file that runs."""
-    frames = traceback.walk_stack(sys._getframe())
-    return next((line for frame, line in frames if frame.f_code.co_filename == file), 0)
+class ScopeKernel(triton.JITFunction):  # type: ignore[misc]
+    """A kernel with the caches of a scope. Triton specialises its arguments, calls hooks, and launches.
+
+    Args:
+        context: The scope.
+        kernel: The program's kernel.
+    """
+
+    def __init__(self, context: Context, kernel: Any):
+        vars(self).update(vars(as_jit(kernel)))
+        self._context = context
+        self.device_caches: Any = collections.defaultdict(self.create_binder)
+
+    def create_binder(self) -> Any:
+        """Return what Triton makes anew for each device."""
+        made = super().create_binder()
+        self.compile = functools.partial(Compiled, self._context)
+        return made
 
 
-def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-    """``JITFunction.run``."""
-    if context.runtime.makes_triton_code:
-        return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-    # Dynamo would trace the frames below a graph break, which are those of the interpreter.
-    before = _set_eval_frame(None)
-    try:
-        context.report(f"the Triton kernel {kernel.__name__}", "Triton's interpreter, in NumPy", Fidelity.EXACT)
-        launch = Launch(context, as_jit(kernel), args, kwargs)
-        if warmup:
-            return launch.compiled.kernel
-        launch.start(grid)
-        return launch.compiled
-    finally:
-        _set_eval_frame(before)
-
-
-class Compiled:
+class Compiled(triton.CompiledKernel):  # type: ignore[misc]
     """A kernel for types and constants, which Triton compiles where the program looks at it. This needs no GPU.
 
     Args:
-        source: The kernel, in which Triton's compiler finds what it refuses.
-        backend: Triton's backend for the device that the scope shows.
-        options: The backend's options.
+        context: The scope.
+        src: The kernel, in which Triton's compiler finds what it refuses.
+        target: What the scope's device is to Triton.
+        options: The options of Triton's backend.
+
+    Attributes:
+        largest: The largest number of elements that an instance is known to access at once; 0 before the first launch.
     """
 
-    def __init__(self, source: Any, backend: Any, options: Any):
-        self._source, self._backend, self._options = source, backend, options
+    def __init__(self, context: Context, src: Any, target: Any, options: dict[str, Any], **others: Any):
+        self.context, self.src, self.largest = context, src, 0
+        self.function = self.packed_metadata = None
+        self._backend = triton.make_backend(target)
+        self.options = self._backend.parse_options(options)
         self._mlir = triton.ir.context()
         triton.ir.load_dialects(self._mlir)
-        backend.load_dialects(self._mlir)
-        functions = backend.get_codegen_implementation(options)
-        self._module = source.make_ir(backend.target, options, functions, backend.get_module_map(), self._mlir)
-
-    @functools.cached_property
-    def kernel(self) -> Any:
-        """The compiled kernel."""
-        return triton.compile_kernel(self._source, target=self._backend.target, options=self._options.__dict__)
+        self._backend.load_dialects(self._mlir)
+        functions = self._backend.get_codegen_implementation(self.options)
+        self._module = src.make_ir(target, self.options, functions, self._backend.get_module_map(), self._mlir)
 
     @functools.cached_property
     def shared(self) -> int:
         """The shared memory in bytes. Triton knows it before ``ptxas``, which may take minutes for large blocks."""
         stages: dict[str, Any] = {}
-        figures = {**self._options.__dict__}
-        self._backend.add_stages(stages, self._options, self._source.language)
+        figures = {**self.options.__dict__}
+        self._backend.add_stages(stages, self.options, self.src.language)
         for name in ("ttir", "ttgir", "llir"):
             self._module = stages[name](self._module, figures)
         return figures["shared"]
 
+    def compile(self) -> Compiled:
+        """Compile the kernel, and return this object."""
+        if "metadata" not in vars(self):
+            kernel = triton.compile_kernel(self.src, target=self._backend.target, options=self.options.__dict__)
+            vars(self).update(vars(kernel))
+        return self
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.kernel, name)
+        # As every kernel that was launched on a GPU, it is loaded, which tells the registers.
+        if self.compile().module is None:
+            self._init_handles()
+        return object.__getattribute__(self, name)
+
+    def run(self, x: Any, y: Any, z: Any, stream: Any, function: Any, packed: Any, metadata: Any, *rest: Any) -> None:
+        """Run the instances: what Triton launches by."""
+        enter, leave, *args = rest
+        enter(metadata)
+        Launch(self.context, self, tuple(args)).start((x, y, z))
+        leave(metadata)
+
+    def launch_metadata(self, grid: Any, stream: Any, *args: Any) -> Any:
+        """Return what hooks of a launch are given, for which the kernel is compiled."""
+        hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+        return super().launch_metadata(grid, stream, *args) if any(each.calls for each in hooks) else None
+
+
+def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    """``JITFunction.run``."""
+    if context.runtime.makes_triton_code or isinstance(kernel, ScopeKernel):
+        return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+    # Dynamo would trace the frames below a graph break, which are those of the interpreter.
+    before = _set_eval_frame(None)
+    try:
+        context.report(f"the Triton kernel {kernel.__name__}", "Triton's interpreter, in NumPy", Fidelity.EXACT)
+        own = context.settings.setdefault(ScopeKernel, {})
+        scoped = own.get(kernel) or own.setdefault(kernel, ScopeKernel(context, kernel))
+        made = scoped.run(*args, grid=grid, warmup=warmup, **kwargs)
+        return made.compile() if made is not None and warmup else made
+    finally:
+        _set_eval_frame(before)
 
 
 run._torchdynamo_disable = True  # type: ignore[attr-defined]  # in compiled code, a launch ends the graph
@@ -366,9 +376,3 @@ def run_tuned(context: Context, original: Any, tuner: Any, *args: Any, **kwargs:
         with contextlib.suppress(triton.OutOfResources):
             return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
     return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
-
-
-def launcher(source: Any, metadata: Any) -> Callable[..., None]:
-    """Return what a kernel that ``warmup`` compiled is launched by: ``driver.launcher_cls``."""
-    # The stream, the function, the packed metadata, that of the launch and two hooks come before the arguments.
-    return lambda *grid_and_rest: source.fn.run(*grid_and_rest[9:], grid=grid_and_rest[:3], warmup=False)

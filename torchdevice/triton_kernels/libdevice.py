@@ -20,10 +20,6 @@ def by_torch(function: Callable[..., torch.Tensor], *args: Any) -> Any:
     return function(*(torch.from_numpy(np.ascontiguousarray(each)) for each in taken)).numpy()
 
 
-def _rounded_half_away(values: Any) -> Any:
-    return np.copysign(np.floor(np.abs(values) + 0.5), values)
-
-
 _OTHERS: dict[str, str] = data_files.read(__file__, "libdevice_names.json")
 """The names of ``libdevice``, and those of NumPy or torch where they differ."""
 
@@ -31,8 +27,7 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
     "exp10": lambda x: np.power(10, x, dtype=x.dtype),
     "fma": lambda x, y, z: x.astype(np.float64) * y + z,
     "rcbrt": lambda x: 1 / np.cbrt(x),
-    "round": _rounded_half_away,
-    "llround": _rounded_half_away,
+    "round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
     "saturate": lambda x: np.clip(x, 0, 1),
     "fdim": lambda x, y: np.maximum(x - y, 0),
     "sinpi": lambda x: np.sin(np.pi * x.astype(np.float64)),
@@ -53,12 +48,9 @@ def function(symbol: str) -> Callable[..., Any]:
     # float32, float64, rounded to nearest
     for spelled in (name, name.removesuffix("f"), name.removesuffix("d"), name.removesuffix("_rn")):
         each = _OTHERS.get(spelled, spelled)
+        if each in _BY_NAME:
+            return _BY_NAME[each]
         # torch's special functions first, since they are the more exact.
-        found = _BY_NAME.get(each) or next((vars(m)[each] for m in (torch.special, np, torch) if each in vars(m)), None)
-        if found is not None:
-            is_numpys = isinstance(found, np.ufunc) or found in _PLAIN
-            return found if is_numpys else functools.partial(by_torch, found)
+        if found := next((vars(m)[each] for m in (torch.special, np, torch) if each in vars(m)), None):
+            return found if isinstance(found, np.ufunc) else functools.partial(by_torch, found)
     refuse(f"tl.extra.libdevice: {symbol}", "Write the function with tl.math, or run the kernel on a GPU.")
-
-
-_PLAIN = frozenset(_BY_NAME.values())

@@ -7,14 +7,18 @@ outside, also where the memory after it belongs to another tensor.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 
 from torchdevice.lowlevel import memory_windows
 from torchdevice.simulation.observe.unwritten_memory import PATTERN
+from torchdevice.triton_kernels.outer_sums import OuterSum, compact, ends
 
 _SHIFT, _FIRST = 44, 16
 """Regions begin above the addresses of processes (48 bits), which kernels may read from memory."""
@@ -29,16 +33,50 @@ class Region(NamedTuple):
     Attributes:
         name: The arguments with the storage.
         first: The first address, as the kernel sees it.
-        size: The size in bytes.
-        offset: What leads from the kernel's addresses to those of the process.
+        memory: The storage's bytes.
         itemsize: The size of an element.
     """
 
     name: str
     first: int
-    size: int
-    offset: int
+    memory: Any
     itemsize: int
+
+
+class Rows(NamedTuple):
+    """A block in memory whose elements lie one after the other along an axis.
+
+    Attributes:
+        windows: All rows of that length that the storage has, one at each element.
+        numbers: Those of the block's rows; the axis is left out.
+        axis: The axis.
+        active: What the mask lets through: slices, of which the last one is the axis's.
+        shape: The shape of the block.
+    """
+
+    windows: Any
+    numbers: Any
+    axis: int
+    active: tuple[slice, ...]
+    shape: tuple[int, ...]
+
+    def read(self, default: Any) -> Any:
+        """Return the elements, and ``default`` where the mask lets nothing through."""
+        found = np.moveaxis(self.windows[self.numbers], -1, self.axis)
+        if found.shape == self.shape:
+            return found
+        result = np.broadcast_to(default, np.broadcast_shapes(self.shape, default.shape)).astype(found.dtype)
+        result[self.active] = found
+        return result
+
+    def write(self, values: Any, memory: Memory) -> None:
+        """Write values, after the memory has kept what was there."""
+        given = np.broadcast_to(values, np.broadcast_shapes(self.shape, values.shape))[self.active]
+        rows = np.moveaxis(given, self.axis, -1)
+        numbers = np.broadcast_to(self.numbers, rows.shape[:-1])
+        if memory.logs is not None:
+            memory.logs.append(functools.partial(self.windows.__setitem__, numbers, self.windows[numbers]))
+        self.windows[numbers] = rows
 
 
 class Memory:
@@ -52,14 +90,14 @@ class Memory:
     Attributes:
         launch: The launch.
         largest: The largest number of elements that an instance has accessed at once.
-        logs: What memory held before writes of the group that runs; None where nothing is kept.
+        logs: What writes back what memory held before the group that runs; None where nothing is kept.
     """
 
     def __init__(self, launch: Any, races: Races | None = None):
         self.launch, self._races = launch, races
-        self._regions: list[Region] = []
+        self._regions: dict[int, Region] = {}
         self.largest = 1
-        self.logs: list[tuple[Any, Any, Any]] | None = None
+        self.logs: list[Callable[[], None]] | None = None
 
     def place(self, name: str, memory: torch.Tensor) -> int:
         """Give a storage addresses, and return the first.
@@ -70,9 +108,48 @@ class Memory:
         """
         address, number = memory.data_ptr(), len(self._regions) + _FIRST
         first = (number << _SHIFT) + (1 << (_SHIFT - 1)) + (address & _ALIGNMENT)
-        size = memory.untyped_storage().nbytes() if memory.numel() else 0
-        self._regions.append(Region(name, first, size, address - first, memory.itemsize))
+        as_bytes = torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory.untyped_storage()).numpy()
+        self._regions[number] = Region(name, first, as_bytes, memory.itemsize)
         return first
+
+    def rows(self, pointers: Any, mask: Any, dtype: Any) -> Rows | None:
+        """Return where a block lies in a storage, if its bounds tell that and nothing looks at each address.
+
+        Args:
+            pointers: The handle of the kernel's addresses.
+            mask: That of the mask, or None.
+            dtype: What NumPy reads or writes there.
+        """
+        if not isinstance(pointers, OuterSum) or self._races or self.launch.context.options.uninitialized:
+            return None
+        terms, size = [each.view(np.int64) for each in pointers.terms], dtype.itemsize
+        for axis, column in ((axis, each) for each in terms for axis in range(1, each.ndim)):
+            rest = [each for each in terms if each is not column]
+            is_alone = column[0].size == column.shape[axis] > 1 == max(each.shape[axis] for each in rest)
+            if is_alone and (np.diff(column, axis=axis) == size).all():
+                break
+        else:
+            return None
+        through = slice(None)
+        if mask is not None and not (active := compact(mask.data)).all():
+            lanes = np.flatnonzero(active)
+            if active.size != active.shape[axis] or not lanes.size or lanes.size != np.ptp(lanes) + 1:
+                return None
+            through = slice(lanes[0], lanes[-1] + 1)
+        place = *(slice(None),) * axis, through
+        column = column[place]
+        (lowest, highest), length = ends([*rest, column]), column.shape[axis]
+        region = self._regions.get(lowest >> _SHIFT)
+        if region is None or lowest < region.first or highest + size > region.first + len(region.memory):
+            return None
+        at = functools.reduce(np.add, rest).take(0, axis) + column.take(0, axis) - region.first
+        if (at % size).any():
+            return None
+        self.largest = max(self.largest, math.prod(pointers.shape[1:]))
+        elements = region.memory[: len(region.memory) // size * size].view(dtype)
+        windows = as_strided(elements, (len(elements) - length + 1, length), (size, size))
+        outer = (*pointers.shape[:axis], *pointers.shape[axis + 1 :])
+        return Rows(windows, np.broadcast_to(at // size, outer), axis, place, pointers.shape)
 
     def addresses(self, pointers: Any, active: Any, size: int, access: str, group: Any) -> tuple[Any, Any]:
         """Return the addresses in the process for those of a kernel, and the lanes that are active.
@@ -100,19 +177,18 @@ class Memory:
     def _offset(self, number: int, pointers: Any, active: Any, found: Any, size: int, access: str, group: Any) -> Any:
         """Return what leads from addresses of one region to those of the process, if all are in the storage."""
         lowest, highest = int(found.min()), int(found.max())
-        if not 0 <= number - _FIRST < len(self._regions):
+        if (region := self._regions.get(number)) is None:
             if not (allocated := self.launch.are_allocated(found, size)).all():
-                address = int(found[~allocated][0])
-                text = f"{access} {size} bytes at the address {address:#x}, which is no tensor's on the device"
-                self.launch.fault(text, group[0])
+                where = f"at the address {int(found[~allocated][0]):#x}, which is no tensor's on the device"
+                self.launch.fault(f"{access} {size} bytes {where}", group[0])
             return np.uint64(0)
-        region = self._regions[number - _FIRST]
-        if lowest < region.first or highest + size > region.first + region.size:
-            outside = active & ((pointers < region.first) | (pointers + np.uint64(size) > region.first + region.size))
+        end = region.first + len(region.memory)
+        if lowest < region.first or highest + size > end:
+            outside = active & ((pointers < region.first) | (pointers + np.uint64(size) > end))
             self.launch.fault(*_told(region, pointers, active, outside, f"{access} {size} bytes", "are outside", group))
         if self._races is not None:
             self._races.note(region, (found - np.uint64(region.first)) // np.uint64(region.itemsize), access)
-        offset = np.uint64(region.offset % 2**64)
+        offset = np.uint64((region.memory.ctypes.data - region.first) % 2**64)
         if self.launch.context.options.uninitialized and access != "writes":
             words = (pointers + offset) & ~np.uint64(3)
             found = active & (memory_windows.read(words, active, words, np.dtype(np.uint32)) == PATTERN)
@@ -126,12 +202,13 @@ class Memory:
     def log(self, at: Any, active: Any, dtype: Any) -> None:
         """Keep what memory holds before a kernel writes to it, where :meth:`undo` may be called."""
         if self.logs is not None:
-            self.logs.append((at, active, memory_windows.read(at, active, np.zeros(at.shape, dtype), dtype)))
+            before = memory_windows.read(at, active, np.zeros(at.shape, dtype), dtype)
+            self.logs.append(functools.partial(memory_windows.write, at, active, before))
 
     def undo(self) -> None:
         """Write back what memory held before the writes that were logged."""
-        for at, active, values in reversed(self.logs or []):
-            memory_windows.write(at, active, values)
+        for restore in reversed(self.logs or []):
+            restore()
         self.logs = None
 
 
@@ -141,7 +218,8 @@ def _told(region: Region, pointers: Any, active: Any, wrong: Any, what: str, why
     one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
     offset = int(pointers[one][wrong[one]][0]) - region.first
     lanes = f"{int(wrong[one].sum())} of {int(active[one].sum())} lanes that the mask lets through {why}"
-    return f"{what} at offset {offset} of the {region.size} bytes of argument {region.name} ({lanes})", group[instance]
+    where = f"at offset {offset} of the {len(region.memory)} bytes of argument {region.name}"
+    return f"{what} {where} ({lanes})", group[instance]
 
 
 class Races:
@@ -156,7 +234,7 @@ class Races:
 
     def __init__(self, report: Callable[[str, int], None]):
         self._report = report
-        self._accesses: dict[str, tuple[Any, Any]] = {}
+        self._accesses: dict[str, Any] = {}
         # Instance -> those before it, by atomics on the same address.
         self._before: dict[int, set[int]] = {}
         self._released: dict[tuple[str, int], set[int]] = {}
@@ -172,9 +250,9 @@ class Races:
                 before |= released
                 released |= before | {self.instance}
             return
-        shape = -(-region.size // region.itemsize)
         if region.name not in self._accesses:
-            self._accesses[region.name] = np.full(shape, _NOBODY, np.int32), np.full(shape, _NOBODY, np.int32)
+            shape = 2, -(-len(region.memory) // region.itemsize)
+            self._accesses[region.name] = np.full(shape, _NOBODY, np.int32)
         writers, readers = self._accesses[region.name]
         self._check(region, elements, writers, access, "writes", before)
         if access == "writes":
@@ -189,9 +267,8 @@ class Races:
         ordered = [_NOBODY, self.instance, *before, *([_MANY] if before else [])]
         races = ~np.isin(found, ordered)
         if races.any():
-            where = int(elements[races][0])
-            other = int(found[races][0])
-            self._report(f"{access} element {where} of argument {region.name}, which another instance {earlier}", other)
+            text = f"{access} element {elements[races][0]} of argument {region.name}, which another instance {earlier}"
+            self._report(text, int(found[races][0]))
 
 
 _NOBODY, _MANY = -1, -2

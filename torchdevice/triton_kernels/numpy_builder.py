@@ -20,13 +20,14 @@ from torchdevice.lowlevel import memory_windows
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.triton_kernels import libdevice
 from torchdevice.triton_kernels.memory_checks import Memory
+from torchdevice.triton_kernels.outer_sums import OuterSum, added, ends, terms_of
 from torchdevice.triton_kernels.triton_internals import InterpreterBuilder, TensorHandle, ir, numpy_dtype, tl
 
 _NAMES: dict[str, str] = data_files.read(__file__, "small_floats.json")
 SMALL_FLOATS = {getattr(tl, name): getattr(torch, of_torch) for name, of_torch in _NAMES.items()}
 """Floating dtypes that NumPy lacks, and torch's. Triton alone has float8e4b15, which stays the interpreter's."""
 
-_BITS: dict[int, Any] = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.uint16)}
+_BITS = {1: torch.uint8, 2: torch.uint16}
 
 
 def decoded(handle: Any) -> Any:
@@ -34,9 +35,7 @@ def decoded(handle: Any) -> Any:
     dtype = SMALL_FLOATS.get(handle.dtype.scalar)
     if dtype is None or handle.data.dtype.kind not in "iu":
         return handle.data
-    bits, _ = _BITS[dtype.itemsize]
-    as_torch = torch.from_numpy(np.ascontiguousarray(handle.data).view(str(bits).removeprefix("torch.")))
-    return as_torch.view(dtype).float().numpy()
+    return torch.from_numpy(np.ascontiguousarray(handle.data)).view(dtype).float().numpy()
 
 
 def encoded(values: Any, dtype: Any) -> Any:
@@ -47,18 +46,22 @@ def encoded(values: Any, dtype: Any) -> Any:
     small = SMALL_FLOATS.get(dtype)
     if small is None:
         return TensorHandle(values.astype(numpy_dtype(dtype), copy=False), dtype)
-    bits, as_numpy = _BITS[small.itemsize]
     wide = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
     if small.itemsize == 1:
         limit = torch.finfo(small).max
         wide = wide.clamp(-limit, limit)
-    return TensorHandle(wide.to(small).view(bits).numpy().view(as_numpy), dtype)
+    return TensorHandle(wide.to(small).view(_BITS[small.itemsize]).numpy(), dtype)
+
+
+_OF_BITS = np.bitwise_and, np.bitwise_or, np.bitwise_xor
 
 
 def _as_tf32(values: Any) -> Any:
     """Round float32 to the 10 bits of TF32's mantissa, to nearest and ties away from zero, as ``cvt.rna`` does."""
-    rounded = (values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    return np.where(np.isfinite(values), rounded.view(np.float32), values)
+    bits = values.view(np.uint32) + np.uint32(0x1000)
+    bits &= np.uint32(0xFFFFE000)
+    rounded, finite = bits.view(np.float32), np.isfinite(values)
+    return rounded if finite.all() else np.where(finite, rounded, values)
 
 
 def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,15 +122,26 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         active, at = np.broadcast_arrays(True if mask is None else mask.data, pointers.data)
         return self.memory.addresses(at, active, size, access, self.group)
 
+    def create_load(self, ptr: Any, *rest: Any) -> Any:
+        return self.create_masked_load(ptr, None, None)
+
+    def create_store(self, ptr: Any, value: Any, *rest: Any) -> None:
+        self.create_masked_store(ptr, value, None)
+
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
-        at, active = self._at(ptrs, mask, "reads")
         dtype = ptrs.get_element_ty()
-        kind = numpy_dtype(dtype)
+        kind = np.dtype(numpy_dtype(dtype))
         default = np.zeros((), kind) if other is None else other.data
+        if rows := self.memory.rows(ptrs, mask, kind):
+            return TensorHandle(rows.read(default), dtype)
+        at, active = self._at(ptrs, mask, "reads")
         at, active, default = np.broadcast_arrays(at, active, default)
         return TensorHandle(memory_windows.read(at, active, default, kind), dtype)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> None:
+        if rows := self.memory.rows(ptrs, mask, value.data.dtype):
+            rows.write(value.data, self.memory)
+            return
         at, active = self._at(ptrs, mask, "writes")
         at, active, values = np.broadcast_arrays(at, active, value.data)
         self.memory.log(at, active, values.dtype)
@@ -152,16 +166,14 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         if val.dtype.scalar not in (*SMALL_FLOATS, tl.float16):
             return super().create_atomic_rmw(op, made[0], made[2], made[1], *rest)
         # Triton's interpreter adds the bits. One element after the other, since addresses may be equal.
-        old = np.zeros(values.size, values.dtype)
+        old, yes = np.zeros(values.size, values.dtype), np.array([True])
         by_op = {ir.ATOMIC_OP.MIN: self.create_minnumf, ir.ATOMIC_OP.MAX: self.create_maxnumf}
         combine = by_op.get(op, self.create_fadd)
-        for index, (address, value, does) in enumerate(zip(at.flat, values.flat, active.flat, strict=True)):
-            if does:
-                where, yes, given = np.array([address]), np.array([True]), np.array([value])
-                found = memory_windows.read(where, yes, given, given.dtype)
-                added = combine(TensorHandle(found, val.dtype), TensorHandle(given, val.dtype))
-                memory_windows.write(where, yes, added.data)
-                old[index] = found[0]
+        for lane in np.flatnonzero(active):
+            where, given = (each.ravel()[lane : lane + 1] for each in (at, values))
+            old[lane] = memory_windows.read(where, yes, given, given.dtype)[0]
+            made = combine(TensorHandle(old[lane : lane + 1], val.dtype), TensorHandle(given, val.dtype))
+            memory_windows.write(where, yes, made.data)
         return TensorHandle(old.reshape(values.shape), val.dtype.scalar)
 
     # ---- descriptors and block pointers ------------------------------------------------------------------------------
@@ -170,8 +182,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return _Tile(base, shape, strides, block, offsets=[each.data for each in offsets])
 
     def create_advance(self, ptr: Any, offsets: Any) -> Any:
-        moved = [old + new.data for old, new in zip(ptr.offsets, offsets, strict=True)]
-        return dataclasses.replace(ptr, offsets=moved)
+        return dataclasses.replace(ptr, offsets=[a + b.data for a, b in zip(ptr.offsets, offsets, strict=True)])
 
     def create_tensor_pointer_load(self, ptr: Any, boundary_check: Any, padding: Any, *rest: Any) -> Any:
         return self._load_tile(ptr.pointers(ptr.offsets, boundary_check), padding)
@@ -221,10 +232,23 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
 
     def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Any:
         one, other = decoded(lhs), decoded(rhs)
-        if one.dtype == other.dtype == np.bool_:
+        if one.dtype == other.dtype == np.bool_ and op not in _OF_BITS:
             # NumPy saturates what Triton wraps: int1 is an integer of one bit.
             return TensorHandle((op(one.astype(np.int8), other.astype(np.int8)) & 1).astype(np.bool_), tl.int1)
         return encoded(op(one, other), lhs.dtype)
+
+    def create_add(self, lhs: Any, rhs: Any) -> Any:
+        if not lhs.dtype.scalar.is_int() or lhs.dtype.scalar == tl.int1:
+            return self.binary_op(lhs, rhs, np.add)
+        return added(lhs, rhs, terms_of(rhs))
+
+    def create_addptr(self, ptr: Any, offset: Any) -> Any:
+        size, terms = numpy_dtype(ptr.get_element_ty()).itemsize, terms_of(offset)
+        if len(terms) > 1:
+            # A sum of offsets that is beyond their dtype has wrapped before it is added.
+            (lowest, highest), limits = ends(terms), np.iinfo(terms[0].dtype)
+            terms = terms if limits.min <= lowest <= highest <= limits.max else [offset.data]
+        return added(ptr, offset, (each.astype(np.uint64) * np.uint64(size) for each in terms))
 
     def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
         return encoded(op(decoded(lhs), decoded(rhs), decoded(other)), other.dtype)
@@ -247,10 +271,8 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         wide = [decoded(each).astype(np.float64) for each in (x, y, z)]
         return encoded(wide[0] * wide[1] + wide[2], z.dtype)
 
-    def create_extern_elementwise(
-        self, library: str, path: str, symbol: str, args: Any, result_type: Any, *rest: Any
-    ) -> Any:
-        return encoded(libdevice.function(symbol)(*map(decoded, args)), result_type)
+    def create_extern_elementwise(self, library: str, path: str, symbol: str, args: Any, dtype: Any, *_: Any) -> Any:
+        return encoded(libdevice.function(symbol)(*map(decoded, args)), dtype)
 
     def create_inline_asm(self, *args: Any) -> Any:
         _refuse("inline_asm_elementwise")
@@ -327,10 +349,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
 
     def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
         values, counted = np.broadcast_arrays(data.data, True if mask is None else mask.data)
-        instance, lane = np.nonzero(counted & (values >= 0) & (values < bins))
-        result = np.zeros((len(values), bins), np.int32)
-        np.add.at(result, (instance, values[instance, lane].astype(np.int64)), 1)
-        return TensorHandle(result, tl.int32)
+        at = np.arange(len(values))[:, None] * bins + values
+        found = np.bincount(at[counted & (values >= 0) & (values < bins)], minlength=len(values) * bins)
+        return TensorHandle(found.reshape(-1, bins).astype(np.int32), tl.int32)
 
     def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
         self.memory.launch.check_shared(self.options.num_stages * sum(each.data[0].nbytes for each in (a, b)))
@@ -341,10 +362,8 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         wide = np.float64 if one.dtype.kind in "iu" or one.dtype == np.float64 else np.float32
         return encoded(np.matmul(one.astype(wide, copy=False), other.astype(wide, copy=False)) + decoded(d), d.dtype)
 
-    def create_dot_scaled(
-        self, a: Any, a_scale: Any, a_format: Any, b: Any, b_scale: Any, b_format: Any, fast: bool, *rest: Any
-    ) -> Any:
-        a_packed_by_k, b_packed_by_k, d = rest
+    def create_dot_scaled(self, *given: Any) -> Any:
+        a, a_scale, a_format, b, b_scale, b_format, _, a_packed_by_k, b_packed_by_k, d = given
         one = _scaled(decoded(a), a_scale, a_format, -1 if a_packed_by_k else -2)
         other = _scaled(np.swapaxes(decoded(b), -1, -2), b_scale, b_format, -1 if b_packed_by_k else -2)
         return encoded(np.matmul(one, np.swapaxes(other, -1, -2)) + decoded(d), d.dtype)
@@ -406,16 +425,16 @@ class _Tile:
         """
         rank, dtype = len(self.block), self.base.dtype
         size = numpy_dtype(dtype.element_ty).itemsize
-        pointers, mask = self.base.data.reshape(-1, *(1,) * rank), np.ones((1, *self.block), bool)
+        terms, mask = [self.base.data.reshape(-1, *(1,) * rank)], np.ones((1, *self.block), bool)
         for axis, (offset, stride, length) in enumerate(zip(offsets, self.strides, self.shape, strict=True)):
             at = offset.astype(np.int64) if offset.ndim > 1 else offset[:, None] + np.arange(self.block[axis])
             at = at.reshape(len(at), *(-1 if each == axis else 1 for each in range(rank)))
             step, end = (each.data.reshape(-1, *(1,) * rank) for each in (stride, length))
-            pointers = pointers + (size * at * step).astype(np.uint64)
+            terms.append((size * at * step).astype(np.uint64))
             if axis in checked:
                 mask = mask & (at >= 0) & (at < end)
-        pointers = np.broadcast_to(pointers, np.broadcast_shapes(pointers.shape, mask.shape))
-        return TensorHandle(pointers, dtype), value, TensorHandle(mask, tl.int1)
+        shape = np.broadcast_shapes(mask.shape, *(each.shape for each in terms))
+        return OuterSum(terms, shape, dtype), value, TensorHandle(mask, tl.int1)
 
 
 def _shown(element: Any, hex: bool) -> str:

@@ -24,8 +24,7 @@ def _active(original: Any) -> property:
         context = thread_state.answering()
         if context is None or context.runtime.makes_triton_code:
             return original.fget(config)
-        own = driver.StandInDriver(context, launching.launcher)
-        return context.settings.setdefault(driver.StandInDriver, own)
+        return context.settings.setdefault(driver.StandInDriver, driver.StandInDriver(context))
 
     return property(active)
 
@@ -46,7 +45,6 @@ def _bench(context: Context, original: Any, fn: Any, *args: Any, **kwargs: Any) 
 def patches() -> list[Patch]:
     """Return the patches of Triton."""
     native = functools.partial(replaced_function, native_to="cuda")
-    tensor = functools.partial(Replaced, core.tensor)
     return [
         native(triton.JITFunction, "run", launching.run),
         native(triton.InterpretedFunction, "run", launching.run),
@@ -56,10 +54,6 @@ def patches() -> list[Patch]:
         Replaced(triton.DriverConfig, "active", _active),
         Replaced(triton.DriverConfig, "default", _active),
         # The rest asks which kernel this thread runs, and is Triton's own where it runs none.
-        *(tensor(name, kernel_functions.with_semantic) for name in kernel_functions.OPERATORS),
-        tensor("__bool__", kernel_functions.truth, may_be_absent=True),
-        tensor("__index__", kernel_functions.index, may_be_absent=True),
-        tensor("__str__", kernel_functions.shown),
-        tensor("T", kernel_functions.transposed),
+        *(Replaced(core.tensor, name, kernel_functions.with_semantic) for name in kernel_functions.OPERATORS),
         Replaced(core.dtype, "to_ir", kernel_functions.dtype_to_ir),
     ]

@@ -1,0 +1,66 @@
+"""Sums of blocks that vary along different axes, as most addresses are: ``rows[:, None] * stride + columns[None, :]``.
+
+Such a sum is kept as its terms. They are added up where something asks for the elements, which the loads and stores of
+whole rows do not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from torchdevice.triton_kernels.triton_internals import TensorHandle
+
+
+def compact(values: Any) -> Any:
+    """Return values once along the axes along which they were broadcast."""
+    return values[tuple(slice(1) if step == 0 else slice(None) for step in values.strides)]
+
+
+def ends(terms: Iterable[Any]) -> tuple[int, int]:
+    """Return bounds of the sum of some terms, which no element is beyond."""
+    pairs = [(int(each.min()), int(each.max())) for each in terms]
+    return sum(low for low, _ in pairs), sum(high for _, high in pairs)
+
+
+class OuterSum(TensorHandle):  # type: ignore[misc]
+    """A handle whose elements are sums.
+
+    Args:
+        terms: Arrays that broadcast to the shape.
+        shape: The shape, whose first axis is that of the instances.
+        dtype: The dtype of the handle.
+    """
+
+    def __init__(self, terms: list[Any], shape: tuple[int, ...], dtype: Any):
+        self.terms, self.shape, self.dtype = terms, shape, dtype
+
+    @functools.cached_property
+    def data(self) -> Any:
+        """The elements."""
+        return np.broadcast_to(functools.reduce(np.add, self.terms), self.shape)
+
+
+def terms_of(handle: Any) -> list[Any]:
+    """Return arrays whose sum a handle's elements are."""
+    return handle.terms if isinstance(handle, OuterSum) else [compact(handle.data)]
+
+
+def added(one: Any, other: Any, terms: Iterable[Any]) -> Any:
+    """Return the sum of two handles, in the dtype of the first.
+
+    Args:
+        one: The first.
+        other: The second.
+        terms: The terms of the second, in the first one's dtype of NumPy.
+    """
+    by_axes: dict[Any, Any] = {}
+    for each in (*terms_of(one), *terms):
+        axes = tuple(length > 1 for length in each.shape[1:])
+        by_axes[axes] = by_axes[axes] + each if axes in by_axes else each
+    shapes = (each.shape if isinstance(each, OuterSum) else each.data.shape for each in (one, other))
+    whole = OuterSum(list(by_axes.values()), np.broadcast_shapes(*shapes), one.dtype)
+    return whole if len(by_axes) > 1 else TensorHandle(whole.data, one.dtype)
