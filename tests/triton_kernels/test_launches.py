@@ -214,6 +214,30 @@ def launched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("writes", [False, True])
+def test_compiled_code_calls_an_operator_that_launches(writes: bool, target: str) -> None:
+    """Inductor's code has tensors of the host, on simulated devices too."""
+
+    def written(x: torch.Tensor, y: torch.Tensor) -> None:
+        y.copy_(launched(x, y))
+
+    name = f"torchdevice_compiled_{writes}_{target.partition(':')[0]}::op"
+    op = torch.library.custom_op(name, mutates_args=("y",) if writes else ())(written if writes else launched)
+    op.register_fake((lambda x, y: None) if writes else (lambda x, y: torch.empty_like(x)))
+    with torchdevice.portable(target):
+        x, y = torch.randn(100, device="cuda"), torch.randn(100, device="cuda")
+        expected = launched(x * 2, y) + 1
+
+        @torch.compile
+        def compiled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            result = op(x * 2, y)
+            return (y if writes else result) + 1
+
+        assert torch.equal(compiled(x, y), expected)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("make", [of_a_library, with_a_default_kernel, for_cuda_only], ids=lambda make: make.__name__)

@@ -60,7 +60,9 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
         return compiled  # a file
     (outputs,) = gm.graph.output_node().args
     indices = [_index(getattr(each, "meta", {}).get("val")) for each in outputs]  # type: ignore[union-attr]
-    takes_host_tensors = any(name in str(node.target) for node in nodes for name in ("c10d", "triton_kernel"))
+    own = (name.replace("::", ".") for name in importlib.import_module("torch._library.custom_ops").OPDEFS)
+    calls = ("c10d", "triton_kernel", "auto_functionalized", *own)
+    takes_host_tensors = any(name in str(node.target) for node in nodes for name in calls)
     drawn = next(iter(_devices(node for node in nodes if _draws(node.target))), _CPU)
 
     @without_mode
@@ -78,7 +80,8 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
 
 
 thread = PerThread(calls=0)
-"""How many calls have not returned of compiled code whose process groups and Triton kernels take CPU tensors."""
+"""How many calls have not returned of compiled code whose process groups, Triton kernels and custom operators take
+CPU tensors."""
 
 
 class _Aliases(CpuAliases):
