@@ -11,10 +11,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import REPLACED, imported_by_value, replaces, supplied_function
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Callback
+from torchdevice.core import REPLACED, Callback, Context, replaces, supplied_function, thread_state
+from torchdevice.core.bindings import imported_by_value
 from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.cuda.graph_capture import Capture
 from torchdevice.devices.device_memory import PrivatePools, new_id

@@ -33,8 +33,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context, Replaced, thread_state
-from torchdevice.core.patching import in_every_thread, put_in, take_out
+from torchdevice.core import Context, Replaced, in_every_thread, thread_state
+from torchdevice.core.patching import put_in, take_out
 from torchdevice.engines.mode import DeviceMode, as_program, of_this_thread, with_mode
 from torchdevice.engines.rewriters import DROPS, rewrites
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled

@@ -18,8 +18,8 @@ import torch.utils.dlpack
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 
-from torchdevice.core import REPLACED, Context, WhileInside, per_context, replaces, thread_state
-from torchdevice.core.patching import Callback, ReplacedInImporters, subclass_in_place_of
+from torchdevice.core import REPLACED, Callback, Context, WhileInside, per_context, replaces, thread_state
+from torchdevice.core.patching import ReplacedInImporters, subclass_in_place_of
 from torchdevice.engines import float64_policy, lookup, moves
 from torchdevice.engines.rewriters import rewrites, with_device_keyword
 

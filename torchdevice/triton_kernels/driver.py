@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.cuda.device_queries import properties_of
 from torchdevice.foundation import data_files
 from torchdevice.triton_kernels.triton_internals import CudaDriver, knobs

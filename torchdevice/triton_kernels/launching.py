@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context, Fidelity
 from torchdevice.cuda.device_queries import properties_of
 from torchdevice.engines import host_functions
 from torchdevice.engines.rewriters import native_device
 from torchdevice.errors import KernelRaceError, RaceWarning, UninitializedReadError
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.logs import logger
 from torchdevice.foundation.per_thread import having
 from torchdevice.journal.callers import program_line, warn_at

@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Patch, Replaced, replaced_function, without_cache
+from torchdevice.core import Context, Patch, Replaced, replaced_function, thread_state, without_cache
 from torchdevice.triton_kernels import driver, kernel_functions, launching
 from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.triton_internals import core

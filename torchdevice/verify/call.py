@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation.stand_ins import same_bits, tensors
 from torchdevice.journal.discrepancies import Finding

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.engines.rewriters import native_device
 from torchdevice.foundation import data_files
 from torchdevice.foundation.logs import logger

@@ -13,8 +13,7 @@ from typing import Any
 import torch._dynamo  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice.core import thread_state
-from torchdevice.core.context import Context
+from torchdevice.core import Context, thread_state
 from torchdevice.engines.rewriters import native_device
 from torchdevice.errors import DivergenceError, DivergenceWarning
 from torchdevice.foundation import dispatch_modes, run_folder

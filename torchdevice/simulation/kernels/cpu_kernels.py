@@ -15,7 +15,7 @@ import torch
 from torch._C import DispatchKey
 from torch.autograd.graph import increment_version
 
-from torchdevice.core.thread_state import state
+from torchdevice.core import state
 from torchdevice.cuda.capture_rules import not_while_capturing
 from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.engines import dtype_gaps

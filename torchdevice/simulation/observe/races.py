@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.context import Context
+from torchdevice.core import Context
 from torchdevice.devices.device_memory import Block
 from torchdevice.devices.stream_order import COLLECTIVES, Stream
 from torchdevice.errors import Access, GraphRaceError, RaceError, RaceWarning

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from torchdevice.core.thread_state import state
+from torchdevice.core import state
 from torchdevice.foundation import uncaught_errors
 from torchdevice.journal import callers
 

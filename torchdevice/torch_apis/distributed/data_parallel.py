@@ -7,9 +7,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.core import Context, Fidelity, replaces
 from torchdevice.torch_apis.distributed.nccl_group import done
 from torchdevice.torch_apis.distributed.process_groups import FAKE_RANKS
 

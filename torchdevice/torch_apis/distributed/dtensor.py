@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces
 from torchdevice.engines.mode import with_mode
 from torchdevice.foundation.interrupt_safe_exit import block
 

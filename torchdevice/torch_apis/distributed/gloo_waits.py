@@ -19,9 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import replaces
-from torchdevice.core.context import Context
+from torchdevice.core import Context, replaces, thread_state
 from torchdevice.foundation import forks
 
 # ---- waits that can be polled ----------------------------------------------------------------------------------------

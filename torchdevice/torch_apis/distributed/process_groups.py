@@ -14,13 +14,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import REPLACED, replaces
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Replaced, per_context, subclass_in_place_of
+from torchdevice.core import REPLACED, Context, Fidelity, Replaced, per_context, replaces, thread_state
+from torchdevice.core.patching import subclass_in_place_of
 from torchdevice.engines.mode import of_this_thread
 from torchdevice.foundation import torch_internals
-from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.torch_apis.distributed import flight_recorder
 
 # As a text, nothing waits for it in a build without it.

@@ -13,10 +13,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import later, replaces
-from torchdevice.core.context import Context
-from torchdevice.core.patching import Added, Patch
+from torchdevice.core import Added, Context, Patch, later, replaces, thread_state
 from torchdevice.foundation.stand_ins import given_to
 
 _API = "torch.distributed.tensor._api"
