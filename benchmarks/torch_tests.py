@@ -232,7 +232,8 @@ def _append(notes: Path, **what: str) -> None:
 
 def table(results: Iterable[Result]) -> str:
     """Return the numbers of each suite as a table."""
-    rows = ["| suite | files | not imported | tests | skipped | run | passed | |", "|---|---|---|---|---|---|---|---|"]
+    titles = ("suite", "files", "not imported", "tests", "skipped", "run", "passed", "of those run", "of those that could")
+    rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     suites: dict[str, list[Result]] = {}
     for each in results:
         suites.setdefault(each.suite, []).append(each)
@@ -241,8 +242,10 @@ def table(results: Iterable[Result]) -> str:
         counts = Counter(each.outcome for each in found)
         absent = counts.pop("not imported", 0)
         ran = counts.total() - counts["skipped"]
-        share = f"{counts['passed'] / ran:.1%}" if ran else ""
-        figures = (files, absent, counts.total(), counts["skipped"], ran, counts["passed"], share)
+        others = (each for each in found if each.failed and each.cause[0] not in ("ours", "not known"))
+        could = ran - sum(each.outcome != "not imported" for each in others)
+        shares = [f"{counts['passed'] / number:.1%}" if number else "" for number in (ran, could)]
+        figures = (files, absent, counts.total(), counts["skipped"], ran, counts["passed"], *shares)
         rows.append(f"| `{suite}` | {' | '.join(map(str, figures))} |")
     return "\n".join(rows)
 
@@ -337,6 +340,8 @@ process or takes too long. The ranks of a distributed test are forked. `--files`
 `--json FILE` keeps the results, `--results FILE` makes the page of them again, `--against FILE` says what changed.
 {sampled}
 {files}
+
+The last share leaves out the failures that are another's.
 
 ## Whose the failures are
 
