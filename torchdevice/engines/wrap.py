@@ -191,13 +191,16 @@ class _Move(EntryPoint):
             if known is not None and mode.find(original) is rewriter:
                 device, requested, done = known
                 shares = context.runtime.shares_host_memory
-                stays = shares and moves.stays(context, tensor)
-                _state.mode = None
-                try:
-                    result = tensor if stays else _TO(tensor, device)
+                if shares and moves.stays(context, tensor):
                     if requested:
                         context.journal.record(requested, done, _EXACT, 1)
-                    return moves.moved(context, tensor, result, _DEVICE) if shares and not stays else result
+                    return tensor
+                _state.mode = None
+                try:
+                    result = _TO(tensor, device)
+                    if requested:
+                        context.journal.record(requested, done, _EXACT, 1)
+                    return moves.moved(context, tensor, result, _DEVICE) if shares else result
                 except OF_TORCH as error:
                     if is_final(context, error):
                         raise  # as in `_Naming`
