@@ -232,7 +232,7 @@ def _append(notes: Path, **what: str) -> None:
 
 def table(results: Iterable[Result]) -> str:
     """Return the numbers of each suite as a table."""
-    titles = ("suite", "files", "not imported", "tests", "skipped", "run", "passed", "of those run", "of those that could")
+    titles = ("suite", "files", "not imported", "tests", "skipped", "run", "passed", "of those run", "of what could")
     rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     suites: dict[str, list[Result]] = {}
     for each in results:

@@ -325,7 +325,7 @@ class Compiled(triton.CompiledKernel):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         # As every kernel that was launched on a GPU, it is loaded, which tells the registers.
         if self.compile().module is None:
-            self._init_handles()
+            triton.init_handles(self)
         return object.__getattribute__(self, name)
 
     def run(self, x: Any, y: Any, z: Any, stream: Any, function: Any, packed: Any, metadata: Any, *rest: Any) -> None:
