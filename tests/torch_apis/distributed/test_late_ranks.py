@@ -105,8 +105,11 @@ if dist.get_rank():
         except dist.DistBackendError as error:
             print(error)
     store.set("seen", "")
+    store.wait(["joined"])
 else:
     store.wait(["seen"])
+    dist.all_reduce(x)  # what the other rank has given up ends all the same, so that both end in order
+    store.set("joined", "")
 """
 
 
