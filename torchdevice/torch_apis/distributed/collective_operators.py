@@ -81,7 +81,7 @@ def _held(work: Any) -> Any:
     """Return work for torch's C++, which may hold it longer than the program does.
 
     Of work of Python C++ keeps its own part alone, whose ``wait`` never ends. Where torch asks a group of Python for
-    work, it holds both parts.
+    work, it holds both parts (pytorch/pytorch#146376).
     """
     if type(work) is dist.distributed_c10d.Work:
         return work
