@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 
+_LISTS = (list, tuple, dict)
+
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors among the arguments or the results of a call."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple, dict)):
+    elif isinstance(value, _LISTS):
         for each in value.values() if isinstance(value, dict) else value:
             if isinstance(each, torch.Tensor):  # without a generator of its own
                 yield each
-            elif isinstance(each, (list, tuple, dict)):
+            elif isinstance(each, _LISTS):
                 yield from tensors(each)
 
 
@@ -33,9 +35,6 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {name: mapped(each, function) for name, each in value.items()}
     return function(value)
-
-
-_LISTS = (list, tuple, dict)
 
 
 def given_to(op: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

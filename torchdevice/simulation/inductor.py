@@ -60,7 +60,7 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
         return compiled  # a file
     (outputs,) = gm.graph.output_node().args
     indices = [_index(getattr(each, "meta", {}).get("val")) for each in outputs]  # type: ignore[union-attr]
-    own = (name.replace("::", ".") for name in importlib.import_module("torch._library.custom_ops").OPDEFS)
+    own = (name.replace("::", ".") for name in torch._library.custom_ops.OPDEFS)
     calls = ("c10d", "triton_kernel", "auto_functionalized", *own)
     takes_host_tensors = any(name in str(node.target) for node in nodes for name in calls)
     drawn = next(iter(_devices(node for node in nodes if _draws(node.target))), _CPU)

@@ -231,8 +231,9 @@ class Races(Order):
 
     def _look_for_kept_results(self, op: Any, args: Any) -> None:
         """Look whether a list has one result of a graph once for each of its replays, which have overwritten it."""
-        given = args[0] if args and isinstance(args[0], (list, tuple)) else ()
-        of_device = [each for each in given if isinstance(each, torch.Tensor) and index_of(each) >= 0]
+        if not (self._pools and args and isinstance(args[0], (list, tuple))):  # no graph was replayed, or no list given
+            return
+        of_device = [each for each in args[0] if isinstance(each, torch.Tensor) and index_of(each) >= 0]
         places = Counter((each.untyped_storage().data_ptr(), *_extent(each)) for each in of_device)
         for (address, *_), times in places.items():
             memory = self._memory.get(address)

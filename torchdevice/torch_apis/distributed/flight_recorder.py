@@ -23,6 +23,7 @@ import torch
 from torch.utils._traceback import CapturedTraceback
 
 from torchdevice.core import thread_state
+from torchdevice.foundation import stand_ins
 
 _VERSION = "2.10"
 
@@ -60,10 +61,12 @@ def recorded(group: Any, name: str, tensors: Sequence[Any], opts: Any, collectiv
     group.counts.update(("operator", "p2p" if name in _between_two else "collective"))
     if group.is_gloo:
         return collective()
+    recorder, profiled = of_thread(), torch.autograd._profiler_enabled()
+    if not recorder.size and not profiled:  # the usual case: nobody asks for the collective's name
+        return collective()
     ends = {"send": lambda: f" {group.rank()}->{opts.dst}", "recv": lambda: f" {group.rank()}<-{opts.src}"}
     title = f"nccl:{_NAMES.get(name, name)}{ends.get(name, str)()}"
-    record = of_thread().begin(group, name, title, tensors, opts.timeout)
-    profiled = torch.autograd._profiler_enabled()
+    record = recorder.begin(group, name, title, tensors, opts.timeout)
     with torch.profiler.record_function(title) if profiled else contextlib.nullcontext():
         work = collective()
     if record is not None:
@@ -118,17 +121,20 @@ class FlightRecorder:
 
     Args:
         size: How many are kept.
+
+    Attributes:
+        size: The same.
     """
 
     def __init__(self, size: int):
-        self._size, self._numbers = size, itertools.count()
+        self.size, self._numbers = size, itertools.count()
         self._records: collections.deque[_Record] = collections.deque(maxlen=size)
         self._groups: dict[str, dict[str, str]] = {}
         self._counts: dict[str, collections.Counter[str]] = {}
 
     def begin(self, group: Any, name: str, title: str, tensors: Sequence[Any], timeout: Any) -> _Record | None:
         """Record that this rank begins a collective, see :func:`recorded`."""
-        if not self._size:
+        if not self.size:
             return None
         counts, group_name, desc = group.counts, group.group_name, group.group_desc
         self._groups[group_name] = {"name": group_name, "desc": desc, "ranks": json.dumps(group.ranks())}
@@ -153,7 +159,7 @@ class FlightRecorder:
             "thread_name": thread.name,
         }
         for way, value in (("output", tensors[0]), ("input", tensors[-1])):
-            given = _flat(value)
+            given = list(stand_ins.tensors(value))
             fields[f"{way}_sizes"] = [list(each.shape) for each in given]
             fields[f"{way}_dtypes"] = [each.type().rpartition(".")[2].removesuffix("Tensor") for each in given]
         self._records.append(_Record(group, fields))
@@ -182,15 +188,11 @@ class FlightRecorder:
 
     def write(self, rank: int) -> None:
         """Write what was recorded to the file of a rank."""
-        if self._size:
+        if self.size:
             default = Path(torch.hub._get_torch_home(), "comm_lib_trace_rank_")
             path = Path(f"{_variable(_FILE, str(default))}{rank}")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(pickle.dumps(self.dump()))
-
-
-def _flat(value: Any) -> list[torch.Tensor]:
-    return [value] if isinstance(value, torch.Tensor) else [each for part in value for each in _flat(part)]
 
 
 def _frames(record: _Record, wanted: bool) -> dict[str, Any]:
