@@ -130,11 +130,18 @@ class Noting(unittest.TestResult):
         if self._holds_tensors:  # in the traceback of a test that failed, and the next one counts memory
             self._holds_tensors = False
             gc.collect()
-        torch.multiprocessing.get_context = get_context_of_ranks if has_ranks(test) else multiprocessing.get_context
+        ranks = has_ranks(test)
+        torch.multiprocessing.get_context = get_context_of_ranks if ranks else multiprocessing.get_context
+        torch.multiprocessing.Process = Rank if ranks else multiprocessing.Process
         self.note(began=name_of(test))
 
     def stopTest(self, test: unittest.TestCase) -> None:
         self._ended(test, "passed")
+        kind: Any = type(test)
+        if getattr(kind, "poison_pill", False):  # torch would skip the other tests of the class
+            for rank in kind.processes:
+                rank.kill()
+            kind.poison_pill = kind._processes_spawned = False
         super().stopTest(test)
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
@@ -201,8 +208,8 @@ def get_context_of_ranks(method: str | None = None) -> BaseContext:
 
 
 def has_ranks(test: unittest.TestCase) -> bool:
-    """Whether torch starts processes for each test of the class."""
-    return any(kind.__name__ == "MultiProcessTestCase" for kind in type(test).__mro__)
+    """Whether torch starts processes for each test, or for all tests, of the class."""
+    return any(kind.__name__ in ("MultiProcessTestCase", "MultiProcContinuousTest") for kind in type(test).__mro__)
 
 
 def drawn_from(names: list[str], size: str, seed: str, kind: str) -> list[str]:

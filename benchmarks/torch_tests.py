@@ -73,10 +73,11 @@ SUITES = (
             "tensor",
             "_composable",
             "fsdp",
-            "pipelining",
             "checkpoint",
         )
     ),
+    # By the installed torch one rank for each device, and these tests have two stages.
+    Suite("distributed/pipelining", "any"),
     Suite("test_distributed_nccl.py", "any", in_wheel=True),
 )
 

@@ -1,8 +1,10 @@
 """Collectives of two ranks for NCCL's flight recorder, which the program compares with what NCCL records."""
 
 import json
+import os
 import pickle
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -62,10 +64,48 @@ def compared() -> None:
     assert last["state"] == "completed" and last["duration_ms"] > 0 and "frames" not in last
     assert in_json["pg_config"] == {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
 
+    other, small = 1 - rank, torch.full((2,), float(rank), device="cuda")
+    received = torch.empty(3, 4, device="cuda"), torch.empty(2, device="cuda")
+    sent = [dist.P2POp(dist.isend, each, other) for each in (torch.full_like(a, rank), small)]
+    works = dist.batch_isend_irecv([*sent, *(dist.P2POp(dist.irecv, each, other) for each in received)])
+    assert len(works) == 1, "a batch has one work"
+    works[0].wait()
+    assert all(torch.equal(each, torch.full_like(each, other)) for each in received)
+    *parts, batch = dump()["entries"][-5:]
+    ends = [f"nccl:send {rank}->{other}"] * 2 + [f"nccl:recv {rank}<-{other}"] * 2
+    assert [each["profiling_name"] for each in parts] == ends and batch["profiling_name"] == "nccl:coalesced"
+    assert {each["p2p_seq_id"] for each in (*parts, batch)} == {3} and batch["input_sizes"] == []
+    assert all(each["state"] == "scheduled" and "duration_ms" not in each for each in parts)
+    assert batch["state"] == "completed" and batch["duration_ms"] > 0
+    with dist._coalescing_manager(device=a.device, async_ops=True) as coalesced:
+        dist.all_reduce(a)
+        dist.all_reduce(whole)
+    coalesced.wait()
+    assert dump()["pg_status"]["0"]["last_completed_collective"] == 5
+
     for _ in range(12):
         dist.all_reduce(a)
     entries = dump()["entries"]
     assert len(entries) == 10 and entries[-1]["record_id"] - entries[0]["record_id"] == 9
+    print("as NCCL")
+
+
+def piped() -> None:
+    """The parent has named a pipe: what is written to it brings the record to the file, also while the rank waits."""
+    a = torch.ones(3, device="cuda")
+    dist.all_reduce(a)
+    if dist.get_rank() == 0:
+        file, pipe = (
+            f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1",
+            f"{os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}1.pipe",
+        )
+        with open(pipe, "w") as writer:
+            writer.write("1\n")
+        while not (os.path.exists(file) and os.path.getsize(file)):
+            time.sleep(0.05)
+        with open(file, "rb") as written:
+            assert "all_reduce" in str(pickle.load(written))
+    dist.broadcast(a, 0)
     print("as NCCL")
 
 
@@ -80,5 +120,5 @@ def differing() -> None:
 
 dist.init_process_group("nccl")
 torch.cuda.set_device(dist.get_rank())
-{"compared": compared, "differing": differing}[sys.argv[1]]()
+{"compared": compared, "piped": piped, "differing": differing}[sys.argv[1]]()
 dist.destroy_process_group()

@@ -7,6 +7,7 @@ allocations, is 0. Simulated devices have pools; on other targets they raise.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -251,6 +252,56 @@ def end_allocate_to_pool(context: Context, device: int, mempool_id: PoolId) -> N
 def release_pool(context: Context, device: int, mempool_id: PoolId) -> None:
     """Count one use of a pool less."""
     _pools(context, device).release_private(mempool_id)
+
+
+@supplied_function("_cuda_getCheckpointState", on=NO_POOLS)
+def checkpoint_state(context: Context, device: int, id: PoolId) -> tuple[PoolId, Any]:
+    """Return how the segments of a pool are divided."""
+    return id, _pools(context, device).checkpoint(id)
+
+
+@supplied_function("_cuda_setCheckpointPoolState", on=NO_POOLS)
+def set_checkpoint_pool_state(
+    context: Context, device: int, state: tuple[PoolId, Any], stale_storages: list[int], storages: list[int]
+) -> None:
+    """Let the segments of a pool be divided as they were. Blocks that no tensor has are freed by their address."""
+    if storages:
+        thread_state.refuse("torch._C._cuda_setCheckpointPoolState(storages)", "Give no storages that get blocks.")
+    pools = _pools(context, device)
+    stale = {torch.UntypedStorage._new_with_weak_ptr(each).data_ptr() for each in stale_storages}
+    for address, block in pools.restore(*state, stale).items():
+        _raw(context)[address] = functools.partial(pools.freed.append, block)
+
+
+@supplied_function("_cuda_checkPoolLiveAllocations", on=NO_POOLS)
+def check_pool_live_allocations(context: Context, device: int, pool: PoolId, ptrs: set[int]) -> bool:
+    """Return whether the tensors in a pool have these addresses, and no others."""
+    return bool(_pools(context, device).live_in(pool) == {*ptrs})
+
+
+def _raw(context: Context) -> dict[int, Callable[[], object]]:
+    """Return what frees memory that the program knows by its address."""
+    return context.settings.setdefault(_raw, {})  # type: ignore[no-any-return]
+
+
+BUFFERS = {"mps": (Fidelity.APPROXIMATE, "The address names a buffer of Metal, which other code cannot read by it.")}
+
+
+@supplied_function("_cuda_cudaCachingAllocator_raw_alloc", on=BUFFERS)
+def raw_alloc(context: Context, size: int, cuda_stream: int) -> int:
+    """Return the address of new memory, by the current stream of the device."""
+    device = context.runtime.device(context.target_index(context.thread.device_index))
+    memory = [torch.empty(size, dtype=torch.uint8, device=device)]
+    _raw(context)[memory[0].data_ptr()] = memory.clear
+    return memory[0].data_ptr()
+
+
+@supplied_function("_cuda_cudaCachingAllocator_raw_delete", on=BUFFERS)
+def raw_delete(context: Context, mem_ptr: int) -> None:
+    """Free memory by its address."""
+    if mem_ptr not in _raw(context):
+        raise RuntimeError(f"invalid device pointer: {mem_ptr:#x}")  # CUDACachingAllocator.cpp
+    _raw(context).pop(mem_ptr)()
 
 
 _BY_VALUE = "_cuda_beginAllocateCurrentThreadToPool _cuda_beginAllocateToPool _cuda_endAllocateToPool _cuda_releasePool"

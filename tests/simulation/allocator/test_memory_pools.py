@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -252,17 +254,63 @@ def test_a_graph_has_the_memory_of_dropped_tensors(change: str) -> None:
     assert torch.equal(expected[1], plain) and not torch.equal(expected[0], plain)
 
 
-def test_checkpoints_of_a_pool_are_refused() -> None:
+def blocks_of(pool: tuple[int, int]) -> list[tuple[int, int, str]]:
+    return [(each["address"], each["size"], each["state"]) for part in segments(pool) for each in part["blocks"]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pool_is_laid_out_as_at_its_checkpoint(seed: int) -> None:
+    """Tensors that came later lose their blocks; the block of one that went is freed by its address."""
+    draw = random.Random(seed)
+    pool = torch.cuda.graph_pool_handle()
+    torch._C._cuda_beginAllocateCurrentThreadToPool(0, pool)
+    sizes = [draw.choice((1, 600, 4000, 700_000, 3 << 20)) for _ in range(40)]
+    made = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+    kept = [each for each in made if draw.random() < 0.5]
+    del made
+    before, state = blocks_of(pool), torch._C._cuda_getCheckpointState(0, pool)
+    gone = kept.pop(draw.randrange(len(kept))).data_ptr()
+    later = [torch.empty(draw.choice(sizes), dtype=torch.uint8, device="cuda") for _ in range(10)]
+    torch._C._cuda_endAllocateToPool(0, pool)
+    with pytest.raises(RuntimeError, match="stale tensors which are being manually freed must be passed"):
+        torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+    assert blocks_of(pool) != before
+    torch._C._cuda_setCheckpointPoolState(0, state, [each.untyped_storage()._cdata for each in later], [])
+    # Segments that the pool got since are free.
+    assert [block for block in blocks_of(pool) if block in before] == before
+    assert not torch._C._cuda_checkPoolLiveAllocations(0, pool, {gone, *(each.data_ptr() for each in kept)})
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool, {each.data_ptr() for each in kept})
+    del later
+    assert [block for block in blocks_of(pool) if block in before] == before, "tensors without blocks free none"
+    torch.cuda.caching_allocator_delete(gone)
+    del kept
+    torch._C._cuda_releasePool(0, pool)
+    torch.cuda.empty_cache()
+    assert not blocks_of(pool) and torch.cuda.memory_allocated() == 0
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_memory_by_its_address(target: str) -> None:
+    with torchdevice.portable(target=target):
+        before = torch.cuda.memory_allocated()
+        address = torch.cuda.caching_allocator_alloc(1000)
+        if target != "cpu":
+            assert torch.cuda.memory_allocated() == before + 1024
+        ctypes.memset(address, 1, 1000)
+        torch.cuda.caching_allocator_delete(address)
+        if target != "cpu":
+            assert torch.cuda.memory_allocated() == before
+        with pytest.raises(RuntimeError, match=f"invalid device pointer: {address:#x}"):
+            torch.cuda.caching_allocator_delete(address)
+
+
+def test_what_trees_of_graphs_need_besides_is_refused() -> None:
     pool = torch.cuda.graph_pool_handle()
     x = torch.ones(8, device="cuda")
-    for call in (
-        lambda: torch._C._cuda_getCheckpointState(0, pool),
-        lambda: torch._C._cuda_setCheckpointPoolState(0, None, [], []),
-        lambda: torch._C._cuda_checkPoolLiveAllocations(0, pool, set()),
-        lambda: torch._C._cuda_beginAllocateCurrentStreamToPool(0, pool),
-        lambda: torch.cuda.caching_allocator_alloc(8),
-        lambda: torch.cuda.caching_allocator_delete(8),
-        lambda: torch._C._construct_storage_from_data_pointer(x.data_ptr(), x.device, x.nbytes),
+    for call, remedy in (
+        (lambda: torch._C._cuda_setCheckpointPoolState(0, (pool, {}), [], [x.untyped_storage()._cdata]), "Give no"),
+        (lambda: torch._C._cuda_beginAllocateCurrentStreamToPool(0, pool), "Use torch"),
+        (lambda: torch._C._construct_storage_from_data_pointer(x.data_ptr(), x.device, x.nbytes), "Use torch"),
     ):
-        with pytest.raises(NotSupportedError, match="Use torch"):
+        with pytest.raises(NotSupportedError, match=remedy):
             call()

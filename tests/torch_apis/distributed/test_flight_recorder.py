@@ -33,6 +33,13 @@ def test_the_record_of_a_program(target: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "nothing is written as long as the ranks go on"
 
 
+def test_a_pipe_asks_a_rank_for_its_record(tmp_path: Path) -> None:
+    pipes = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/"}
+    run = run_ranks("simulated:cuda", "piped", tmp_path, TORCH_FR_BUFFER_SIZE="10", **pipes)
+    assert run.returncode == 0 and run.stdout.count("as NCCL") == 2, run.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["trace_1"], "the pipes go with the group"
+
+
 @pytest.mark.parametrize("variable", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
 def test_torchs_analyser_finds_ranks_that_differ(variable: str, tmp_path: Path) -> None:
     run = run_ranks("simulated:cuda", "differing", tmp_path, **{variable: "10"})

@@ -20,7 +20,18 @@ import torch
 from torchdevice.cuda import capture_rules
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, SMALL, Settings
 from torchdevice.simulation.allocator.allocator_stats import Figures, Limits, Statistics, out_of_memory_text
-from torchdevice.simulation.allocator.memory_blocks import FREE, LATE, PENDING, SHIFT, USED, Block, Pool, cut, joined
+from torchdevice.simulation.allocator.memory_blocks import (
+    FREE,
+    GONE,
+    LATE,
+    PENDING,
+    SHIFT,
+    USED,
+    Block,
+    Pool,
+    cut,
+    joined,
+)
 from torchdevice.simulation.allocator.pool_choice import Pools
 from torchdevice.simulation.allocator.segments import Segments, Tell, best_expandable, expand, unmap
 
@@ -108,7 +119,7 @@ class Blocks:
     def lay_out_anew(self, live: Collection[Block]) -> None:
         """Let each of the blocks that storages have be a segment of its own, and nothing be cached."""
         # A set, since the same block may be asked for several times below.
-        used = set(live)
+        used = {block for block in live if block.state != GONE}
         # By number and not until it is empty, because the loop appends what it keeps.
         for _ in range(len(self.freed)):  # storages may end meanwhile, and append theirs
             block = self.freed.popleft()
@@ -151,7 +162,7 @@ class Blocks:
         pool = self.pools.serving(stream, size <= SMALL)
         # `or`: no block is false, since blocks define no length or truth.
         found = self._find(pool, size) or self._obtain(pool, size)
-        return self._give(found, size, requested)
+        return self.give(found, size, requested)
 
     def allocate_meanwhile(self, requested: int, stream: int) -> Block:
         """Return a block for a request in the middle of a change of the memory, by a destructor. It changes nothing."""
@@ -167,7 +178,7 @@ class Blocks:
         # The limit is not asked: the tensor exists already.
         found = self._find(pool, size) or self.segments.obtain(pool, self.settings.segment_size(size), None)
         assert found is not None
-        found = self._give(found, size, late.requested)
+        found = self.give(found, size, late.requested)
         late.replace(found)
         # A block that begins a segment is known by its address there.
         if self.segments.heads.get(found.address) is found:
@@ -249,7 +260,7 @@ class Blocks:
         """Return the pool of the blocks in expandable segments for the same requests."""
         return self.pools.pool(pool.stream, pool.is_small, pool.owner, expands=True)
 
-    def _give(self, block: Block, size: int, requested: int) -> Block:
+    def give(self, block: Block, size: int, requested: int) -> Block:
         """Return a block that is in no pool, without what it has beyond ``size``, as one that a tensor has."""
         # Read before `cut`, which makes the block a part of a split segment.
         pool, rest, was_split = block.pool, block.size - size, block.is_split
@@ -340,8 +351,9 @@ class Blocks:
         # Not a `for` loop: storages may end meanwhile and append to the list.
         while self.freed:
             block = self.freed.popleft()
-            if block.state == LATE:
-                self._place(block)
+            if block.state != USED:
+                if block.state == LATE:
+                    self._place(block)
                 continue
             if self._oversized is not None:
                 self.statistics.count_oversize("oversize_allocations", block.size, -1)

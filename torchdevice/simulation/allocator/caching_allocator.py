@@ -11,12 +11,13 @@ import itertools
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 from torchdevice.devices.device_memory import Block as Place
 from torchdevice.devices.device_memory import Memory, Observer
 from torchdevice.foundation import forks
+from torchdevice.simulation.allocator import checkpoints
 from torchdevice.simulation.allocator.allocator_settings import Settings
 from torchdevice.simulation.allocator.allocator_stats import EXBIBYTE, OF_EXBIBYTES
 from torchdevice.simulation.allocator.block_allocation import Blocks, ErrorOf, LimitsOf, release_all, rounded
@@ -94,7 +95,7 @@ class Device:
         ended: The ended storages of all devices, in this order. Its ``release`` gives the block to its device's
             ``freed``.
         freed: The blocks without an owner, in this order.
-        live: Returns the blocks of a device that have an owner.
+        live: Returns the blocks of a device that have an owner, with the address of the values of each.
         observers: Are told of each change of a segment.
     """
 
@@ -107,7 +108,7 @@ class Device:
     ) -> None:
         self.index = index
         self.observers: list[Observer] = [] if observers is None else observers
-        self.live: Callable[[Device], Collection[Block]] = lambda device: ()
+        self.live: Callable[[Device], Mapping[Block, int]] = lambda device: {}
         self.renew_lock()  # before a forked child can find the device
         number = _take_number(self)
         # What tells observers holds no device, so that one ends with its last user.
@@ -243,6 +244,22 @@ class Device:
         blocks.host_waited()
         unused = [pool for pool in blocks.pools.unused() if pool.owner == owner]
         release_all(blocks.segments, unused, blocks.settings)
+
+    @changing
+    def live_in(self, owner: Owner) -> set[int]:
+        """Return the addresses of the values of the blocks that tensors have of a private pool."""
+        return {*checkpoints.live(self.live(self), owner)}
+
+    @changing
+    def checkpoint(self, owner: Owner) -> checkpoints.Checkpoint:
+        """Return the segments of a private pool."""
+        return checkpoints.taken(self._blocks, self.live(self), owner)
+
+    @changing
+    def restore(self, owner: Owner, checkpoint: checkpoints.Checkpoint, stale: Set[int]) -> dict[int, Block]:
+        """Lay the segments of a private pool out as they were, see :func:`.checkpoints.restore`."""
+        self._blocks.host_waited()
+        return checkpoints.restore(self._blocks, self.live(self), owner, checkpoint, stale)
 
     @changing
     def route(self, owner: Owner, takes: Callable[[], bool]) -> None:

@@ -12,9 +12,10 @@ from torchdevice.simulation.allocator.allocator_stats import Figures
 SHIFT = 64  # addresses fit into 64 bits
 """The key of a free block is its size, shifted by so many bits, and its address: keys sort by size, then by address."""
 
-USED, FREE, PENDING, UNMAPPED, LATE = range(5)
+USED, FREE, PENDING, UNMAPPED, LATE, GONE = range(6)
 """The states of a block. A pending one is free for the program, and another stream may still use it. A late one was
-given away in the middle of a change of the memory, and gets its place when the change has ended.
+given away in the middle of a change of the memory, and gets its place when the change has ended. One that is gone was
+freed though a tensor has it.
 """
 
 Owner = tuple[int, int]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import datetime
 import itertools
 import json
 import os
@@ -58,18 +59,27 @@ def recorded(group: Any, name: str, tensors: Sequence[Any], opts: Any, collectiv
         opts: The other arguments of its operator.
         collective: Does it.
     """
-    group.counts.update(("operator", "p2p" if name in _between_two else "collective"))
-    if group.is_gloo:
-        return collective()
-    recorder, profiled = of_thread(), torch.autograd._profiler_enabled()
-    if not recorder.size and not profiled:  # the usual case: nobody asks for the collective's name
-        return collective()
+    if not group.batch:  # the operators of a batch have one number
+        group.counts["p2p" if name in _between_two else "collective"] += 1
+    group.counts["operator"] += 1
     ends = {"send": lambda: f" {group.rank()}->{opts.dst}", "recv": lambda: f" {group.rank()}<-{opts.src}"}
-    title = f"nccl:{_NAMES.get(name, name)}{ends.get(name, str)()}"
-    record = recorder.begin(group, name, title, tensors, opts.timeout)
+    work = shown(group, f"nccl:{_NAMES.get(name, name)}{ends.get(name, str)()}", tensors, opts.timeout, collective)
+    if group.batch is not None:
+        group.batch.append(work)
+    return work
+
+
+def shown(
+    group: Any, title: str, tensors: Sequence[Any], timeout: datetime.timedelta, collective: Callable[[], Any]
+) -> Any:
+    """Do what :func:`recorded` does, less the counting, under the collective's name in NCCL's events."""
+    recorder, profiled = group.recorder, torch.autograd._profiler_enabled()
+    if group.is_gloo or not (recorder.size or profiled):  # the usual case: nobody asks for the collective's name
+        return collective()
+    record = recorder.begin(group, title, tensors, timeout)
     with torch.profiler.record_function(title) if profiled else contextlib.nullcontext():
         work = collective()
-    if record is not None:
+    if record is not None and not record.is_part:
         record.awaits(work)
     return work
 
@@ -80,12 +90,16 @@ class _Record:
     Args:
         group: Its group.
         fields: What the format says of it.
+
+    Attributes:
+        fields: The same.
+        is_part: Whether it is one of a batch, whose end alone is noted.
     """
 
     def __init__(self, group: Any, fields: dict[str, Any]):
-        self.fields = fields
+        self.fields, self.is_part = fields, group.batch is not None
         self.group_name, self._is_timed = group.group_name, group.is_timed
-        self.trace = CapturedTraceback.extract(skip=5)  # not the calls from a method of the group to here
+        self.trace = CapturedTraceback.extract(skip=6)  # not the calls from a method of the group to here
         self._awaited: list[weakref.ref[Any]] | None = None
 
     def awaits(self, work: Any) -> None:
@@ -128,18 +142,20 @@ class FlightRecorder:
 
     def __init__(self, size: int):
         self.size, self._numbers = size, itertools.count()
+        self._nccl = ".".join(map(str, torch.cuda.nccl.version()))
         self._records: collections.deque[_Record] = collections.deque(maxlen=size)
         self._groups: dict[str, dict[str, str]] = {}
         self._counts: dict[str, collections.Counter[str]] = {}
 
-    def begin(self, group: Any, name: str, title: str, tensors: Sequence[Any], timeout: Any) -> _Record | None:
-        """Record that this rank begins a collective, see :func:`recorded`."""
+    def begin(self, group: Any, title: str, tensors: Sequence[Any], timeout: datetime.timedelta) -> _Record | None:
+        """Record that this rank begins a collective, see :func:`shown`."""
         if not self.size:
             return None
         counts, group_name, desc = group.counts, group.group_name, group.group_desc
         self._groups[group_name] = {"name": group_name, "desc": desc, "ranks": json.dumps(group.ranks())}
         self._counts[group_name] = counts
         now, thread = time.time_ns(), threading.current_thread()
+        is_timed = group.is_timed and group.batch is None
         fields = {
             "record_id": next(self._numbers),
             "pg_id": list(self._groups).index(group_name),
@@ -149,11 +165,11 @@ class FlightRecorder:
             "op_id": counts["operator"],
             "profiling_name": title,
             "time_created_ns": now,
-            "time_discovered_started_ns": now if group.is_timed else None,
+            "time_discovered_started_ns": now if is_timed else None,
             "time_discovered_completed_ns": None,
-            "state": "started" if group.is_timed else "scheduled",
+            "state": "started" if is_timed else "scheduled",
             "retired": False,
-            "is_p2p": name in _between_two,
+            "is_p2p": title.startswith(("nccl:send", "nccl:recv")),
             "timeout_ms": round(1e3 * (timeout if timeout.days >= 0 else group.timeout).total_seconds()),
             "thread_id": str(thread.ident),
             "thread_name": thread.name,
@@ -170,8 +186,7 @@ class FlightRecorder:
     ) -> dict[str, Any]:
         """Return what was recorded. The arguments are those of torch's ``_dump_nccl_trace``."""
         active = [each for each in list(self._records) if not each.has_ended()]
-        version = ".".join(map(str, torch.cuda.nccl.version()))
-        found: dict[str, Any] = {"version": _VERSION, "comm_lib_version": version, "pg_config": self._groups}
+        found: dict[str, Any] = {"version": _VERSION, "comm_lib_version": self._nccl, "pg_config": self._groups}
         found["pg_status"] = {str(place): self._status(name, active) for place, name in enumerate(self._groups)}
         if includeCollectives:
             shown = active if onlyActive else list(self._records)
@@ -180,7 +195,7 @@ class FlightRecorder:
 
     def _status(self, name: str, active: Sequence[_Record]) -> dict[str, int]:
         begun = self._counts[name]["collective"]
-        numbers = [each.fields["collective_seq_id"] for each in active if each.group_name == name]
+        numbers = [each.fields["collective_seq_id"] for each in active if each.group_name == name and not each.is_part]
         completed = min(filter(None, numbers), default=begun + 1) - 1
         started = begun if self._counts[name]["timed"] else -1
         names = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
@@ -193,6 +208,44 @@ class FlightRecorder:
             path = Path(f"{_variable(_FILE, str(default))}{rank}")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(pickle.dumps(self.dump()))
+
+
+class Pipe:
+    """A named pipe of a rank. A process that writes to it lets the rank write what it has recorded to its file.
+
+    Args:
+        recorder: The recorder.
+        rank: The rank, as a number in the whole program.
+    """
+
+    def __init__(self, recorder: FlightRecorder, rank: int):
+        self._path, self._write = Path(f"{os.environ[_PIPE]}{rank}.pipe"), recorder.write
+        self._path.unlink(missing_ok=True)
+        os.mkfifo(self._path)
+        # For writing too, so that the pipe has no end where a process has written and closed it.
+        self._number = os.open(self._path, os.O_RDWR)
+        with thread_state.suspended():  # a thread keeps the scope that it is started in
+            threading.Thread(target=self._serve, args=(rank,), daemon=True).start()
+
+    def _serve(self, rank: int) -> None:
+        while _END not in os.read(self._number, 4096):
+            self._write(rank)
+        os.close(self._number)
+
+    def close(self) -> None:
+        """Remove the pipe."""
+        os.write(self._number, _END)
+        self._path.unlink(missing_ok=True)
+
+
+_END = b"\0"
+
+_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+
+
+def pipe(recorder: FlightRecorder, rank: int) -> Pipe | None:
+    """Return a new pipe, where the variable of torch's asks for one and anything is recorded."""
+    return Pipe(recorder, rank) if os.environ.get(_PIPE) and recorder.size else None
 
 
 def _frames(record: _Record, wanted: bool) -> dict[str, Any]:

@@ -39,6 +39,17 @@ class Gloo(dist.ProcessGroupGloo):
     """The gloo backend of a group, with what programs ask of NCCL's."""
 
     counts: Counter[str]
+    nccl_options: Any = None
+    """The settings of NCCL, where the group stands in for NCCL's."""
+
+    @property
+    def options(self) -> Any:
+        """The settings of the backend that the program asked for."""
+        of_gloo = super().options
+        if self.nccl_options is None:
+            return of_gloo
+        self.nccl_options._timeout = of_gloo._timeout
+        return self.nccl_options
 
     def comm_split_count(self) -> int:
         """Return how many groups torch has made of this one's communicator, as it does where it knows the device."""
@@ -72,6 +83,10 @@ class NcclGroup(dist.ProcessGroup):
         """How many collectives, and tensors to one rank or from one, this rank has begun, and the group's divisions."""
         self.ongoing: Any = None
         """The last collective that goes on in another thread, see ``collective_staging.py``."""
+        self.batch: list[Any] | None = None
+        """The works of the batch that has begun, see :meth:`_start_coalescing`."""
+        self.recorder = flight_recorder.of_thread()
+        self.pipe: flight_recorder.Pipe | None = None
         self.hooks: list[Callable[[Any], Any]] = []
         self._has_gloo, self.is_gloo = "gloo" in kind, kind == "gloo"
         self._takes_cpu = self._has_gloo or runtime.shares_host_memory
@@ -146,6 +161,9 @@ class NcclGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """End the group, as ``destroy_process_group`` does."""
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
         super().shutdown()
         self.abort()
 
@@ -209,11 +227,15 @@ class NcclGroup(dist.ProcessGroup):
             kind = getattr(_OpType, name.upper(), None) or getattr(_OpType, name.replace("_", "").upper())
             hook(types.SimpleNamespace(op_type=kind, seq=self.counts["collective"], **times))
 
-    def _start_coalescing(self, device: torch.device) -> None:
-        """Begin a list of collectives that NCCL starts together. Here each begins when it is called."""
+    def _start_coalescing(self, device: torch.device | None) -> None:
+        """Begin a batch, which NCCL starts together. Here each of its collectives begins when it is called."""
+        self.batch = []
 
-    def _end_coalescing(self, device: torch.device) -> Any:
-        return finished(None) if self.ongoing is None else Work(None, [self.ongoing])
+    def _end_coalescing(self, device: torch.device | None) -> Any:
+        works, self.batch = self.batch, None
+        if not works:  # torch makes no work then
+            return None
+        return flight_recorder.shown(self, "nccl:coalesced", [[]], self.timeout, lambda: Work(None, works))
 
     # ---- how ranks agree -------------------------------------------------------------------------------------------
 
@@ -291,7 +313,7 @@ class NcclGroup(dist.ProcessGroup):
             # Only errors of connections, which name a file of that folder, mean a lost rank. Others are torch's own.
             is_lost = "gloo/transport/" in str(error)
             if is_lost or isinstance(error, dist.DistBackendError):
-                flight_recorder.of_thread().write(self.waiting.rank)
+                self.recorder.write(self.waiting.rank)
             if not is_lost:
                 raise
             # gloo tells a rank that ended from one that is late by no type.

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core import thread_state
-from torchdevice.torch_apis.distributed import collective_checks, gloo_waits, point_to_point
+from torchdevice.torch_apis.distributed import collective_checks, flight_recorder, gloo_waits, point_to_point
 from torchdevice.torch_apis.distributed.collective_operators import as_operator
 from torchdevice.torch_apis.distributed.collective_staging import Collective
 from torchdevice.torch_apis.distributed.nccl_group import Gloo, NcclGroup, Work, is_set
@@ -66,7 +66,9 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     # One object in a program, made with its first group, which is the default group.
     default = _c10d._get_default_group() if dist.is_initialized() else None
     waiting = default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
-    return NcclOnGloo(gloo, context.runtime, kind, store, waiting)
+    group = NcclOnGloo(gloo, context.runtime, kind, store, waiting)
+    group.pipe = flight_recorder.pipe(group.recorder, waiting.rank) if default is None else None
+    return group
 
 
 def _for_each_pair(collective: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -92,7 +94,15 @@ class NcclOnGloo(NcclGroup):
 
     @as_operator
     def allreduce(self, tensors: _Tensors, opts: Any) -> Any:
-        """Reduce over all ranks, to all of them."""
+        """Reduce over all ranks, to all of them.
+
+        Raises:
+            RuntimeError: A tensor is sparse.
+        """
+        if any(each.is_sparse for each in tensors) and not self.is_gloo:
+            raise RuntimeError(
+                "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
+            )
         collective = Collective(self, opts, "all_reduce", tensors, opts.reduce_op)
         flats = [collective.numbers(tensor, written=True) for tensor in tensors]
         return collective.run(tensors, lambda: self._all_reduce(flats, opts.reduce_op))

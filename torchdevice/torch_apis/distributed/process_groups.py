@@ -71,7 +71,7 @@ def _init_process_group(
 ) -> None:
     # Without a name torch makes both, for a machine that has CUDA.
     used, asked = _stand_in(context, "cpu:gloo,cuda:nccl" if backend is None else backend)
-    _without_nccl_options(asked, kwargs)
+    options = _without_nccl_options(asked, kwargs)
     if FAKE_RANKS in context.settings:
         args, kwargs = (), {"rank": 0, "world_size": context.settings[FAKE_RANKS]}
     # As torch does for a backend of the name "fake" alone. As an argument by position the store is the fifth.
@@ -82,7 +82,7 @@ def _init_process_group(
         kwargs["store"] = FakeStore()
     # Not `device_id`, by which NCCL connects at once.
     original(used, *args, **kwargs)
-    _remember(dist.distributed_c10d._get_default_group(), asked, can_split=device_id is not None)
+    _remember(dist.distributed_c10d._get_default_group(), asked, options, can_split=device_id is not None)
 
 
 @_replaces("new_group")
@@ -100,9 +100,9 @@ def _new_group(
     if backend is None and dist.is_initialized():
         # A new group without a backend takes the default group's, and answers the same name.
         asked = _asked_of(None)
-    _without_nccl_options(asked, kwargs)
+    options = _without_nccl_options(asked, kwargs)
     group = original(ranks, timeout, used, *args, **kwargs)
-    _remember(group, asked)
+    _remember(group, asked, options)
     if not kwargs.get("use_local_synchronization"):
         _count_division(None)
     return group
@@ -116,15 +116,16 @@ def _count_division(parent: Any) -> None:
         counts["split"] += 1
 
 
-def _without_nccl_options(asked: str | None, kwargs: dict[str, Any]) -> None:
-    # gloo refuses options of NCCL's class.
-    if asked is not None and "nccl" in asked:
-        kwargs.pop("pg_options", None)
+def _without_nccl_options(asked: str | None, kwargs: dict[str, Any]) -> Any:
+    """Take the options of NCCL, whose class gloo refuses, out of the arguments, and return them."""
+    return kwargs.pop("pg_options", None) if asked is not None and "nccl" in asked else None
 
 
-def _remember(group: Any, asked: str | None, *, can_split: bool = False) -> None:
+def _remember(group: Any, asked: str | None, options: Any = None, *, can_split: bool = False) -> None:
     if asked is not None and isinstance(group, dist.ProcessGroup):  # not where this rank is no member
         _asked_for[group] = _Asked(asked, can_split)
+        if "nccl" in asked and hasattr(group, "gloo"):
+            group.gloo.nccl_options = options or ProcessGroupNCCL.Options()
 
 
 def _asked_of(group: Any) -> str | None:
@@ -174,16 +175,34 @@ def _split_group(
     **kwargs: Any,
 ) -> Any:
     """Make this rank's part of a group by gloo, which connects anew, where NCCL divides the connections it has."""
-    parent = parent_pg or dist.distributed_c10d._get_default_group()
+    parent: Any = parent_pg or dist.distributed_c10d._get_default_group()
     asked = _asked_for.get(dist.distributed_c10d._get_default_group())
     if asked is None or not asked.can_split or not split_ranks:
         return original(parent_pg, split_ranks, timeout, pg_options, group_desc, **kwargs)
+    group_desc = group_desc or f"{parent.group_desc}:split:{parent.gloo.comm_split_count()}"
     _count_division(parent)
     for ranks in split_ranks:
         if parent.rank() in ranks:
             members = [dist.get_global_rank(parent, rank) for rank in sorted(ranks)]
-            return dist.new_group(members, timeout, use_local_synchronization=True, group_desc=group_desc)
+            options = pg_options or parent.gloo.options
+            return dist.new_group(
+                members, timeout, pg_options=options, use_local_synchronization=True, group_desc=group_desc
+            )
     return None
+
+
+@_replaces("batch_isend_irecv")
+def _batch(context: Context, original: Any, p2p_op_list: Any) -> list[Any]:
+    """``batch_isend_irecv``: NCCL starts a batch together, and has one work for all of it."""
+    group: Any = getattr(next(iter(p2p_op_list), None), "group", None) or dist.group.WORLD
+    if "nccl" not in (_asked_of(group) or "") or not hasattr(group, "batch"):
+        return original(p2p_op_list)  # type: ignore[no-any-return]
+    group._start_coalescing(None)
+    try:
+        original(p2p_op_list)
+    finally:
+        work = group._end_coalescing(None)
+    return [work]
 
 
 @_replaces("get_default_backend_for_device")

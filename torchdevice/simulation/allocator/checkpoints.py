@@ -1,0 +1,93 @@
+"""Checkpoints of a private pool: its segments are laid out again as they were, as trees of CUDA graphs need it.
+
+Source: ``setCheckpointPoolState`` of c10/cuda/CUDACachingAllocator.cpp.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Set
+
+from torchdevice.simulation.allocator.block_allocation import Blocks
+from torchdevice.simulation.allocator.memory_blocks import FREE, GONE, USED, Block, Owner, chain_of
+
+Parts = list["tuple[Block, int | None]"]
+"""A copy of each block of a segment, and the address of its values, which is None for a block that no tensor has."""
+
+Checkpoint = Mapping[int, Parts]
+"""Address of a segment -> its blocks."""
+
+
+def live(data: Mapping[Block, int], owner: Owner) -> dict[int, Block]:
+    """Return the blocks of a pool that tensors have, by the address of the values. ``data`` has those of all pools."""
+    return {values: block for block, values in data.items() if block.pool.owner == owner and block.state == USED}
+
+
+def _heads(blocks: Blocks, owner: Owner) -> list[Block]:
+    """Return the first block of each segment of a pool. Expandable segments have no checkpoints here."""
+    return [head for head in blocks.segments.heads.values() if head.pool.owner == owner and not head.pool.expands]
+
+
+def taken(blocks: Blocks, data: Mapping[Block, int], owner: Owner) -> Checkpoint:
+    """Return the segments of a pool."""
+    chains = {head.address: chain_of(head) for head in _heads(blocks, owner)}
+    return {address: [(copy.copy(each), data.get(each)) for each in chain] for address, chain in chains.items()}
+
+
+def restore(
+    blocks: Blocks, data: Mapping[Block, int], owner: Owner, checkpoint: Checkpoint, stale: Set[int]
+) -> dict[int, Block]:
+    """Let the segments of a pool be as they were. Those that it got since become free.
+
+    Args:
+        blocks: The blocks of the device.
+        data: The address of the values of each block that a tensor has.
+        owner: The id of the pool.
+        checkpoint: What :func:`taken` returned.
+        stale: The addresses of the values of tensors that lose their blocks.
+
+    Returns:
+        The blocks that are in use again and that no tensor has, by the address of the values.
+
+    Raises:
+        RuntimeError: Other tensors would lose their blocks. The text is torch's (torch/csrc/cuda/Module.cpp).
+    """
+    known, parts = live(data, owner), [part for each in checkpoint.values() for part in each]
+    lost = [known.pop(values) for values in stale & known.keys()]
+    if {(each.address, values) for values, each in known.items()} - {(each.address, values) for each, values in parts}:
+        # An expected error: no recovery is needed after it.
+        text = "Any stale tensors which are being manually freed must be passed to set checkpoint"
+        blocks.refused = RuntimeError(text)
+        raise blocks.refused
+    for head in _heads(blocks, owner):
+        for block in [each for each in chain_of(head) if each.state == USED]:
+            blocks.free(block)
+        head.pool.take(head)
+        # A new one, since the old one may be a tensor's.
+        whole = blocks.segments.heads[head.address] = Block(head.address, head.size, head.pool, FREE)
+        head.pool.put(whole)
+    for each in lost:
+        each.state = GONE
+    found: dict[int, Block] = {}
+    for address, divided in checkpoint.items():
+        for block, (_, values) in zip(_divided(blocks, address, divided), divided, strict=True):
+            if values is None:
+                blocks.free(block)
+            elif values not in known:
+                found[values] = block
+            else:
+                known[values].replace(block)
+                if block.previous is None:
+                    blocks.segments.heads[address] = known[values]
+    return found
+
+
+def _divided(blocks: Blocks, address: int, parts: Parts) -> list[Block]:
+    """Divide a free segment into blocks in use, and return them."""
+    divided, rest = [], blocks.segments.heads.get(address)
+    for each, _ in parts:
+        assert rest is not None, "the pool keeps its segments, and these have the size of their parts"
+        rest.pool.take(rest)
+        divided.append(blocks.give(rest, each.size, each.requested))
+        rest = rest.next
+    return divided
