@@ -68,20 +68,18 @@ def _place(node: ast.AST, view: View) -> bool | None:
 
     It is none in a comparison, in a key, in a message, and alone.
     """
-    below = node
-    for each in view.around(node):
+    for part, each in view.upwards(node):
         if isinstance(each, ast.keyword):
             is_default = each.arg == "default"
             fits = names_option(view.parents[each], "dev") if is_default else each.arg not in WORDS["keywords of words"]
             return (not is_default and _puts(view.parents[each], view)) if fits else None
-        if isinstance(each, ast.Call) and below is not each.func:
+        if isinstance(each, ast.Call) and part is not each.func:
             return _puts(each, view) if _name(each.func) not in WORDS["functions of words"] else None
         if isinstance(each, ast.Dict):
-            return False if below in each.values else None
-        if not _is_part(below, each):
+            return False if part in each.values else None
+        if not _is_part(part, each):
             kept = isinstance(each, (ast.Assign, ast.AnnAssign, ast.Return, ast.arguments, ast.Yield))
             return False if kept else None
-        below = each
     return None
 
 
@@ -211,16 +209,14 @@ def _branch(node: ast.expr, view: View, said: str) -> Found:
 
 def _is_demanded(node: ast.AST, view: View) -> bool:
     """Return whether the program fails unless an expression is true."""
-    below = node
     negated = isinstance(node, ast.Compare) and any(isinstance(op, (ast.NotEq, ast.NotIn)) for op in node.ops)
-    for each in view.around(node):
+    for part, each in view.upwards(node):
         if isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not):
             negated = not negated
         elif isinstance(each, ast.Assert):
-            return below is each.test and not negated
-        elif isinstance(each, ast.If) and below is each.test:
+            return part is each.test and not negated
+        elif isinstance(each, ast.If) and part is each.test:
             return negated and isinstance(each.body[0], ast.Raise)
         elif not isinstance(each, ast.BoolOp):
             return False
-        below = each
     return False

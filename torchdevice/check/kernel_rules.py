@@ -143,9 +143,8 @@ def _is_compared(node: ast.AST, view: View) -> bool:
 
 def _stays_on_the_cpu(node: ast.AST, view: View) -> bool:
     """Return whether a dtype is that of a tensor that a function of torch makes without a device."""
-    keyword = view.parent(node)
-    call = view.parent(keyword) if isinstance(keyword, ast.keyword) and keyword.arg == "dtype" else None
-    if not isinstance(call, ast.Call) or not view.called(call).startswith("torch."):
+    call = _call_with(node, view)
+    if call is None or argument(call, None, "dtype") is not node or not view.called(call).startswith("torch."):
         return False
     return argument(call, None, "device") is None
 
