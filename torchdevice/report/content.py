@@ -372,8 +372,7 @@ class Content:
         """
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise ValueError("this is not a report of torchdevice. Use a file that 'run --report=FILE.json' wrote.")
-        found: C = record(cls, data)
-        return found
+        return record(cls, data)
 
     def to_json(self, indent: int | None = 1) -> str:
         """Return :meth:`to_dict` as text."""
