@@ -75,17 +75,15 @@ def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[st
 
 
 def _show(findings: list[Finding], shown: list[Finding], files: int, options: argparse.Namespace) -> None:
+    from torchdevice.check import formats
+
     if options.json:
         print(json.dumps([finding.to_dict() for finding in shown], indent=1))
     elif options.sarif:
-        from torchdevice.check import formats
-
         document = json.dumps(formats.document(shown), indent=1)
         if isinstance(options.sarif, str):
             Path(options.sarif).write_text(document, encoding="utf-8")
         else:
             print(document)
     else:
-        from torchdevice.check import formats
-
         styled_text.show(formats.rendered(findings, shown, files, options.target))

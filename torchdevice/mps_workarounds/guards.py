@@ -14,8 +14,7 @@ import platform
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -140,8 +139,7 @@ def in_parts(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
 Version = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A kernel that gives wrong results.
 
     Attributes:
