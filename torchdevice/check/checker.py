@@ -164,9 +164,8 @@ def program(path: str, data: bytes) -> Source:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         text = io.TextIOWrapper(io.BytesIO(data), encoding, newline=None).read()
     except UnicodeDecodeError as error:
-        raise UnreadableError(
-            f"the file is not text in {error.encoding}", data.count(b"\n", 0, error.start) + 1
-        ) from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UnreadableError(f"the file is not text in {error.encoding}", line) from None
     except (SyntaxError, LookupError) as error:
         raise UnreadableError(f"the file is not text: {error}") from None
     return Source(path, text, [Place(line) for line in range(1, text.count("\n") + 2)])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchdevice.check.names import argument
-from torchdevice.check.rules import WORDS, Found, Verdict, View, names_option, rule
+from torchdevice.check.rules import WORDS, Found, Verdict, View, names_option, rule, without_trace
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
 
 _PREFIX = re.compile(rf"({'|'.join(FAMILIES)}):(?:%[ds]|\{{[^}}]*\}})?")
@@ -58,9 +58,8 @@ def _spelled(text: str, view: View) -> Iterator[Found]:
         yield Found(Verdict.APPROXIMATE, f"{text!r} means the only device of {target.name}, which is reported.")
     else:
         said = "there is one" if target.devices == 1 else f"there are {target.devices}"
-        yield Found(
-            Verdict.CHANGE, f"Use an ordinal that exists or a target with more devices: {text!r} raises, {said}."
-        )
+        remedy = f"Use an ordinal that exists or a target with more devices: {text!r} raises, {said}."
+        yield Found(Verdict.CHANGE, remedy)
 
 
 def _place(node: ast.AST, view: View) -> bool | None:
@@ -203,8 +202,7 @@ def _branch(node: ast.expr, view: View, said: str) -> Found:
     if _is_demanded(node, view):
         remedy = f"Ask torch.cuda.is_available() instead: {said} on {view.target.name}; {_PROGRAM}."
         return Found(Verdict.CHANGE, remedy)
-    remedy = f"The program takes the other branch, because {said} on {view.target.name}; {_PROGRAM}."
-    return Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
+    return without_trace(f"The program takes the other branch, because {said} on {view.target.name}; {_PROGRAM}.")
 
 
 def _is_demanded(node: ast.AST, view: View) -> bool:

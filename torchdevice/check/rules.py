@@ -77,6 +77,11 @@ class Found(NamedTuple):
     leaves_trace: bool = True
 
 
+def without_trace(remedy: str) -> Found:
+    """Return what is approximate, and what no report of the program's run shows."""
+    return Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
+
+
 class Rule(NamedTuple):
     """A rule.
 

@@ -68,9 +68,8 @@ def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[st
         for on_command_line, in_project in ((options.select, project.select), (options.ignore, project.ignore))
     )
     for name in sorted((selected | ignored | {*chain(*project.per_file_ignores.values())}) - set(RULES)):
-        raise ValueError(
-            f"there is no rule {name!r}{did_you_mean(name, RULES)}. 'torchdevice check --rules' lists them."
-        )
+        meant = did_you_mean(name, RULES)
+        raise ValueError(f"there is no rule {name!r}{meant}. 'torchdevice check --rules' lists them.")
     return (selected or set(RULES)) - ignored
 
 
