@@ -97,12 +97,8 @@ def _mapping(batch: Mapping[Any, Any], values: list[Any]) -> Any:
 def _packed(batch: PackedSequence) -> Parts:
     """Torch keeps the batch sizes on the CPU, wherever the data is."""
     names = ("data", "sorted_indices", "unsorted_indices")
-
-    def rebuild(values: list[Any]) -> PackedSequence:
-        data, in_order, back = values
-        return type(batch)(data, batch.batch_sizes, in_order, back)
-
-    return Parts([f".{name}" for name in names], [getattr(batch, name) for name in names], rebuild)
+    children = [getattr(batch, name) for name in names]
+    return Parts(map(".{}".format, names), children, lambda new: batch._replace(**dict(zip(names, new, strict=True))))
 
 
 def _record(batch: Any) -> Parts:
