@@ -17,7 +17,6 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from json import scanner
 from pathlib import Path
 from typing import NamedTuple
 
@@ -188,7 +187,7 @@ class _Decoder(json.JSONDecoder):
         self._starts = [match.end() for match in re.finditer("\n", text)]
         self.parse_string = self._string
         # The scanner in C takes its own function for strings.
-        self.scan_once = scanner.py_make_scanner(self)
+        self.scan_once = json.scanner.py_make_scanner(self)
 
     def _string(self, text: str, end: int, strict: bool = True) -> tuple[str, int]:
         value, after = json.decoder.scanstring(text, end, strict)
