@@ -22,6 +22,7 @@ NOT_OF_TORCH = {
     "_ZN3c1015GetCPUAllocatorEv": "C++",
     "_ZTVN2at25PrivateUse1HooksInterfaceE": "C++",
     "_GeneratorContextManager": "contextlib",
+    "_StderrHandler": "logging",
     "_adjust_thread_count": "concurrent.futures",
     "_args_from_interpreter_flags": "subprocess",
     "_asdict": "named tuples",

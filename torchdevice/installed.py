@@ -12,7 +12,6 @@ from types import ModuleType
 from torchdevice import accelerators, cuda, torch_apis
 from torchdevice.compile import torch_compile
 from torchdevice.core import Installation, Patch, bindings
-from torchdevice.core.bindings import Late, LateModules
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
 from torchdevice.torch_apis.distributed import data_parallel, dtensor, gloo_waits, sharded_attention
@@ -42,9 +41,9 @@ def _patches_of_triton(module: ModuleType) -> list[Patch]:
 
 
 def _patches() -> list[Patch]:
-    rivals = (Late(name, error=AnotherPatcherError) for name in PATCHERS)
+    rivals = (bindings.Late(name, error=AnotherPatcherError) for name in PATCHERS)
     # Last, since a module that is imported in a scope is patched after everything else.
-    modules = LateModules([*rivals, *bindings.LATER.values()])
+    modules = bindings.LateModules([*rivals, *bindings.LATER.values()])
     return [*bindings.patches(), *bindings.REPLACED, modules]
 
 

@@ -502,15 +502,13 @@ def takes_options(*, without: tuple[str, ...] = ()) -> Callable[[F], F]:
         signature = inspect.signature(function)
         known = {*declarations(), "options"}  # what takes the place of **options is listed
         parameters = [each for name, each in signature.parameters.items() if name not in known]
-        lines = []
-        for field in dataclasses.fields(Options):
-            if field.name not in declarations() or field.name in without:
-                continue
+        taken = [each for each in dataclasses.fields(Options) if each.metadata and each.name not in without]
+        for field in taken:
             kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
             parameters.append(inspect.Parameter(field.name, kind, default=field.default, annotation=field.type))
-            lines.append(f"{field.name}: {declarations()[field.name].text}")
         parameters.sort(key=lambda parameter: parameter.kind)
         function.__signature__ = signature.replace(parameters=parameters)
+        lines = [f"{field.name}: {declarations()[field.name].text}" for field in taken]
         # Python 3.13 indents docstrings less, and -OO leaves them out.
         marker, documented = re.compile(r"( *)\*\*options: See below\."), function.__doc__ or ""
         function.__doc__ = marker.sub(lambda found: "\n".join(found[1] + line for line in lines), documented)

@@ -110,12 +110,16 @@ def names_count(target: str) -> bool:
     return found is not None and found[2] is not None
 
 
-def simulated_profile(target: str) -> tuple[Profile, int | None]:
-    """Return the profile that the name of a simulated device means, and the number of devices in the name, if any.
+def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile, int]:
+    """Return the profile that the name of a simulated device means, and the number of devices.
+
+    Args:
+        target: The name.
+        devices: The number where the name contains none; None for one device.
 
     Raises:
         UnknownTargetError: It is not such a name.
-        ValueError: The profile has one device, and the name asks for more.
+        ValueError: The profile has one device and more are asked for, or more than torch can number.
     """
     from torchdevice.simulation import profiles
 
@@ -123,8 +127,13 @@ def simulated_profile(target: str) -> tuple[Profile, int | None]:
     profile = profiles.find(found[1] or "cuda") if found else None
     if found is None or profile is None:
         raise _unknown(target, target)
-    count = int(found[2]) if found[2] else None
-    _check_count(target, profile, count)
+    count = int(found[2] or devices or 1)
+    if count > _options.MOST_DEVICES:
+        raise ValueError(
+            f"target={target!r} cannot have {count} devices: torch numbers {_options.MOST_DEVICES} at most. Use fewer."
+        )
+    if profile.single and count > 1:
+        raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
     return profile, count
 
 
@@ -165,19 +174,8 @@ def _simulated(target: str, options: Options) -> Runtime:
     with garbage_collection.paused():
         from torchdevice.simulation import simulated_runtime as simulated
 
-    profile, named = simulated_profile(target)
-    count = named or options.devices or 1
-    _check_count(target, profile, count)
+    profile, count = simulated_profile(target, options.devices)
     return simulated.runtime(profile, count, options.memory, options.context or 0)
-
-
-def _check_count(target: object, profile: Profile, count: int | None) -> None:
-    if count is not None and count > _options.MOST_DEVICES:
-        raise ValueError(
-            f"target={target!r} cannot have {count} devices: torch numbers {_options.MOST_DEVICES} at most. Use fewer."
-        )
-    if profile.single and (count or 1) > 1:
-        raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
 
 
 _OTHER_NAMES = {"nvidia": "cuda", "metal": "mps", "apple": "mps", "mac": "mps", "intel": "xpu", "gpu": "simulated:cuda"}

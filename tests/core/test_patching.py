@@ -253,7 +253,7 @@ class Context:
 @pytest.fixture
 def active(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     state = types.SimpleNamespace(context=None)
-    monkeypatch.setattr(patching, "_state", state)
+    monkeypatch.setattr(patching, "state", state)
     return lambda context: setattr(state, "context", context)
 
 

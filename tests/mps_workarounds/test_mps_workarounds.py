@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import platform
 from collections.abc import Callable, Iterator
@@ -410,7 +409,7 @@ class TestInstallation:
         assert len(guards.here()) == len(FAULTS) - (not expected)
 
     def test_a_fault_ends_with_the_torch_that_mends_it(self) -> None:
-        mended = dataclasses.replace(ON_OLD_MACOS, torch_before=(2, 14))
+        mended = ON_OLD_MACOS._replace(torch_before=(2, 14))
         assert mended.is_in((2, 13, 1), None) and not mended.is_in((2, 14, 0), None)
 
     def test_versions_are_read_as_numbers(self) -> None:

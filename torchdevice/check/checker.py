@@ -6,7 +6,7 @@ Sources are files, folders and notebooks. Nothing is run or imported.
 from __future__ import annotations
 
 import ast
-import dataclasses
+import contextlib
 import functools
 import io
 import json
@@ -17,8 +17,8 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from json import scanner
 from pathlib import Path
+from typing import NamedTuple
 
 from torchdevice.check.rules import RULES, SYNTAX, Finding, Found, Rule, Verdict, View
 from torchdevice.check.target import Target
@@ -43,8 +43,7 @@ class UnreadableError(ValueError):
         self.line = line
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a line of a source stands.
 
     Attributes:
@@ -56,8 +55,7 @@ class Place:
     cell: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A source as text.
 
     Attributes:
@@ -91,18 +89,14 @@ class Source:
 
     def ignored(self) -> dict[int, set[str] | None]:
         """Return the lines that have a comment ``# torchdevice: ignore``, with the rules in it; None means all."""
-        found = {line: match[1] for line, text in self._comments() if (match := _IGNORE.search(text))}
-        return {line: None if rules is None else {*map(str.strip, rules.split(","))} for line, rules in found.items()}
-
-    def _comments(self) -> Iterator[tuple[int, str]]:
+        found: dict[int, set[str] | None] = {}
         if _IGNORE.search(self.text) is None:
-            return
-        try:
+            return found
+        with contextlib.suppress(tokenize.TokenError, SyntaxError):  # magic words of a notebook's last cell
             for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
-                if token.type == tokenize.COMMENT:
-                    yield token.start[0], token.string
-        except (tokenize.TokenError, SyntaxError):  # magic words of a notebook's last cell
-            return
+                if token.type == tokenize.COMMENT and (match := _IGNORE.search(token.string)):
+                    found[token.start[0]] = None if match[1] is None else {*map(str.strip, match[1].split(","))}
+        return found
 
 
 _IGNORE = re.compile(r"#\s*torchdevice:\s*ignore(?:\[([^\]]*)\])?")
@@ -169,9 +163,8 @@ def program(path: str, data: bytes) -> Source:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         text = io.TextIOWrapper(io.BytesIO(data), encoding, newline=None).read()
     except UnicodeDecodeError as error:
-        raise UnreadableError(
-            f"the file is not text in {error.encoding}", data.count(b"\n", 0, error.start) + 1
-        ) from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UnreadableError(f"the file is not text in {error.encoding}", line) from None
     except (SyntaxError, LookupError) as error:
         raise UnreadableError(f"the file is not text: {error}") from None
     return Source(path, text, [Place(line) for line in range(1, text.count("\n") + 2)])
@@ -194,7 +187,7 @@ class _Decoder(json.JSONDecoder):
         self._starts = [match.end() for match in re.finditer("\n", text)]
         self.parse_string = self._string
         # The scanner in C takes its own function for strings.
-        self.scan_once = scanner.py_make_scanner(self)
+        self.scan_once = json.scanner.py_make_scanner(self)
 
     def _string(self, text: str, end: int, strict: bool = True) -> tuple[str, int]:
         value, after = json.decoder.scanstring(text, end, strict)
@@ -212,13 +205,8 @@ def _notebook(path: str, data: bytes) -> Source:
         cells = [_lines(cell.get("source", cell.get("input", []))) for cell in found]
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
         raise UnreadableError(f"the file is no notebook: {error}") from None
-    lines: list[str] = []
-    places: list[Place] = []
-    for number, cell in enumerate(cells, 1):
-        for line, code in _python(cell):
-            lines.append(code)
-            places.append(Place(line, number))
-    return Source(path, "\n".join(lines), places or [Place(1)])
+    lines = [(code, Place(line, number)) for number, cell in enumerate(cells, 1) for line, code in _python(cell)]
+    return Source(path, "\n".join(code for code, _ in lines), [place for _, place in lines] or [Place(1)])
 
 
 def _lines(source: _At | list[_At]) -> list[tuple[int, str]]:
@@ -238,10 +226,7 @@ def _python(cell: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     other = bool(cell) and re.match(r"%%(?!time|capture|prun)", cell[0][1]) is not None
     for line, code in cell:
         magic = re.match(r"(\s*)(?:[%!?]|[\w.]+\?\??\s*$|[\w, ]+=\s*[%!])", code)
-        if other:
-            yield line, ""
-        else:
-            yield line, f"{magic[1]}pass" if magic else code
+        yield line, "" if other else f"{magic[1]}pass" if magic else code
 
 
 _MANY = 100
@@ -321,7 +306,7 @@ def _finding(node: ast.AST, found: Found, rule: str, view: View, source: Source,
         text=text.strip(),
         first=first,
         last=last,
-        **vars(source.place(line)),
+        **source.place(line)._asdict(),
         **found._asdict(),
     )
 
@@ -333,10 +318,8 @@ def _extent(node: ast.AST, view: View) -> tuple[int, int]:
     statement = next((each for each in (node, *view.around(node)) if isinstance(each, ast.stmt)), None)
     if statement is None:
         return line, last
-    body = getattr(statement, "body", None)
-    if isinstance(body, list) and body:
-        return min(line, statement.lineno), max(last, min(body[0].lineno - 1, last))
-    return min(line, statement.lineno), statement.end_lineno or last
+    has_body = hasattr(statement, "body")
+    return min(line, statement.lineno), last if has_body else statement.end_lineno or last
 
 
 def _is_ignored(finding: Finding, ignored: dict[int, set[str] | None]) -> bool:

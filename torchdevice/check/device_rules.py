@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchdevice.check.names import argument
-from torchdevice.check.rules import WORDS, Found, Verdict, View, names_option, rule
+from torchdevice.check.rules import WORDS, Found, Verdict, View, names_option, rule, without_trace
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
 
 _PREFIX = re.compile(rf"({'|'.join(FAMILIES)}):(?:%[ds]|\{{[^}}]*\}})?")
@@ -58,9 +58,8 @@ def _spelled(text: str, view: View) -> Iterator[Found]:
         yield Found(Verdict.APPROXIMATE, f"{text!r} means the only device of {target.name}, which is reported.")
     else:
         said = "there is one" if target.devices == 1 else f"there are {target.devices}"
-        yield Found(
-            Verdict.CHANGE, f"Use an ordinal that exists or a target with more devices: {text!r} raises, {said}."
-        )
+        remedy = f"Use an ordinal that exists or a target with more devices: {text!r} raises, {said}."
+        yield Found(Verdict.CHANGE, remedy)
 
 
 def _place(node: ast.AST, view: View) -> bool | None:
@@ -68,20 +67,18 @@ def _place(node: ast.AST, view: View) -> bool | None:
 
     It is none in a comparison, in a key, in a message, and alone.
     """
-    below = node
-    for each in view.around(node):
+    for part, each in view.upwards(node):
         if isinstance(each, ast.keyword):
             is_default = each.arg == "default"
             fits = names_option(view.parents[each], "dev") if is_default else each.arg not in WORDS["keywords of words"]
             return (not is_default and _puts(view.parents[each], view)) if fits else None
-        if isinstance(each, ast.Call) and below is not each.func:
+        if isinstance(each, ast.Call) and part is not each.func:
             return _puts(each, view) if _name(each.func) not in WORDS["functions of words"] else None
         if isinstance(each, ast.Dict):
-            return False if below in each.values else None
-        if not _is_part(below, each):
+            return False if part in each.values else None
+        if not _is_part(part, each):
             kept = isinstance(each, (ast.Assign, ast.AnnAssign, ast.Return, ast.arguments, ast.Yield))
             return False if kept else None
-        below = each
     return None
 
 
@@ -205,22 +202,19 @@ def _branch(node: ast.expr, view: View, said: str) -> Found:
     if _is_demanded(node, view):
         remedy = f"Ask torch.cuda.is_available() instead: {said} on {view.target.name}; {_PROGRAM}."
         return Found(Verdict.CHANGE, remedy)
-    remedy = f"The program takes the other branch, because {said} on {view.target.name}; {_PROGRAM}."
-    return Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
+    return without_trace(f"The program takes the other branch, because {said} on {view.target.name}; {_PROGRAM}.")
 
 
 def _is_demanded(node: ast.AST, view: View) -> bool:
     """Return whether the program fails unless an expression is true."""
-    below = node
     negated = isinstance(node, ast.Compare) and any(isinstance(op, (ast.NotEq, ast.NotIn)) for op in node.ops)
-    for each in view.around(node):
+    for part, each in view.upwards(node):
         if isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not):
             negated = not negated
         elif isinstance(each, ast.Assert):
-            return below is each.test and not negated
-        elif isinstance(each, ast.If) and below is each.test:
+            return part is each.test and not negated
+        elif isinstance(each, ast.If) and part is each.test:
             return negated and isinstance(each.body[0], ast.Raise)
         elif not isinstance(each, ast.BoolOp):
             return False
-        below = each
     return False

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from torchdevice.check.names import argument
-from torchdevice.check.rules import Found, Verdict, View, names_option, rule
+from torchdevice.check.rules import Found, Verdict, View, names_option, rule, without_trace
 from torchdevice.errors import PATCHERS
 from torchdevice.foundation import data_files
 
@@ -27,13 +27,12 @@ def _package(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
     takes that branch, which is approximate. So is an import of `triton` or `numba.cuda`, whose kernels
     run in NumPy."""
     for name in sorted(name for name in _packages(node, INTERPRETED) if not view.is_inside(name)):
-        yield Found(Verdict.APPROXIMATE, INTERPRETED[name], leaves_trace=False)
+        yield without_trace(INTERPRETED[name])
     for name in sorted(name for name in _packages(node, PACKAGES) if not view.is_inside(name)):
         # By the words of their conditions.
         tests = (ast.unparse(each.test) for each in view.around(node) if isinstance(each, ast.If))
         if view.is_guarded(node) or any(name in test or "find_spec" in test for test in tests):
-            said = f"The program goes on without {name}, which needs CUDA."
-            yield Found(Verdict.APPROXIMATE, said, leaves_trace=False)
+            yield without_trace(f"The program goes on without {name}, which needs CUDA.")
         else:
             yield Found(Verdict.CHANGE, f"Import {name} only where CUDA is there: {PACKAGES[name]} elsewhere.")
 
@@ -87,8 +86,7 @@ def _nvidia_smi(node: ast.Call, view: View) -> Iterator[Found]:
     for text in (text for word in words for text in view.texts(word)):
         found = re.match(r"(?:\S*/)?(nvidia-smi|nvcc)\b", str(text.value))
         if found and function.startswith("shutil."):
-            said = f"The program takes the branch for a machine without {found[1]}."
-            yield Found(Verdict.APPROXIMATE, said, leaves_trace=False)
+            yield without_trace(f"The program takes the branch for a machine without {found[1]}.")
         elif found:
             yield Found(Verdict.CHANGE, f"Ask torch.cuda instead of starting {found[1]}, which is not there.")
 
@@ -147,8 +145,8 @@ def _compiled_by(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
 
 
 def _by_operator(view: View) -> Found:
-    said = f"The graph runs operator by operator on {view.target.name}."
-    return Found(Verdict.APPROXIMATE, said, leaves_trace=False)  # a report shows the line that calls the function
+    # A report shows the line that calls the function.
+    return without_trace(f"The graph runs operator by operator on {view.target.name}.")
 
 
 _PROFILERS = ("torch.profiler.profile", "torch.autograd.profiler.profile")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchdevice.check.names import argument
-from torchdevice.check.rules import WORDS, Found, Verdict, View, rule
+from torchdevice.check.rules import WORDS, Found, Verdict, View, rule, without_trace
 from torchdevice.check.target import MAC, torch_object
 from torchdevice.devices.accelerators import FAMILIES, SPELLED
 
@@ -143,9 +143,8 @@ def _is_compared(node: ast.AST, view: View) -> bool:
 
 def _stays_on_the_cpu(node: ast.AST, view: View) -> bool:
     """Return whether a dtype is that of a tensor that a function of torch makes without a device."""
-    keyword = view.parent(node)
-    call = view.parent(keyword) if isinstance(keyword, ast.keyword) and keyword.arg == "dtype" else None
-    if not isinstance(call, ast.Call) or not view.called(call).startswith("torch."):
+    call = _call_with(node, view)
+    if call is None or argument(call, None, "dtype") is not node or not view.called(call).startswith("torch."):
         return False
     return argument(call, None, "device") is None
 
@@ -236,7 +235,7 @@ def _operator_tests(node: ast.Attribute | ast.Name, view: View) -> Iterator[Foun
     if all(isinstance(each, ast.Constant) and each.value == 1 for each in sizes):
         return
     remedy = f"Compare {name.removeprefix('torch.')} with the CPU: torch's own tests expect failures of it on MPS."
-    yield Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
+    yield without_trace(remedy)
 
 
 @rule("mps-arguments", ast.Call)
@@ -262,8 +261,7 @@ def _mps_arguments(node: ast.Call, view: View) -> Iterator[Found]:
         ("ConvTranspose3d in half precision", "torch.nn.ConvTranspose3d" in (function, maker) and _halves(node, view)),
     ):
         if refused:
-            remedy = f"Expect {said} to run on the CPU: {view.target.name} refuses it."
-            yield Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
+            yield without_trace(f"Expect {said} to run on the CPU: {view.target.name} refuses it.")
 
 
 _COMPRESSED = ("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc")
@@ -327,9 +325,8 @@ def _torch_name(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
     verdict = _VERDICTS.get(fidelity.value, Verdict.APPROXIMATE)
     note = note.split(". ")[0].rstrip(".").replace("`", "'")
     if verdict is Verdict.CHANGE:
-        yield Found(
-            verdict, f"Leave {known} out, which raises NotSupportedError: no stand-in does what it says ({note})."
-        )
+        remedy = f"Leave {known} out, which raises NotSupportedError: no stand-in does what it says ({note})."
+        yield Found(verdict, remedy)
     else:
         said = f"{known} is {fidelity.value} on {view.target.name}: it {_third_person(note)}."
         yield Found(verdict, said, leaves_trace=fidelity.changes_numbers)

@@ -43,7 +43,6 @@ class _Scope:
     def __init__(self, node: ast.AST, around: _Scope | None):
         self.node = node
         self.around = around
-        self.is_class = isinstance(node, ast.ClassDef)
         self.given: defaultdict[str, list[_Given]] = defaultdict(list)
         self.elsewhere: set[str] = set()
         self.stars: list[str] = []
@@ -52,7 +51,7 @@ class _Scope:
         """Return the scope whose name this is, seen from here."""
         scope: _Scope | None = self
         while scope is not None:
-            visible = scope is self or not scope.is_class
+            visible = scope is self or not isinstance(scope.node, ast.ClassDef)
             if visible and name in scope.given and name not in scope.elsewhere:
                 return scope
             scope = scope.around
@@ -197,9 +196,13 @@ class Names:
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes that a node is a part of, the innermost first."""
+        return (whole for _, whole in self.upwards(node))
+
+    def upwards(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Yield the nodes that a node is a part of, the innermost first, each behind its part that holds the node."""
         while node in self.parents:
-            node = self.parents[node]
-            yield node
+            part, node = node, self.parents[node]
+            yield part, node
 
 
 def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | None:

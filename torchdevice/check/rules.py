@@ -6,7 +6,6 @@ A rule is a function of a node that yields what it found.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import enum
 import os
 from collections.abc import Callable, Iterator
@@ -29,8 +28,7 @@ class Verdict(enum.Enum):
     """The program runs as it is, with the same meaning."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """Something at a line of a source that concerns a target.
 
     Attributes:
@@ -79,6 +77,11 @@ class Found(NamedTuple):
     leaves_trace: bool = True
 
 
+def without_trace(remedy: str) -> Found:
+    """Return what is approximate, and what no report of the program's run shows."""
+    return Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
+
+
 class Rule(NamedTuple):
     """A rule.
 
@@ -102,12 +105,14 @@ class Rule(NamedTuple):
 RULES: dict[str, Rule] = {}
 
 
-def rule(
-    name: str, *kinds: type[ast.AST], of_cuda: bool = False, of_lacks: bool = False
-) -> Callable[[Callable[..., Iterator[Found]]], Callable[..., Iterator[Found]]]:
+Look = Callable[..., Iterator[Found]]
+"""Yields what a rule finds at a node, in a view."""
+
+
+def rule(name: str, *kinds: type[ast.AST], of_cuda: bool = False, of_lacks: bool = False) -> Callable[[Look], Look]:
     """Register a function as a rule for some kinds of nodes. Its docstring says what the rule finds."""
 
-    def register(look: Callable[..., Iterator[Found]]) -> Callable[..., Iterator[Found]]:
+    def register(look: Look) -> Look:
         RULES[name] = Rule(name, " ".join((look.__doc__ or "").split()), kinds, look, of_cuda, of_lacks)
         return look
 
@@ -165,13 +170,11 @@ class View(Names):
 
     def is_guarded(self, node: ast.AST) -> bool:
         """Return whether the program goes on where the line of a node raises an ``ImportError``."""
-        below: ast.AST = node
-        for each in self.around(node):
+        for part, each in self.upwards(node):
             if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
                 return False
-            if isinstance(each, ast.Try) and below in each.body and any(map(_catches, each.handlers)):
+            if isinstance(each, ast.Try) and part in each.body and any(map(_catches, each.handlers)):
                 return True
-            below = each
         return False
 
     def is_tensor(self, node: ast.AST) -> bool:

@@ -55,9 +55,7 @@ class Target(NamedTuple):
         if name in SIMULATED_MAC:
             return MAC._replace(name=name, plain_graphs=True)
         profile, devices = target_selection.simulated_profile(name)
-        return cls(
-            name, "simulated", "", profile.name, profile.single, devices or 1, plain_graphs=profile.lacks_anything
-        )
+        return cls(name, "simulated", "", profile.name, profile.single, devices, plain_graphs=profile.lacks_anything)
 
     @property
     def profile(self) -> Profile | None:

@@ -68,24 +68,21 @@ def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[st
         for on_command_line, in_project in ((options.select, project.select), (options.ignore, project.ignore))
     )
     for name in sorted((selected | ignored | {*chain(*project.per_file_ignores.values())}) - set(RULES)):
-        raise ValueError(
-            f"there is no rule {name!r}{did_you_mean(name, RULES)}. 'torchdevice check --rules' lists them."
-        )
+        meant = did_you_mean(name, RULES)
+        raise ValueError(f"there is no rule {name!r}{meant}. 'torchdevice check --rules' lists them.")
     return (selected or set(RULES)) - ignored
 
 
 def _show(findings: list[Finding], shown: list[Finding], files: int, options: argparse.Namespace) -> None:
+    from torchdevice.check import formats
+
     if options.json:
         print(json.dumps([finding.to_dict() for finding in shown], indent=1))
     elif options.sarif:
-        from torchdevice.check import formats
-
         document = json.dumps(formats.document(shown), indent=1)
         if isinstance(options.sarif, str):
             Path(options.sarif).write_text(document, encoding="utf-8")
         else:
             print(document)
     else:
-        from torchdevice.check import formats
-
         styled_text.show(formats.rendered(findings, shown, files, options.target))

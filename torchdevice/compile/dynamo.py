@@ -31,41 +31,6 @@ from torchdevice.torch_apis import autocast_lists
 from torchdevice.torch_apis.autocast import dtype_on_target
 
 
-class Interfaces:
-    """The patch that adds the interfaces of active scopes to torch's registry."""
-
-    def __init__(self) -> None:
-        self._added: dict[str, Any] = {}
-
-    def install(self) -> None:
-        registry = _registry()
-        # Outside the scope: torch registers an interface for each device that `torch.cuda` counts.
-        with thread_state.suspended():
-            if not registry._device_initialized:
-                registry.init_device_reg()
-
-    def remove(self) -> None:
-        for name, interface in list(self._added.items()):
-            # Not one that the program has registered in its place.
-            if _registry().device_interfaces.get(name) is interface:
-                _registry().device_interfaces.pop(name, None)
-            self._added.pop(name, None)
-
-    def add(self, runtime: Runtime, devices: int) -> None:
-        """Register the target of a scope, and the ``devices`` CUDA devices it advertises, without and with an index."""
-        registry = _registry()
-        cuda = registry.CudaInterface
-        target = registry.device_interfaces.get(runtime.device_type) or stand_in(runtime)
-        # `dict.fromkeys` drops a family that is the device type itself, and keeps the order.
-        own = [(kind, target, runtime.device_count()) for kind in dict.fromkeys((runtime.device_type, runtime.family))]
-        for kind, interface, count in (*own, ("cuda", cuda, devices)):
-            for name in (kind, *(f"{kind}:{index}" for index in range(count))):
-                if name not in registry.device_interfaces:
-                    # A name that is there belongs to torch or the program.
-                    self._added[name] = interface
-                    registry.register_interface_for_device(name, interface)
-
-
 def _late(name: str) -> Callable[[Any], Any]:
     """Return the ``make`` of a patch whose method looks ``torch.cuda._<name>`` up when it is called."""
 
@@ -85,16 +50,11 @@ def stand_in(runtime: Runtime) -> type:
     # CUDA's answers hold, because `torch.cuda` answers for the target in a scope; the rest is overridden.
     class StandInInterface(cuda):  # type: ignore[misc, valid-type]
         class Worker(cuda.Worker):  # type: ignore[misc, name-defined]
-            @staticmethod
-            def get_device_properties(device: Any = None) -> Any:
-                return torch.cuda.get_device_properties(device)
+            get_device_properties = staticmethod(lambda device=None: torch.cuda.get_device_properties(device))
 
         is_available, device_count = staticmethod(runtime.is_available), staticmethod(runtime.device_count)
-
-        @staticmethod
-        def get_raw_stream(device_idx: int) -> int:
-            return 0  # compiled code passes it to kernels, which have no streams here
-
+        # Compiled code passes it to kernels, which have no streams here.
+        get_raw_stream = staticmethod(lambda device_idx: 0)
         is_triton_capable = staticmethod(lambda device=None: False)
 
         @classmethod
@@ -106,12 +66,12 @@ def stand_in(runtime: Runtime) -> type:
 
 
 class _DynamoPatches(Late):
-    """The patches of Dynamo, installed as soon as it is imported."""
+    """The patches of Dynamo, installed as soon as it is imported, and the interfaces of active scopes."""
 
     def __init__(self) -> None:
         super().__init__("torch._dynamo", lambda _: self._make())
         self._in_place = False
-        self._interfaces = Interfaces()
+        self._interfaces: dict[str, Any] = {}  # those that were added to torch's
 
     def install(self) -> None:
         # Without this module `_make` has nothing to patch: Dynamo is not imported, or not completely.
@@ -119,10 +79,14 @@ class _DynamoPatches(Late):
             return
         if not self._in_place:
             super().install()
+            # Outside the scope: torch registers an interface for each device that `torch.cuda` counts.
+            with thread_state.suspended():
+                if not _registry()._device_initialized:
+                    _registry().init_device_reg()
             self._in_place = True
         context = thread_state.state.context
         if context is not None:
-            self._interfaces.add(context.runtime, context.device_count)
+            self._add_interfaces(context.runtime, context.device_count)
             # Dynamo finds torch's own generators by their exact class, a key of its table.
             cls, builder = context.runtime.generator_type, torch._dynamo.variables.builder.VariableBuilder
             if cls not in builder._type_dispatch():
@@ -152,11 +116,29 @@ class _DynamoPatches(Late):
             *unstacked_mode.patches(),
             # Methods that torch bound when Dynamo was imported; without CUDA in the build they raise.
             *(Replaced(cuda, name, _late(name)) for name in ("exchange_device", "maybe_exchange_device")),
-            self._interfaces,
         ]
+
+    def _add_interfaces(self, runtime: Runtime, devices: int) -> None:
+        """Register the target of a scope, and the ``devices`` CUDA devices it advertises, without and with an index."""
+        registry = _registry()
+        cuda = registry.CudaInterface
+        target = registry.device_interfaces.get(runtime.device_type) or stand_in(runtime)
+        # `dict.fromkeys` drops a family that is the device type itself, and keeps the order.
+        own = [(kind, target, runtime.device_count()) for kind in dict.fromkeys((runtime.device_type, runtime.family))]
+        for kind, interface, count in (*own, ("cuda", cuda, devices)):
+            for name in (kind, *(f"{kind}:{index}" for index in range(count))):
+                if name not in registry.device_interfaces:
+                    # A name that is there belongs to torch or the program.
+                    self._interfaces[name] = interface
+                    registry.register_interface_for_device(name, interface)
 
     def remove(self) -> None:
         self._in_place = False
+        for name, interface in list(self._interfaces.items()):
+            # Not one that the program has registered in its place.
+            if _registry().device_interfaces.get(name) is interface:
+                _registry().device_interfaces.pop(name, None)
+            self._interfaces.pop(name, None)
         super().remove()
 
 

@@ -61,11 +61,8 @@ def _compile_one(context: Context, original: Any, gm: Any, inputs: Any, **option
     """Compile a graph of ATen operators, forward or backward, which every way to Inductor passes."""
     if _runs_by_operators(context, gm):
         return torch._functorch.aot_autograd.make_boxed_func(gm.forward)
-    return (context.runtime.compile_graph or _call)(original, gm, inputs, **options)
-
-
-def _call(original: Any, *args: Any, **kwargs: Any) -> Any:
-    return original(*args, **kwargs)
+    own = context.runtime.compile_graph
+    return own(original, gm, inputs, **options) if own is not None else original(gm, inputs, **options)
 
 
 _ENTRIES = ("compile_fx", "compile_fx_backward")
@@ -130,7 +127,7 @@ def _patches_of_inductor(module: ModuleType) -> list[Patch]:
     return [
         for_compiler(module, "_maybe_wrap_and_compile_fx_main", _compile_model),
         for_compiler(module, "_compile_fx_inner", _compile_one),
-        *(for_compiler(module, name, lambda _, *call, **kwargs: _call(*call, **kwargs)) for name in _ENTRIES),
+        *(for_compiler(module, name, without_modes) for name in _ENTRIES),
     ]
 
 

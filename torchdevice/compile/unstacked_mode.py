@@ -13,14 +13,11 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
-from torchdevice.core import Context, ContextMode, Patch, Replaced, replaced_function, thread_state
+from torchdevice.core import Context, ContextMode, Patch, Replaced, replaced_function, state
 from torchdevice.core.patching import Added, ReplacedItem, in_every_thread
 from torchdevice.engines import wrap
 from torchdevice.errors import FidelityError
 from torchdevice.foundation.per_thread import having
-
-_state = thread_state.state
-
 
 _BESIDE = 1 << 20
 """The stack index by which :func:`_mode_at` finds the mode beside the stack. Dynamo adds or subtracts small numbers."""
@@ -40,7 +37,7 @@ def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
     """
     try:
         # Wrappers call nothing meanwhile; guards find the mode under `traced`. Frames are traced inside each other.
-        with having(_state, mode=None, traced=_state.mode):
+        with having(state, mode=None, traced=state.mode):
             return original(*args, **kwargs)
     except GraphRefusedError:
         raise
@@ -52,16 +49,16 @@ def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
 def _see_mode(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """Stand in for ``SymbolicTorchFunctionState.__init__``: add the mode beside the stack as the topmost mode."""
     original(self, *args, **kwargs)
-    if _state.traced is not None:
+    if state.traced is not None:
         source = torch._dynamo.source.TorchFunctionModeStackSource(_BESIDE)
         # Lazy, so that Dynamo guards on the mode only where the frame uses it.
-        self.mode_stack.append(torch._dynamo.variables.lazy.LazyVariableTracker.create(_state.traced, source=source))
+        self.mode_stack.append(torch._dynamo.variables.lazy.LazyVariableTracker.create(state.traced, source=source))
 
 
 def source_of_mode() -> Any:
     """Return the source by which guards of the traced frame find this thread's mode; None without a mode."""
     source = torch._dynamo.source.TorchFunctionModeStackSource
-    if _state.traced is not None:
+    if state.traced is not None:
         return source(_BESIDE)
     stack = _get_current_function_mode_stack()
     serving = (i for i, mode in enumerate(stack) if isinstance(mode, ContextMode) and mode.context is not None)
@@ -79,7 +76,7 @@ class _DefaultDevice:
         self.original = original
 
     def __eq__(self, other: object) -> bool:
-        if _state.mode is not None or _state.traced is not None:
+        if state.mode is not None or state.traced is not None:
             # Equal to itself only, so guards of code from outside fail in this thread.
             return other is self
         return bool(self.original == (other.original if isinstance(other, _DefaultDevice) else other))
@@ -96,7 +93,7 @@ def _guard_default_device(original: Any, self: Any, guard: Any) -> Any:
     module: Any = torch.utils._device
     present: Any = module.CURRENT_DEVICE
     # In the other threads torch's own value is to be guarded, not this object.
-    if not isinstance(present, _DefaultDevice) or _state.mode is not None or _state.traced is not None:
+    if not isinstance(present, _DefaultDevice) or state.mode is not None or state.traced is not None:
         return original(self, guard)
     with having(module, CURRENT_DEVICE=present.original):
         return original(self, guard)
@@ -108,7 +105,7 @@ def _mode_at(original: Any) -> Any:
     @functools.wraps(original)
     def get_torch_function_mode_stack_at(ind: int) -> Any:
         # A real stack is never half as deep as the marker, whatever small number Dynamo adds.
-        return original(ind) if ind < _BESIDE // 2 else _state.mode or _state.traced
+        return original(ind) if ind < _BESIDE // 2 else state.mode or state.traced
 
     return get_torch_function_mode_stack_at
 
@@ -116,7 +113,7 @@ def _mode_at(original: Any) -> Any:
 def _set_stack(context: Context, original: Any, stack: list[Any]) -> None:
     """Set torch's stack for compiled code, without the mode that was traced but belongs beside the stack."""
     # Compiled code restores the stack that was traced, and the mode was never on it.
-    original([mode for mode in stack if mode is not _state.mode])
+    original([mode for mode in stack if mode is not state.mode])
 
 
 def names_in_guards() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchdevice.devices.accelerators import FAMILIES
 from torchdevice.devices.current_streams import CurrentStreams
 from torchdevice.devices.device_strings import Spelling, ordinal_of, parse
-from torchdevice.devices.runtime import HALF, Runtime
+from torchdevice.devices.runtime import HALF, Runtime, device_of
 from torchdevice.devices.sparse_parts import plain_parts
 from torchdevice.devices.stream_order import Stream, StreamObserver
 from torchdevice.errors import FidelityError
@@ -318,9 +318,7 @@ class Context:
 
     def program_device(self, index: int) -> torch.device:
         """Return the device that the program would spell for one of its ordinals."""
-        # In a scope the mode would see `torch.device(...)` and rewrite the program's device to the target's.
-        with torch._C.DisableTorchFunction():
-            return torch.device(self.program, index)
+        return device_of(self.program, index)
 
     def shown(self, device: torch.device) -> torch.device:
         """Return a device as tensors on it report it."""
@@ -328,10 +326,8 @@ class Context:
         if known is None:
             known = device
             if self.shown_as is not None and device.type == self.device_type:
-                # As in `program_device`: no rewriting of the answer.
-                with torch._C.DisableTorchFunction():
-                    # Devices such as meta have no index, but tensors of an accelerator always report one.
-                    known = torch.device(self.shown_as, device.index or 0)
+                # Devices such as meta have no index, but tensors of an accelerator always report one.
+                known = device_of(self.shown_as, device.index or 0)
             self._shown[device] = known
         return known
 

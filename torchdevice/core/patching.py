@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-from torchdevice.core import thread_state
+from torchdevice.core.thread_state import state
 from torchdevice.devices.accelerators import of_module
 from torchdevice.foundation import forks, garbage_collection
 from torchdevice.foundation.logs import logger
@@ -33,8 +33,6 @@ from torchdevice.foundation.torch_internals import require
 
 ABSENT: Any = object()
 """Stands for an attribute that is not there. A guarded name's function returns it where the name does not exist."""
-
-_state = thread_state.state
 
 
 class Patch(Protocol):
@@ -70,7 +68,7 @@ def per_context(
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         # Read once: a signal handler may enter or leave a scope while this function runs.
-        context = _state.context
+        context = state.context
         # A simulated Mac is native to "mps", and the context of the machine below it may still answer.
         while context is not None and (
             context.family == native_to or (family is not None and family not in context.families)
@@ -398,7 +396,7 @@ class _GuardedName:
     def __get__(self, module: ModuleType | None, owner: type) -> Any:
         if module is None:
             return self
-        context = _state.context
+        context = state.context
         while context is not None:
             written = context.written_values
             if written and self._key in written:
@@ -436,7 +434,7 @@ class _GuardedName:
 
     def _answering(self) -> Any:
         """Return the context that answers for the name; None where torch does."""
-        context = _state.context
+        context = state.context
         while context is not None and self._value(context) is TORCHS_OWN:
             context = context.simulated_by
         return context

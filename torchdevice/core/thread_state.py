@@ -69,16 +69,16 @@ class ContextMode(TorchFunctionMode):
 
 
 class Entry:
-    """One entry of this thread: into a context, or into :class:`suspended`, where torch answers for itself.
+    """One entry of this thread: into a context, or into :func:`suspended`, where torch answers for itself.
 
     Args:
         context: The context; None where torch answers for itself.
-        mode: The mode that serves the entry, if one is needed.
-        unstacked: The value of ``state.mode`` inside the entry.
         compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
         owner: The scope that was entered.
 
     Attributes:
+        mode: The mode that serves the entry, if one is needed.
+        unstacked: The value of ``state.mode`` inside the entry.
         during_call: Whether a mode beside the stack handles a call outside the entry, so that ``state.mode`` is None.
         restores: Whether ``state.mode`` is still to be restored: the entry was left as the innermost one.
         parts: The installations that this entry holds. The caller of :func:`enter` sets and drops them.
@@ -89,18 +89,10 @@ class Entry:
         hooks: The hooks for uncaught errors, in force until :func:`disable`.
     """
 
-    def __init__(
-        self,
-        context: Context | None,
-        mode: ContextMode | None = None,
-        unstacked: ContextMode | None = None,
-        *,
-        compiling: bool = False,
-        owner: Any = None,
-    ) -> None:
+    def __init__(self, context: Context | None, *, compiling: bool = False, owner: Any = None) -> None:
         self.context = context
-        self.mode = mode
-        self.unstacked = unstacked
+        self.mode: ContextMode | None = None
+        self.unstacked: ContextMode | None = None
         self.compiling = compiling
         self.owner = owner
         # `state.mode` is None although the innermost entry has one only while that mode handles a call.
@@ -432,16 +424,14 @@ class entered:
     __exit__ = Exit(lambda each: LeavingBy(functools.partial(undo, leave, each.entry)))
 
 
-class suspended(entered):
+def suspended(*, compiling: bool = False) -> entered:
     """Let torch answer for itself in this thread: supplied names and patches behave as if no scope were active.
 
     Args:
         compiling: Whether a compiler of torch works for a program in a scope; it may then make simulated tensors.
     """
-
-    def __init__(self, *, compiling: bool = False) -> None:
-        # Without a mode, so that the innermost entry answers "torch itself".
-        super().__init__(Entry(None, compiling=compiling))
+    # Without a mode, so that the innermost entry answers "torch itself".
+    return entered(Entry(None, compiling=compiling))
 
 
 class lent:

@@ -22,7 +22,6 @@ class ProcessMemory:
         self._heap_base = heap_in_use()
         self._resident_base = psutil.Process().memory_info().rss
         self._peak_allocated = self._peak_reserved = 0
-        self._high_water_base: tuple[int, int] | None = None
         self.reset_peak()
 
     def figures(self) -> Memory:
@@ -40,7 +39,7 @@ class ProcessMemory:
     def reset_peak(self) -> None:
         """Let the peaks begin at the present figures."""
         self._peak_allocated = self._peak_reserved = 0
-        self._high_water_base = None
+        self._high_water_base: tuple[int, int] | None = None
         allocated = self.figures().allocated
         if reset_high_water_mark() and (mark := high_water_mark()) is not None:
             self._high_water_base = (mark, allocated)

@@ -72,9 +72,7 @@ class MpsRuntime(Runtime):
     has_peaks = False
     lacks_in_module = frozenset({"device", "_initialized"})
     refusing_key = "MPS"
-
-    def __init__(self) -> None:
-        self._peak_allocated = self._peak_reserved = 0
+    _peak_allocated = _peak_reserved = 0
 
     def is_available(self) -> bool:
         return torch.backends.mps.is_available()

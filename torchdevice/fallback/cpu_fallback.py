@@ -59,30 +59,23 @@ class CpuFallback(Converted):
         func: What is called.
         device_type: The target's device type.
         op: The operator, for a call below autograd; None for a call above it.
-        to_target: Returns a result as a tensor of a device of the target.
-        default: The device of the results where neither arguments nor the call name one; None for the CPU.
 
     Attributes:
         views_targets_memory: Whether views are made of the target's memory, not of that of the CPU tensors.
+        to_target: Returns a result as a tensor of a device of the target.
+        default: The device of the results where neither arguments nor the call name one; None for the CPU.
         device: The device of the results: that of the arguments, or the one that the call names.
     """
 
     views_targets_memory = True
+    to_target: Any = staticmethod(torch.Tensor.to)
+    default: torch.device | None = None
+    device: torch.device | None = None
+    _stays = False
 
-    def __init__(
-        self,
-        func: Any,
-        device_type: str,
-        op: Any = None,
-        to_target: Move = torch.Tensor.to,
-        default: torch.device | None = None,
-    ):
+    def __init__(self, func: Any, device_type: str, op: Any = None):
         super().__init__(func, op)
         self._device_type = device_type
-        self._to_target = to_target
-        self._default = default
-        self._stays = False
-        self.device: torch.device | None = None
 
     def call(self, args: Any, kwargs: Any) -> Any:
         """Make the call; give each argument that it writes to what it wrote, and return its results."""
@@ -116,8 +109,8 @@ class CpuFallback(Converted):
         return result if self._stays else super().returned(result)
 
     def back(self, result: torch.Tensor) -> torch.Tensor:
-        device = self.device or self._default
-        return result if device is None or result.device.type != CPU.type else self._to_target(result, device)
+        device = self.device or self.default
+        return result if device is None or result.device.type != CPU.type else self.to_target(result, device)
 
     def _view(self, args: Any, kwargs: Any) -> Any:
         """Return the views that an operator makes: of the target's own memory, where the CPU's views lie in theirs."""
@@ -160,4 +153,6 @@ def call_on_cpu(func: Any, args: Any, kwargs: Any, to_target: Move = torch.Tenso
     """
     context = state.context
     assert context is not None
-    return CpuFallback(func, context.device_type, None, to_target, context.target).call(args, kwargs)
+    fallback = CpuFallback(func, context.device_type)
+    fallback.to_target, fallback.default = to_target, context.target
+    return fallback.call(args, kwargs)

@@ -16,7 +16,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -114,7 +113,7 @@ class _LeavingBlock(LeavingBy):
         return result
 
 
-def block(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
+def block(function: Callable[P, Iterator[T]]) -> Callable[P, contextlib.AbstractContextManager[T]]:
     """Make a context manager from a generator function, as ``contextlib.contextmanager`` does."""
 
     @functools.wraps(function)

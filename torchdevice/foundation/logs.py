@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import sys
 import threading
 import zlib
-from typing import Any
 
 from torchdevice.foundation import run_folder
 from torchdevice.foundation.environment import SAID, switched_on
@@ -25,17 +23,9 @@ class _VariableFileHandler(logging.FileHandler):
     """The handler that ``TORCHDEVICE_LOG_FILE`` asks for."""
 
 
-class _Stderr(logging.StreamHandler):
+# The class of `logging.lastResort`, which a program may have set to None.
+class _Stderr(logging._StderrHandler):  # type: ignore[name-defined]
     """Prints what nobody else handles: a program that configures logging decides itself what becomes of it."""
-
-    # As `logging.lastResort`, which a program may have set to None.
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        """What is stderr now: programs exchange it."""
-        return sys.stderr
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to print a record."""

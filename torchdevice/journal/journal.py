@@ -17,6 +17,9 @@ from torchdevice.journal.discrepancies import Findings
 
 MAX_ENTRIES = 10_000
 
+Key = tuple[int | str | None, ...]
+"""What entries have in common that are one: frames by their code and instruction, the request and what was done."""
+
 
 @dataclass
 class Entry:
@@ -58,7 +61,7 @@ class Journal:
         self.began: Callable[[], None] | None = None
         self._max_entries = max_entries
         # Keyed by the id of the code object, whose own hash reads all of its bytecode. ``_codes`` keeps the ids valid.
-        self._entries: dict[tuple[int | str | None, ...], Entry] = {}
+        self._entries: dict[Key, Entry] = {}
         self._codes: dict[int, CodeType] = {}
         self._distances: dict[tuple[int, int], int] = {}
 
@@ -78,7 +81,7 @@ class Journal:
         frame = sys._getframe(above)
         while True:
             # Of the entries only those of calls that no library made have such a key.
-            key: tuple[int | str | None, ...] = (id(frame.f_code), frame.f_lasti, requested, done)
+            key: Key = (id(frame.f_code), frame.f_lasti, requested, done)
             entry = self._entries.get(key)
             if entry is not None:
                 entry.count += 1
@@ -125,9 +128,7 @@ class Journal:
             self._codes[id(frame.f_code)] = frame.f_code
         return found
 
-    def _new(
-        self, key: tuple[int | str | None, ...], frame: FrameType, program: FrameType | None, entry: Entry
-    ) -> Entry:
+    def _new(self, key: Key, frame: FrameType, program: FrameType | None, entry: Entry) -> Entry:
         if not self._entries and self.began is not None:
             self.began()
         if program is not None and program is not frame:
@@ -145,9 +146,8 @@ class Journal:
     @property
     def entries(self) -> list[Entry]:
         """All entries, the most frequent one first."""
-        found = list(self._entries.values())  # at once: other threads may add to them
-        found.sort(key=lambda entry: -entry.count)
-        return found
+        # Sorted in a copy, which is made at once: other threads may add to them.
+        return sorted(self._entries.values(), key=lambda entry: -entry.count)
 
     @property
     def degraded(self) -> list[Entry]:

@@ -15,6 +15,9 @@ from torchdevice.errors import TorchVersionError
 Word = ctypes.c_uint64
 """A word of memory, whose ``value`` can be read and set."""
 
+word_at = Word.from_address
+"""Returns the word at an address."""
+
 copy = ctypes.memmove
 """Copies bytes: ``copy(to, source, size)``."""
 
@@ -48,8 +51,3 @@ def offsets(objects: Sequence[int], values: Sequence[int], words: int) -> list[i
     wanted = [each.to_bytes(_WORD, sys.byteorder) for each in values]
     pairs, places = list(zip(held, wanted, strict=True)), range(0, words * _WORD, _WORD)
     return [place for place in places if all(each[place:].startswith(value) for each, value in pairs)]
-
-
-def word_at(address: int) -> Word:
-    """Return the word at an address."""
-    return Word.from_address(address)

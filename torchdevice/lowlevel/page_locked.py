@@ -125,13 +125,11 @@ def _functions() -> list[str]:
     """Return the names of the virtual functions of a device's hooks, in the order of the table."""
     folder = Path(torch.__file__).parent / "include" / "ATen" / "detail"
     # In the order of inheritance, which is the order of the table.
-    found = []
-    for name in ("AcceleratorHooksInterface.h", "PrivateUse1HooksInterface.h"):
-        # Comments contain the word "virtual" too.
-        text = re.sub(r"//.*", "", (folder / name).read_text())
-        # No destructors (`~`), and the last name before the arguments, since return types are written before it.
-        found += re.findall(r"\bvirtual\s[^;{(~]*?(\w+)\(", text)
-    return found
+    names = ("AcceleratorHooksInterface.h", "PrivateUse1HooksInterface.h")
+    # Comments contain the word "virtual" too.
+    text = re.sub(r"//.*", "", "\n".join((folder / name).read_text() for name in names))
+    # No destructors (`~`), and the last name before the arguments, since return types are written before it.
+    return re.findall(r"\bvirtual\s[^;{(~]*?(\w+)\(", text)
 
 
 def _addresses() -> tuple[int, int, int]:
@@ -151,6 +149,5 @@ def _address(symbol: Any) -> int:
 def _table(functions: int | None, count: int) -> Any:
     """Return a copy of the table whose functions begin at an address."""
     assert functions is not None, "an object with virtual functions has a table"
-    return (ctypes.c_void_p * (_ABOVE + count)).from_buffer_copy(
-        ctypes.string_at(functions - _ABOVE * _WORD, (_ABOVE + count) * _WORD)
-    )
+    words = _ABOVE + count
+    return (ctypes.c_void_p * words).from_buffer_copy(ctypes.string_at(functions - _ABOVE * _WORD, words * _WORD))

@@ -14,8 +14,7 @@ import platform
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,9 +33,8 @@ HARMLESS: Any = object()
 
 def contiguous_output(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let the kernel write to a contiguous copy of what it writes to, and copy it back."""
-    if all(tensor.is_contiguous() for tensor in written(op, args, kwargs)):
-        return HARMLESS
-    return _Contiguous(kernel, op).call(args, kwargs)
+    are_contiguous = all(tensor.is_contiguous() for tensor in written(op, args, kwargs))
+    return HARMLESS if are_contiguous else _Contiguous(kernel, op).call(args, kwargs)
 
 
 class _Contiguous(Converted):
@@ -48,9 +46,8 @@ class _Contiguous(Converted):
 
 def contiguous_arguments(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make the tensors among the arguments contiguous."""
-    if all(tensor.is_contiguous() for tensor in tensors((args, kwargs))):
-        return HARMLESS
-    return _Contiguous(kernel, op).call(args, kwargs)
+    are_contiguous = all(tensor.is_contiguous() for tensor in tensors((args, kwargs)))
+    return HARMLESS if are_contiguous else _Contiguous(kernel, op).call(args, kwargs)
 
 
 def contiguous_weight(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -140,8 +137,7 @@ def in_parts(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
 Version = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A kernel that gives wrong results.
 
     Attributes:

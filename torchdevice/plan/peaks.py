@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchdevice.core import thread_state
 from torchdevice.devices import device_models
 from torchdevice.devices.device_memory import Block
-from torchdevice.devices.device_models import CONTEXT
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.stand_ins import tensors
 from torchdevice.journal.callers import Site, caller_frame, program_frame, site_of
@@ -83,7 +82,7 @@ class Peaks:
         context: The bytes that CUDA's context takes of a GPU.
     """
 
-    context: Any = CONTEXT
+    context: Any = device_models.CONTEXT
 
     def __init__(self) -> None:
         self.devices: dict[int, Peak] = {}

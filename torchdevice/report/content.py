@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.journal.callers import Site
-from torchdevice.journal.discrepancies import Finding
-from torchdevice.journal.discrepancies import merged as merged_findings
+from torchdevice.journal.discrepancies import Finding, merged
 from torchdevice.journal.journal import Entry, Journal
 from torchdevice.options import Options
 from torchdevice.report import source
@@ -317,7 +316,7 @@ class Content:
             rows=tuple(folded(row for report in (self, *others) for row in report.rows)),
             processes=(*self.processes, *(each for report in others for each in report.processes), *lost),
             left_out=self.left_out + sum(report.left_out for report in others),
-            findings=tuple(merged_findings(each for report in (self, *others) for each in report.findings)),
+            findings=tuple(merged(each for report in (self, *others) for each in report.findings)),
             verified=_sums(report.verified for report in (self, *others)),
         )
 
@@ -372,8 +371,7 @@ class Content:
         """
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise ValueError("this is not a report of torchdevice. Use a file that 'run --report=FILE.json' wrote.")
-        found: C = record(cls, data)
-        return found
+        return record(cls, data)
 
     def to_json(self, indent: int | None = 1) -> str:
         """Return :meth:`to_dict` as text."""

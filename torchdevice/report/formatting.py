@@ -10,18 +10,8 @@ from collections.abc import Sequence
 
 from torchdevice.foundation.byte_sizes import scaled
 from torchdevice.journal.discrepancies import LEFT_OUT
-from torchdevice.report import source
-from torchdevice.report.content import (
-    MAIN,
-    Content,
-    Group,
-    Process,
-    Row,
-    Totals,
-    numbers,
-    with_all_indices,
-    without_indices,
-)
+from torchdevice.report import content, source
+from torchdevice.report.content import MAIN, Content, Group, Process, Row, Totals
 
 EXPLANATIONS = {
     Group.NUMBERS: "the program may compute or read other numbers: approximate, downcast, fell back",
@@ -115,7 +105,7 @@ def _together(names: Sequence[str]) -> str:
     # The number behind "rank ".
     ranks = sorted(int(each[5:]) for each in names if re.fullmatch("rank [0-9]+", each))
     if len(ranks) > 1:
-        names = [f"ranks {numbers(ranks)}", *(each for each in names if not re.fullmatch("rank [0-9]+", each))]
+        names = [f"ranks {content.numbers(ranks)}", *(each for each in names if not re.fullmatch("rank [0-9]+", each))]
     first = ", ".join(names[:4])
     return first if len(names) <= 4 else f"{first} and {len(names) - 4} more"
 
@@ -128,7 +118,7 @@ def missing(report: Content) -> list[str]:
     }
     failures: dict[str, list[Process]] = {}
     for each in report.processes:
-        failures.setdefault(without_indices(each.failure), []).append(each)
+        failures.setdefault(content.without_indices(each.failure), []).append(each)
     said = [_failure(alike) for text, alike in failures.items() if text]
     silent = [each for each in report.processes if each.end != "reported"]
     said += [f"{each.name} (process {each.pid}) {ends[each.end]}" for each in silent]
@@ -139,4 +129,4 @@ def missing(report: Content) -> list[str]:
 
 def _failure(alike: Sequence[Process]) -> str:
     names = ["the program" if each.name == MAIN else each.name for each in alike]
-    return f"{_together(names)} {with_all_indices(each.failure for each in alike)}"
+    return f"{_together(names)} {content.with_all_indices(each.failure for each in alike)}"

@@ -48,14 +48,12 @@ def parts(batch: Any) -> Parts | None:
         return _packed(batch)
     if isinstance(batch, Mapping):
         return Parts(map("[{!r}]".format, batch), batch.values(), lambda values: _mapping(batch, values))
-    if isinstance(batch, tuple):
+    if isinstance(batch, (tuple, set, frozenset)):
         # _make skips a __new__ of the program's own, which may take other arguments than the fields.
         make = getattr(type(batch), "_make", type(batch))
         return Parts(_numbers(), batch, make)
     if isinstance(batch, (list, UserList, deque)):
         return Parts(_numbers(), batch, lambda values: _with_items(batch, enumerate(values)))
-    if isinstance(batch, (set, frozenset)):
-        return Parts(_numbers(), batch, type(batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return _record(batch)
     return None
@@ -99,12 +97,8 @@ def _mapping(batch: Mapping[Any, Any], values: list[Any]) -> Any:
 def _packed(batch: PackedSequence) -> Parts:
     """Torch keeps the batch sizes on the CPU, wherever the data is."""
     names = ("data", "sorted_indices", "unsorted_indices")
-
-    def rebuild(values: list[Any]) -> PackedSequence:
-        data, in_order, back = values
-        return type(batch)(data, batch.batch_sizes, in_order, back)
-
-    return Parts([f".{name}" for name in names], [getattr(batch, name) for name in names], rebuild)
+    children = [getattr(batch, name) for name in names]
+    return Parts(map(".{}".format, names), children, lambda new: batch._replace(**dict(zip(names, new, strict=True))))
 
 
 def _record(batch: Any) -> Parts:

@@ -42,6 +42,7 @@ class Call:
     Attributes:
         operator: The operator.
         inputs: What it was given.
+        is_by_range: Whether only shapes, dtypes and ranges are compared, because the CPU cannot draw the same numbers.
     """
 
     def __init__(
@@ -55,9 +56,12 @@ class Call:
         self._alias = context.runtime.host_alias
         self._wide = context.runtime.shares_host_memory
         self._draws = operator.draws(args, kwargs)
+        # The CPU can draw the numbers that the target draws, but not in float64, which takes more random bits.
+        can_replay = context.runtime.draws_on_cpu and not self._wide
+        self.is_by_range = self._draws and not can_replay
         self._state: torch.Tensor | None = None
         self.inputs = Inputs(args, kwargs, given, self._alias, values=not operator.is_view)
-        if self._draws and self._can_replay:
+        if self._draws and can_replay:
             generator = kwargs.get("generator")
             if generator is None:
                 generator = context.runtime.default_generator(self.inputs.index_on(context.device_type))
@@ -80,16 +84,6 @@ class Call:
             context.journal.findings.left_out["odd"][operator.name] += 1
             return None
         return cls(context, operator, lines, args, kwargs, given)
-
-    @property
-    def _can_replay(self) -> bool:
-        """Whether the CPU can draw the numbers that the target draws: not in float64, which takes more random bits."""
-        return self._context.runtime.draws_on_cpu and not self._wide
-
-    @property
-    def is_by_range(self) -> bool:
-        """Whether only shapes, dtypes and ranges are compared, because the CPU cannot draw the same numbers."""
-        return self._draws and not self._can_replay
 
     # ---- after the call ----------------------------------------------------------------------------------------------
 

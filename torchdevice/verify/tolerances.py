@@ -158,9 +158,7 @@ _RANGES: dict[str, Callable[[_Given], tuple[float, float]]] = {
     "exponential": lambda given: (0, math.inf),
     "multinomial": lambda given: (0, given["self"].shape[-1] - 1),
     "rand": lambda given: (0, 1),
-    "rand_like": lambda given: (0, 1),
     "randint": lambda given: (given.get("low", 0), given["high"] - 1),
-    "randint_like": lambda given: (given.get("low", 0), given["high"] - 1),
     "randperm": lambda given: (0, given["n"] - 1),
     "uniform": lambda given: (given.get("from", 0), given.get("to", 1)),
 }
@@ -180,7 +178,7 @@ def outside(operator: Operator, given: _Given, actual: torch.Tensor, expected: t
         return None
     if bool(expected.isfinite().all()) and not bool(actual.isfinite().all()):
         return Difference("NaN" if bool(actual.isnan().any()) else "inf", "is not finite where the CPU's is")
-    name = operator.op._schema.name.partition("::")[2].rstrip("_")
+    name = operator.op._schema.name.partition("::")[2].rstrip("_").removesuffix("_like")
     if name not in _RANGES:
         return None
     least, greatest = _RANGES[name](given)
