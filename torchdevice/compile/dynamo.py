@@ -21,6 +21,7 @@ from torchdevice.compile import unstacked_mode
 from torchdevice.core import Context, Patch, Replaced, per_context, replaced_function, thread_state
 from torchdevice.core.bindings import LATER, Late
 from torchdevice.core.patching import Added, ReplacedItem, in_every_thread
+from torchdevice.cuda import device_queries
 from torchdevice.cuda.streams import current_stream
 from torchdevice.devices.device_models import DeviceProperties
 from torchdevice.devices.runtime import Runtime
@@ -66,11 +67,15 @@ class Interfaces:
                     registry.register_interface_for_device(name, interface)
 
 
-def _late(name: str) -> Callable[[Any], Any]:
-    """Return the ``make`` of a patch whose method looks ``torch.cuda._<name>`` up when it is called."""
+def _exchange(name: str) -> Callable[[Any], Any]:
+    """Return the ``make`` of a patch for what torch calls by ``torch.cuda.<name>``, also while a backend traces."""
 
-    # Looked up at each call, since the scope supplies `torch.cuda._exchange_device` only while it is active.
-    return lambda original: staticmethod(lambda device: getattr(torch.cuda, f"_{name}")(device))
+    def exchange(device: int) -> int:
+        context = thread_state.answering()
+        stands_in = context is not None and "cuda" in context.stood_for
+        return device_queries.exchange_device(context, device) if stands_in else getattr(torch.cuda, name)(device)
+
+    return lambda original: staticmethod(exchange)
 
 
 def _registry() -> Any:
@@ -132,8 +137,9 @@ class _DynamoPatches(Late):
     def _make(self) -> list[Patch]:
         output_graph, variables = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables
         tensor, autocast = variables.tensor.TensorVariable, variables.ctx_manager.AutocastModeVariable
+        interface, manager = _registry().CudaInterface, variables.ctx_manager.CUDADeviceVariable
         modes, tracing = variables.torch_function.SymbolicTorchFunctionState, variables.torch
-        overridable, cuda = tracing.get_overridable_functions(), _registry().CudaInterface
+        overridable = tracing.get_overridable_functions()
         return [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
             replaced_function(output_graph.OutputGraph, "init_ambient_guards", _guard_by_key),
@@ -151,7 +157,12 @@ class _DynamoPatches(Late):
             Added(overridable, _device_constructors() - overridable),
             *unstacked_mode.patches(),
             # Methods that torch bound when Dynamo was imported; without CUDA in the build they raise.
-            *(Replaced(cuda, name, _late(name)) for name in ("exchange_device", "maybe_exchange_device")),
+            *(
+                Replaced(owner, name, _exchange(bound), may_be_absent=True)
+                for bound in ("_exchange_device", "_maybe_exchange_device")
+                # torch 2.13 and later have the second
+                for owner, name in ((interface, bound[1:]), (manager, f"{bound.removesuffix('device')}fn"))
+            ),
             self._interfaces,
         ]
 
