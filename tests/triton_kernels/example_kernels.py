@@ -275,6 +275,11 @@ def without_tensors(N: tl.constexpr):
 
 
 @triton.jit
+def printing_pointers(x, N: tl.constexpr):
+    print("at", x + tl.arange(0, N))
+
+
+@triton.jit
 def given_tuples(out, values, pair):
     tl.static_assert(pair[1] is None)
     tl.store(out, tl.load(values[0]) + values[1] + pair[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,17 @@ def test_warmup_compiles_and_what_it_returns_can_be_launched() -> None:
         out = torch.empty_like(x)
         compiled[(7, 1, 1)](out, x, 100, 100, 128)
         torch.testing.assert_close(out, x.softmax(-1))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_pool_of_threads_compiles(target: str) -> None:
+    with torchdevice.portable(target), ThreadPoolExecutor(1) as pool, triton.AsyncCompileMode(pool):
+        x, out = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda")
+        waiting = pool.submit(threading.Event().wait, 1)
+        kernels.copied.warmup(x, out, 32, 1, MASKED=True, BLOCK=32, grid=(1,))
+        assert waiting.running(), "a warmup waits for nothing"
+        kernels.copied[(1,)](x, out, 32, 1, MASKED=True, BLOCK=32)
+    assert torch.equal(out, torch.ones_like(out))
 
 
 def test_a_grid_without_instances_runs_none() -> None:
@@ -596,6 +608,14 @@ def test_a_launch_without_tensors_prints(target: str, capsys: pytest.CaptureFixt
         kernels.without_tensors[(2,)](N=2)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("pid")]
     assert lines == [f"pid ({i}, 0, 0) idx ({j}) at: {i + j}" for i in range(2) for j in range(2)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_pointer_is_printed_in_hexadecimal(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with torchdevice.portable(target):
+        kernels.printing_pointers[(1,)](torch.ones(2, device="cuda"), N=2)
+    first, second = (int(line.partition("at: 0x")[2], 16) for line in capsys.readouterr().out.splitlines())
+    assert second == first + 4
 
 
 @pytest.mark.parametrize("target", TARGETS)

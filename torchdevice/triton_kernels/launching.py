@@ -352,7 +352,7 @@ def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, war
         own = context.settings.setdefault(ScopeKernel, {})
         scoped = own.get(kernel) or own.setdefault(kernel, ScopeKernel(context, kernel))
         made = scoped.run(*args, grid=grid, warmup=warmup, **kwargs)
-        return made.compile() if made is not None and warmup else made
+        return made.compile() if warmup and isinstance(made, Compiled) else made
     finally:
         _set_eval_frame(before)
 

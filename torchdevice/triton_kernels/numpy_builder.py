@@ -32,10 +32,10 @@ _BITS = {1: torch.uint8, 2: torch.uint16}
 
 def decoded(handle: Any) -> Any:
     """Return the values of a handle, as float32 where NumPy lacks the dtype."""
-    dtype = SMALL_FLOATS.get(handle.dtype.scalar)
-    if dtype is None or handle.data.dtype.kind not in "iu":
-        return handle.data
-    return torch.from_numpy(np.ascontiguousarray(handle.data)).view(dtype).float().numpy()
+    values = handle.data
+    # Pointers, which have no hash, are wider.
+    dtype = SMALL_FLOATS.get(handle.dtype.scalar) if values.itemsize < 3 and values.dtype.kind in "iu" else None
+    return values if dtype is None else torch.from_numpy(np.ascontiguousarray(values)).view(dtype).float().numpy()
 
 
 def encoded(values: Any, dtype: Any) -> Any:
@@ -282,10 +282,10 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
             pid = f"pid ({x}, {y}, {z})"
             for operand, value in enumerate(values):
                 which = f"(operand {operand}) " if len(values) > 1 else ""
-                data = decoded(value)[number % len(value.data)]
+                data, as_bits = decoded(value)[number % len(value.data)], hex or value.dtype.is_ptr()
                 for at, element in np.ndenumerate(data):
                     index = ", ".join(f"{i:{len(str(size - 1))}}" for i, size in zip(at, data.shape, strict=True))
-                    self.printed.append(f"{pid} idx ({index}){prefix}{which}{_shown(element, hex)}")
+                    self.printed.append(f"{pid} idx ({index}){prefix}{which}{_shown(element, as_bits)}")
             if not values:
                 self.printed.append(f"{pid}{prefix}")
 
