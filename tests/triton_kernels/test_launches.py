@@ -186,6 +186,26 @@ def test_a_pool_of_threads_compiles(target: str) -> None:
     assert torch.equal(out, torch.ones_like(out))
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("kind", ["rectangle", "triangle", "hole", "nothing"])
+def test_masks_that_end_in_the_middle_of_rows_and_of_columns(kind: str, turned: bool) -> None:
+    with torchdevice.simulate():
+        x = torch.arange(27 * 21, device="cuda").view(27, 21)
+        out = torch.zeros_like(x)
+        given = (x.T.contiguous(), out.T.contiguous()) if turned else (x, out)
+        kernels.with_edges[(4, 3)](*given, 27, 21, N=8, KIND=kind, TURNED=turned)
+        i, j = torch.arange(27, device="cuda")[:, None], torch.arange(21, device="cuda")
+        inside = {"triangle": i >= j, "hole": (j != 3) & (i >= 0), "nothing": j + i < 0}.get(kind, j + i >= 0)
+        assert torch.equal(given[1].T if turned else given[1], torch.where(inside, x + 1, 0))
+
+
+def test_a_mask_that_ends_too_late_is_found() -> None:
+    with torchdevice.simulate():
+        x = torch.zeros(27, 21, device="cuda")
+        with pytest.raises(RuntimeError, match=r"instance \(3, 0, 0\) of \(4, 3, 1\) reads 4 bytes at offset 2268"):
+            kernels.with_edges[(4, 3)](x, torch.zeros_like(x), 27, 21, N=8, KIND="too far", TURNED=False)
+
+
 def test_a_grid_without_instances_runs_none() -> None:
     with torchdevice.simulate():
         out = torch.zeros(32, device="cuda")
