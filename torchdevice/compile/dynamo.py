@@ -68,12 +68,13 @@ class Interfaces:
 
 
 def _exchange(name: str) -> Callable[[Any], Any]:
-    """Return the ``make`` of a patch for what torch calls by ``torch.cuda.<name>``, also while a backend traces."""
+    """Return the ``make`` of a patch for ``torch.cuda._<name>_device``, which answers also while a backend traces."""
 
     def exchange(device: int) -> int:
         context = thread_state.answering()
-        stands_in = context is not None and "cuda" in context.stood_for
-        return device_queries.exchange_device(context, device) if stands_in else getattr(torch.cuda, name)(device)
+        if context is None or "cuda" not in context.stood_for:
+            return getattr(torch.cuda, f"_{name}_device")(device)  # type: ignore[no-any-return]
+        return device_queries.exchange_device(context, device)
 
     return lambda original: staticmethod(exchange)
 
@@ -139,7 +140,7 @@ class _DynamoPatches(Late):
         tensor, autocast = variables.tensor.TensorVariable, variables.ctx_manager.AutocastModeVariable
         interface, manager = _registry().CudaInterface, variables.ctx_manager.CUDADeviceVariable
         modes, tracing = variables.torch_function.SymbolicTorchFunctionState, variables.torch
-        overridable = tracing.get_overridable_functions()
+        overridable, exchanges = tracing.get_overridable_functions(), ("exchange", "maybe_exchange")
         return [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
             replaced_function(output_graph.OutputGraph, "init_ambient_guards", _guard_by_key),
@@ -156,13 +157,10 @@ class _DynamoPatches(Late):
             # torch 2.10 passes some factories to no mode.
             Added(overridable, _device_constructors() - overridable),
             *unstacked_mode.patches(),
-            # Methods that torch bound when Dynamo was imported; without CUDA in the build they raise.
-            *(
-                Replaced(owner, name, _exchange(bound), may_be_absent=True)
-                for bound in ("_exchange_device", "_maybe_exchange_device")
-                # torch 2.13 and later have the second
-                for owner, name in ((interface, bound[1:]), (manager, f"{bound.removesuffix('device')}fn"))
-            ),
+            # Functions that torch bound when Dynamo was imported; without CUDA in the build they raise. The second are
+            # those of torch 2.13 and later.
+            *(Replaced(interface, f"{name}_device", _exchange(name)) for name in exchanges),
+            *(Replaced(manager, f"_{name}_fn", _exchange(name), may_be_absent=True) for name in exchanges),
             self._interfaces,
         ]
 

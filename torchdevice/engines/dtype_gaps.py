@@ -187,7 +187,6 @@ def _product(function: Callable[..., Any], *args: Any, out_dtype: Any = None, **
     return wider.call([each for each in args if each is not wide], named)
 
 
-_OTHERWISE: Mapping[str, Callable[..., Any]] = {
-    **{"histc": _histc, "nansum": _nansum, "nanmean": _nanmean},
-    **{each.__name__: functools.partial(_product, each) for each in (torch.mm, torch.bmm, torch.addmm, torch.baddbmm)},
-}
+_OTHERWISE: dict[str, Callable[..., Any]] = {"histc": _histc, "nansum": _nansum, "nanmean": _nanmean}
+for _function in (torch.mm, torch.bmm, torch.addmm, torch.baddbmm):
+    _OTHERWISE[_function.__name__] = functools.partial(_product, _function)

@@ -77,8 +77,7 @@ class Launch:
         """Run the grid, after what CUDA checks at a launch."""
         self.grid = tuple(int(each) for each in grid)
         if any(size > limit or size < 0 for size, limit in zip(self.grid, _LIMITS, strict=True)):
-            text = f"the grid {self.grid} is beyond CUDA's {_LIMITS}."
-            raise RuntimeError(f"Triton Error [CUDA]: invalid argument: {text}")
+            raise RuntimeError(f"Triton Error [CUDA]: invalid argument: the grid {self.grid} exceeds CUDA's {_LIMITS}.")
         if all(self.grid):
             host_functions.call(self.context, self.run, list(self._storages().values()))
 

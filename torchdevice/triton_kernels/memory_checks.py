@@ -51,47 +51,36 @@ class Rows(NamedTuple):
     """A block in memory whose elements lie one after the other along an axis.
 
     Attributes:
-        elements: The storage's elements.
-        first: The number of each row's first element; the axis is left out.
-        axis: The axis.
-        parts: Rows for which the mask lets the same lanes through, and these lanes.
+        parts: The rows of which the mask lets the same lanes through: all rows of that length that the storage has, one
+            at each element, the numbers of the block's, and where they are in the block, whose last axis is then that
+            of the rows.
+        axis: The axis of the rows.
         shape: The shape of the block.
     """
 
-    elements: Any
-    first: Any
+    parts: list[tuple[Any, Any, tuple[Any, slice]]]
     axis: int
-    parts: list[tuple[Any, slice]]
     shape: tuple[int, ...]
-
-    def _windows(self, rows: Any, lanes: slice) -> tuple[Any, Any]:
-        """Return all rows that the storage has, one at each element, and the numbers of some of the block's."""
-        length = lanes.stop - lanes.start
-        windows = as_strided(self.elements, (len(self.elements) - length + 1, length), self.elements.strides * 2)
-        return windows, self.first[rows] + lanes.start
 
     def read(self, default: Any) -> Any:
         """Return the elements, and ``default`` where the mask lets nothing through."""
-        rows, lanes = self.parts[0]
-        if rows is ... and lanes == slice(0, self.shape[self.axis]):
-            windows, numbers = self._windows(rows, lanes)
+        windows, numbers, (which, _) = self.parts[0]
+        if which is ... and windows.shape[-1] == self.shape[self.axis]:
             return np.moveaxis(windows[numbers], -1, self.axis)
-        shape = np.broadcast_shapes(self.shape, default.shape)
-        result = np.broadcast_to(default, shape).astype(self.elements.dtype)
-        for rows, lanes in self.parts:
-            windows, numbers = self._windows(rows, lanes)
-            np.moveaxis(result, self.axis, -1)[rows, lanes] = windows[numbers]
+        result = np.broadcast_to(default, np.broadcast_shapes(self.shape, default.shape)).astype(windows.dtype)
+        for windows, numbers, place in self.parts:
+            np.moveaxis(result, self.axis, -1)[place] = windows[numbers]
         return result
 
     def write(self, values: Any, memory: Memory) -> None:
         """Write values, after the memory has kept what was there."""
         given = np.moveaxis(np.broadcast_to(values, np.broadcast_shapes(self.shape, values.shape)), self.axis, -1)
-        for rows, lanes in self.parts:
-            windows, numbers = self._windows(rows, lanes)
-            numbers = np.broadcast_to(numbers, given[rows, lanes].shape[:-1])
+        for windows, numbers, place in self.parts:
+            rows = given[place]
+            at = np.broadcast_to(numbers, rows.shape[:-1])
             if memory.logs is not None:
-                memory.logs.append(functools.partial(windows.__setitem__, numbers, windows[numbers]))
-            windows[numbers] = given[rows, lanes]
+                memory.logs.append(functools.partial(windows.__setitem__, at, windows[at]))
+            windows[at] = rows
 
 
 class Memory:
@@ -147,19 +136,22 @@ class Memory:
             return None
         shape = pointers.shape if mask is None else np.broadcast_shapes(pointers.shape, mask.data.shape)
         at = functools.reduce(np.add, rest).take(0, axis) + column.take(0, axis)
-        at, parts = np.broadcast_to(at, (*shape[:axis], *shape[axis + 1 :])), [(..., slice(0, shape[axis]))]
+        at, places = np.broadcast_to(at, (*shape[:axis], *shape[axis + 1 :])), [(..., slice(0, shape[axis]))]
         if mask is not None and not (active := compact(mask.data)).all():
-            parts = _parts(np.moveaxis(active, axis, -1), shape[axis], at.shape)
-        ends = [(at[rows].min() + size * lanes.start, at[rows].max() + size * lanes.stop) for rows, lanes in parts]
-        lowest, highest = min((low for low, _ in ends), default=0), max((high for _, high in ends), default=0)
-        region = self._regions.get(int(lowest) >> _SHIFT)
-        if region is None or lowest < region.first or highest > region.first + len(region.memory):
+            places = _alike(np.moveaxis(active, axis, -1), shape[axis], at.shape)
+        region = self._regions.get(int(at[places[0][0]].flat[0]) >> _SHIFT) if places else None
+        if region is None or ((at := at - region.first) % size).any():
             return None
-        if ((at - region.first) % size).any():
-            return None
-        self.largest = max(self.largest, math.prod(shape[1:]))
         elements = region.memory[: len(region.memory) // size * size].view(dtype)
-        return Rows(elements, (at - region.first) // size, axis, parts, shape)
+        parts = []
+        for which, lanes in places:
+            numbers, length = at[which] // size + lanes.start, lanes.stop - lanes.start
+            if numbers.min() < 0 or numbers.max() + length > len(elements):
+                return None
+            windows = as_strided(elements, (len(elements) - length + 1, length), (size, size))
+            parts.append((windows, numbers, (which, lanes)))
+        self.largest = max(self.largest, math.prod(shape[1:]))
+        return Rows(parts, axis, shape)
 
     def addresses(self, pointers: Any, active: Any, size: int, access: str, group: Any) -> tuple[Any, Any]:
         """Return the addresses in the process for those of a kernel, and the lanes that are active.
@@ -232,22 +224,22 @@ def _told(region: Region, pointers: Any, active: Any, wrong: Any, what: str, why
     return f"{what} {where} ({lanes})", group[instance]
 
 
-def _parts(active: Any, length: int, outer: tuple[int, ...]) -> list[tuple[Any, slice]]:
-    """Return :attr:`Rows.parts` for a mask, where they are few and their lanes neighbours; an empty list elsewhere.
+def _alike(active: Any, length: int, outer: tuple[int, ...]) -> list[tuple[Any, slice]]:
+    """Return which rows of a block a mask lets the same lanes through of, and these; none if they are many or apart.
 
     Args:
-        active: The mask; the last axis is that of the rows, along which it may have the length 1.
+        active: The mask. Its last axis is that of the rows, and may have the length 1.
         length: The length of a row.
-        outer: The shape of the rows.
+        outer: The shape of the block without that axis.
     """
     active = np.broadcast_to(active, (*active.shape[:-1], length))
     count, first, end = active.sum(-1), active.argmax(-1), length - active[..., ::-1].argmax(-1)
     codes = np.where(count > 0, first * (length + 1) + end, 0)
     found = [code for code in np.unique(codes).tolist() if code]
-    if len(found) > _PARTS or ((count > 0) & (count != end - first)).any():
+    if len(found) > _PARTS or (count[count > 0] != (end - first)[count > 0]).any():
         return []
-    rows = (... if codes.size == 1 else np.broadcast_to(codes == code, outer) for code in found)
-    return [(each, slice(*divmod(code, length + 1))) for each, code in zip(rows, found, strict=True)]
+    which = [... if codes.size == 1 else np.broadcast_to(codes == code, outer) for code in found]
+    return [(each, slice(*divmod(code, length + 1))) for each, code in zip(which, found, strict=True)]
 
 
 class Races:
