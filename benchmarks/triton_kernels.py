@@ -77,10 +77,10 @@ def _cases(device: str) -> Iterator[Case]:
         name = f"layer norm, 1024 rows of {n}" + (f", blocks of {block}" if block < n else "")
         launch = partial(layer_norm[(1024,)], x, torch.empty_like(x), weight, bias, n, 1e-5, BLOCK=block)
         yield name, launch, partial(torch.nn.functional.layer_norm, x, (n,), weight, bias)
-    for rows, depth in ((32, 32), (64, 64), (64, 32), (128, 32)):
-        a, b, c = (torch.randn(512, 512, device=device) for _ in range(3))
-        launch = partial(matmul[(512 // rows, 512 // rows)], a, b, c, 512, 512, 512, ROWS=rows, DEPTH=depth)
-        yield f"matmul of 512, blocks of {rows} by {depth}", launch, partial(torch.matmul, a, b)
+    for n, rows, depth in ((512, 32, 32), (512, 64, 64), (512, 64, 32), (512, 128, 32), (500, 64, 32)):
+        a, b, c = (torch.randn(n, n, device=device) for _ in range(3))
+        launch = partial(matmul[(-(-n // rows),) * 2], a, b, c, n, n, n, ROWS=rows, DEPTH=depth)
+        yield f"matmul of {n}, blocks of {rows} by {depth}", launch, partial(torch.matmul, a, b)
 
 
 def _milliseconds(call: Callable[[], Any]) -> float:

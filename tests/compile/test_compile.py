@@ -55,6 +55,11 @@ def ordinal(x: torch.Tensor) -> torch.Tensor:
     return x.to(0) + torch.full((3,), 2.0, device=0) + x.new_zeros(3, device="cuda")
 
 
+def on_its_device(x: torch.Tensor) -> torch.Tensor:
+    with torch.cuda.device(0):
+        return x + torch.zeros(3, device="cuda")
+
+
 def is_cuda(x: torch.Tensor) -> torch.Tensor:
     return x + 1 if x.is_cuda else x - 1
 
@@ -106,6 +111,7 @@ PLAIN: list[Callable[[torch.Tensor], torch.Tensor]] = [
     cuda,
     to,
     to_a_device,
+    on_its_device,
     ordinal,
     is_cuda,
     questions,

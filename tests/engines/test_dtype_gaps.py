@@ -180,6 +180,20 @@ class TestForms:
         assert torch.histc(torch.full((3,), 4, device="cuda"), bins=3).tolist() == [0, 3, 0]
         assert torch.histc(torch.arange(10, device="cuda"), bins=2, min=2, max=5).tolist() == [2, 2]
 
+    @pytest.mark.lacked_by("simulated:mps", "dtypes of CUDA's kernels")
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+    def test_of_a_product_with_a_dtype_of_its_own(self, cuda: torchdevice.Scope, dtype: torch.dtype) -> None:
+        one, other, added = (torch.randn(2, 3, 3, device="cuda").to(dtype) for _ in range(3))
+        expected, wide = one.float() @ other.float(), added.float()
+        named: dict[str, Any] = {"out_dtype": torch.float32}
+        torch.testing.assert_close(torch.mm(one[0], other[0], torch.float32), expected[0])
+        torch.testing.assert_close(torch.bmm(one, other, **named), expected)
+        torch.testing.assert_close(torch.addmm(wide[0], one[0], other[0], **named, beta=2), 2 * wide[0] + expected[0])
+        torch.testing.assert_close(torch.baddbmm(wide, one, other, **named, alpha=0.5), wide + expected / 2)
+        into = wide[0].clone()
+        assert torch.addmm(into, one[0], other[0], **named, out=into) is into
+        torch.testing.assert_close(into, wide[0] + expected[0])
+
     def test_what_cuda_lacks_too_is_refused(self, cuda: torchdevice.Scope) -> None:
         x = torch.ones(2, dtype=torch.int64, device="cuda")
         with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):

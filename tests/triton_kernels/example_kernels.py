@@ -275,6 +275,28 @@ def without_tensors(N: tl.constexpr):
 
 
 @triton.jit
+def with_edges(x, out, rows, columns, N: tl.constexpr, KIND: tl.constexpr, TURNED: tl.constexpr):
+    i = (tl.program_id(0) * N + tl.arange(0, N))[:, None]
+    j = (tl.program_id(1) * N + tl.arange(0, N))[None, :]
+    at = j * rows + i if TURNED else i * columns + j
+    inside = (i < rows) & (j < columns)
+    if KIND == "triangle":
+        inside = inside & (i >= j)
+    if KIND == "hole":
+        inside = inside & (j != 3)
+    if KIND == "nothing":
+        inside = inside & (j < 0)
+    if KIND == "too far":
+        inside = i <= rows
+    tl.store(out + at, tl.load(x + at, mask=inside, other=-1) + 1, mask=inside)
+
+
+@triton.jit
+def printing_pointers(x, N: tl.constexpr):
+    print("at", x + tl.arange(0, N))
+
+
+@triton.jit
 def given_tuples(out, values, pair):
     tl.static_assert(pair[1] is None)
     tl.store(out, tl.load(values[0]) + values[1] + pair[0])

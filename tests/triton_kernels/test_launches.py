@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,37 @@ def test_warmup_compiles_and_what_it_returns_can_be_launched() -> None:
         out = torch.empty_like(x)
         compiled[(7, 1, 1)](out, x, 100, 100, 128)
         torch.testing.assert_close(out, x.softmax(-1))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_pool_of_threads_compiles(target: str) -> None:
+    with torchdevice.portable(target), ThreadPoolExecutor(1) as pool, triton.AsyncCompileMode(pool):
+        x, out = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda")
+        waiting = pool.submit(threading.Event().wait, 1)
+        kernels.copied.warmup(x, out, 32, 1, MASKED=True, BLOCK=32, grid=(1,))
+        assert waiting.running(), "a warmup waits for nothing"
+        kernels.copied[(1,)](x, out, 32, 1, MASKED=True, BLOCK=32)
+    assert torch.equal(out, torch.ones_like(out))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("kind", ["rectangle", "triangle", "hole", "nothing"])
+def test_masks_that_end_in_the_middle_of_rows_and_of_columns(kind: str, turned: bool) -> None:
+    with torchdevice.simulate():
+        x = torch.arange(27 * 21, device="cuda").view(27, 21)
+        out = torch.zeros_like(x)
+        given = (x.T.contiguous(), out.T.contiguous()) if turned else (x, out)
+        kernels.with_edges[(4, 3)](*given, 27, 21, N=8, KIND=kind, TURNED=turned)
+        i, j = torch.arange(27, device="cuda")[:, None], torch.arange(21, device="cuda")
+        inside = {"triangle": i >= j, "hole": (j != 3) & (i >= 0), "nothing": j + i < 0}.get(kind, j + i >= 0)
+        assert torch.equal(given[1].T if turned else given[1], torch.where(inside, x + 1, 0))
+
+
+def test_a_mask_that_ends_too_late_is_found() -> None:
+    with torchdevice.simulate():
+        x = torch.zeros(27, 21, device="cuda")
+        with pytest.raises(RuntimeError, match=r"instance \(3, 0, 0\) of \(4, 3, 1\) reads 4 bytes at offset 2268"):
+            kernels.with_edges[(4, 3)](x, torch.zeros_like(x), 27, 21, N=8, KIND="too far", TURNED=False)
 
 
 def test_a_grid_without_instances_runs_none() -> None:
@@ -596,6 +628,14 @@ def test_a_launch_without_tensors_prints(target: str, capsys: pytest.CaptureFixt
         kernels.without_tensors[(2,)](N=2)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("pid")]
     assert lines == [f"pid ({i}, 0, 0) idx ({j}) at: {i + j}" for i in range(2) for j in range(2)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_pointer_is_printed_in_hexadecimal(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with torchdevice.portable(target):
+        kernels.printing_pointers[(1,)](torch.ones(2, device="cuda"), N=2)
+    first, second = (int(line.partition("at: 0x")[2], 16) for line in capsys.readouterr().out.splitlines())
+    assert second == first + 4
 
 
 @pytest.mark.parametrize("target", TARGETS)

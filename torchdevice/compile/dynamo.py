@@ -21,6 +21,7 @@ from torchdevice.compile import unstacked_mode
 from torchdevice.core import Context, Patch, Replaced, per_context, replaced_function, thread_state
 from torchdevice.core.bindings import LATER, Late
 from torchdevice.core.patching import Added, ReplacedItem, in_every_thread
+from torchdevice.cuda import device_queries
 from torchdevice.cuda.streams import current_stream
 from torchdevice.devices.device_models import DeviceProperties
 from torchdevice.devices.runtime import Runtime
@@ -31,11 +32,16 @@ from torchdevice.torch_apis import autocast_lists
 from torchdevice.torch_apis.autocast import dtype_on_target
 
 
-def _late(name: str) -> Callable[[Any], Any]:
-    """Return the ``make`` of a patch whose method looks ``torch.cuda._<name>`` up when it is called."""
+def _exchange(name: str) -> Callable[[Any], Any]:
+    """Return the ``make`` of a patch for ``torch.cuda._<name>_device``, which answers also while a backend traces."""
 
-    # Looked up at each call, since the scope supplies `torch.cuda._exchange_device` only while it is active.
-    return lambda original: staticmethod(lambda device: getattr(torch.cuda, f"_{name}")(device))
+    def exchange(device: int) -> int:
+        context = thread_state.answering()
+        if context is None or "cuda" not in context.stood_for:
+            return getattr(torch.cuda, f"_{name}_device")(device)  # type: ignore[no-any-return]
+        return device_queries.exchange_device(context, device)
+
+    return lambda original: staticmethod(exchange)
 
 
 def _registry() -> Any:
@@ -96,8 +102,9 @@ class _DynamoPatches(Late):
     def _make(self) -> list[Patch]:
         output_graph, variables = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables
         tensor, autocast = variables.tensor.TensorVariable, variables.ctx_manager.AutocastModeVariable
+        interface, manager = _registry().CudaInterface, variables.ctx_manager.CUDADeviceVariable
         modes, tracing = variables.torch_function.SymbolicTorchFunctionState, variables.torch
-        overridable, cuda = tracing.get_overridable_functions(), _registry().CudaInterface
+        overridable, exchanges = tracing.get_overridable_functions(), ("exchange", "maybe_exchange")
         return [
             replaced_function(output_graph.OutputGraph, "call_user_compiler", _call_compiler),
             replaced_function(output_graph.OutputGraph, "init_ambient_guards", _guard_by_key),
@@ -114,8 +121,10 @@ class _DynamoPatches(Late):
             # torch 2.10 passes some factories to no mode.
             Added(overridable, _device_constructors() - overridable),
             *unstacked_mode.patches(),
-            # Methods that torch bound when Dynamo was imported; without CUDA in the build they raise.
-            *(Replaced(cuda, name, _late(name)) for name in ("exchange_device", "maybe_exchange_device")),
+            # Functions that torch bound when Dynamo was imported; without CUDA in the build they raise. The second are
+            # those of torch 2.13 and later.
+            *(Replaced(interface, f"{name}_device", _exchange(name)) for name in exchanges),
+            *(Replaced(manager, f"_{name}_fn", _exchange(name), may_be_absent=True) for name in exchanges),
         ]
 
     def _add_interfaces(self, runtime: Runtime, devices: int) -> None:

@@ -7,6 +7,7 @@ against torch's own database of operators, the difference between its ``dtypesIf
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -74,6 +75,7 @@ tenth of a microsecond, so functions that are short and lack nothing but complex
 
 # Fullmatch below: an error that only quotes this is the program's.
 _NOT_IMPLEMENTED = re.compile(r'"(\w+)" not implemented for \'(\w+)\'')
+_WIDER_PRODUCT = re.compile("Could not run 'aten::(|b|add|baddb)mm[.]dtype(_out)?' with arguments from the 'CPU'")
 _COMPUTING = ("torch.nn.functional", "torch.functional", "torch._tensor")
 
 
@@ -83,6 +85,8 @@ def lacking(error: BaseException) -> Lacking | None:
     if not isinstance(text, str):  # an error of the program's, which may have no text
         return None
     found = _NOT_IMPLEMENTED.fullmatch(text)
+    if _WIDER_PRODUCT.match(text):
+        return _REPLACEMENTS["other operators"]
     return KERNELS.get((found[1], found[2])) if found else TEXTS.get(text)
 
 
@@ -176,4 +180,13 @@ def _nanmean(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dty
     return _Wider(torch.div, _HALF if total.dtype is torch.complex32 else {}).call((total, count), {})
 
 
-_OTHERWISE: Mapping[str, Callable[..., Any]] = {"histc": _histc, "nansum": _nansum, "nanmean": _nanmean}
+def _product(function: Callable[..., Any], *args: Any, out_dtype: Any = None, **named: Any) -> Any:
+    """A product with ``out_dtype``: the factors' own, or float32 of float16 and bfloat16, in which CUDA sums them."""
+    wide = next((each for each in args if isinstance(each, torch.dtype)), out_dtype)
+    wider = _Wider(function, {torch.float16: wide, torch.bfloat16: wide}, rounded=False)
+    return wider.call([each for each in args if each is not wide], named)
+
+
+_OTHERWISE: dict[str, Callable[..., Any]] = {"histc": _histc, "nansum": _nansum, "nanmean": _nanmean}
+for _function in (torch.mm, torch.bmm, torch.addmm, torch.baddbmm):
+    _OTHERWISE[_function.__name__] = functools.partial(_product, _function)

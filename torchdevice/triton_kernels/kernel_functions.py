@@ -152,9 +152,8 @@ def _truth(value: Any) -> bool:
 
 def tensor_of(value: Any, dtype: Any) -> Any:
     """Return a scalar of a kernel."""
-    if dtype.is_floating():
-        return core.tensor(encoded(np.array([value], np.float64), dtype), dtype)
-    return core.tensor(TensorHandle(np.array([value], dtype=numpy_dtype(dtype)), dtype), dtype)
+    data = np.array([value], np.float64 if dtype.is_floating() else numpy_dtype(dtype))
+    return core.tensor(encoded(data, dtype) if dtype.is_floating() else TensorHandle(data, dtype), dtype)
 
 
 def _range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Iterator[Any]:

@@ -77,8 +77,7 @@ class Launch:
         """Run the grid, after what CUDA checks at a launch."""
         self.grid = tuple(int(each) for each in grid)
         if any(size > limit or size < 0 for size, limit in zip(self.grid, _LIMITS, strict=True)):
-            text = f"the grid {self.grid} is beyond CUDA's {_LIMITS}."
-            raise RuntimeError(f"Triton Error [CUDA]: invalid argument: {text}")
+            raise RuntimeError(f"Triton Error [CUDA]: invalid argument: the grid {self.grid} exceeds CUDA's {_LIMITS}.")
         if all(self.grid):
             host_functions.call(self.context, self.run, list(self._storages().values()))
 
@@ -352,7 +351,7 @@ def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, war
         own = context.settings.setdefault(ScopeKernel, {})
         scoped = own.get(kernel) or own.setdefault(kernel, ScopeKernel(context, kernel))
         made = scoped.run(*args, grid=grid, warmup=warmup, **kwargs)
-        return made.compile() if made is not None and warmup else made
+        return made.compile() if warmup and isinstance(made, Compiled) else made
     finally:
         _set_eval_frame(before)
 

@@ -18,13 +18,17 @@ from numpy.lib.stride_tricks import as_strided
 
 from torchdevice.lowlevel import memory_windows
 from torchdevice.simulation.observe.unwritten_memory import PATTERN
-from torchdevice.triton_kernels.outer_sums import OuterSum, compact, ends
+from torchdevice.triton_kernels.outer_sums import OuterSum, compact
 
 _SHIFT, _FIRST = 44, 16
 """Regions begin above the addresses of processes (48 bits), which kernels may read from memory."""
 
 _ALIGNMENT = 4095
 """Addresses keep their last bits, since kernels may ask whether they are aligned."""
+
+
+_PARTS = 8
+"""Into how many parts, by what its mask lets through, the rows of a block may fall that are copied row by row."""
 
 
 class Region(NamedTuple):
@@ -47,36 +51,36 @@ class Rows(NamedTuple):
     """A block in memory whose elements lie one after the other along an axis.
 
     Attributes:
-        windows: All rows of that length that the storage has, one at each element.
-        numbers: Those of the block's rows; the axis is left out.
-        axis: The axis.
-        active: What the mask lets through: slices, of which the last one is the axis's.
+        parts: The rows of which the mask lets the same lanes through: all rows of that length that the storage has, one
+            at each element, the numbers of the block's, and where they are in the block, whose last axis is then that
+            of the rows.
+        axis: The axis of the rows.
         shape: The shape of the block.
     """
 
-    windows: Any
-    numbers: Any
+    parts: list[tuple[Any, Any, tuple[Any, slice]]]
     axis: int
-    active: tuple[slice, ...]
     shape: tuple[int, ...]
 
     def read(self, default: Any) -> Any:
         """Return the elements, and ``default`` where the mask lets nothing through."""
-        found = np.moveaxis(self.windows[self.numbers], -1, self.axis)
-        if found.shape == self.shape:
-            return found
-        result = np.broadcast_to(default, np.broadcast_shapes(self.shape, default.shape)).astype(found.dtype)
-        result[self.active] = found
+        windows, numbers, (which, _) = self.parts[0]
+        if which is ... and windows.shape[-1] == self.shape[self.axis]:
+            return np.moveaxis(windows[numbers], -1, self.axis)
+        result = np.broadcast_to(default, np.broadcast_shapes(self.shape, default.shape)).astype(windows.dtype)
+        for windows, numbers, place in self.parts:
+            np.moveaxis(result, self.axis, -1)[place] = windows[numbers]
         return result
 
     def write(self, values: Any, memory: Memory) -> None:
         """Write values, after the memory has kept what was there."""
-        given = np.broadcast_to(values, np.broadcast_shapes(self.shape, values.shape))[self.active]
-        rows = np.moveaxis(given, self.axis, -1)
-        numbers = np.broadcast_to(self.numbers, rows.shape[:-1])
-        if memory.logs is not None:
-            memory.logs.append(functools.partial(self.windows.__setitem__, numbers, self.windows[numbers]))
-        self.windows[numbers] = rows
+        given = np.moveaxis(np.broadcast_to(values, np.broadcast_shapes(self.shape, values.shape)), self.axis, -1)
+        for windows, numbers, place in self.parts:
+            rows = given[place]
+            at = np.broadcast_to(numbers, rows.shape[:-1])
+            if memory.logs is not None:
+                memory.logs.append(functools.partial(windows.__setitem__, at, windows[at]))
+            windows[at] = rows
 
 
 class Memory:
@@ -130,26 +134,24 @@ class Memory:
                 break
         else:
             return None
-        through = slice(None)
+        shape = pointers.shape if mask is None else np.broadcast_shapes(pointers.shape, mask.data.shape)
+        at = functools.reduce(np.add, rest).take(0, axis) + column.take(0, axis)
+        at, places = np.broadcast_to(at, (*shape[:axis], *shape[axis + 1 :])), [(..., slice(0, shape[axis]))]
         if mask is not None and not (active := compact(mask.data)).all():
-            lanes = np.flatnonzero(active)
-            if active.size != active.shape[axis] or not lanes.size or lanes.size != np.ptp(lanes) + 1:
-                return None
-            through = slice(lanes[0], lanes[-1] + 1)
-        place = *(slice(None),) * axis, through
-        column = column[place]
-        (lowest, highest), length = ends([*rest, column]), column.shape[axis]
-        region = self._regions.get(lowest >> _SHIFT)
-        if region is None or lowest < region.first or highest + size > region.first + len(region.memory):
+            places = _alike(np.moveaxis(active, axis, -1), shape[axis], at.shape)
+        region = self._regions.get(int(at[places[0][0]].flat[0]) >> _SHIFT) if places else None
+        if region is None or ((at := at - region.first) % size).any():
             return None
-        at = functools.reduce(np.add, rest).take(0, axis) + column.take(0, axis) - region.first
-        if (at % size).any():
-            return None
-        self.largest = max(self.largest, math.prod(pointers.shape[1:]))
         elements = region.memory[: len(region.memory) // size * size].view(dtype)
-        windows = as_strided(elements, (len(elements) - length + 1, length), (size, size))
-        outer = (*pointers.shape[:axis], *pointers.shape[axis + 1 :])
-        return Rows(windows, np.broadcast_to(at // size, outer), axis, place, pointers.shape)
+        parts = []
+        for which, lanes in places:
+            numbers, length = at[which] // size + lanes.start, lanes.stop - lanes.start
+            if numbers.min() < 0 or numbers.max() + length > len(elements):
+                return None
+            windows = as_strided(elements, (len(elements) - length + 1, length), (size, size))
+            parts.append((windows, numbers, (which, lanes)))
+        self.largest = max(self.largest, math.prod(shape[1:]))
+        return Rows(parts, axis, shape)
 
     def addresses(self, pointers: Any, active: Any, size: int, access: str, group: Any) -> tuple[Any, Any]:
         """Return the addresses in the process for those of a kernel, and the lanes that are active.
@@ -220,6 +222,24 @@ def _told(region: Region, pointers: Any, active: Any, wrong: Any, what: str, why
     lanes = f"{int(wrong[one].sum())} of {int(active[one].sum())} lanes that the mask lets through {why}"
     where = f"at offset {offset} of the {len(region.memory)} bytes of argument {region.name}"
     return f"{what} {where} ({lanes})", group[instance]
+
+
+def _alike(active: Any, length: int, outer: tuple[int, ...]) -> list[tuple[Any, slice]]:
+    """Return which rows of a block a mask lets the same lanes through of, and these; none if they are many or apart.
+
+    Args:
+        active: The mask. Its last axis is that of the rows, and may have the length 1.
+        length: The length of a row.
+        outer: The shape of the block without that axis.
+    """
+    active = np.broadcast_to(active, (*active.shape[:-1], length))
+    count, first, end = active.sum(-1), active.argmax(-1), length - active[..., ::-1].argmax(-1)
+    codes = np.where(count > 0, first * (length + 1) + end, 0)
+    found = [code for code in np.unique(codes).tolist() if code]
+    if len(found) > _PARTS or (count[count > 0] != (end - first)[count > 0]).any():
+        return []
+    which = [... if codes.size == 1 else np.broadcast_to(codes == code, outer) for code in found]
+    return [(each, slice(*divmod(code, length + 1))) for each, code in zip(which, found, strict=True)]
 
 
 class Races:

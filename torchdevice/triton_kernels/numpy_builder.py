@@ -20,7 +20,7 @@ from torchdevice.lowlevel import memory_windows
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.triton_kernels import libdevice
 from torchdevice.triton_kernels.memory_checks import Memory
-from torchdevice.triton_kernels.outer_sums import OuterSum, added, ends, terms_of
+from torchdevice.triton_kernels.outer_sums import OuterSum, added, terms_of
 from torchdevice.triton_kernels.triton_internals import InterpreterBuilder, TensorHandle, ir, numpy_dtype, tl
 
 _NAMES: dict[str, str] = data_files.read(__file__, "small_floats.json")
@@ -32,10 +32,10 @@ _BITS = {1: torch.uint8, 2: torch.uint16}
 
 def decoded(handle: Any) -> Any:
     """Return the values of a handle, as float32 where NumPy lacks the dtype."""
-    dtype = SMALL_FLOATS.get(handle.dtype.scalar)
-    if dtype is None or handle.data.dtype.kind not in "iu":
-        return handle.data
-    return torch.from_numpy(np.ascontiguousarray(handle.data)).view(dtype).float().numpy()
+    values = handle.data
+    # Pointers, which have no hash, are wider.
+    dtype = SMALL_FLOATS.get(handle.dtype.scalar) if values.itemsize < 3 and values.dtype.kind in "iu" else None
+    return values if dtype is None else torch.from_numpy(np.ascontiguousarray(values)).view(dtype).float().numpy()
 
 
 def encoded(values: Any, dtype: Any) -> Any:
@@ -246,8 +246,8 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         size, terms = numpy_dtype(ptr.get_element_ty()).itemsize, terms_of(offset)
         if len(terms) > 1:
             # A sum of offsets that is beyond their dtype has wrapped before it is added.
-            (lowest, highest), limits = ends(terms), np.iinfo(terms[0].dtype)
-            terms = terms if limits.min <= lowest <= highest <= limits.max else [offset.data]
+            bounds, limits = [sum(int(of(each)) for each in terms) for of in (np.min, np.max)], np.iinfo(terms[0].dtype)
+            terms = terms if limits.min <= bounds[0] <= bounds[1] <= limits.max else [offset.data]
         return added(ptr, offset, (each.astype(np.uint64) * np.uint64(size) for each in terms))
 
     def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
@@ -282,18 +282,18 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
             pid = f"pid ({x}, {y}, {z})"
             for operand, value in enumerate(values):
                 which = f"(operand {operand}) " if len(values) > 1 else ""
-                data = decoded(value)[number % len(value.data)]
+                data, as_bits = decoded(value)[number % len(value.data)], hex or value.dtype.is_ptr()
                 for at, element in np.ndenumerate(data):
                     index = ", ".join(f"{i:{len(str(size - 1))}}" for i, size in zip(at, data.shape, strict=True))
-                    self.printed.append(f"{pid} idx ({index}){prefix}{which}{_shown(element, hex)}")
+                    self.printed.append(f"{pid} idx ({index}){prefix}{which}{_shown(element, as_bits)}")
             if not values:
                 self.printed.append(f"{pid}{prefix}")
 
     def show_printed(self) -> None:
         """Print what the group has printed."""
-        if self.printed:
-            print("\n".join(self.printed))
-            self.printed.clear()
+        for line in self.printed:
+            print(line)
+        self.printed.clear()
 
     def create_assert(self, condition: Any, message: str, *rest: Any) -> None:
         if not np.all(condition.data if isinstance(condition, TensorHandle) else condition):

@@ -20,12 +20,6 @@ def compact(values: Any) -> Any:
     return values[tuple(slice(1) if step == 0 else slice(None) for step in values.strides)]
 
 
-def ends(terms: Iterable[Any]) -> tuple[int, int]:
-    """Return bounds of the sum of some terms, which no element is beyond."""
-    pairs = [(int(each.min()), int(each.max())) for each in terms]
-    return sum(low for low, _ in pairs), sum(high for _, high in pairs)
-
-
 class OuterSum(TensorHandle):  # type: ignore[misc]
     """A handle whose elements are sums.
 
