@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    parser = add_command(commands, "plan", _plan, world_size=programs.number)
-    run.take_program(parser)
-    parser.set_defaults(ranks=None)
+    run.take_program(add_command(commands, "plan", _plan, world_size=programs.number))
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    parser = add_command(commands, "run", start, ranks=programs.number)
-    take_program(parser)
-    parser.set_defaults(plan=None)
+    take_program(add_command(commands, "run", start, ranks=programs.number))
 
 
 def take_program(parser: CommandParser) -> None:
@@ -55,6 +53,7 @@ def take_program(parser: CommandParser) -> None:
     _options.add_flags(parser.add_argument)
     add_report_flag(parser.add_argument)
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
+    parser.set_defaults(plan=None, ranks=None)  # of the command that has none
     parser.ends_in_program = True
 
 
@@ -120,11 +119,9 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
         _begin_run(options, wanted)
     process = subprocess.Popen(program.argv)
     while True:
-        try:
+        with contextlib.suppress(KeyboardInterrupt):  # the command had it, too, and decides
             status = process.wait()
             return status if status >= 0 else 128 - status  # as a shell says that a signal ended it
-        except KeyboardInterrupt:  # the command had it, too, and decides
-            pass
 
 
 def _chosen(options: argparse.Namespace) -> _options.Options:
