@@ -118,7 +118,14 @@ def differing() -> None:
         dist.broadcast(a, 0)
 
 
+def differing_while_the_program_goes_on() -> None:
+    a = torch.ones(3, device="cuda")
+    dist.all_reduce(a)
+    work = dist.all_reduce(a, async_op=True) if dist.get_rank() == 0 else dist.broadcast(a, 0, async_op=True)
+    work.wait()
+
+
 dist.init_process_group("nccl")
 torch.cuda.set_device(dist.get_rank())
-{"compared": compared, "piped": piped, "differing": differing}[sys.argv[1]]()
+globals()[sys.argv[1]]()
 dist.destroy_process_group()

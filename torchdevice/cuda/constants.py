@@ -61,6 +61,17 @@ def get_compiled_version(context: Context) -> int:
     return 1000 * major + 10 * minor
 
 
+NCCL = "2.27.3"
+"""The version of NCCL whose rules and texts process groups have."""
+
+
+@supplied_function("_nccl_version", Fidelity.DECLARED)
+def nccl_version(context: Context) -> int:
+    """Return NCCL 2.27.3 as one packed number."""
+    major, minor, patch = map(int, NCCL.split("."))
+    return major << 32 | minor << 16 | patch
+
+
 @supplied_function("_nccl_version_suffix", Fidelity.DECLARED)
 def nccl_version_suffix(context: Context) -> bytes:
     """Return an empty suffix."""

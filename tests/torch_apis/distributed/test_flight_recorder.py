@@ -40,10 +40,14 @@ def test_a_pipe_asks_a_rank_for_its_record(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["trace_1"], "the pipes go with the group"
 
 
-@pytest.mark.parametrize("variable", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
-def test_torchs_analyser_finds_ranks_that_differ(variable: str, tmp_path: Path) -> None:
-    run = run_ranks("simulated:cuda", "differing", tmp_path, **{variable: "10"})
+@pytest.mark.parametrize(
+    ("variable", "case"),
+    [("TORCH_FR_BUFFER_SIZE", "differing"), ("TORCH_NCCL_TRACE_BUFFER_SIZE", "differing_while_the_program_goes_on")],
+)
+def test_torchs_analyser_finds_ranks_that_differ(variable: str, case: str, tmp_path: Path) -> None:
+    run = run_ranks("simulated:cuda", case, tmp_path, **{variable: "10"})
     assert run.returncode != 0 and "do not fit together" in run.stderr, run.stderr
+    assert "torch.cuda.nccl" not in run.stderr, "the program asks for no version"
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path), "-p", "trace_"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "Expected collective type: 'all_reduce' does not match found collective type: 'broadcast'" in found.stderr

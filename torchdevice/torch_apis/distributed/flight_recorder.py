@@ -24,6 +24,7 @@ import torch
 from torch.utils._traceback import CapturedTraceback
 
 from torchdevice.core import thread_state
+from torchdevice.cuda.constants import NCCL
 from torchdevice.foundation import stand_ins
 
 _VERSION = "2.10"
@@ -142,7 +143,6 @@ class FlightRecorder:
 
     def __init__(self, size: int):
         self.size, self._numbers = size, itertools.count()
-        self._nccl = ".".join(map(str, torch.cuda.nccl.version()))
         self._records: collections.deque[_Record] = collections.deque(maxlen=size)
         self._groups: dict[str, dict[str, str]] = {}
         self._counts: dict[str, collections.Counter[str]] = {}
@@ -186,7 +186,7 @@ class FlightRecorder:
     ) -> dict[str, Any]:
         """Return what was recorded. The arguments are those of torch's ``_dump_nccl_trace``."""
         active = [each for each in list(self._records) if not each.has_ended()]
-        found: dict[str, Any] = {"version": _VERSION, "comm_lib_version": self._nccl, "pg_config": self._groups}
+        found: dict[str, Any] = {"version": _VERSION, "comm_lib_version": NCCL, "pg_config": self._groups}
         found["pg_status"] = {str(place): self._status(name, active) for place, name in enumerate(self._groups)}
         if includeCollectives:
             shown = active if onlyActive else list(self._records)

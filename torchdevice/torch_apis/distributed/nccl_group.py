@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from torchdevice.core import thread_state
 from torchdevice.core.context import visible_ordinals
+from torchdevice.cuda.constants import NCCL
 from torchdevice.devices.runtime import Runtime
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.stand_ins import tensors
@@ -359,10 +360,9 @@ def check_devices(rank: int, index: int, gather: Callable[[torch.Tensor], torch.
     devices = gather(torch.tensor([mine], dtype=torch.int64, device="cpu")).tolist()
     for other, device in enumerate(devices):
         if other != rank and device == mine:
-            version = ".".join(map(str, torch.cuda.nccl.version()))
             # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses count from 1 here.
             bus = (mine % (1 << _BITS_OF_ORDINAL) + 1) << 12
-            raise dist.DistBackendError(text("duplicate GPU", version=version, rank=rank, other=other, bus=bus))
+            raise dist.DistBackendError(text("duplicate GPU", version=NCCL, rank=rank, other=other, bus=bus))
 
 
 def _identity(index: int) -> int:
