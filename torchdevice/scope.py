@@ -37,6 +37,7 @@ from torchdevice.installed import INSTALLATION
 from torchdevice.journal.journal import Journal
 from torchdevice.mps_workarounds import guards
 from torchdevice.options import Options
+from torchdevice.simulation.native import calling
 from torchdevice.torch_apis import dispatch
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def _fill(entry: Entry, context: Context) -> None:
         entry.parts = outer.parts  # the usual nested entry, which needs the same
         return
     of_target = *guards.needed(context), *fallback_kernels.needed(context), *dispatch.needed(context)
-    entry.parts = [INSTALLATION, *of_target, *(wrap.needed(context) if wraps else ())]
+    entry.parts = [INSTALLATION, *of_target, *([*wrap.needed(context), *calling.needed(context)] if wraps else ())]
 
 
 def _leave_signals(entry: Entry) -> None:

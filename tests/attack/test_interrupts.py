@@ -31,6 +31,7 @@ from torchdevice.core import thread_state
 from torchdevice.core.thread_state import ContextMode
 from torchdevice.engines import wrap
 from torchdevice.foundation import garbage_collection
+from torchdevice.simulation.native import calling
 
 # Python reports an exception in a destructor, an injected interrupt too, as unraisable.
 pytestmark = [
@@ -133,7 +134,7 @@ def assert_inside_and_outside(make: Callable[[], torchdevice.Scope]) -> None:
         assert torch.zeros(1).cuda().get_device() in (-1, 0)
         assert torchdevice.current() is scope
     wrapped = (wrap._FOR_EVERY_SCOPE, *wrap._INSTALLATIONS.values(), *wrap._OF_RUNTIMES.values())
-    for installation in (installed.INSTALLATION, *wrapped):
+    for installation in (installed.INSTALLATION, *wrapped, calling._IN_PLACE):
         assert not installation._holders and installation._in_place is False
 
 

@@ -426,3 +426,39 @@ def test_a_replay_of_products_calls_no_kernel_that_allocates(monkeypatch: pytest
     graph.replay()
     with torch.no_grad():
         assert same_bits(y, model[0](x).relu_().mul(2))
+
+
+@pytest.mark.parametrize("native", ["never", "auto"])
+def test_storages_that_are_resized_in_a_capture(native: str) -> None:
+    """As FSDP does, which frees its parameters' memory. A graph goes on to use the memory that it was captured with."""
+    with torchdevice.simulate("cuda", native=native):
+        for begins_empty in (False, True):
+            x, y = torch.arange(5000.0, device="cuda"), torch.zeros(5000, device="cuda")
+            storage, graph = x.untyped_storage(), torch.cuda.CUDAGraph()
+            size = storage.nbytes()
+            if begins_empty:
+                storage.resize_(0)
+            with torch.cuda.graph(graph):
+                storage.resize_(0)
+                storage.resize_(size)
+                y.copy_(x.fill_(3))
+                storage.resize_(0)
+            others = [
+                torch.full((5000,), 7.0, device="cuda") for _ in range(8)
+            ]  # in memory that the graph must not use
+            for _ in range(2):
+                y.zero_()
+                graph.replay()
+                assert storage.nbytes() == 0 and torch.equal(y.cpu(), torch.full((5000,), 3.0))
+            assert all(torch.equal(each.cpu(), torch.full((5000,), 7.0)) for each in others)
+
+
+def test_a_cpu_target_refuses_a_graph_over_freed_memory() -> None:
+    with torchdevice.portable(target="cpu"):
+        x = torch.arange(5000.0, device="cuda")
+        with (
+            pytest.raises(NotSupportedError, match="Run the program without CUDA graphs"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
+            x.mul_(2)
+            x.untyped_storage().resize_(0)

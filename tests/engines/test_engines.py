@@ -840,10 +840,11 @@ for engine in ("mode", "wrap"):
 
 
 @pytest.mark.one_engine
-@pytest.mark.parametrize(("imported", "most"), [("", 205), ("import torch._dynamo", 295)], ids=["torch", "Dynamo"])
+@pytest.mark.parametrize(("imported", "most"), [("", 230), ("import torch._dynamo", 320)], ids=["torch", "Dynamo"])
 def test_entering_again_takes_few_frames_of_python(imported: str, most: int) -> None:
     # In a process of its own: entering changes some 150 attributes with "mode" and 350 with "wrap", together, and looks
-    # for the modules that a program may import later by one finder. Triton, where it is installed, adds a few.
+    # for the modules that a program may import later by one finder. Triton, where it is installed, adds a few, and
+    # what `torchdevice native build` compiles adds some, as does looking for it.
     done = run_python("-c", ENTERING, imported, TORCHDEVICE_ENGINE="")
     assert done.returncode == 0, done.stderr
     assert 100 < max(map(int, done.stdout.split())) <= most, done.stdout

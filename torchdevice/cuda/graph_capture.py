@@ -274,8 +274,17 @@ class Capture(TorchDispatchMode):
         with as_kernels_do():
             # In reverse, so that the oldest copy is written last.
             for tensor, before in reversed(self._before):
-                tensor.copy_(before)
+                # FSDP frees its parameters' memory by the sizes of their storages, also in a capture.
+                if tensor.untyped_storage().nbytes():
+                    tensor.copy_(before)
         self._before.clear()
+
+    def check_memory(self) -> None:
+        """Refuse the graph where the program has freed its memory meanwhile, on a device that has no other for it."""
+        given = tensors([(step.args, step.kwargs) for step in self.steps])
+        if any(each.numel() and not each.untyped_storage().nbytes() for each in given if _is_dense(each)):
+            remedy = "Run the program without CUDA graphs, or on a simulated device."
+            thread_state.refuse("torch.cuda.graph over memory that is freed by storage.resize_(0)", remedy)
 
     def replay(self) -> None:
         """Run the operators again and write their results to the memory of the recorded results."""

@@ -140,6 +140,7 @@ class GraphStandIn:
         self._end_following(capture)
         # Nothing is computed during a capture on CUDA.
         capture.put_back()
+        capture.check_memory()
         self._context.tell("graph_captured", id(self), self._pool, capture)
         if capture.failed:
             self._release()

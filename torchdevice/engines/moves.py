@@ -23,6 +23,7 @@ import enum
 import functools
 import operator
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -80,17 +81,27 @@ def _has_memory(cls: Any) -> bool:
     return cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
+marks_in_cpp: Callable[[Any], bool] | None = None
+"""Returns whether C++ has marked a storage as the device's; None while C++ marks none."""
+
+
+def _mark_of(storage: Any) -> Side | None:
+    side = getattr(storage, "_torchdevice_side", None)
+    return _DEVICE if side is None and marks_in_cpp is not None and marks_in_cpp(storage) else side
+
+
 def mark_storage(storage: Any, side: Side) -> None:
     """Mark a storage with a side.
 
-    The mark is an attribute of the storage's Python object, which torch keeps for as long as the storage lives.
+    The mark is an attribute of the storage's Python object, which torch keeps for as long as the storage lives. A mark
+    by C++ counts less.
     """
     storage._torchdevice_side = side
 
 
 def mark_unmarked(storage: Any, side: Side | None) -> Any:
     """Mark a storage that has no mark yet; None marks it as unknown. Return the storage."""
-    if isinstance(storage, torch.UntypedStorage) and getattr(storage, "_torchdevice_side", None) is None:
+    if isinstance(storage, torch.UntypedStorage) and _mark_of(storage) is None:
         mark_storage(storage, side or Side.UNKNOWN)
     return storage
 
@@ -116,7 +127,7 @@ def side_of(tensor: Any) -> Side | None:
 
 
 def _side_of_storage(storage: Any) -> Side | None:
-    side = getattr(storage, "_torchdevice_side", None)
+    side = _mark_of(storage)
     # Torch allocates resizable memory; what it imports or shares is not resizable.
     if side is None and (not storage.resizable() or storage.is_shared()):
         return Side.HOST  # memory of NumPy, of a file, of other processes
@@ -296,7 +307,7 @@ def created_by_default(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     """
     storage = _storage(result)
     # A default device may have marked it.
-    if storage is not None and getattr(storage, "_torchdevice_side", None) is None:
+    if storage is not None and _mark_of(storage) is None:
         side = _default_side(func, args, kwargs)
         if side is not None:
             storage._torchdevice_side = side

@@ -95,6 +95,8 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
     # The program's own name for the device stays.
     keeps = made.type == context.shown_as
+    if keeps and type(lone) is str:
+        context.thread.redirects[args] = made, "", ""  # for the constructor in `wrap.py`, see below
     if keeps or (_FINDS_MODULE_BY_TYPE and made.type == "cuda" and _calling_module() == _FINDS_MODULE_BY_TYPE):
         return made
     # "cpu" in the program's text is the host's side, while `x.device` is "cpu" on both.

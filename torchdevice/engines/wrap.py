@@ -36,6 +36,8 @@ _SIZES = frozenset({int, tuple, list, float, torch.Size})
 
 _ABSENT: Any = object()
 
+_MOVES = {rewriters.move, rewriters.move_to_family}
+
 _Method, _TO = types.MethodType, torch.Tensor.to
 
 _stack_length = torch._C._len_torch_function_stack
@@ -165,11 +167,15 @@ class _Naming(EntryPoint):
 
 
 def _own(mode: Any, asked: Any) -> Any:
-    """Return what ``mode.known`` would have for the target's first device, as the scope made it, which is no request.
+    """Return what ``mode.known`` has for a device, or would have for the target's first, which is no request.
 
-    Its side is known by the object: a device of the same value may be the host's, see `moves.py`.
+    On a target that shares the CPU's memory a device's side is known by the object: a device of the same value may be
+    the host's, see `moves.py`.
     """
-    return (asked, "", "") if mode.known and asked is mode.context.runtime.device(0) else None
+    runtime = mode.context.runtime
+    if asked.__class__ is torch.device and not runtime.shares_host_memory:
+        return mode.known.get(asked)
+    return (asked, "", "") if mode.known and asked is runtime.device(0) else None
 
 
 class _Move(EntryPoint):
@@ -189,6 +195,8 @@ class _Move(EntryPoint):
             asked = f"{family}:{context.thread.device_text}" if family else args[1]
             known = mode.known.get(asked) if asked.__class__ is str else _own(mode, asked)
             if known is not None and mode.find(original) is rewriter:
+                if family:
+                    mode.known[original] = known  # for C++, until the current device changes
                 device, requested, done = known
                 shares = context.runtime.shares_host_memory
                 if shares and moves.stays(context, tensor):
@@ -290,7 +298,8 @@ def _new_device(original: Call) -> Any:
             known = context.thread.redirects.get(args)
             if known is not None:
                 device, requested, done = known
-                context.journal.record(requested, done, _EXACT, 1)
+                if requested:
+                    context.journal.record(requested, done, _EXACT, 1)
                 return device  # type: ignore[no-any-return]
         return _ask(mode, cls, args, kwargs)
 
@@ -389,7 +398,7 @@ def _listed(functions: Collection[Any]) -> list[Patch]:
 def _kind_for(function: Any) -> type[EntryPoint]:
     """Return the class of a function's entry point."""
     rewriter = lookup.rewriter_of(dict(rewriters.REGISTERED), function)
-    if rewriter in (rewriters.move, rewriters.move_to_family):
+    if rewriter in _MOVES:
         return _Move
     if rewriter is rewriters.with_device_keyword:
         return _Naming

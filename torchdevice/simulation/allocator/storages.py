@@ -449,7 +449,8 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     if owner is None:
         owner, old = _reference(storage, on, memory), None
     else:
-        old = owner.tensor
+        # Not where a twin has the memory: a graph that was captured with it goes on to use it.
+        old = owner.tensor if owner.address not in _owners else None
         if isinstance(owner, NativeRef):
             native.adopt(storage, _NOTHING, on, None)
             native.disown(storage._cdata)

@@ -1,1 +1,1 @@
-"""The kernels of simulated devices in C++, which ``torchdevice native build`` compiles for the installed torch."""
+"""What ``torchdevice native build`` compiles for the installed torch: kernels of simulated devices, and calls."""

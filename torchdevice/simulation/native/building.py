@@ -1,4 +1,4 @@
-"""Compiles ``kernels.cpp`` for the installed torch, keeps the result in the user's cache folder, and loads it."""
+"""Compiles the C++ of this folder for the installed torch, keeps the result in the user's cache folder, loads it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ import torch
 from torchdevice.errors import NativeKernelsError
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
+_INCLUDED = _SOURCE.with_name("entry_points.h")
 
 _NAME = "torchdevice_kernels"
 
 
-def folder() -> Path:
-    """Return the folder of what was compiled, which may not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torchdevice").expanduser()
-
-
-@functools.cache
-def _file_name() -> str:
+@functools.cache  # entering asks
+def _path_in(cache: str) -> Path:
     built_for = (torch.__version__, str(torch.version.git_version), sysconfig.get_platform(), sys.version)
-    digest = hashlib.sha256("\n".join(built_for).encode() + _SOURCE.read_bytes()).hexdigest()
-    return f"{_NAME}-{digest[:16]}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    digest = hashlib.sha256("\n".join(built_for).encode() + _SOURCE.read_bytes() + _INCLUDED.read_bytes()).hexdigest()
+    name = f"{_NAME}-{digest[:16]}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    return Path(cache, "torchdevice", name).expanduser()
 
 
 def path() -> Path:
     """Return the file of the kernels for this Python, the installed torch and this package's source."""
-    return folder() / _file_name()
+    return _path_in(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+
+
+def folder() -> Path:
+    """Return the folder of what was compiled, which may not exist."""
+    return path().parent
 
 
 def is_built() -> bool:
@@ -58,7 +60,7 @@ def _command(result: Path) -> list[str]:
 
     folders = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
     return [
-        *(cpp_extension.get_cxx_compiler(), "-O2", "-std=c++20", "-fPIC", "-shared", "-w"),
+        *(cpp_extension.get_cxx_compiler(), "-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-w"),
         *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
         *(f"-DTORCH_EXTENSION_NAME={_NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
         *(f"-isystem{folder}" for folder in folders),

@@ -1,0 +1,24 @@
+"""Lets C++ make the calls of ``engines/wrap.py`` that name a device which the thread has named before.
+
+While a scope with ``engine="wrap"`` is active that may use C++, the classes of the entry points have functions of C++
+(``entry_points.h``) in the place of those by which Python calls their objects. The objects stay the same. Calls in a
+context with ``native="never"`` are made in Python, also beside such a scope.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from torchdevice.core import Context, Installation
+from torchdevice.core.patching import Callback
+from torchdevice.simulation.native import building
+
+
+def needed(context: Context) -> list[Installation]:
+    """Return the installation that lets C++ make calls, where it is built and the context may use it."""
+    return [_IN_PLACE] if context.options.native != "never" and building.is_built() else []
+
+
+_IN_PLACE = Installation(
+    lambda: [Callback(*(functools.partial(building.load().place_calls, on) for on in (True, False)))]
+)
