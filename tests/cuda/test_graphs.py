@@ -13,6 +13,7 @@ from conftest import ALONE, plain_torch
 
 import torchdevice
 from torchdevice.cuda import graph_capture
+from torchdevice.errors import NotSupportedError
 from torchdevice.foundation.stand_ins import same_bits
 
 pytestmark = pytest.mark.usefixtures("cuda")

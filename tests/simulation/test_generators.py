@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import torchdevice
 from torchdevice.simulation import device_generators
@@ -298,3 +299,13 @@ def test_the_numbers_are_those_of_the_documented_mixture(generator: torch.Genera
     for number in range(20):
         numbers = torch.Generator().manual_seed(device_generators.mixed(3, 4 * number))
         assert draw(generator) == torch.rand(3, generator=numbers).tolist()
+
+
+def test_states_are_real_tensors_under_a_dispatch_mode() -> None:
+    """torch reads and sets a generator's state in C++, which no mode sees."""
+    with torchdevice.simulate():
+        state = torch.cuda.get_rng_state()
+        with FakeTensorMode():
+            assert torch.cuda.default_generators[0].get_state().__class__ is torch.Tensor
+            torch.cuda.set_rng_state(state)
+        assert torch.equal(torch.cuda.get_rng_state(), state)

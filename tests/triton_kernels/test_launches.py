@@ -666,6 +666,20 @@ def test_a_kernel_that_the_program_compiles(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_what_a_kernel_keeps_for_a_device_is_of_the_scope(target: str) -> None:
+    x = torch.zeros(32)
+    for _ in range(2):
+        with torchdevice.portable(target):
+            assert not kernels.ranged.device_caches
+            for each in (x.cuda(), x.cuda(), x.cuda().long()):
+                kernels.ranged[(1,)](each, N=32)
+            assert len(kernels.ranged.device_caches[0][0]) == 2
+            kernels.ranged.device_caches.clear()
+            assert not kernels.ranged.device_caches
+    assert not kernels.ranged.device_caches
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_hooks_of_triton_are_called(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the cache once for each specialization, those of a launch at each one."""
     called: list[Any] = []

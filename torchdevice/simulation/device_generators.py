@@ -117,7 +117,7 @@ class Generator(torch.Generator):
 
     def get_state(self) -> torch.Tensor:
         """Return the seed and the offset as 16 bytes; with ``random="cpu"`` the state of the CPU's generator."""
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             state, capture = self._state.read(), current_capture()
             if capture is not None:
                 capture.do(self._state.remember, state)
@@ -129,7 +129,7 @@ class Generator(torch.Generator):
         Raises:
             RuntimeError: It is no state of CUDA's. The texts are torch's.
         """
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             capture = current_capture()
             if not self._state.is_cpus:
                 if new_state.dtype is not torch.uint8 or not new_state.is_cpu:

@@ -237,19 +237,16 @@ def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any 
 
 def _scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: Any) -> Any:
     """``tl.associative_scan``: each step combines an element with the one 1, 2, 4, ... before it."""
-    axis, backwards = triton.constant(axis), triton.constant(reverse)
+    axis, step = triton.constant(axis), -1 if triton.constant(reverse) else 1
     like, arrays = _inputs(input)
     axis = axis % (arrays[0].ndim - 1) + 1
-    arrays = [np.moveaxis(each, axis, -1) for each in arrays]
-    arrays = [each[..., ::-1] if backwards else each for each in arrays]
+    arrays = [np.moveaxis(each, axis, -1)[..., ::step] for each in arrays]
     length = arrays[0].shape[-1]
-    distance = 1
-    while distance < length:
-        earlier = [np.roll(each, distance, axis=-1) for each in arrays]
+    for power in builtins.range((length - 1).bit_length()):
+        earlier = [np.roll(each, 2**power, axis=-1) for each in arrays]
         found = _combined(combine_fn, earlier, arrays, like)
-        arrays = [np.where(np.arange(length) < distance, old, new) for old, new in zip(arrays, found, strict=True)]
-        distance *= 2
-    arrays = [np.moveaxis(each[..., ::-1] if backwards else each, -1, axis) for each in arrays]
+        arrays = [np.where(np.arange(length) < 2**power, old, new) for old, new in zip(arrays, found, strict=True)]
+    arrays = [np.moveaxis(each[..., ::step], -1, axis) for each in arrays]
     made = _as_tensors(arrays, like)
     return made if isinstance(input, (tuple, core.tuple)) else made[0]
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdevice.core import Context, Fidelity
+from torchdevice.core import Context, Fidelity, Replaced, thread_state
 from torchdevice.cuda.device_queries import properties_of
 from torchdevice.engines import host_functions
 from torchdevice.engines.rewriters import native_device
@@ -260,24 +260,25 @@ def _pointers(value: Any) -> Iterator[torch.Tensor]:
             yield from _pointers(each)
 
 
-class ScopeKernel(triton.JITFunction):  # type: ignore[misc]
-    """A kernel with the caches of a scope. Triton specialises its arguments, calls hooks, and launches.
+OF_SCOPES: dict[str, Callable[[Context, Any], Any]] = {
+    "device_caches": lambda context, kernel: collections.defaultdict(kernel.create_binder),
+    "compile": lambda context, kernel: functools.partial(Compiled, context),
+}
+"""The attributes of kernels that each scope has its own of: what a kernel keeps for each device, and its compiler."""
 
-    Args:
-        context: The scope.
-        kernel: The program's kernel.
-    """
 
-    def __init__(self, context: Context, kernel: Any):
-        vars(self).update(vars(as_jit(kernel)))
-        self._context = context
-        self.device_caches: Any = collections.defaultdict(self.create_binder)
+def of_each_scope(name: str) -> Replaced:
+    """Return the patch by which an attribute of kernels is one of each scope. A kernel keeps that outside of scopes."""
 
-    def create_binder(self) -> Any:
-        """Return what Triton makes anew for each device."""
-        made = super().create_binder()
-        self.compile = functools.partial(Compiled, self._context)
-        return made
+    def get(kernel: Any) -> Any:
+        context = thread_state.state.context
+        if context is None or context.runtime.makes_triton_code:
+            return vars(kernel)[name]
+        own = context.settings.setdefault(OF_SCOPES[name], {})
+        return own[kernel] if kernel in own else own.setdefault(kernel, OF_SCOPES[name](context, kernel))
+
+    attribute = property(get, lambda kernel, value: vars(kernel).update({name: value}))
+    return Replaced(triton.JITFunction, name, lambda original: attribute, may_be_absent=True)
 
 
 class Compiled(triton.CompiledKernel):  # type: ignore[misc]
@@ -342,15 +343,15 @@ class Compiled(triton.CompiledKernel):  # type: ignore[misc]
 
 def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     """``JITFunction.run``."""
-    if context.runtime.makes_triton_code or isinstance(kernel, ScopeKernel):
+    if context.runtime.makes_triton_code:
         return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+    if isinstance(kernel, triton.InterpretedFunction):
+        return as_jit(kernel).run(*args, grid=grid, warmup=warmup, **kwargs)
     # Dynamo would trace the frames below a graph break, which are those of the interpreter.
     before = _set_eval_frame(None)
     try:
         context.report(f"the Triton kernel {kernel.__name__}", "Triton's interpreter, in NumPy", Fidelity.EXACT)
-        own = context.settings.setdefault(ScopeKernel, {})
-        scoped = own.get(kernel) or own.setdefault(kernel, ScopeKernel(context, kernel))
-        made = scoped.run(*args, grid=grid, warmup=warmup, **kwargs)
+        made = original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
         return made.compile() if warmup and isinstance(made, Compiled) else made
     finally:
         _set_eval_frame(before)

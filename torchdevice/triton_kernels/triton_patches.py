@@ -46,6 +46,7 @@ def patches() -> list[Patch]:
     return [
         native(triton.JITFunction, "run", launching.run),
         native(triton.InterpretedFunction, "run", launching.run),
+        *map(launching.of_each_scope, launching.OF_SCOPES),
         native(triton.Autotuner, "run", launching.run_tuned),
         native(triton.compiler, "max_shared_mem", without_cache),
         native(triton.testing, "do_bench", _bench),
