@@ -98,8 +98,7 @@ def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **option
     for without in ("target", "devices"):
         if without in options:
             raise TypeError(f"simulate() takes no {without}. Use profile and count, or portable(target=...).")
-    target = name + (f":{count}" if count > 1 else "")
-    return Scope(_options.chosen({"target": target, **options}))
+    return Scope(_options.chosen({"target": name + (f":{count}" if count > 1 else ""), **options}))
 
 
 @_options.takes_options()

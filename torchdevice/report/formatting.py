@@ -35,8 +35,7 @@ def editor_link(row: Row) -> str:
 
 def plural(count: int, noun: str) -> str:
     """Return a number of things."""
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{count:,} {noun}{ending}"
+    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")
 
 
 def verified(report: Content) -> str:

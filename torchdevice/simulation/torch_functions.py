@@ -204,8 +204,7 @@ _DRAWING = (
 
 def _set_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``tensor.data = value``, which may let a storage end."""
-    set_data = module.REWRITERS[func]
-    set_data(context, lambda *args: dropping(context, func, args, {}), args, kwargs)
+    module.REWRITERS[func](context, lambda *args: dropping(context, func, args, {}), args, kwargs)
 
 
 _NAMING_DEVICES = (

@@ -161,8 +161,7 @@ class Blocks:
         size = (requested + MINIMUM - 1) & -MINIMUM if self._is_plain else rounded(requested, self.settings)
         pool = self.pools.serving(stream, size <= SMALL)
         # `or`: no block is false, since blocks define no length or truth.
-        found = self._find(pool, size) or self._obtain(pool, size)
-        return self.give(found, size, requested)
+        return self.give(self._find(pool, size) or self._obtain(pool, size), size, requested)
 
     def allocate_meanwhile(self, requested: int, stream: int) -> Block:
         """Return a block for a request in the middle of a change of the memory, by a destructor. It changes nothing."""

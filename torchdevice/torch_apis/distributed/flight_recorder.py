@@ -219,7 +219,7 @@ class Pipe:
     """
 
     def __init__(self, recorder: FlightRecorder, rank: int):
-        self._path, self._write = Path(f"{os.environ[_PIPE]}{rank}.pipe"), recorder.write
+        self._path, self._write = Path(f"{os.environ[PIPE]}{rank}.pipe"), recorder.write
         self._path.unlink(missing_ok=True)
         os.mkfifo(self._path)
         # For writing too, so that the pipe has no end where a process has written and closed it.
@@ -240,12 +240,8 @@ class Pipe:
 
 _END = b"\0"
 
-_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-
-
-def pipe(recorder: FlightRecorder, rank: int) -> Pipe | None:
-    """Return a new pipe, where the variable of torch's asks for one and anything is recorded."""
-    return Pipe(recorder, rank) if os.environ.get(_PIPE) and recorder.size else None
+PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+"""The variable of torch's that names the pipes, less the rank and an ending."""
 
 
 def _frames(record: _Record, wanted: bool) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     default = _c10d._get_default_group() if dist.is_initialized() else None
     waiting = default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
     group = NcclOnGloo(gloo, context.runtime, kind, store, waiting)
-    group.pipe = flight_recorder.pipe(group.recorder, waiting.rank) if default is None else None
+    if default is None and group.recorder.size and os.environ.get(flight_recorder.PIPE):
+        group.pipe = flight_recorder.Pipe(group.recorder, waiting.rank)
     return group
 
 
