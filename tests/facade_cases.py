@@ -454,6 +454,19 @@ def _caching_allocator() -> bool:
     return read == [False, True]
 
 
+def _memory_by_its_address() -> bool:
+    address = c.caching_allocator_alloc(8)
+    return c.caching_allocator_delete(address) is None and _is_gone(address)
+
+
+def _is_gone(address: int) -> bool:
+    try:
+        c.caching_allocator_delete(address)
+    except RuntimeError as error:
+        return f"invalid device pointer: {address:#x}" in str(error)
+    return False
+
+
 def _caching_allocator_off() -> bool:
     with c.caching_allocator_disabled():
         inner = torch._C._cuda_cudaCachingAllocator_is_enabled()
@@ -686,8 +699,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.get_allocator_backend": lambda: c.get_allocator_backend() == "native",
     "torch.cuda.caching_allocator_enable": _caching_allocator,
     "torch.cuda.caching_allocator_disabled": _caching_allocator_off,
-    "torch.cuda.caching_allocator_alloc": lambda: c.caching_allocator_alloc(8),
-    "torch.cuda.caching_allocator_delete": lambda: c.caching_allocator_delete(8),
+    "torch.cuda.caching_allocator_alloc": _memory_by_its_address,
+    "torch.cuda.caching_allocator_delete": _memory_by_its_address,
     "torch.cuda.change_current_allocator": lambda: c.change_current_allocator(c.memory._CUDAAllocator(None)),
     "torch.cuda.CUDAPluggableAllocator": lambda: c.CUDAPluggableAllocator("none.so", "alloc", "free"),
     "torch.cuda.MemPool": lambda: c.MemPool().use_count() == 1,
