@@ -404,8 +404,7 @@ def new_stream(
 
 def current_stream(context: Context, index: int) -> StreamStandIn:
     """Return the current stream of a device."""
-    stream_id = context.thread.streams.get(index, 0)
-    return new_stream(context, stream_id=stream_id, device_index=index)
+    return new_stream(context, stream_id=context.thread.streams.get(index, 0), device_index=index)
 
 
 def create_external(context: Context) -> int:

@@ -116,8 +116,7 @@ def detour_after(error: BaseException, context: Context, func: Any, rewriter: Re
     """
     lacked = dtype_gaps.lacking(error)
     if lacked is not None and dtype_gaps.can_be_repeated(func):
-        name = func.__name__.partition(".")[0]
-        return functools.partial(dtype_gaps.compute, context, lacked, func, name)
+        return functools.partial(dtype_gaps.compute, context, lacked, func, func.__name__.partition(".")[0])
     if float64_policy.refused(context, error) and dtype_gaps.can_be_repeated(func):
         return functools.partial(float64_policy.again, context, _rewritten(context, func, rewriter))
     if is_refusal(context, error) and dtype_gaps.can_be_repeated(func):

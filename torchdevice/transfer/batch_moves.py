@@ -50,8 +50,7 @@ def parts(batch: Any) -> Parts | None:
         return Parts(map("[{!r}]".format, batch), batch.values(), lambda values: _mapping(batch, values))
     if isinstance(batch, (tuple, set, frozenset)):
         # _make skips a __new__ of the program's own, which may take other arguments than the fields.
-        make = getattr(type(batch), "_make", type(batch))
-        return Parts(_numbers(), batch, make)
+        return Parts(_numbers(), batch, getattr(type(batch), "_make", type(batch)))
     if isinstance(batch, (list, UserList, deque)):
         return Parts(_numbers(), batch, lambda values: _with_items(batch, enumerate(values)))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):

@@ -195,8 +195,7 @@ class Call:
         terms = None
         if not self.operator.is_pointwise:
             terms = tolerances.terms_of(list(tensors((self._args, self._kwargs))), values)
-        more = tolerances.sensitivity(*moved, terms)
-        return tolerances.of_values(values, moved[1], more)
+        return tolerances.of_values(values, moved[1], tolerances.sensitivity(*moved, terms))
 
     def _is_unchanged(self, tensor: torch.Tensor) -> bool:
         place = self.inputs.places[id(tensor)]

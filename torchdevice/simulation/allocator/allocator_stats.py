@@ -132,8 +132,7 @@ class Figures:
 
     def count_anew(self, blocks: Collection[Any]) -> None:
         """Replace all counts by those of some blocks in use, each of which is a segment."""
-        size = sum(block.size for block in blocks)
-        self.allocated = self.reserved = size
+        self.allocated = self.reserved = sum(block.size for block in blocks)
         self.requested = sum(block.requested for block in blocks)
         self.count = self.segments = len(blocks)
         self.pending = self.pending_count = self.inactive = self.inactive_count = 0

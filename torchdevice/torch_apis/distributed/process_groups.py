@@ -163,6 +163,15 @@ def _get_backend_of(context: Context, original: Any, self: Any, device: torch.de
     return original(self, context.redirect(device) or device)
 
 
+@replaces("torch._C._distributed_c10d:ProcessGroup", "barrier", native_to="cuda")
+def _barrier(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """``ProcessGroup.barrier``, for which torch makes a tensor, also of a fake group, on the device of the options."""
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, dist.distributed_c10d.BarrierOptions) and each.device is not None:
+            each.device = context.redirect(each.device) or each.device
+    return original(self, *args, **kwargs)
+
+
 @_replaces("split_group")
 def _split_group(
     context: Context,
