@@ -63,10 +63,10 @@ SUITES = (
     *(Suite(f"test_{name}.py") for name in ("torch", "nn", "ops", "autograd", "foreach", "modules", "optim")),
     Suite("test_transformers.py"),
     Suite("test_inductor_cuda.py", "any"),
+    Suite("distributed/test_c10d_nccl.py", "", 4),
     *(
         Suite(f"distributed/{name}", "any", 4)
         for name in (
-            "test_c10d_nccl.py",
             "test_c10d_functional_native.py",
             "test_dynamo_distributed.py",
             "_tensor",
