@@ -157,7 +157,7 @@ class TestOutsideAScope:
             "import torch, sys, torchdevice\n"
             "with torchdevice.portable('cpu'): torch.ones(1).cuda()\n"
             "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'\n"
-            "assert 'torchdevice.simulation' not in sys.modules and not hasattr(torch, 'simulated')\n"
+            "assert 'torchdevice.simulation.backend' not in sys.modules and not hasattr(torch, 'simulated')\n"
             "with torchdevice.portable('simulated'): assert torch.ones(1).cuda().device.type == 'cuda'\n"
             "print('as said')\n"
         )
