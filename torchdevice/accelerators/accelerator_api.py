@@ -87,10 +87,11 @@ for _name, _function in _FUNCTIONS.items():
 @replaces(torch.accelerator._utils, "_get_device_index", native_to="cuda", by_value=True)
 def _accelerator_index(context: Context, original: Any, device: Any, optional: bool = False) -> int:
     """``torch.accelerator._utils._get_device_index``, which refuses the devices that were rewritten to the target."""
-    answers = not context.runtime.is_torch_accelerator
-    if answers and isinstance(device, torch.device) and context.is_targets(device):
+    if context.runtime.is_torch_accelerator:
+        return original(device, optional)
+    if isinstance(device, torch.device) and context.is_targets(device):
         return context.thread.device_index
-    if answers and isinstance(device, str):
+    if isinstance(device, str):
         return device_queries.get_device_index(context, lambda device, *_: original(device, optional), device, optional)
     return original(device, optional)
 
