@@ -14,7 +14,7 @@ import torchdevice
 from torchdevice import target_selection
 from torchdevice.devices import module as module_runtime
 from torchdevice.devices import registry
-from torchdevice.errors import NotSupportedError, PortabilityWarning
+from torchdevice.errors import NotSupportedError
 
 MAC = "simulated:mps"
 TARGETS = ("cpu", "simulated:cuda", MAC)
@@ -165,11 +165,11 @@ def test_functions_that_need_metal_raise(mps: torchdevice.Scope) -> None:
 
 
 def test_float64(mps: torchdevice.Scope, target: str) -> None:
-    """Programs for MPS expect no float64; on a target that has float64 they get it."""
+    """Programs for MPS expect no float64, and MPS's error; on a target that has float64 they get it."""
     x = torch.ones(2, dtype=torch.float64)
     if target == MAC:
-        with pytest.warns(PortabilityWarning, match="has no torch.float64"):
-            assert x.to("mps").dtype is torch.float32
+        with pytest.raises(TypeError, match="doesn't support float64"):
+            x.to("mps")
     else:
         assert x.to("mps").dtype is torch.float64
 

@@ -199,7 +199,10 @@ class Runtime(DeviceMemory, CompilerSupport, KernelFallback):
     def leave_thread(self, entry: Any) -> None:
         """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone before."""
 
-    def after_backward(self) -> None:
+    def begin_autocast(self) -> None:
+        """Prepare for autocast of the device."""
+
+    def after_error_in_backward(self) -> None:
         """Prepare this thread for the next call of the autograd engine."""
 
     @abc.abstractmethod

@@ -152,6 +152,12 @@ def overload_of(name: str) -> Any:
     return overload(f"aten::{name}")
 
 
+def schema_of(name: str) -> Any:
+    """Return the schema of an operator by its name with namespace, without making the operator, which takes longer."""
+    packet, _, variant = name.partition(".")
+    return torch._C._get_schema(packet, variant)
+
+
 @functools.cache
 def composite() -> frozenset[str]:
     """Return the operators with a composite kernel, which torch runs before a fallback, by name with namespace."""
@@ -194,7 +200,6 @@ _REFUSALS = (RuntimeError, TypeError)
 _COSTLY = frozenset(data_files.read(__file__, "costly_operators.json"))
 """Operators that formulas of derivatives call and that take long, without the ``_`` of those in place."""
 
-_schema = torch._C._get_schema
 _backward_that_runs = torch._C._current_graph_task_id
 
 
@@ -211,7 +216,7 @@ def is_refusal(context: Context, error: BaseException) -> bool:
 
 def operators(key: str) -> list[str]:
     """Return the operators of ATen that get a kernel of their own, of those with a kernel under a dispatch key."""
-    return [name for name in _names() if _is_wrapped(name) and _has_kernel(name, key) and not _writes_to_given(name)]
+    return [name for name in registrations_for_dispatch_key(key) if _is_wrapped(name) and not _writes_to_given(name)]
 
 
 def _is_wrapped(name: str) -> bool:
@@ -224,9 +229,7 @@ def _is_wrapped(name: str) -> bool:
 @functools.cache
 def _writes_to_given(name: str) -> bool:
     """Return whether an operator writes to tensors that are given for its results. Autograd calls no such overload."""
-    packet, _, variant = name.partition(".")
-    arguments = _schema(packet, variant).arguments  # without making the operator, which takes longer
-    return any(argument.kwarg_only and argument.alias_info is not None for argument in arguments)
+    return any(argument.kwarg_only and argument.alias_info is not None for argument in schema_of(name).arguments)
 
 
 def refusing_kernels(key: str) -> Mapping[str, Callable[..., Any]]:

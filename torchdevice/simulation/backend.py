@@ -183,7 +183,7 @@ def _register_kernels() -> None:
     rest.fallback(run_any, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
     for name, kernel in handwritten_kernels.SPECIAL.items():
-        aten.impl(name, Pipeline(overload_of(name), kernel).run, "PrivateUse1")
+        aten.impl(name, Pipeline(name, kernel).run, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
         serving.offer(overload_of("scaled_dot_product_attention"), key=key)
@@ -195,16 +195,31 @@ def _register_kernels() -> None:
     for name in ("_convolution", "_convolution.deprecated"):
         aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in sorted(_named().difference(handwritten_kernels.SPECIAL, layouts.MAKING)):
-        aten.impl(name, kernel_of(overload_of(name)), "PrivateUse1")
+        aten.impl(name, kernel_of(name), "PrivateUse1")
     for name in _COMPOSED_IN_FLOAT64:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             aten.impl(name, _holding_doubles(overload_of(name).decompose), key)
     layouts.register_nested(aten)
+    layouts.register_quantized(aten)
     non_functional = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, non_functional)
     aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
-    casts = autocast_lists.register(DEVICE_TYPE, "AutocastPrivateUse1")
-    _libraries.extend((rest, aten, layouts.register_quantized(aten), *casts, *layouts.register_sparse()))
+    _libraries.extend((rest, aten, *layouts.register_sparse()))
+
+
+def serve_autocast() -> None:
+    """Register CUDA's lists of operators for autocast, which most programs never need, unless they are registered."""
+    # On one line: see `register`.
+    with _lock: _register_casts()  # noqa: E701  # fmt: skip
+
+
+def _register_casts() -> None:
+    if not _casts:
+        with garbage_collection.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
+            _casts.extend(autocast_lists.register(DEVICE_TYPE, "AutocastPrivateUse1"))
+
+
+_casts: list[torch.library.Library] = []
 
 
 def _named() -> set[str]:

@@ -74,7 +74,8 @@ class MacRuntime(MpsRuntime):
 
 
 # What the machine's own runtime does of its tensors, threads and generators.
-_OF_MACHINE = "host_alias enter_thread leave_thread after_backward serve_reducer generator numbers_of new_storage"
+_OF_MACHINE = "host_alias enter_thread leave_thread begin_autocast after_error_in_backward"
+_OF_MACHINE += " serve_reducer generator numbers_of new_storage"
 for _name in _OF_MACHINE.split():
     setattr(MacRuntime, _name, lambda self, *args, _of=_name, **named: getattr(self._simulated, _of)(*args, **named))
 

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import psutil  # noqa: F401  # before threads begin: a child that is forked during the import could not end it
 import torch
 
 from torchdevice.core import Context, thread_state
@@ -121,7 +120,10 @@ class SimulatedRuntime(Runtime):
             _end(entry.context)
             sanitizer.end(entry.context)
 
-    def after_backward(self) -> None:
+    def begin_autocast(self) -> None:
+        backend.serve_autocast()
+
+    def after_error_in_backward(self) -> None:
         device_guard.renew()
 
     def is_available(self) -> bool:

@@ -138,11 +138,12 @@ def _exit(original: Any) -> Any:
 
 def _companion(context: Context | None, requested: autocast) -> _Companion | None:
     """Return autocast of other devices; None where the program's autocast suffices or is for another device."""
-    enabled = requested._enabled
-    if requested.device == autocast_lists.SPARE:  # in a graph of Dynamo, perhaps while torch answers for itself
-        context = thread_state.innermost()
-        of_target = _Enabled(context.device_type, requested.fast_dtype, enabled)
-        return _Companion(context, requested, [of_target, autocast_lists.Region(context.runtime, enabled)])
+    enabled, entered = requested._enabled, thread_state.innermost()  # in a graph of Dynamo torch may answer for itself
+    if entered is not None:
+        entered.runtime.begin_autocast()
+    if requested.device == autocast_lists.SPARE:
+        of_target = _Enabled(entered.device_type, requested.fast_dtype, enabled)
+        return _Companion(entered, requested, [of_target, autocast_lists.Region(entered.runtime, enabled)])
     if context is None:
         return None
     device_type = context.device_type

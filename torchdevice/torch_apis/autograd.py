@@ -53,8 +53,9 @@ def _run_backward(context: Context, original: Any, tensors: Any, *args: Any, **k
         reword(context, error)  # no torch function is called with engine="wrap"
         raise
     finally:
-        taken.error = None
-        context.runtime.after_backward()
+        if taken.error is not None:
+            taken.error = None
+            context.runtime.after_error_in_backward()
         context.runtime.note_memory()
     raise raised  # here, so that the SystemError is not noted as its context
 

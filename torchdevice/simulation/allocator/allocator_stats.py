@@ -29,7 +29,7 @@ class Figures:
         segments: Number of segments.
         peak_active: The peak of ``allocated`` and ``pending`` together while blocks were pending.
         peak_active_count: The peak of ``count`` and ``pending_count`` together while blocks were pending.
-        whole: Counts everything that these count; None for the figures of everything.
+        both: These, and the figures of everything, which count what these count.
     """
 
     allocated = peak_allocated = total_allocated = 0
@@ -45,7 +45,7 @@ class Figures:
 
     def __init__(self, whole: Figures | None = None) -> None:
         """Make figures of 0. ``whole`` counts everything that they count, except sums of increases."""
-        self.whole = whole
+        self.both = (self,) if whole is None else (self, whole)
         self._parts: list[Figures] = []
         if whole is not None:
             # So that the whole can sum the increases of its parts, which `add` does not count twice.
@@ -58,45 +58,36 @@ class Figures:
         self.total_allocated += size
         self.total_requested += requested
         self.total_count += 1
-        self._add(size, requested)
-        if self.whole is not None:
-            self.whole._add(size, requested)
-
-    def _add(self, size: int, requested: int) -> None:
-        # Local variables save attribute look-ups, for this runs at every allocation.
-        count = self.count = self.count + 1
-        requested = self.requested = self.requested + requested
-        allocated = self.allocated = self.allocated + size
-        if allocated > self.peak_allocated:
-            self.peak_allocated = allocated
-        if requested > self.peak_requested:
-            self.peak_requested = requested
-        if count > self.peak_count:
-            self.peak_count = count
-        # Peaks of active memory differ from those of allocated memory only while blocks are pending.
-        if self.pending:
-            self._raise_active()
+        # No call for each, and local variables instead of attributes, for this runs at every allocation.
+        for each in self.both:
+            count = each.count = each.count + 1
+            of_requests = each.requested = each.requested + requested
+            allocated = each.allocated = each.allocated + size
+            if allocated > each.peak_allocated:
+                each.peak_allocated = allocated
+            if of_requests > each.peak_requested:
+                each.peak_requested = of_requests
+            if count > each.peak_count:
+                each.peak_count = count
+            # Peaks of active memory differ from those of allocated memory only while blocks are pending.
+            if each.pending:
+                each._raise_active()
 
     def remove(self, size: int, requested: int) -> None:
         """Subtract a block that a tensor had, and that is free again."""
-        self.allocated -= size
-        self.requested -= requested
-        self.count -= 1
-        whole = self.whole
-        if whole is not None:
-            whole.allocated -= size
-            whole.requested -= requested
-            whole.count -= 1
+        for each in self.both:
+            each.allocated -= size
+            each.requested -= requested
+            each.count -= 1
 
     def suspend(self, size: int, count: int = 1) -> None:
         """Count a block that no tensor has any more as pending; one of -1 and its size below 0 as one that has it."""
-        self.allocated -= size
-        self.count -= count
-        self.pending += size
-        self.pending_count += count
-        self._raise_active()
-        if self.whole is not None:
-            self.whole.suspend(size, count)
+        for each in self.both:
+            each.allocated -= size
+            each.count -= count
+            each.pending += size
+            each.pending_count += count
+            each._raise_active()
 
     def _raise_active(self) -> None:
         self.peak_active = max(self.peak_active, self.allocated + self.pending)
@@ -104,13 +95,12 @@ class Figures:
 
     def change(self, name: str, by: int) -> None:
         """Add to a current value, raise its peak, and count an increase."""
-        value = getattr(self, name) + by
-        setattr(self, name, value)
-        if by > 0:
-            setattr(self, f"total_{name}", getattr(self, f"total_{name}") + by)
-            setattr(self, f"peak_{name}", max(getattr(self, f"peak_{name}"), value))
-        if self.whole is not None:  # the whole has the same figures
-            self.whole.change(name, by)
+        for each in self.both:
+            value = getattr(each, name) + by
+            setattr(each, name, value)
+            if by > 0:
+                setattr(each, f"total_{name}", getattr(each, f"total_{name}") + by)
+                setattr(each, f"peak_{name}", max(getattr(each, f"peak_{name}"), value))
 
     def split(self, count: int, size: int) -> None:
         """Change the free parts of segments in use by so many parts and bytes."""
@@ -118,17 +108,13 @@ class Figures:
             self.total_inactive_count += count
         if size > 0:
             self.total_inactive += size
-        self._split(count, size)
-        if self.whole is not None:
-            self.whole._split(count, size)
-
-    def _split(self, count: int, size: int) -> None:
-        inactive = self.inactive = self.inactive + size
-        inactive_count = self.inactive_count = self.inactive_count + count
-        if inactive > self.peak_inactive:
-            self.peak_inactive = inactive
-        if inactive_count > self.peak_inactive_count:
-            self.peak_inactive_count = inactive_count
+        for each in self.both:
+            inactive = each.inactive = each.inactive + size
+            inactive_count = each.inactive_count = each.inactive_count + count
+            if inactive > each.peak_inactive:
+                each.peak_inactive = inactive
+            if inactive_count > each.peak_inactive_count:
+                each.peak_inactive_count = inactive_count
 
     def count_anew(self, blocks: Collection[Any]) -> None:
         """Replace all counts by those of some blocks in use, each of which is a segment."""

@@ -19,7 +19,7 @@ import torch
 
 from torchdevice.cuda import capture_rules
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, SMALL, Settings
-from torchdevice.simulation.allocator.allocator_stats import Figures, Limits, Statistics, out_of_memory_text
+from torchdevice.simulation.allocator.allocator_stats import Limits, Statistics, out_of_memory_text
 from torchdevice.simulation.allocator.memory_blocks import (
     FREE,
     GONE,
@@ -217,15 +217,13 @@ class Blocks:
         # What freeing and splitting would have added to the peaks and sums for a moment.
         is_part = previous is not None or (after is not None and (not rest or after.next is not None))
         count, inactive = (not rest, size) if is_part else (bool(rest), rest)
-        figures: Figures | None = pool.figures
         pool.figures.total_inactive_count += count
         pool.figures.total_inactive += inactive
-        while is_part and figures is not None:  # no call for each: every second allocation comes here
+        for figures in pool.figures.both if is_part else ():  # no call for each: every second allocation comes here
             if figures.inactive + size > figures.peak_inactive:
                 figures.peak_inactive = figures.inactive + size
             if figures.inactive_count + count > figures.peak_inactive_count:
                 figures.peak_inactive_count = figures.inactive_count + count
-            figures = figures.whole
         return True
 
     def _find(self, pool: Pool, size: int) -> Block | None:

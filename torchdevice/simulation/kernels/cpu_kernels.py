@@ -63,10 +63,9 @@ dtype_of = torch.Tensor.dtype.__get__
 """The dtype of a tensor, whatever the tensor's class says."""
 
 
-def is_view(op: Any) -> bool:
-    """Return whether an operator returns views of its arguments."""
-    schema = op._schema
-    return not any(map(is_written, schema.arguments)) and any(r.alias_info is not None for r in schema.returns)
+def is_view(schema: Any) -> bool:
+    """Return whether an operator with this schema returns views of its arguments."""
+    return any(r.alias_info is not None for r in schema.returns) and not any(map(is_written, schema.arguments))
 
 
 def body_of(op: Any) -> Kernel | None:

@@ -47,15 +47,15 @@ def saturate(source: torch.Tensor, result: torch.Tensor) -> None:
     result.copy_(wide.masked_fill_(numbers.isnan(), nan))
 
 
-def divides(op: Any) -> bool:
-    """Return whether an operator divides integers."""
-    name = op._schema.name.removeprefix("aten::").rstrip("_")
-    return name in _DIVISIONS or (name == "div" and "mode" in op._overloadname)
+def divides(schema: Any) -> bool:
+    """Return whether an operator with this schema divides integers."""
+    name = schema.name.removeprefix("aten::").rstrip("_")
+    return name in _DIVISIONS or (name == "div" and "mode" in schema.overload_name)
 
 
-def dividing(op: Any, kernel: Kernel) -> Kernel:
+def dividing(schema: Any, kernel: Kernel) -> Kernel:
     """Return a kernel that divides integers by 0 without an error, if the operator divides."""
-    if not divides(op):
+    if not divides(schema):
         return kernel
 
     def divide(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ def dividing(op: Any, kernel: Kernel) -> Kernel:
         result = kernel(self, _with_ones(other, zero), *args, **kwargs)
         dtype = dtype_of(result)
         quotient = 2**32 - 1 if dtype is torch.int64 else -1 if dtype.is_signed else torch.iinfo(dtype).max
-        floors = "floor_divide" in op.name() or kwargs.get("rounding_mode") == "floor"
+        floors = "floor_divide" in schema.name or kwargs.get("rounding_mode") == "floor"
         memory_of(result).masked_fill_(zero, quotient).masked_fill_(zero & negative, -2 if floors else -1)
         return result
 

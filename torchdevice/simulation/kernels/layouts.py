@@ -29,7 +29,7 @@ from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import index_meant, meaning, owner_of
 from torchdevice.simulation.kernels import cpu_kernels
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, Kernel, aliased, index_of, sparse_of, without_mode
-from torchdevice.simulation.kernels.pipeline import Pipeline, Refusals, aliasing, fallback, none_of
+from torchdevice.simulation.kernels.pipeline import Pipeline, Refusals, fallback, none_of
 from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
 from torchdevice.simulation.refusals.cuda_rules import OF_SPARSE
 from torchdevice.simulation.refusals.refusal_rules import Rule, checks, name_of
@@ -73,7 +73,7 @@ def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: list[str], comp
         aten.impl(name, cpu_kernels.without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
     names = shadowed(of_cpu.name) | _RUN_WHOLE
     for name in sorted(names.difference(of_parts, composed, {"_to_copy"})):
-        aten.impl(name, _kernel(overload_of(name)), key)
+        aten.impl(name, _kernel(name), key)
     return rest
 
 
@@ -91,7 +91,7 @@ def _of_parts(op: Any, key: Any) -> Callable[..., Any]:
 
 def _kernel(op: Any) -> Kernel:
     """Return a kernel that runs an operator on CPU tensors."""
-    return aliasing(_SparseAliases, op, _refusals_of)
+    return Pipeline(op, _SparseAliases, _refusals_of).run
 
 
 def _refusals_of(op: Any) -> Refusals:
@@ -175,12 +175,12 @@ _MAKING_NESTED = _OPERATORS["making nested tensors"].split()
 def register_nested(aten: torch.library.Library) -> None:
     """Register the kernels with torch."""
     for name in sorted(of_aten(registrations_for_dispatch_key("NestedTensorCPU"))):
-        op = overload_of(name)
-        on_itself = without_mode(functools.partial(op._op_dk, DispatchKey.NestedTensorCPU))
-        kernel = on_itself if name in _ON_ITSELF else aliasing(_NestedAliases, op)
+        kernel = Pipeline(name, _NestedAliases, none_of).run
+        if name in _ON_ITSELF:
+            kernel = without_mode(functools.partial(overload_of(name)._op_dk, DispatchKey.NestedTensorCPU))
         aten.impl(name, kernel, "NestedTensorPrivateUse1")
     for name in _MAKING_NESTED:
-        aten.impl(name, aliasing(_NestedAliases, overload_of(name)), "PrivateUse1")
+        aten.impl(name, Pipeline(name, _NestedAliases, none_of).run, "PrivateUse1")
 
 
 class _NestedAliases(CpuAliases):
@@ -213,15 +213,14 @@ _MAKING_QUANTIZED = _OPERATORS["making quantized tensors"].split()
 """The operators that make quantized tensors."""
 
 
-def register_quantized(aten: torch.library.Library) -> torch.library.Library:
-    """Register the refusals with torch. Return the library of the fallback."""
-    library = torch.library.Library("_", "IMPL")
-    library.fallback(_refuse_quantized, "QuantizedPrivateUse1")
-    for name in _MAKING_QUANTIZED:
+def register_quantized(aten: torch.library.Library) -> None:
+    """Register the refusals with torch."""
+    # Not a fallback, which takes long to register: the other operators are given quantized tensors, and there are none.
+    for name in (*_MAKING_QUANTIZED, "copy_", "empty.memory_format", "empty_strided"):
         base, _, overload = name.partition(".")
         if hasattr(getattr(torch.ops.aten, base, None), overload or "default"):
-            aten.impl(name, _refuse_quantized, "PrivateUse1")
-    return library
+            for key in ("QuantizedPrivateUse1", *(["PrivateUse1"] if name in _MAKING_QUANTIZED else [])):
+                aten.impl(name, _refuse_quantized, key)
 
 
 def _refuse_quantized(*args: Any, **kwargs: Any) -> NoReturn:

@@ -13,6 +13,7 @@ import torch
 from torch._C import DispatchKey
 
 from torchdevice.core import state
+from torchdevice.fallback.fallback_kernels import overload_of, schema_of
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import fresh
@@ -40,22 +41,25 @@ class Pipeline:
     """The kernel of an operator.
 
     Args:
-        op: The operator.
-        body: A handwritten kernel, whose operator every device has; None for the operator's CPU kernel.
+        op: The operator, or its name in ATen, which is looked up when it is called first: few of the many ever are.
+        body: A handwritten kernel, whose operator every device has, or the class of the CPU tensors that the operator
+            runs on; None for the operator's CPU kernel.
         refusals: Returns the refusals of an operator.
     """
 
     def __init__(self, op: Any, body: Any = None, refusals: Callable[[Any], Refusals] = refusals_of):
         self._op, self._body, self._refusals_of = op, body, refusals
         self._may_lack = op if body is None else None
-        # A program calls few operators, and the first call of one makes the rest.
+        # The first call makes the rest.
         self._refusals: Refusals = (self._make,)
 
     def _make(self, args: Any, kwargs: Any) -> None:
         """Make what the calls need, and refuse the first call where it must be."""
-        op = self._op
+        op = self._op = _looked_up(self._op)
+        self._may_lack = self._may_lack and op
         self._random: device_random.Drawing | None = None
-        self._body = self._body or cpu_kernels.body_of(op)
+        body = self._body  # read once: another thread may replace it
+        self._body = _running_on(body, op) if isinstance(body, type) else body or cpu_kernels.body_of(op)
         self._has_lists = op._schema.name.startswith("aten::_foreach_")
         if self._body is None:
             arguments, self._results = cpu_kernels.Arguments(op), cpu_kernels.Results(op)
@@ -121,21 +125,27 @@ class Pipeline:
         return cpu_kernels.wrapped(result, index)
 
 
-def kernel_of(op: Any) -> cpu_kernels.Kernel:
-    """Return the kernel of an operator without a handwritten one. That of a view needs no pipeline: nothing is read."""
-    if cpu_kernels.is_view(op):
-        if op.namespace == "aten":
-            serving.offer(op)
-        return cpu_kernels.view_of(op)
-    return cuda_values.dividing(op, Pipeline(op).run)
+def _looked_up(op: Any) -> Any:
+    return overload_of(op) if isinstance(op, str) else op
 
 
-def aliasing(
-    aliases: type[cpu_kernels.CpuAliases], op: Any, refusals: Callable[[Any], Refusals] = none_of
-) -> cpu_kernels.Kernel:
-    """Return the kernel of an operator that runs on CPU tensors of this class."""
+def _running_on(aliases: type[cpu_kernels.CpuAliases], op: Any) -> cpu_kernels.Kernel:
     random = device_random.kind_of(op)
-    return Pipeline(op, lambda *args, **kwargs: aliases(op, op, random).call(args, kwargs), refusals).run
+    return lambda *args, **kwargs: aliases(op, op, random).call(args, kwargs)
+
+
+def kernel_of(op: Any) -> cpu_kernels.Kernel:
+    """Return the kernel of an operator, or of a name in ATen, without a handwritten one.
+
+    That of a view needs no pipeline: nothing is read.
+    """
+    schema = schema_of(f"aten::{op}") if isinstance(op, str) else op._schema
+    if not cpu_kernels.is_view(schema):
+        return cuda_values.dividing(schema, Pipeline(op).run)
+    op = _looked_up(op)
+    if op.namespace == "aten":
+        serving.offer(op)
+    return cpu_kernels.view_of(op)
 
 
 def fallback(make: Callable[[Any], cpu_kernels.Kernel]) -> cpu_kernels.Kernel:

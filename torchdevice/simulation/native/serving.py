@@ -291,7 +291,7 @@ def can_serve(op: Any, is_handwritten: bool) -> bool:
     if any(str(arguments[i].type) != "Tensor" for i in outs) or cpu_kernels.makes_of_nothing(op):
         return False
     # A division in place that ends at a zero has written some of the quotients.
-    divides = cuda_values.divides(op) and any(map(is_written, arguments))
+    divides = cuda_values.divides(op._schema) and any(map(is_written, arguments))
     return not divides and device_generators.place_of(op) < len(arguments)
 
 
@@ -312,7 +312,7 @@ def offer(op: Any, refused: Iterable[torch.dtype] = (), *, mixes: bool = True, k
 def _register(op: Any, key: str, refused: list[torch.dtype], mixes: bool) -> None:
     name, schema, results = op.name(), op._schema, cpu_kernels.Results(op)
     scalars = name not in _HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op)
-    facts = cpu_kernels.is_view(op), scalars, mixes, results.counts_writes, name in _COPIES
+    facts = cpu_kernels.is_view(schema), scalars, mixes, results.counts_writes, name in _COPIES
     places = device_generators.place_of(op), cpu_kernels.outs_of(op), results.positions
     if building.load().offer(schema.name, schema.overload_name, key, *facts, *places, refused):
         _offers.pop((op, key), None)
