@@ -81,6 +81,7 @@ def _register_kernels() -> None:
     backend.kernel_of = lambda op: _in_its_memory(make(op))
     backend.run_any = pipeline.fallback(backend.kernel_of)
     backend._register_kernels()
+    backend.serve_autocast()
     registered.extend(backend._libraries)
     backend._libraries.clear()  # so that the simulated device sees that torch's place for a backend is taken
 
