@@ -77,6 +77,9 @@ REHEARSALS = 40
 """How many of them a sample has."""
 
 
+GPU = "cuda"
+"""The target of tests for programs that are written for MPS, where there is a GPU."""
+
 OUT_OF_TREE = "npu_like"
 """The target that is a backend of its own, for which torch has one place in a process. No simulated device is there."""
 
@@ -105,6 +108,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         import npu_like
 
         npu_like.autoload()
+        return
+    if session.config.getoption("--targets") == GPU:
+        torch.cuda.init()  # the simulated device would take autograd from it
         return
     with torchdevice.simulate():
         pass

@@ -43,8 +43,7 @@ def _patches_of_triton(module: ModuleType) -> list[Patch]:
 def _patches() -> list[Patch]:
     rivals = (bindings.Late(name, error=AnotherPatcherError) for name in PATCHERS)
     # Last, since a module that is imported in a scope is patched after everything else.
-    modules = bindings.LateModules([*rivals, *bindings.LATER.values()])
-    return [*bindings.patches(), *bindings.REPLACED, modules]
+    return [*bindings.patches(), *bindings.REPLACED, bindings.LateModules([*rivals, *bindings.LATER.values()])]
 
 
 INSTALLATION = Installation(_patches)

@@ -17,7 +17,10 @@ from torchdevice.devices import registry
 from torchdevice.errors import NotSupportedError
 
 MAC = "simulated:mps"
-TARGETS = ("cpu", "simulated:cuda", MAC)
+SIMULATES = torch._C._get_privateuse1_backend_name() != "privateuseone"
+NEEDS_GPU = pytest.mark.skipif(SIMULATES or not torch.cuda.is_available(), reason="needs a GPU, and --targets cuda")
+GPU = pytest.param("cuda", marks=NEEDS_GPU)
+TARGETS = ("cpu", "simulated:cuda", MAC, GPU)
 
 pytestmark = pytest.mark.parametrize("target", TARGETS)
 
@@ -34,10 +37,10 @@ def kind(target: str) -> str:
     return target.partition(":")[0]
 
 
-def test_what_is_available(mps: torchdevice.Scope) -> None:
+def test_what_is_available(mps: torchdevice.Scope, target: str) -> None:
     assert torch.backends.mps.is_available() and torch.backends.mps.is_built()
     assert torch.mps.is_available() and torch.mps.device_count() == 1
-    assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
+    assert torch.cuda.is_available() == (target == "cuda") == (torch.cuda.device_count() > 0)
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None and accelerator.type == "mps"
     assert torch.get_device_module("mps") is torch.mps is torch.get_device_module()
@@ -191,7 +194,7 @@ SCRIPT = """
 
 @pytest.mark.sampled(1)
 def test_the_command_and_the_environment(target: str, kind: str, tmp_path: Path) -> None:
-    expected = f"mps {kind} False 3.0"
+    expected = f"mps {kind} {target == 'cuda'} 3.0"
     ran = run_program(tmp_path, SCRIPT, options=["--target", target, "--written-for", "mps"])
     assert ran.stdout.strip() == expected, ran.stderr
     environment = {"TORCHDEVICE": "1", "TORCHDEVICE_TARGET": target, "TORCHDEVICE_WRITTEN_FOR": "mps"}
@@ -199,6 +202,7 @@ def test_the_command_and_the_environment(target: str, kind: str, tmp_path: Path)
     assert ran.stdout.strip() == expected, ran.stderr
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, on which the tests above run")
 class TestOnCuda:
     """CUDA is made to look available, without a GPU. Calls of it are recorded and not carried out."""
 

@@ -183,6 +183,19 @@ class TestOutsideAScope:
         result = run_python("-c", program, cwd=tmp_path)
         assert result.stdout == "cpu [1, 2]\n", result.stderr
 
+    def test_a_real_device_loses_its_autograd_which_is_said_once(self, tmp_path: Path) -> None:
+        """An H200 and torch 2.11 fail so after a simulated scope; torch counts a GPU here that it does not have."""
+        program = (
+            "import torch, torchdevice\n"
+            "torch.accelerator.device_count = lambda: 1\n"
+            "torch.accelerator.current_accelerator = lambda check_available=False: torch.device('cuda')\n"
+            "for _ in range(2):\n"
+            "    with torchdevice.simulate():\n"
+            "        torch.ones(2, device='cuda')\n"
+        )
+        result = run_python("-c", program, cwd=tmp_path)
+        assert result.returncode == 0 and result.stderr.count("backward() of tensors on cuda fails from now on") == 1
+
     def test_a_second_backend_is_refused_by_name(self, tmp_path: Path) -> None:
         program = (
             "import torch, torchdevice\n"

@@ -318,8 +318,7 @@ def _extent(node: ast.AST, view: View) -> tuple[int, int]:
     statement = next((each for each in (node, *view.around(node)) if isinstance(each, ast.stmt)), None)
     if statement is None:
         return line, last
-    has_body = hasattr(statement, "body")
-    return min(line, statement.lineno), last if has_body else statement.end_lineno or last
+    return min(line, statement.lineno), last if hasattr(statement, "body") else statement.end_lineno or last
 
 
 def _is_ignored(finding: Finding, ignored: dict[int, set[str] | None]) -> bool:

@@ -143,7 +143,6 @@ class GraphStandIn:
         capture.check_memory()
         self._context.tell("graph_captured", id(self), self._pool, capture)
         if capture.failed:
-            self._release()
             raise error(INVALIDATED)
         capture.order.check_end()
         if not capture.steps:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import importlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,16 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice.foundation import dispatch_modes
+from torchdevice.foundation import dispatch_modes, forks
+
+
+def _machine() -> Any:
+    """Return the machine's memory. psutil is imported here because that takes longer than any module here."""
+    return importlib.import_module("psutil").virtual_memory()
+
+
+# A child could not end an import that another thread had begun.
+forks.at_fork(before=_machine)
 
 
 class Block(NamedTuple):
@@ -216,15 +226,11 @@ class DeviceMemory(abc.ABC):
 
     def total_memory(self, index: int) -> int:
         """Return the size of the device's memory."""
-        import psutil  # here, since its import takes longer than that of any module here
-
-        return psutil.virtual_memory().total
+        return int(_machine().total)
 
     def free_memory(self, index: int) -> int:
         """Return how much of the device's memory is free."""
-        import psutil
-
-        return psutil.virtual_memory().available
+        return int(_machine().available)
 
     @abc.abstractmethod
     def memory(self, index: int) -> Memory:

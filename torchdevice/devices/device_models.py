@@ -90,8 +90,7 @@ def absolute(target: str) -> str:
     found = TARGET.fullmatch(target)
     if found is None or not found[1] or not found[1].endswith((".toml", ".json")):
         return target
-    path = os.path.abspath(found[1])
-    return f"{SIMULATED}:{path}" + (f":{found[2]}" if found[2] else "")
+    return f"{SIMULATED}:{os.path.abspath(found[1])}" + (f":{found[2]}" if found[2] else "")
 
 
 def _read(path: str) -> Any:

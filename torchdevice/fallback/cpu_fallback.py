@@ -136,8 +136,7 @@ def generator_on_cpu(generator: torch.Generator) -> torch.Generator:
     if device.type == CPU.type:
         return generator
     # A seed from the target's generator, so that the CPU's numbers depend on the program's seed.
-    seed = torch.randint(1 << 62, (), generator=own, device=device)
-    return torch.Generator().manual_seed(int(seed))
+    return torch.Generator().manual_seed(int(torch.randint(1 << 62, (), generator=own, device=device)))
 
 
 def call_on_cpu(func: Any, args: Any, kwargs: Any, to_target: Move = torch.Tensor.to) -> Any:

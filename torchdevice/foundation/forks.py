@@ -8,10 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 
+def at_fork(**functions: Callable[[], Any]) -> None:
+    """Call functions from now on at each fork, as ``os.register_at_fork`` does, where the system can fork."""
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(**functions)
+
+
 def in_child(function: Callable[[], Any]) -> None:
     """Call a function in every child process that is forked from now on, where the system can fork."""
-    if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(after_in_child=function)
+    at_fork(after_in_child=function)
 
 
 def lock(namespace: dict[str, Any]) -> Any:

@@ -176,7 +176,8 @@ class Hooks:
         places = [(each.filename, each.lineno) for each in traceback.extract_tb(frames)]
         shown, alike = (_another_rank_shows(kind.__qualname__, places, *text) for text in ((), (said,)))
         rank = os.environ.get("RANK")
-        left = shown or (COLLECTED in os.environ and run_folder.leave(".failed", _of_rank(rank, value)))
+        told = f"torchdevice: the traceback of rank {rank}:\n{''.join(traceback.format_exception(value))}"
+        left = shown or (COLLECTED in os.environ and run_folder.leave(".failed", told))
         if left:
             text = ", as another rank did." if alike else f": {said}"
             print(f"rank {rank} failed at {last_place(value)}{text}", file=sys.stderr)
@@ -199,10 +200,6 @@ def _show_in_cell(
 ) -> None:
     trim(value)
     shell.showtraceback((kind, value, value.__traceback__), tb_offset=tb_offset)
-
-
-def _of_rank(rank: str | None, error: BaseException) -> str:
-    return f"torchdevice: the traceback of rank {rank}:\n{''.join(traceback.format_exception(error))}"
 
 
 def _another_rank_shows(*what: Any) -> bool:

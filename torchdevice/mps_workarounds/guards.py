@@ -129,8 +129,7 @@ def in_parts(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if largest * left.size(0) < MOST_ELEMENTS or left.size(0) == 1:
         return HARMLESS
     step = max(1, (MOST_ELEMENTS - 1) // largest)
-    parts = [torch.bmm(a, b) for a, b in zip(left.split(step), right.split(step), strict=True)]
-    whole = torch.cat(parts)
+    whole = torch.cat([torch.bmm(a, b) for a, b in zip(left.split(step), right.split(step), strict=True)])
     return whole if not kwargs else kwargs["out"].resize_(whole.shape).copy_(whole)
 
 

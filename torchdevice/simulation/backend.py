@@ -21,6 +21,7 @@ from torchdevice.errors import BackendTakenError, ScopeError
 from torchdevice.fallback import fallback_kernels
 from torchdevice.fallback.fallback_kernels import composite, of_aten, overload_of, shadowed
 from torchdevice.foundation import forks, garbage_collection
+from torchdevice.foundation.logs import warn_once
 from torchdevice.lowlevel import page_locked
 from torchdevice.mps_workarounds import guards
 from torchdevice.simulation import device_guard, policy, storage_resizing, torch_functions
@@ -75,6 +76,11 @@ _libraries: list[torch.library.Library] = []
 
 
 _lock = forks.lock(globals())
+
+_TAKES_AUTOGRAD = (
+    "outside simulated scopes backward() of tensors on {} fails from now on in this process, with an internal error of "
+    "torch's. Simulate in a process of its own, or hide the real device (CUDA_VISIBLE_DEVICES='' for CUDA)."
+)
 
 
 class Module:
@@ -143,6 +149,9 @@ def _register() -> None:
         raise BackendTakenError(name)
     setup = torch.utils.backend_registration._setup_privateuseone_for_python_backend
     with garbage_collection.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
+        # torch's autograd finds streams only of the accelerator that is registered (pytorch issue 161129).
+        if torch.accelerator.device_count():
+            warn_once(_TAKES_AUTOGRAD.format(torch.accelerator.current_accelerator()))
         setup(DEVICE_TYPE, Module(), device_guard.Hooks(), device_guard.Guard())
         _guard_storage()
         storage_resizing.register()

@@ -128,8 +128,7 @@ def is_structured(name: str) -> bool:
 def _table() -> Mapping[str, _Entry]:
     """Read torch's table of operators as text: a YAML parser would take seconds and be one more dependency."""
     path = Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
-    entries = path.read_text().split("\n- func: ")[1:]
-    return {entry.partition("(")[0]: _Entry(entry) for entry in entries}
+    return {entry.partition("(")[0]: _Entry(entry) for entry in path.read_text().split("\n- func: ")[1:]}
 
 
 @dataclass(frozen=True)

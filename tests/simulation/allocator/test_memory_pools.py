@@ -204,7 +204,8 @@ def test_streams_of_a_capture_use_the_pool() -> None:
     assert len({each["stream"] for each in segments(graph.pool())}) == 2 and z.shape == y.shape
 
 
-def test_a_capture_that_fails_releases_its_pool() -> None:
+def test_the_pool_of_a_capture_that_fails_ends_with_its_graph() -> None:
+    """An H200 empties its cache in a later capture without an error: the pool is not free (``conformance.json``)."""
     graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle()
     with pytest.raises(RuntimeError), torch.cuda.graph(graph, pool=pool):
@@ -213,8 +214,10 @@ def test_a_capture_that_fails_releases_its_pool() -> None:
     del y
     gc.collect()
     torch.cuda.empty_cache()
-    assert not segments(pool)
-    assert torch.cuda.memory_snapshot()[:0] == [] and mebibyte().sum() == 0
+    assert len(segments(pool)) == 1
+    del graph
+    torch.cuda.empty_cache()
+    assert not segments(pool) and mebibyte().sum() == 0
 
 
 @pytest.mark.parametrize("change", ["resize", "view", "out", "inplace", "conj"])

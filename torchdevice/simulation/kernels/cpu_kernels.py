@@ -92,9 +92,8 @@ def view_of(op: Any) -> Kernel:
 
     ``call_boxed`` takes two thirds of the time of ``_op_dk``, but keeps Python's global lock while the kernel runs.
     """
-    kernel = torch.library.get_kernel(op, "CPU")
     # `call_boxed` is safe here, since a view computes nothing and keeps Python's lock for a moment only.
-    return functools.partial(kernel.call_boxed, _CPU_KEYS)
+    return functools.partial(torch.library.get_kernel(op, "CPU").call_boxed, _CPU_KEYS)
 
 
 def without_mode(kernel: Kernel) -> Kernel:

@@ -59,9 +59,8 @@ def _register_builtin_comm_hook(context: Context, original: Any, self: Any, comm
     """Register the hook that torch has in Python too: the C++ ones take only results of groups in C++."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    hook = getattr(default_hooks, f"{comm_hook_type.name.lower()}_hook")
     # `None` stands for the default group; DDP's own group may be another one.
-    self.register_comm_hook(self.process_group, hook)
+    self.register_comm_hook(self.process_group, getattr(default_hooks, f"{comm_hook_type.name.lower()}_hook"))
 
 
 def _of_module(context: Context, module: Any) -> list[int] | None:

@@ -55,11 +55,6 @@ def ended(result: futures.Future[Any], patience: datetime.timedelta) -> bool:
     return True
 
 
-def until_all_are_over(seconds: float) -> None:
-    """Wait until all calls have ended, but no longer than so many seconds."""
-    futures.wait([*_unended], seconds)
-
-
 def _inbox() -> _Inbox:
     """Return the inbox of an idle thread, or of a new one."""
     try:
@@ -98,7 +93,7 @@ def wait_at_end() -> None:
     process with "terminate called without an active exception". So does one that waits for a rank that ends meanwhile.
     """
     atexit.register(time.sleep, _TO_DROP)
-    atexit.register(until_all_are_over, _TO_END)  # comes first
+    atexit.register(lambda: futures.wait([*_unended], _TO_END))  # comes first
 
 
 _TO_DROP = 0.1
