@@ -199,6 +199,12 @@ class TestForms:
         with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
             x.logcumsumexp(0)
 
+    def test_a_tensor_of_the_cpu_beside_a_simulated_gpu_has_the_cpus_kernels(self) -> None:
+        with torchdevice.simulate("h100"):
+            assert torch.tensor([True], device="cuda").abs().item() is True
+            with pytest.raises(NotImplementedError, match="not implemented for 'Bool'"):
+                torch.tensor([True]).abs()
+
     def test_what_is_not_exact_is_reported(self, target: str) -> None:
         with torchdevice.portable(target) as scope:
             torch.fft.fft(torch.ones(4, dtype=torch.float16, device="cuda"))

@@ -127,5 +127,4 @@ def without_known(file: Path, findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _key(file: Path, finding: Finding) -> tuple[str, str, str]:
-    path = os.path.relpath(finding.path, file.parent).replace(os.sep, "/")
-    return path, finding.rule, finding.text
+    return os.path.relpath(finding.path, file.parent).replace(os.sep, "/"), finding.rule, finding.text

@@ -133,8 +133,7 @@ def _is_ordinal(node: ast.expr, view: View) -> bool:
     """Return whether an expression is the number of a device: an int, or a variable that is called after a rank."""
     if isinstance(node, ast.Constant):
         return type(node.value) is int
-    name = _name(node)
-    if _ORDINAL.fullmatch(name.lower()):
+    if _ORDINAL.fullmatch(_name(node).lower()):
         return not any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in view.values(node))
     calls = [value for value in view.values(node) if isinstance(value, ast.Call)]
     return any(view.called(call) in WORDS["functions of ranks"] for call in (node, *calls))

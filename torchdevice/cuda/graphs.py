@@ -63,8 +63,7 @@ class GraphStandIn:
 
     def _run_hooks(self, moment: str) -> None:
         """Run the hooks that are registered for all graphs, then those of this graph."""
-        global_moment = moment.removeprefix("post_")
-        global_hooks = getattr(torch.cuda.graphs, f"_global_{global_moment}_hooks", None)
+        global_hooks = getattr(torch.cuda.graphs, f"_global_{moment.removeprefix('post_')}_hooks", None)
         if global_hooks:
             torch.cuda.graphs._run_global_hooks(global_hooks, self)
         for hook in list(getattr(self, f"_{moment}_hooks").values()):

@@ -115,7 +115,10 @@ def detour_after(error: BaseException, context: Context, func: Any, rewriter: Re
         rewriter: Its rewriter, if it has one.
     """
     lacked = dtype_gaps.lacking(error)
-    if lacked is not None and dtype_gaps.can_be_repeated(func):
+    # The kernels of a GPU, a simulated one too, have CUDA's dtypes, and tensors of the CPU beside it the CPU's. But
+    # torch refuses float16 in transforms before it asks for a kernel.
+    may_be_cudas = context.runtime.location_tag != "cuda" or getattr(func, "__name__", "").startswith("fft_")
+    if lacked is not None and may_be_cudas and dtype_gaps.can_be_repeated(func):
         return functools.partial(dtype_gaps.compute, context, lacked, func, func.__name__.partition(".")[0])
     if float64_policy.refused(context, error) and dtype_gaps.can_be_repeated(func):
         return functools.partial(float64_policy.again, context, _rewritten(context, func, rewriter))

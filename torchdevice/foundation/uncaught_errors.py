@@ -177,8 +177,7 @@ class Hooks:
         shown, alike = (_another_rank_shows(kind.__qualname__, places, *text) for text in ((), (said,)))
         rank = os.environ.get("RANK")
         told = f"torchdevice: the traceback of rank {rank}:\n{''.join(traceback.format_exception(value))}"
-        left = shown or (COLLECTED in os.environ and run_folder.leave(".failed", told))
-        if left:
+        if shown or (COLLECTED in os.environ and run_folder.leave(".failed", told)):
             text = ", as another rank did." if alike else f": {said}"
             print(f"rank {rank} failed at {last_place(value)}{text}", file=sys.stderr)
         else:

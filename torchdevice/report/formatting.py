@@ -89,8 +89,7 @@ def libraries(row: Row) -> str:
     if not row.libraries:
         return ""
     first, *others = row.libraries
-    more = f" and {plural(len(others), 'more line')}" if others else ""
-    return source.place(first.file, first.line) + more
+    return source.place(first.file, first.line) + (f" and {plural(len(others), 'more line')}" if others else "")
 
 
 def processes(row: Row, report: Content) -> str:

@@ -252,8 +252,7 @@ def check_scope() -> None:
 def spelled(index: int) -> str:
     """Return the device as messages name it: as ``tensor.device`` reads in the active scope, such as ``cuda:0``."""
     context = thread_state.state.context
-    shown_as = context.shown_as if context is not None else None
-    return f"{shown_as or DEVICE_TYPE}:{index}"
+    return f"{(context and context.shown_as) or DEVICE_TYPE}:{index}"
 
 
 def memory_limits(index: int) -> tuple[int | None, int | None, int]:

@@ -62,9 +62,8 @@ def _sum(x: Tensor) -> Tensor:
 @_kernel
 def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and inverse standard deviation of each channel."""
-    dims = [dim for dim in range(x.dim()) if dim != 1]
     # `correction=0`: batch statistics divide by n.
-    variance, mean = torch.var_mean(_accumulated(x), dims, correction=0)
+    variance, mean = torch.var_mean(_accumulated(x), [dim for dim in range(x.dim()) if dim != 1], correction=0)
     return mean, (variance + eps).rsqrt()
 
 

@@ -26,8 +26,7 @@ _INHERIT_NO_SCOPE = (
 @replaces(threading.Thread, "start")
 def _start(context: Context, original: Any, self: threading.Thread) -> None:
     """``Thread.start``: run the thread in the scope. It sets ``run`` on the thread until the thread runs."""
-    target = getattr(self, "_target", None) or type(self)
-    if getattr(target, "__module__", None) in _INHERIT_NO_SCOPE:
+    if getattr(getattr(self, "_target", None) or type(self), "__module__", None) in _INHERIT_NO_SCOPE:
         return original(self)
     of_thread = self.__dict__.get("run")  # a program may have set one of its own
     run, inherited = self.run, context.in_another_thread()

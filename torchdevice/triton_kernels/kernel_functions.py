@@ -243,8 +243,7 @@ def _scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **option
     arrays = [np.moveaxis(each, axis, -1)[..., ::step] for each in arrays]
     length = arrays[0].shape[-1]
     for power in builtins.range((length - 1).bit_length()):
-        earlier = [np.roll(each, 2**power, axis=-1) for each in arrays]
-        found = _combined(combine_fn, earlier, arrays, like)
+        found = _combined(combine_fn, [np.roll(each, 2**power, axis=-1) for each in arrays], arrays, like)
         arrays = [np.where(np.arange(length) < 2**power, old, new) for old, new in zip(arrays, found, strict=True)]
     arrays = [np.moveaxis(each[..., ::step], -1, axis) for each in arrays]
     made = _as_tensors(arrays, like)

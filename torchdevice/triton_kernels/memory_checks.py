@@ -284,8 +284,7 @@ class Races:
 
     def _check(self, region: Region, elements: Any, known: Any, access: str, earlier: str, before: set[int]) -> None:
         found = known[elements]
-        ordered = [_NOBODY, self.instance, *before, *([_MANY] if before else [])]
-        races = ~np.isin(found, ordered)
+        races = ~np.isin(found, [_NOBODY, self.instance, *before, *([_MANY] if before else [])])
         if races.any():
             text = f"{access} element {elements[races][0]} of argument {region.name}, which another instance {earlier}"
             self._report(text, int(found[races][0]))

@@ -67,10 +67,12 @@ class Place:
         shape, stride, offset: As torch has them.
         extent: The number of elements in memory from the first to the last.
         before: How many elements of the tensor's memory come before the first that the copy has.
+        is_whole: Whether the copy of the memory has this tensor alone, in its shape.
         like: The tensor itself, for its conjugate and negative bits.
     """
 
     before: Any = 0
+    is_whole = False
 
     def __init__(self, tensor: torch.Tensor, memory: int = 0):
         self.memory = memory
@@ -97,12 +99,16 @@ class Place:
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
         """Return the tensor at this place in a memory."""
-        return with_bits(self._at(memory, self.shape, self.stride), self.like)
+        return memory if self.is_whole else with_bits(self._at(memory, self.shape, self.stride), self.like)
 
     def line(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return the memory from the first to the last element."""
-        is_whole = memory.dtype == self.dtype and memory.numel() == self.extent
-        return memory if is_whole else self._at(memory, (self.extent,), (1,))
+        """Return the memory from the first to the last element, in the shape that the copy has."""
+        is_all = memory.dtype == self.dtype and memory.numel() == self.extent
+        return memory if is_all else self._at(memory, (self.extent,), (1,))
+
+    def now(self, alias: Alias) -> torch.Tensor:
+        """Return what is in the tensor now, not copied, as :meth:`line` returns what was in it."""
+        return on_cpu(self.like, alias) if self.is_whole else window(self.like, alias, self.extent)
 
     def _at(self, memory: torch.Tensor, shape: Sequence[int], stride: tuple[int, ...]) -> torch.Tensor:
         # ``memory.view(dtype)`` would ask that the number of its bytes divides evenly.
@@ -145,13 +151,14 @@ class Inputs:
             return torch.empty(first.like.untyped_storage().nbytes(), dtype=torch.uint8)
         if len(places) == 1 and not first.offset * first.dtype.itemsize % _ALIGNED:  # the usual case
             first.before = first.offset
-            return window(first.like, alias, first.extent).clone()
+            first.is_whole = first.like.is_contiguous() and not (first.like.is_conj() or first.like.is_neg())
+            return first.now(alias).clone()
         start = min(place.bytes[0] for place in places) // _ALIGNED * _ALIGNED
         for place in places:
             place.before = start // place.dtype.itemsize
         memory = torch.empty(max(place.bytes[1] for place in places) - start, dtype=torch.uint8)
         for place in places:
-            place.line(memory).copy_(window(place.like, alias, place.extent))
+            place.line(memory).copy_(place.now(alias))
         return memory
 
     def index_on(self, device_type: str) -> int:
@@ -182,6 +189,8 @@ class Inputs:
             if at not in memories:
                 values = self.elements(place).to(WIDE.get(place.dtype, place.dtype), copy=True)
                 memories[at] = change(values) if place.dtype in WIDE else values
+            if place.is_whole:
+                return memories[at]
             offset = place.offset - place.before
             return with_bits(memories[at].as_strided(place.shape, place.stride, offset), place.like)
 

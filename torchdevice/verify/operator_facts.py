@@ -15,7 +15,7 @@ _FACTS = {name: frozenset(operators) for name, operators in data_files.read(__fi
     unseen: Their call does something that must not be done twice, or has no result to compare.
     communicating: Libraries of torch's own whose operators do more than they return.
     without_values: Their results have no values yet.
-    by_bits: The result depends on the dtype itself, so that float64 is no reference.
+    by_bits: Float64 is no reference: the result depends on the dtype itself, or has the bits of the argument.
     choosing: They return the indices of elements along a dimension; which one of equal elements is free.
     rounding: No rounding of their inputs excuses them: they compute nothing that they would have to round.
 """
@@ -76,8 +76,10 @@ class Operator:
         return list(zip(names, values, self.made, strict=True)) if self.made else []
 
 
-def looked_at(op: Any, only: tuple[str, ...] | None, device_type: str) -> Operator | str | None:
-    """Return what verify knows of an operator, or why it does not look at it; None where the program did not ask.
+def looked_at(op: Any, only: tuple[str, ...] | None, runtime: Any) -> Operator | str | None:
+    """Return what verify knows of an operator, or why it does not look at it; None where there is nothing to look at.
+
+    The program did not ask for it, or float64 on the CPU would show nothing of a kernel that is the CPU's.
 
     Operators of other libraries may do more than they return, so they are called twice only where they are named, or
     have one kernel for the target and another one that is the CPU's.
@@ -86,18 +88,21 @@ def looked_at(op: Any, only: tuple[str, ...] | None, device_type: str) -> Operat
         return None
     base = op._schema.name.partition("::")[2]
     if only is not None:
-        names = {base, op._schema.name, op.name(), op.name().removeprefix("aten::")}
-        return Operator(op) if names.intersection(only) else None
-    if op.namespace != "aten" and (
-        op.namespace in _FACTS["communicating"] or not _has_two_kernels(op.name(), device_type)
+        if {base, op._schema.name, op.name(), op.name().removeprefix("aten::")}.isdisjoint(only):
+            return None
+    elif op.namespace != "aten" and (
+        op.namespace in _FACTS["communicating"] or not _has_two_kernels(op.name(), runtime.device_type)
     ):
         return "foreign"
-    return "unseen" if base in _FACTS["unseen"] or torch.Tag.inplace_view in op.tags else Operator(op)
+    elif base in _FACTS["unseen"] or torch.Tag.inplace_view in op.tags:
+        return "unseen"
+    known = Operator(op)
+    shows_nothing = known.is_view or not (known.has_wide and known.has_values)
+    return None if runtime.shares_host_memory and shows_nothing else known
 
 
 def _has_two_kernels(name: str, device_type: str) -> bool:
-    key = torch._C._dispatch_key_for_device(device_type)
-    own = torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    own = torch._C._dispatch_has_kernel_for_dispatch_key(name, torch._C._dispatch_key_for_device(device_type))
     return own and torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
 
 

@@ -104,7 +104,7 @@ class _Program:
                 self._names.setdefault(id(tensor), f"{named}_" if keyword.iskeyword(named) else named)
 
     def _memory(self, place: Place, name: str) -> _Memory:
-        elements = self._inputs.elements(place)
+        elements = self._inputs.elements(place).view(-1)
         values = elements.clone() if self._inputs.has_values else None
         on_target = native_device(place.like).type == self._context.device_type
         return _Memory(name, place.dtype, place.before, values, place.before + elements.numel(), on_target)

@@ -68,7 +68,7 @@ class Watcher(TorchDispatchMode):
         try:  # which asks for the hash once
             operator = self._known[func]
         except KeyError:
-            operator = self._known[func] = operator_facts.looked_at(func, self._only, self.context.device_type)
+            operator = self._known[func] = operator_facts.looked_at(func, self._only, self.context.runtime)
         if not isinstance(operator, operator_facts.Operator):
             kinds = {native_device(each).type for each in tensors((args, kwargs))} if operator else ()
             if operator and self.context.device_type in kinds:

@@ -40,9 +40,8 @@ class Pools:
     def pool(self, stream: int, is_small: bool, owner: Owner, *, expands: bool = False) -> Pool:
         """Return a pool, which is made if there is none."""
         key = (stream, is_small, owner, expands)
-        found = self._pools.get(key)
         # `or` is safe: pools define no length. `setdefault` decides between threads.
-        return found or self._pools.setdefault(key, Pool(*key, self._figures[is_small]))
+        return self._pools.get(key) or self._pools.setdefault(key, Pool(*key, self._figures[is_small]))
 
     def unused(self) -> list[Pool]:
         """Return the pools that are of no private pool in use: their segments may be returned to the driver."""

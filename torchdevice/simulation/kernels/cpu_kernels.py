@@ -440,9 +440,8 @@ def _end(tensor: torch.Tensor, offset: Any) -> int:
 
 def settle(given: torch.Tensor, own: torch.Tensor) -> None:
     """Give an ``out`` argument of the device the shape and values of ``own``, the CPU tensor in its place."""
-    memory = memory_of(given)
     # The kernel wrote into the memory itself; only the shape may have changed.
-    if own.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr():
+    if own.untyped_storage().data_ptr() == memory_of(given).untyped_storage().data_ptr():
         if own.shape != given.shape or own.stride() != given.stride():
             set_storage(given, given.untyped_storage(), given.storage_offset(), own.shape, own.stride())
         return

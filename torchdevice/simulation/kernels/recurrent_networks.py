@@ -38,8 +38,7 @@ def _lstm_cell(
     hidden_bias: Tensor | None = None,
 ) -> Results:
     """Return the new hidden state, the new cell state and the activated gates, of shape (batch, 4 * hidden)."""
-    gates = _with_bias(of_hidden, hidden_bias) + _with_bias(of_input, input_bias)
-    ingate, forget, new, out = gates.chunk(4, 1)
+    ingate, forget, new, out = (_with_bias(of_hidden, hidden_bias) + _with_bias(of_input, input_bias)).chunk(4, 1)
     ingate, forget, new, out = ingate.sigmoid(), forget.sigmoid(), new.tanh(), out.sigmoid()
     cy = forget * cell + ingate * new
     return out * cy.tanh(), cy, torch.cat([ingate, forget, new, out], 1)

@@ -218,8 +218,7 @@ class NcclOnGloo(NcclGroup):
             raise TypeError("output tensor must have the same type as input tensor")
         if input.numel() * self.size() != output.numel():
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
-        sizes = [[input.numel()] * self.size()]
-        collective = Collective(self, opts, "all_gather", [input], sizes)
+        collective = Collective(self, opts, "all_gather", [input], [[input.numel()] * self.size()])
         given = collective.bytes(input)
         parts = collective.bytes(output, written=True).split(max(1, given.numel()))
         lists = ([parts], [given]) if given.numel() else ((), ())
