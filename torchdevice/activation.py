@@ -143,8 +143,7 @@ def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run",
         enabled_by: See :class:`Entry`.
         shows_errors: Whether errors of the main thread are shown without the package's frames.
     """
-    whole_process = options.engine == "auto" and not state.entries
-    scope = Scope(options, auto=wrap.automatic() if whole_process else "mode")
+    scope = Scope(options, auto=wrap.automatic() if options.engine == "auto" and not state.entries else "mode")
     try:
         scope.__enter__(enabled_by)
         entry = scope._entry_to_leave()

@@ -284,8 +284,7 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
         if isinstance(refused, FidelityError):
             raise unstacked_mode.GraphRefusedError(refused.requested, refused.done) from None
         raise
-    beside_the_stack = thread_state.state.traced is not None
-    if beside_the_stack and isinstance(compiler, torch._TorchCompileInductorWrapper):
+    if thread_state.state.traced is not None and isinstance(compiler, torch._TorchCompileInductorWrapper):
         return compiled
     return functools.update_wrapper(functools.partial(without_modes, context, compiled), compiled)
 

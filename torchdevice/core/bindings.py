@@ -247,8 +247,7 @@ def supplied_function(
             # A function of its own for each name, as torch has: Dynamo tells them apart by identity.
             own = functools.wraps(called)(functools.partial(called)) if called in _named else called
             _named.add(called)
-            value = _value_of(own, native_to, dotted, denies)
-            add(Supplied(dotted, value, fidelity, told, on or {}, function))
+            add(Supplied(dotted, _value_of(own, native_to, dotted, denies), fidelity, told, on or {}, function))
         return function
 
     return register

@@ -35,8 +35,7 @@ def _supply(name: str, fidelity: Fidelity, value: Any, note: str) -> None:
         supplied_value(name, fidelity)(constant)
         return
     prefix = name.split("_")[1]
-    family = prefix if prefix in FAMILIES else "cuda"
-    supplied_function(name, fidelity, note=note, native_to=family)(constant)
+    supplied_function(name, fidelity, note=note, native_to=prefix if prefix in FAMILIES else "cuda")(constant)
 
 
 for _fidelity, _rows in data_files.read(__file__, "constants.json").items():

@@ -55,8 +55,7 @@ def exchange_device(context: Context, device: int) -> int:
     """Set the current device and return the previous ordinal. A negative ordinal sets nothing and returns -1."""
     if device < 0:
         return -1
-    thread = context.thread
-    previous = thread.device_index
+    previous = context.thread.device_index
     if device != previous:
         set_device(context, device)
     return previous
@@ -117,8 +116,7 @@ _PROPERTIES = "device properties"
 
 
 def _read_properties(context: Context, device: int) -> DeviceProperties:
-    index = context.target_index(device)
-    name = (context.options.properties or {}).get("name") or context.runtime.name(index)
+    name = (context.options.properties or {}).get("name") or context.runtime.name(context.target_index(device))
     measured = DeviceProperties(
         name=name,
         major=context.options.capability[0],

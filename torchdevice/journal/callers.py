@@ -82,8 +82,7 @@ def kind_of(frame: FrameType) -> int:
         return kind
     if file.startswith("<") and not file.startswith("<frozen"):
         # Generated code is named alike wherever it comes from. That of `python -c` is in the main module.
-        typed = frame.f_globals.get("__name__") == "__main__" or _TYPED.match(file)
-        return PROGRAM if typed else LIBRARY
+        return PROGRAM if frame.f_globals.get("__name__") == "__main__" or _TYPED.match(file) else LIBRARY
     if len(KINDS) > _MAX_KNOWN:
         KINDS.clear()
     kind = KINDS[file] = kind_of_file(file)

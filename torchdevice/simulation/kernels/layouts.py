@@ -71,8 +71,7 @@ def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: list[str], comp
     aten.impl("_to_copy", Pipeline(_aten._to_copy.default, _copy_parts, none_of).run, key)
     for name in of_parts:
         aten.impl(name, cpu_kernels.without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
-    names = shadowed(of_cpu.name) | _RUN_WHOLE
-    for name in sorted(names.difference(of_parts, composed, {"_to_copy"})):
+    for name in sorted((shadowed(of_cpu.name) | _RUN_WHOLE).difference(of_parts, composed, {"_to_copy"})):
         aten.impl(name, _kernel(name), key)
     return rest
 

@@ -1,6 +1,6 @@
 """Errors in place of hangs: ranks that call different collectives, and ranks that wait for each other for ever.
 
-Before each collective the ranks of a group compare 16 bytes each, made of what must be alike: the collective, dtypes,
+Before each collective the ranks of a group compare 4 bytes each, made of what must be alike: the collective, dtypes,
 numbers of elements, the operation, the root. Where they differ, the ranks exchange what they called, and all raise.
 
 A rank that has waited for some seconds leaves a note in the store beside the group: what it waits for, and how many
@@ -59,10 +59,11 @@ class Call(NamedTuple):
     line: callers.Site | None = None
 
     def digest(self) -> torch.Tensor:
-        """Return 16 bytes that differ where the ranks' calls do not fit, of shape (16,)."""
-        # 16 bytes: no two calls have the same ones by accident.
-        found = hashlib.blake2b(repr((self.name, self.alike)).encode(), digest_size=16).digest()
-        return torch.frombuffer(bytearray(found), dtype=torch.uint8)
+        """Return one number in int64 that is the bitwise "and" of those of all ranks only where their calls fit."""
+        # To reduce one number takes a sixth of the time of gathering bytes, with eight ranks on two cores.
+        # Bits and their opposites: a bit that differs is 0 in both for all. Once in four billion calls none differs.
+        found = hashlib.blake2b(repr((self.name, self.alike)).encode(), digest_size=4).digest()
+        return torch.frombuffer(bytearray(found + bytes(255 - each for each in found)), dtype=torch.int64)
 
     def __str__(self) -> str:
         # "float32[2, 3]", short enough for one line per rank.

@@ -277,13 +277,11 @@ class NcclGroup(dist.ProcessGroup):
         # A single rank agrees with itself.
         if self.size() == 1:
             return
-        mine = call.digest()
-        of_all = [torch.empty_like(mine) for _ in range(self.size())]
-        options = dist.distributed_c10d.AllgatherOptions()
-        options.timeout = timeout
-        wait(self.gloo.allgather([of_all], [mine], options))
+        mine, options = call.digest(), dist.distributed_c10d.AllreduceOptions()
+        of_all, options.reduceOp, options.timeout = mine.clone(), dist.ReduceOp(dist.ReduceOp.BAND), timeout
+        wait(self.gloo.allreduce([of_all], options))
         # Each rank compares by itself, and all come to the same result.
-        if any(not torch.equal(each, mine) for each in of_all):
+        if of_all != mine:
             raise collective_checks.mismatch(self.group_desc or self.group_name, self._gathered_texts(str(call)))
 
     def ranks(self) -> list[int]:

@@ -157,7 +157,17 @@ class NcclOnGloo(NcclGroup):
 
     def _all_reduce(self, flats: _Tensors, op: Any) -> None:
         for flat in flats:
-            reduce_flat(flat, op, self.size(), self.gloo.allreduce, _c10d.AllreduceOptions())
+            is_few = flat.nbytes <= _FEW and self.size() > 1 and not self.is_gloo
+            collective = self._all_reduce_few if is_few else self.gloo.allreduce
+            reduce_flat(flat, op, self.size(), collective, _c10d.AllreduceOptions())
+
+    def _all_reduce_few(self, tensors: _Tensors, options: Any) -> Any:
+        """Do what gloo's own all-reduce does, by the first rank: gloo's takes two turns around all ranks."""
+        gathered = [[torch.empty_like(tensors[0]) for _ in range(self.size())]] if self.rank() == 0 else []
+        self.gloo.gather(gathered, tensors, _of_root(_c10d.GatherOptions(), 0)).wait()
+        for rows in gathered:
+            tensors[0].copy_(_REDUCED[options.reduceOp.__getstate__()[0]](torch.stack(rows)))
+        return self.gloo.broadcast(tensors, _of_root(_c10d.BroadcastOptions(), 0))
 
     def _reduce_scatter(self, output: torch.Tensor, flats: _Tensors, op: Any) -> None:
         if not flats:
@@ -334,6 +344,15 @@ _NOT_OF_NCCL = (_Kind.BAND, _Kind.BOR, _Kind.BXOR)
 # On bytes of 0 and 1 the largest is the logical or, and the smallest the logical and.
 _OF_BOOL = {_Kind.SUM: _Kind.MAX, _Kind.PRODUCT: _Kind.MIN}
 """The operations for bools: the logical or in place of sums, the logical and in place of products."""
+
+_FEW = 4096
+"""Up to how many bytes one rank reduces those of all."""
+
+_REDUCED: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
+    _Kind.SUM: lambda rows: rows.sum(0), _Kind.PRODUCT: lambda rows: rows.prod(0),
+    _Kind.MIN: lambda rows: rows.amin(0), _Kind.MAX: lambda rows: rows.amax(0),
+}  # fmt: skip
+"""The operation -> the reduction of rows, one of each rank."""
 
 
 def reduce_flat(flat: torch.Tensor, op: Any, size: int, collective: Callable[..., Any], options: Any) -> None:

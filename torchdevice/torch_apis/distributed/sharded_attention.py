@@ -97,8 +97,7 @@ def _whole(op: Any, given: dict[str, Any], results: Sequence[torch.Tensor]) -> t
 
 def _spec(part: torch.Tensor, shape: Sequence[int], spec: Any) -> Any:
     """Return what describes a distributed tensor of that shape, which lies in memory as its part does."""
-    order = sorted(range(len(shape)), key=part.stride, reverse=True)
-    whole = torch.empty_permuted(shape, order, device="meta")
+    whole = torch.empty_permuted(shape, sorted(range(len(shape)), key=part.stride, reverse=True), device="meta")
     meta = type(spec.tensor_meta)(whole.shape, whole.stride(), part.dtype)
     return type(spec)(spec.mesh, spec.placements, tensor_meta=meta)
 
