@@ -11,7 +11,6 @@ import re
 from typing import Any
 
 import torch
-from torch.backends.cudnn import rnn
 
 from torchdevice.core import REPLACED, Context, Fidelity, ReplacedItem, replaces, supplied_function, thread_state
 from torchdevice.foundation import data_files
@@ -132,5 +131,5 @@ def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> boo
 replaces(torch, "_use_cudnn_rnn_flatten_weight", native_to="cuda")(lambda *_: True)
 
 _MODES = ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")  # in the order of cuDNN's cudnnRNNMode_t
-replaces(rnn, "get_cudnn_mode", native_to="cuda")(lambda _, original, mode: _MODES.index(mode))
+replaces("torch.backends.cudnn.rnn", "get_cudnn_mode", native_to="cuda")(lambda _, original, mode: _MODES.index(mode))
 replaces(torch.backends.cudnn, "version", native_to="cuda")(lambda *_: CUDNN)

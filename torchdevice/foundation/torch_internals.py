@@ -42,7 +42,8 @@ def _has(module: str, name: str) -> bool:
     for part in name.split("."):
         if not hasattr(owner, part):
             # An attribute that the constructor sets is not on the class, but its code, which a scope wraps, names it.
-            return isinstance(owner, type) and part in inspect.unwrap(owner.__init__).__code__.co_names
+            of_class = isinstance(owner, type) and getattr(inspect.unwrap(owner.__init__), "__code__", None)
+            return bool(of_class) and part in of_class.co_names
         owner = getattr(owner, part)
     return True
 
