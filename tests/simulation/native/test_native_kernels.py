@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import run_python
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -354,6 +356,17 @@ class TestOption:
         other.write_bytes(b"")
         assert building.clean() == [building.path()]
         assert list(other.parent.iterdir()) == [other]
+
+    def test_clean_removes_what_a_killed_build_left(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        compiler = tmp_path / "compiler"
+        compiler.write_text('#!/bin/sh\nkill -9 "$PPID"\n')
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        ran = run_python("-m", "torchdevice", "native", "build")
+        assert ran.returncode == -signal.SIGKILL, ran.stderr
+        (left,) = building.folder().iterdir()
+        assert building.clean() == [left] and list(building.folder().iterdir()) == []
 
 
 def test_races_and_recorders_run_in_python() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -28,8 +29,7 @@ _NAME = "torchdevice_kernels"
 def _path_in(cache: str) -> Path:
     built_for = (torch.__version__, str(torch.version.git_version), sysconfig.get_platform(), sys.version)
     digest = hashlib.sha256("\n".join(built_for).encode() + _SOURCE.read_bytes() + _INCLUDED.read_bytes()).hexdigest()
-    name = f"{_NAME}-{digest[:16]}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
-    return Path(cache, "torchdevice", name).expanduser()
+    return Path(cache, "torchdevice", f"{_NAME}-{digest[:16]}{importlib.machinery.EXTENSION_SUFFIXES[0]}").expanduser()
 
 
 def path() -> Path:
@@ -81,7 +81,7 @@ def build() -> Path:
         return found
     found.parent.mkdir(parents=True, exist_ok=True)
     # Beside the result, since a file can be renamed within one file system only.
-    with tempfile.TemporaryDirectory(prefix="build-", dir=found.parent) as work:
+    with tempfile.TemporaryDirectory(prefix=f"{_NAME}-", dir=found.parent) as work:
         command = _command(Path(work, found.name))
         try:
             subprocess.run(command, capture_output=True, text=True, check=True)
@@ -97,10 +97,10 @@ def build() -> Path:
 
 
 def clean() -> list[Path]:
-    """Remove everything that was compiled, for any torch, and return the files."""
+    """Remove all that was compiled, for any torch, and what builds that were killed left, and return the paths."""
     found = sorted(folder().glob(f"{_NAME}-*"))
     for each in found:
-        each.unlink(missing_ok=True)
+        shutil.rmtree(each, ignore_errors=True) if each.is_dir() else each.unlink(missing_ok=True)
     return found
 
 
