@@ -144,6 +144,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     """Return the line of pytest's header that says what is run, and how the same is run again."""
     what = f"engine: {config.getoption('--engine')}; native kernels: {config.getoption('--native')}"
+    if config.getoption("--share") > 1:
+        what = f"{what}; files: one part of {config.getoption('--share')}"
     if config.getoption("--sweep") == "full":
         return f"{what}; sweeps: complete"
     return f"{what}; sweeps: a sample, --sweep-seed={config.getoption('--sweep-seed')} (--sweep=full runs all)"

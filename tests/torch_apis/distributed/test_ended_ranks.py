@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 dist.init_process_group("nccl")
 torch.cuda.set_device(dist.get_rank())
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so the launcher waits until the other ranks have said why they fail
 x = torch.ones(2 + (dist.get_rank() if sys.argv[1] == "sizes" else 0), device="cuda")
 if dist.get_rank() == 2:
     if sys.argv[1] == "exit":
@@ -32,8 +33,8 @@ dist.all_reduce(x)
 """
 
 TOLD = {
-    "exit": "all_reduce of the group 'default_pg' of 3 ranks cannot end: rank 2 ended at ranks.py:14 with exit code 0.",
-    "error": "cannot end: rank 2 failed at ranks.py:16 with ValueError: no data.",
+    "exit": "all_reduce of the group 'default_pg' of 3 ranks cannot end: rank 2 ended at ranks.py:15 with exit code 0.",
+    "error": "cannot end: rank 2 failed at ranks.py:17 with ValueError: no data.",
     "killed": "cannot end: a rank ended, which could not say how, as one that is killed.",
     "sizes": "Only the sizes differ. Give tensors with as many elements on every rank, padded to the largest.",
 }
