@@ -162,12 +162,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--targets") == OUT_OF_TREE:
         _keep(config, items, [item for item in items if sweeping.parameters(item).get("target") == OUT_OF_TREE])
     seed, share = config.getoption("--sweep-seed"), config.getoption("--share")
+    if config.getoption("--sweep") != "full":
+        on_targets = items if config.getoption("--targets") else _on_their_targets(items, seed)
+        _keep(config, items, sweeping.sample(on_targets, seed))
+    # A part of what the whole run draws: a sample of a part would have other cases.
     _keep(config, items, [item for item in items if (zlib.crc32(item.path.name.encode()) + seed) % share == 0])
-    if config.getoption("--sweep") == "full":
-        return
-    _keep(
-        config, items, sweeping.sample(items if config.getoption("--targets") else _on_their_targets(items, seed), seed)
-    )
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: Iterable[pytest.Item]) -> None:
