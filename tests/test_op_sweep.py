@@ -87,6 +87,16 @@ def _difference(expected: Any, actual: Any, kind: str) -> str:
     return ""
 
 
+def _refused(op: Any, dtype: torch.dtype, kind: str, error: Exception) -> bool:
+    """Return whether the device refuses the call with an error of its own, as the tables or the database say."""
+    if op.name in REFUSED_BY_CUDA and REFUSED_BY_CUDA[op.name] in str(error):
+        return True
+    gaps = MPS_GAPS.get(op.name, ()) if kind == "mps" else ()
+    if isinstance(error, TypeError) and str(dtype).removeprefix("torch.") in gaps:
+        return True
+    return isinstance(error, RuntimeError) and dtype not in op.dtypesIfCUDA
+
+
 def _compare(op: Any, dtype: torch.dtype, target: str, kind: str) -> tuple[int, int, list[str]]:
     """Return the number of samples compared, of those with results on the target, and the differences."""
     backward = op.supports_autograd and dtype is torch.float32
@@ -104,15 +114,8 @@ def _compare(op: Any, dtype: torch.dtype, target: str, kind: str) -> tuple[int, 
                 difference = _difference(expected, actual, kind)
                 placed += any(leaf.device.type == kind for leaf in _tensors(actual))
         except Exception as error:
-            refusal = REFUSED_BY_CUDA.get(op.name)
-            if kind != "cpu" and refusal is not None and refusal in str(error):
+            if kind != "cpu" and _refused(op, dtype, kind, error):
                 compared -= 1
-                continue
-            if kind == "mps" and str(dtype).removeprefix("torch.") in MPS_GAPS.get(op.name, ()):
-                compared -= 1  # tests/simulation/ compares these errors
-                continue
-            if kind != "cpu" and isinstance(error, RuntimeError) and dtype not in op.dtypesIfCUDA:
-                compared -= 1  # the database, too, says that CUDA has no kernel
                 continue
             differences.append(f"{op.formatted_name} {dtype}: {type(error).__name__}: {str(error)[:200]}")
             continue

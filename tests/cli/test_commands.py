@@ -516,14 +516,16 @@ class TestExaminations:
         assert seen == [torch.float32, torch.bfloat16, torch.bfloat16]
 
     @pytest.mark.parametrize("width", [20, 80, 200])
-    def test_no_word_is_cut_in_two(self, width: int) -> None:
-        # What is measured may differ from one run to the next.
-        program = (
-            "import sys; from torchdevice.cli import diagnostics, main; "
-            "diagnostics._multiplication = lambda dtype: 1.0; sys.exit(main.main(['doctor', '--target', 'mps']))"
-        )
-        narrow = run_python("-c", program, COLUMNS=str(width)).stdout
-        whole = run_python("-c", program, COLUMNS="500").stdout
+    def test_no_word_is_cut_in_two(
+        self, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(diagnostics, "_multiplication", lambda dtype: 1.0)  # two runs may measure different things
+        shown = []
+        for columns in (str(width), "500"):
+            monkeypatch.setenv("COLUMNS", columns)
+            main.main(["doctor", "--target", "mps"])
+            shown.append(capsys.readouterr().out)
+        narrow, whole = shown
         still = {"GiB", "times"}  # figures of the moment stand beside these
         assert [word for word in whole.split() if word.isalpha() and word not in still] == [
             word for word in narrow.split() if word.isalpha() and word not in still
