@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -653,6 +654,41 @@ def test_a_launch_returns_the_compiled_kernel(target: str) -> None:
         x.zero_()
         launched[(1, 1, 1)](x, 32)
         assert x.all()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("target", TARGETS)
+def test_collecting_and_inspecting_a_kernel_compiles_nothing(
+    target: str, inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python collects wherever it allocates, and Triton's own ``__del__`` asks for what only a compiled kernel has."""
+    asked: list[Any] = []
+    compile_kernel = launching.triton.compile_kernel
+    monkeypatch.setattr(launching.triton, "compile_kernel", lambda *args, **kw: asked.append(args))
+    with torchdevice.portable(target):
+        launched = [kernels.ranged[(1,)](torch.zeros(32, device="cuda"), N=32)]
+        assert not hasattr(launched[0], "__wrapped__")
+        kernels.ranged.device_caches.clear()
+        if inside:
+            launched.clear()
+            gc.collect()
+    launched.clear()
+    gc.collect()
+    assert not asked
+    monkeypatch.setattr(launching.triton, "compile_kernel", compile_kernel)
+    ended: list[Any] = []
+    hook = getattr(triton.knobs.runtime, "kernel_unload_hook", None)
+    with torchdevice.portable(target):
+        loaded = kernels.ranged[(1,)](torch.zeros(32, device="cuda"), N=32)
+        assert loaded.n_regs > 0
+        if hook is not None:
+            hook.add(lambda module, function, name, group, digest: ended.append(name))
+        kernels.ranged.device_caches.clear()
+        del loaded
+        gc.collect()
+    if hook is not None:  # Triton 3.7 and later
+        hook.calls.clear()
+        assert ended == ["ranged"]
 
 
 @pytest.mark.parametrize("target", TARGETS)

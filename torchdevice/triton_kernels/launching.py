@@ -322,7 +322,17 @@ class Compiled(triton.CompiledKernel):  # type: ignore[misc]
             vars(self).update(vars(kernel))
         return self
 
+    def __del__(self) -> None:
+        # Triton 3.8 and later ask here for ``module``, which would compile a kernel that nobody looked at. Python calls
+        # this wherever it collects, also in the middle of a parse and when the process ends. Nothing is on a device.
+        loaded = vars(self).get("module")
+        hook = getattr(triton.knobs.runtime, "kernel_unload_hook", None)
+        if loaded is not None and hook is not None:
+            hook(loaded, self.function, self.name, self.metadata_group, self.hash)
+
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copies, pickles and inspects asks for; no stage of the compiler sets it
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         # As every kernel that was launched on a GPU, it is loaded, which tells the registers.
         if self.compile().module is None:
             triton.init_handles(self)
