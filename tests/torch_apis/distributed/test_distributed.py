@@ -151,9 +151,15 @@ class TestGroupOfOneRank:
         assert dist.get_default_backend_for_device("cuda") == "nccl"
         own = dist.get_default_backend_for_device(torch.device("cuda", 0))
         assert own == ("gloo" if kind == "cpu" else "nccl") and dist.get_default_backend_for_device("cpu") == "gloo"
-        with pytest.raises(ValueError, match="only implemented for GLOO"):
+        with pytest.raises(ValueError, match=r"only implemented for GLOO|requires a group with a CPU-capable backend"):
             dist.monitored_barrier()
 
+    def test_a_group_with_gloo_has_the_monitored_barrier(self, group: Any) -> None:
+        dist.monitored_barrier(dist.new_group([0], backend="gloo"))
+        with pytest.raises(ValueError, match="CPU-capable backend"):
+            group.monitored_barrier()
+
+    @pytest.mark.filterwarnings("ignore:.*_set_pg_timeout:FutureWarning")  # torch 2.14 and later deprecate it
     def test_what_torch_does_to_groups_of_nccl(self, group: Any) -> None:
         """Functions for them name NCCL's class, which builds without NCCL lack."""
         limit = datetime.timedelta(seconds=9)

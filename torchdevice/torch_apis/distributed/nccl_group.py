@@ -194,6 +194,17 @@ class NcclGroup(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self.gloo
 
+    def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Refuse what NCCL alone does not have, where torch takes the CPU target's device for gloo's.
+
+        Raises:
+            ValueError: The group has no gloo. The text is torch's, from 2.14 on.
+        """
+        if not self._has_gloo:
+            raise ValueError("monitored_barrier requires a group with a CPU-capable backend (e.g. GLOO).")
+        limit = self.timeout if timeout is None else timeout
+        super().monitored_barrier(limit, wait_all_ranks)  # type: ignore[misc]
+
     def _set_sequence_number_for_group(self) -> None:
         """Begin to count. torch calls it for each group that it makes."""
         self.counts["collective"] = 0
