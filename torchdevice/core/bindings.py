@@ -294,9 +294,13 @@ def supplied_value(
 
 def _denial(context: Context, family: str, name: str, denies: Any) -> Any:
     """Return what a program written for another accelerator finds: ``denies`` where torch's own name would find one."""
+    if denies is None or context.family == family:
+        return TORCHS_OWN
     module, _, attribute = name.rpartition(".")
-    finds = denies is not None and context.family != family and attribute in vars(importlib.import_module(module))
-    return denies if finds else TORCHS_OWN
+    own = vars(importlib.import_module(module)).get(attribute)
+    # A build for CUDA on a machine without a GPU has the name and finds no device, and its own errors say so.
+    found = own() if callable(own) else own
+    return denies if found else TORCHS_OWN
 
 
 def imported_by_value(module: ModuleType, names: str) -> None:
