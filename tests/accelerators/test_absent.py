@@ -37,9 +37,12 @@ def names_of(family: str) -> Iterator[tuple[ModuleType, str]]:
                 yield from ((module, each) for each in listed if not isinstance(vars(module).get(each), ModuleType))
 
 
-LEFT_OUT = frozenset({"init", "cudart", "ExternalStream", "caching_allocator_delete"})
-"""Names that keep their error for the process, fail in torch's own code by the type of None, or return a result with an
-error set: in builds for CUDA, deleting 0.5 gives SystemError in whatever Python does next."""
+LEFT_OUT = frozenset({"init", "cudart", "ExternalStream", "caching_allocator_delete", "graph_pool_handle"})
+"""Names that keep their error for the process, fail in torch's own code by the type of None, count their calls, or return
+a result with an error set: in builds for CUDA, deleting 0.5 gives SystemError in whatever Python does next."""
+
+NO_CURRENT_DEVICE = "RuntimeError: invalid argument to "
+"""What builds for CUDA raise where no accelerator has a current device. In a scope the program's own accelerator has."""
 
 
 def outcome(call: Callable[[], Any]) -> str:
@@ -137,7 +140,8 @@ def test_every_name(written_for: Any, absent: str, target: str) -> None:
     with torchdevice.portable(target, written_for=written_for):
         found = outcomes(absent)
     assert len(expected) > 60
-    assert {name: (found[name], told) for name, told in expected.items() if found[name] != told} == {}
+    compared = {name: told for name, told in expected.items() if not told.startswith(NO_CURRENT_DEVICE)}
+    assert {name: (found[name], told) for name, told in compared.items() if found[name] != told} == {}
 
 
 @pytest.mark.parametrize("target", TARGETS)

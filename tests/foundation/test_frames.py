@@ -179,7 +179,7 @@ COUNTS = re.compile(r"_frames_up|_getframe|currentframe|inspect\.stack\(|createR
 def replaced_functions() -> Iterator[tuple[str, Any]]:
     for patch in installed.INSTALLATION._patches or ():
         for each in patch.places if isinstance(patch, patching.Together) else ():
-            if inspect.isfunction(each.original):
+            if inspect.isfunction(each.original) and inspect.isfunction(inspect.unwrap(each.original)):
                 yield f"{each.owner.__name__}.{each.name}", each.original
 
 
@@ -188,7 +188,7 @@ def called_by(function: Any) -> Iterator[Any]:
     cls = getattr(sys.modules[function.__module__], function.__qualname__.partition(".")[0], None)
     for name in re.findall(r"(\w+)\(", inspect.getsource(function)):
         found = function.__globals__.get(name, getattr(cls, name, None))
-        if inspect.isfunction(found):
+        if inspect.isfunction(found) and inspect.isfunction(inspect.unwrap(found)):  # what wraps C++ has no source
             yield found
 
 
