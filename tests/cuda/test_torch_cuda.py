@@ -561,7 +561,9 @@ class TestProfilingAndInternals:
         assert torch.backends.cudnn.benchmark_limit == 10
         torch.backends.cudnn.benchmark_limit = 7
         assert torch.backends.cudnn.benchmark_limit == 7
-        vars(torch.backends.cudnn).pop("benchmark_limit", None)
+        with plain_torch():
+            assert torch.backends.cudnn.benchmark_limit != 7  # the scope's own value
+            vars(torch.backends.cudnn).pop("benchmark_limit", None)
 
     @pytest.mark.parametrize(
         "call",

@@ -85,17 +85,28 @@ REPLACED.append(ReplacedItem(vars(torch.backends.cuda.cufft_plan_cache), "caches
 
 
 class _BenchmarkLimit:
-    """``torch.backends.cudnn.benchmark_limit``, which a build without cuDNN lacks. The value is stored per context."""
+    """``torch.backends.cudnn.benchmark_limit``, stored for each context. Outside of scopes it is torch's own.
+
+    Args:
+        own: torch's property. It keeps the functions of a build with cuDNN, so that replacing these does not reach it. A
+            build without cuDNN has None there.
+    """
+
+    def __init__(self, own: Any):
+        self.own = own
 
     def __get__(self, module: Any, owner: type) -> int | None:
-        if module is None:
-            return None  # the class attribute of torch in a build without cuDNN
-        in_scope = thread_state.state.for_cuda is not None
-        return torch._C._cuda_get_cudnn_benchmark_limit() if in_scope else vars(module).get("benchmark_limit")
+        if module is not None and thread_state.state.for_cuda is not None:
+            return torch._C._cuda_get_cudnn_benchmark_limit()
+        if self.own is not None:
+            return self.own.__get__(module, owner)
+        return None if module is None else vars(module).get("benchmark_limit")
 
     def __set__(self, module: Any, limit: int) -> None:
         if thread_state.state.for_cuda is not None:
             torch._C._cuda_set_cudnn_benchmark_limit(limit)
+        elif self.own is not None:
+            self.own.__set__(module, limit)
         else:
             vars(module)["benchmark_limit"] = limit
 
@@ -116,8 +127,8 @@ for _kernel in ("cudnn", "flash", "mem_efficient"):
     _asks_of(_kernel)
 
 
-if vars(type(torch.backends.cudnn)).get("benchmark_limit") is None:
-    replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: _BenchmarkLimit())
+_LIMIT = _BenchmarkLimit(vars(type(torch.backends.cudnn))["benchmark_limit"])
+replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: _LIMIT)
 
 
 @replaces(torch.backends.cudnn, "is_acceptable", native_to="cuda")
