@@ -1,7 +1,8 @@
 """Where the simulation is wrong: ``python -m benchmarks.conformance --device cuda --write``, where the device is.
 
-Runs each bug of the corpus (``tests/corpus.py``) and its correct twin on the device, each in a process of its own,
-because an assertion of CUDA's ends all that follows, and asks the device for the facts of ``tests/device_facts.py``.
+Runs each bug of the corpus (``tests/support/corpus.py``) and its correct twin on the device, each in a process of its
+own, because an assertion of CUDA's ends all that follows, and asks the device for the facts of
+``tests/support/device_facts.py``.
 ``--write`` records how the programs ended and what the device answered, with the device, its driver and torch, in
 ``conformance.json``, and the tests compare it with the corpus and the simulation. ``--device simulated`` asks that.
 """

@@ -20,7 +20,7 @@ BEGIN, END = "<!-- Made by docs/make_planted_bugs.py: begin -->\n", "<!-- end --
 _CORPUS = """
 Of {count} bugs that people had on GPUs and on Macs, {found} end as on the real device, with its text or with
 wrong data, or with the race that makes the data wrong there. Of their correct twins {wrong} fail.
-They are in `tests/corpus.py` with their sources.
+They are in `tests/support/corpus.py` with their sources.
 
 The last {later} of them were written down, with the text that a real device gives, before any of them ran here.
 Of these, {at_first} were found when they first ran, and {now} are found now. Of the {mended} between, some are found
@@ -34,7 +34,7 @@ since the simulation was mended, and some since the case was, because torch's ow
 
 _TABLE = """
 Of {count} bugs that were planted after their detectors, {found} are found, and of their correct twins {wrong}
-raise. They are in `tests/planted_bugs.py`.
+raise. They are in `tests/support/planted_bugs.py`.
 
 | kind | bug | found by | as |
 |---|---|---|---|

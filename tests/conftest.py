@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
 import re
-import socket
-import subprocess
 import sys
-import textwrap
 import types
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +122,22 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             measured.save()
 
 
+_failed: dict[str, None] = {}
+"""The tests that failed in this process or its workers, in their order."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note which tests failed, for :func:`pytest_unconfigure`."""
+    if report.failed:
+        _failed[report.nodeid] = None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Name the tests that failed in the last line: an internal error of pytest or of a worker leaves no summary."""
+    if _failed and not hasattr(config, "workerinput"):
+        print(f"\n{len(_failed)} failed: {' '.join(_failed)}", flush=True)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sweep",
@@ -138,12 +152,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     kernels = "the kernels of simulated devices: those in Python, or those in C++, which are built first"
     parser.addoption("--native", choices=("never", "always"), default="never", help=kernels)
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
+    orders = ("shuffled", "written")
+    parser.addoption("--order", choices=orders, default="shuffled", help="the order of files and of tests in a file")
     parser.addoption("--share", type=int, default=1, help="run one of so many parts of the files, drawn by the seed")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Return the line of pytest's header that says what is run, and how the same is run again."""
     what = f"engine: {config.getoption('--engine')}; native kernels: {config.getoption('--native')}"
+    what = f"{what}; all of it takes about five minutes on two idle cores"
     if config.getoption("--share") > 1:
         what = f"{what}; files: one part of {config.getoption('--share')}"
     if config.getoption("--sweep") == "full":
@@ -167,6 +184,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _keep(config, items, sweeping.sample(on_targets, seed))
     # A part of what the whole run draws: a sample of a part would have other cases.
     _keep(config, items, [item for item in items if (zlib.crc32(item.path.name.encode()) + seed) % share == 0])
+    if config.getoption("--order") == "shuffled":
+        items[:] = _shuffled(items, seed)
+
+
+def _shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+    """Return the tests with their files, and the classes and functions of each file, in an order drawn with the seed.
+
+    The cases of one function, and the tests of one class, stay together: they share fixtures that take seconds.
+    """
+    groups: dict[str, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        file, _, name = item.nodeid.partition("::")
+        groups.setdefault(file, {}).setdefault(re.split(r"::|\[", name)[0], []).append(item)
+    draw = random.Random(seed)
+    files = draw.sample(list(groups.values()), len(groups))
+    return [
+        item for functions in files for each in draw.sample(list(functions.values()), len(functions)) for item in each
+    ]
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: Iterable[pytest.Item]) -> None:
@@ -213,16 +248,13 @@ def collections_pass_over_modules() -> None:
         gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def no_garbage_is_freed_while_memory_is_measured(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keep tensors that earlier tests left in reference cycles where they are while a test compares figures."""
-    code = getattr(getattr(request, "function", None), "__code__", None)
-    measures = code is not None and any("memory" in name for name in code.co_names)
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Keep tensors of earlier tests' reference cycles where they are while a test compares figures of memory."""
     enabled = gc.isenabled()
-    if measures:
-        gc.disable()
+    gc.disable()
     yield
-    if measures and enabled:
+    if enabled:
         gc.enable()
 
 
@@ -353,48 +385,6 @@ def plain_torch() -> Iterator[None]:
     """Suspend the active scope and all function modes."""
     with thread_state.suspended(), torch._C.DisableTorchFunction():
         yield
-
-
-def run_program(
-    folder: Path, program: str, *arguments: str, options: Sequence[str] = (), **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a program's text under ``torchdevice run`` in a process of its own."""
-    path = folder / "program.py"
-    path.write_text(textwrap.dedent(program))
-    return run_command("run", *options, str(path), *arguments, cwd=folder, **environment)
-
-
-def free_port() -> str:
-    """Return a TCP port that is free now, for processes to connect by."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return str(listening.getsockname()[1])
-
-
-def run_command(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the ``torchdevice`` command."""
-    return run_python("-m", "torchdevice", *arguments, cwd=cwd, **environment)
-
-
-def run_python(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run this Python with one thread for torch. What gloo prints in torch 2.10 is taken out of its output."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    done.stdout = _PRINTED_BY_GLOO.sub("", done.stdout)
-    return done
-
-
-_PRINTED_BY_GLOO = re.compile(
-    r"\[Gloo\] Rank |[0-9]+ is connected to [0-9]+ peer ranks\. Expected number of connected peer ranks is : [0-9]+\n"
-)
-"""Several ranks print into each other's lines."""
 
 
 def failing_half_way(installation: patching.Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import run_python
 from places import ROOT
+from processes import run_python
 
 from torchdevice import check
 

@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import run_python
 from places import ROOT
+from processes import run_python
 
 from torchdevice import options
 from torchdevice.cli import main

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_python
 from corpus import CASES
 from device_facts import FACTS
 from places import ROOT
+from processes import run_python
 
 pytestmark = pytest.mark.one_engine
 
@@ -81,7 +81,7 @@ LIMITS: dict[str, str] = {
     "two_dtypes": "",
     "deterministic": "max_pool3d",  # has a deterministic kernel since torch 2.13
     "attention": ".* (dropout|groups)",  # torch 2.11 took other dropouts with cuDNN, and no groups by "efficient"
-    # cuSOLVER has errors of its own there. From torch 2.14 on, combinations come from nonzero_static, which does not wait.
+    # cuSOLVER has errors of its own there. From torch 2.14 on, combinations do not wait: they use nonzero_static.
     "captures": ".*: (eigh|qr)" if torch.__version__ < "2.14" else ".*: (eigh|qr|combinations)",
 }
 """Fact -> the answers that may differ, as a regular expression: these are of another release, or known to be wrong."""

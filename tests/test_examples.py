@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import run_command, run_python
 from places import ROOT
+from processes import run_command, run_python
 
 # Each test starts processes, so the default run takes a sample.
 pytestmark = [pytest.mark.sampled(2), pytest.mark.one_engine]

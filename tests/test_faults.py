@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import free_port, run_program, run_python
+from processes import free_port, run_program, run_python
 
 
 @pytest.fixture

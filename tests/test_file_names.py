@@ -18,10 +18,10 @@ from urllib.parse import unquote_to_bytes
 
 import pytest
 import torch
-from conftest import run_python
 from faults import planted_in_cpu
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from processes import run_fresh_python
 from rich.console import Console
 
 import torchdevice
@@ -139,12 +139,12 @@ def test_a_run_of_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
     name = os.fsdecode(b"tr\xe9in.py")
     (tmp_path / name).write_text("import torch\ntorch.ones(1, device='cuda')\n")
     for words in (["--report=page.html"], ["--report=data.json"], ["--report"]):
-        ran = run_python("-m", "torchdevice", "run", "--target", "cpu", *words, name, cwd=tmp_path)
+        ran = run_fresh_python("-m", "torchdevice", "run", "--target", "cpu", *words, name, cwd=tmp_path)
         assert ran.returncode == 0 and "Error" not in ran.stderr, ran.stderr
     assert "tr\\udce9in.py" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    shown = run_python("-m", "torchdevice", "report", "data.json", cwd=tmp_path)
+    shown = run_fresh_python("-m", "torchdevice", "report", "data.json", cwd=tmp_path)
     assert shown.returncode == 0 and "tr\\udce9in.py:2" in shown.stdout, shown.stderr
-    log = run_python(
+    log = run_fresh_python(
         "-m", "torchdevice", "run", name, cwd=tmp_path, TORCHDEVICE_LOG_FILE="log", TORCHDEVICE_LOG="DEBUG"
     )
     assert log.returncode == 0 and "Logging error" not in log.stderr, log.stderr

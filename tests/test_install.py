@@ -16,8 +16,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from conftest import run_python
 from places import ROOT
+from processes import run_fresh_python
 
 import torchdevice
 from torchdevice.foundation import garbage_collection
@@ -46,7 +46,7 @@ class TestNamesake:
         return tmp_path
 
     def ask(self, place: Path, *words: str, **environment: str) -> tuple[int, str]:
-        result = run_python(*words, cwd=place, PYTHONPATH=str(place), **environment)
+        result = run_fresh_python(*words, cwd=place, PYTHONPATH=str(place), **environment)
         return result.returncode, result.stdout + result.stderr
 
     @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_what_the_package_of_the_other_project_finds(monkeypatch: pytest.MonkeyP
 
 class TestImport:
     def test_it_warns_of_nothing(self) -> None:
-        result = run_python("-W", "error", "-c", "import torchdevice")
+        result = run_fresh_python("-W", "error", "-c", "import torchdevice")
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
     def test_it_loads_next_to_nothing(self) -> None:
@@ -120,7 +120,7 @@ class TestImport:
             used = {name.partition(".")[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names
             print(*(name for name in used if not name.startswith("_sysconfigdata")))
         """
-        ran = run_python("-c", textwrap.dedent(program), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        ran = run_fresh_python("-c", textwrap.dedent(program), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
         first, used = ran.stdout.splitlines()
         assert first.split() == ["torchdevice"], ran.stderr
         assert {"torchdevice"} <= set(used.split()) <= {"torchdevice", "torch", "psutil", "numpy"}
@@ -139,7 +139,7 @@ class TestImport:
             del sys.meta_path[0]
             print(gc.isenabled(), "afterwards")
         """
-        lines = run_python("-c", textwrap.dedent(program)).stdout.splitlines()
+        lines = run_fresh_python("-c", textwrap.dedent(program)).stdout.splitlines()
         loaded = {line[5:] for line in lines if line.startswith("True ")} - {"torchdevice.foundation"}
         pause = {"garbage_collection", "interrupt_safe_exit"}
         assert loaded == {"afterwards", *(f"torchdevice.foundation.{name}" for name in pause)}
@@ -147,7 +147,7 @@ class TestImport:
 
     def test_a_run_loads_torch_without_a_full_collection(self) -> None:
         program = "import gc; print(gc.isenabled(), gc.get_stats()[2]['collections'])"
-        assert run_python("-m", "torchdevice", "run", "-c", program).stdout.split() == ["True", "0"]
+        assert run_fresh_python("-m", "torchdevice", "run", "-c", program).stdout.split() == ["True", "0"]
 
     def test_a_failed_first_use_leaves_the_collector_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(torchdevice._MODULES, "nowhere", "nowhere")
@@ -319,7 +319,7 @@ print(torch.cuda.is_available())
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("first", ["active", "left"])
 def test_two_copies_in_one_process(first: str, tmp_path: Path) -> None:
-    ran = run_python("-c", TWICE, first, cwd=tmp_path, TORCHDEVICE_LOG="ERROR")
+    ran = run_fresh_python("-c", TWICE, first, cwd=tmp_path, TORCHDEVICE_LOG="ERROR")
     refused, *rest = ran.stdout.splitlines()
     assert refused.startswith("SecondCopyError torchdevice was imported twice in this process, and only"), ran.stderr
     assert rest == ["2.0", "False"], ran.stderr

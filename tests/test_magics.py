@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_python
+from processes import run_python
 
 import torchdevice
 
@@ -59,6 +59,7 @@ def test_a_session_in_the_scope_of_the_variable(first: str, then: tuple[str, ...
 
 
 class TestForTheSession:
+    @pytest.mark.usefixtures("no_collections")
     def test_it_lasts_until_off(self, session: Any) -> None:
         scope = run(session, "%torchdevice simulated:cuda:2 --memory 1GiB")
         assert scope is torchdevice.current() and scope.options.memory == 1 << 30
@@ -114,6 +115,7 @@ class TestForTheSession:
         assert run(session, "%torchdevice on").options.target is None
         run(session, "%torchdevice off")
 
+    @pytest.mark.usefixtures("no_collections")
     @pytest.mark.parametrize(
         "again", ["%torchdevice cpu", "%torchdevice on", "torchdevice.enable('cpu', propagate=True)"]
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_python
+from processes import run_python
 
 nbformat = pytest.importorskip("nbformat", reason="install with the [test] extra")
 pytest.importorskip("nbclient", reason="install with the [test] extra")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_command, run_python
 from places import ROOT
+from processes import run_command, run_python
 
 import torchdevice
 from torchdevice import options as record
@@ -263,6 +263,7 @@ def test_simulate_refuses_what_it_would_misread(arguments: tuple[Any, ...]) -> N
         torchdevice.simulate(*arguments)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_sizes_as_people_write_them() -> None:
     sizes = {"1024": 1024, "8G": 8 << 30, "8 GiB": 8 << 30, "1.5kb": 1536, "2T": 2 << 40, "512 B": 512}
     assert {text: Options(memory=text).memory for text in sizes} == sizes

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import run_python
 from places import ROOT
+from processes import run_python
 from torch import nn
 
 import torchdevice

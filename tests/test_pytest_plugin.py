@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_command, run_python
+from processes import run_command, run_python
 from test_options import OTHER_VALUES
 
 from torchdevice import options as record

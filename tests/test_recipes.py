@@ -9,8 +9,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from conftest import run_python
 from places import ROOT
+from processes import run_python
 
 PAGE = ROOT / "docs" / "testing.md"
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import run_python
 from places import PROGRAMS
+from processes import run_python
 
 PROGRAM = PROGRAMS / "with_caches.py"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from conftest import run_program
+from processes import run_program
 from sweeping import attention_on, identical, shuffled
 
 import torchdevice

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import run_command, run_python
+from processes import run_command, run_python
 from test_pytest_plugin import run_pytest
 
 import torchdevice

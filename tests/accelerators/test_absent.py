@@ -38,11 +38,11 @@ def names_of(family: str) -> Iterator[tuple[ModuleType, str]]:
 
 
 LEFT_OUT = frozenset({"init", "cudart", "ExternalStream", "caching_allocator_delete", "graph_pool_handle"})
-"""Names that keep their error for the process, fail in torch's own code by the type of None, count their calls, or return
-a result with an error set: in builds for CUDA, deleting 0.5 gives SystemError in whatever Python does next."""
+"""Names that keep their error for the process, fail in torch's own code by the type of None, count their calls, or
+return a result with an error set: in builds for CUDA, deleting 0.5 gives SystemError in whatever Python does next."""
 
 NO_CURRENT_DEVICE = "RuntimeError: invalid argument to "
-"""What builds for CUDA raise where no accelerator has a current device. In a scope the program's own accelerator has."""
+"""What builds for CUDA raise where no accelerator has a current device. In a scope the program's own one has."""
 
 
 def outcome(call: Callable[[], Any]) -> str:

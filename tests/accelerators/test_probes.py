@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import run_program
+from processes import run_program
 
 TARGETS = ("cpu", "simulated:cuda")
 

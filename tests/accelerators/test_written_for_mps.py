@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import run_program, run_python
+from processes import run_program, run_python
 
 import torchdevice
 from torchdevice import target_selection
@@ -59,6 +59,7 @@ def test_nothing_of_it_stays(target: str) -> None:
             assert torch.backends.mps.is_available() == (target == MAC) and torch.cuda.is_available()
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_mps_is_another_device_until_it_is_used(target: str) -> None:
     device = torch.device("mps")
     with torchdevice.portable(target, written_for="any"):
@@ -111,6 +112,7 @@ def test_random_numbers(mps: torchdevice.Scope) -> None:
     assert torch.equal(numbers, torch.rand(3, device="mps", generator=generator.manual_seed(1)))
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_memory(mps: torchdevice.Scope, target: str) -> None:
     before = torch.mps.current_allocated_memory()
     kept = torch.ones(1 << 24, device="mps")  # beyond what malloc takes from memory that was freed before

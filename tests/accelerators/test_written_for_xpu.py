@@ -17,6 +17,7 @@ def xpu(target: str) -> Iterator[torchdevice.Scope]:
         yield scope
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_what_is_available(xpu: torchdevice.Scope, kind: str) -> None:
     assert torch.xpu.is_available() and torch.xpu.device_count() == 2 and torch.xpu.is_initialized()
     assert not torch.cuda.is_available() and torch.backends.mps.is_available() is (kind == "mps")
@@ -51,6 +52,7 @@ def test_devices_and_random_numbers(xpu: torchdevice.Scope, kind: str) -> None:
         torch.xpu.synchronize(5)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_memory(xpu: torchdevice.Scope) -> None:
     before = torch.xpu.memory_allocated()
     kept = torch.ones(1 << 20, device="xpu")
@@ -87,6 +89,7 @@ def test_a_training_step(xpu: torchdevice.Scope, kind: str) -> None:
     assert next(model.parameters()).device.type == kind
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_properties(target: str, kind: str) -> None:
     """They have XPU's fields, and torch's cache of them does not outlive the scope."""
     before = torch.xpu.get_device_capability.cache_info()

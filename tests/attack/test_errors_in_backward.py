@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import run_python
+from processes import run_python
 
 import torchdevice
 

@@ -167,6 +167,7 @@ def test_any_program_does_what_it_does_on_the_cpu(steps: Any) -> None:
 # ---- one block, one storage ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_writes_through_views_of_every_dtype_reach_one_memory() -> None:
     with torchdevice.simulate():
         memory = torch.zeros(4, dtype=torch.complex64, device="cuda")
@@ -176,6 +177,7 @@ def test_writes_through_views_of_every_dtype_reach_one_memory() -> None:
         assert memory.tolist() == [3j, 2, 2, 2 - 1j]
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("out", [False, True])
 def test_memory_ends_with_its_last_view(out: bool) -> None:
     """The memory is also freed after an operator with ``out`` made it impossible to resize."""

@@ -565,6 +565,7 @@ STAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.usefixtures("no_collections")
 @in_scope
 @pytest.mark.parametrize("way", STAYS)
 def test_what_was_never_moved_stays_itself(way: str, on_cpu: bool) -> None:
@@ -582,6 +583,7 @@ def test_what_was_never_moved_stays_itself(way: str, on_cpu: bool) -> None:
         assert stay(shared) is shared and stay(shared).is_shared()
 
 
+@pytest.mark.usefixtures("no_collections")
 @in_scope
 def test_what_is_on_the_device_stays_itself() -> None:
     x = torch.zeros(3, device="cuda")
@@ -606,6 +608,7 @@ def test_a_moved_leaf_is_no_leaf() -> None:
     assert moved is not weight and not moved.is_leaf and weight.grad is not None
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_an_ambiguous_move_of_a_leaf_forgets_its_side() -> None:
     """Afterwards neither the leaf's mark nor memory from NumPy may count as the host's."""
     with torchdevice.portable("cpu"):
@@ -645,6 +648,7 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
+@pytest.mark.usefixtures("no_collections")
 @in_scope
 @pytest.mark.parametrize("way", WAYS)
 def test_a_moved_model_keeps_its_parameters(way: str) -> None:

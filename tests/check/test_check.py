@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import run_command, run_python
 from hypothesis import given, settings, strategies
+from processes import run_command, run_python
 from rich.console import Console
 
 from torchdevice.check import RULES, Finding, Target, check_file, check_source, checker, formats

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_command, run_python
+from processes import run_command, run_python
 
 import torchdevice
 from torchdevice.check import Target
@@ -467,6 +467,7 @@ class TestExaminations:
         monkeypatch.setenv("TORCHDEVICE_DEVICES", "many")
         assert [each.status for each in diagnostics._variables()] == ["warning", "problem", "ok"]
 
+    @pytest.mark.usefixtures("no_collections")
     def test_what_is_lacking(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("CXX", raising=False)

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import run_python
 from places import TESTS
+from processes import run_fresh_python
 
 PROBE = """
     import builtins, gc, inspect, os, signal, sys, threading
@@ -104,13 +104,13 @@ def outcomes(
     folder: Path,
     *program: str,
     flags: tuple[str, ...] = (),
-    launcher: tuple[str, ...] = (str(TESTS / "console_script.py"),),
+    launcher: tuple[str, ...] = (str(TESTS / "support" / "console_script.py"),),
     **env: str,
 ) -> Iterator[tuple[int, str, str]]:
     """Run a program under Python, then under the installed command. Yield exit status, stdout and stderr of each."""
     environment = {"TORCHDEVICE_LOG": "ERROR", "PYTHONDONTWRITEBYTECODE": "1", **env}
     for command in ([], [*launcher, "run", "--target", "cpu"]):
-        result = run_python(*flags, *command, *program, cwd=folder, **environment)
+        result = run_fresh_python(*flags, *command, *program, cwd=folder, **environment)
         yield result.returncode, result.stdout, re.sub("0x[0-9a-f]+", "ADDRESS", result.stderr)
 
 
@@ -308,14 +308,14 @@ class TestEnd:
         (tmp_path / "program.py").write_text(textwrap.dedent(program) + ending)
         run = list(outcomes(tmp_path, "program.py"))[1]
         environment = {"TORCHDEVICE": "1", "TORCHDEVICE_TARGET": "cpu", "TORCHDEVICE_LOG": "ERROR"}
-        activated = run_python("program.py", cwd=tmp_path, **environment)
+        activated = run_fresh_python("program.py", cwd=tmp_path, **environment)
         assert run == (activated.returncode, activated.stdout, activated.stderr)
         assert run[1] == "at exit 1.0 1\n" + "torn down 2.0 True\n" * 2
 
     def test_the_report_counts_what_exit_handlers_do(self, tmp_path: Path) -> None:
         program = "import atexit, torch\natexit.register(lambda: torch.ones(1).cuda())\n1 / 0"
         (tmp_path / "program.py").write_text(program)
-        result = run_python("-m", "torchdevice", "run", "--target", "cpu", "--report", "program.py", cwd=tmp_path)
+        result = run_fresh_python("-m", "torchdevice", "run", "--target", "cpu", "--report", "program.py", cwd=tmp_path)
         assert result.returncode == 1 and result.stderr.index("ZeroDivisionError") < result.stderr.index("1 x cuda")
 
 

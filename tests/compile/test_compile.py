@@ -15,7 +15,8 @@ import tiny_models
 import torch
 import torch._dynamo.testing
 import torch.fx.experimental.proxy_tensor
-from conftest import plain_torch, run_program, run_python
+from conftest import plain_torch
+from processes import run_program, run_python
 from torch import _higher_order_ops as higher_order
 from torch._dynamo.testing import CompileCounter
 from torch._higher_order_ops.map import map as higher_order_map

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-from conftest import run_program
 from functorch.compile import aot_function
+from processes import run_program
 from torch._dynamo import compiled_autograd
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend

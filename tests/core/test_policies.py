@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_program
+from processes import run_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -48,6 +48,7 @@ class TestProperties:
         with torchdevice.portable(target):
             assert torch.cuda.get_device_name() != wanted["name"]
 
+    @pytest.mark.usefixtures("no_collections")
     def test_simulated_memory_is_the_total_memory_of_the_properties(self) -> None:
         with torchdevice.simulate(memory=1 << 30):
             assert torch.cuda.get_device_properties(0).total_memory == 1 << 30 == torch.cuda.mem_get_info()[1]

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import OUT_OF_TREE, failing_half_way, run_python
+from conftest import OUT_OF_TREE, failing_half_way
+from processes import run_python
 from torch.overrides import TorchFunctionMode
 
 import torchdevice

@@ -34,6 +34,7 @@ def test_the_tensor_itself_is_on_its_own_device(cuda: torchdevice.Scope) -> None
     assert [t.get_device() for t in (*first, *second)] == [0, 0, 1, 1]
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_chunks_on_streams_of_their_devices() -> None:
     with torchdevice.simulate(count=2, races="error"):
         streams = [torch.cuda.Stream(device) for device in (0, 1)]
@@ -45,6 +46,7 @@ def test_chunks_on_streams_of_their_devices() -> None:
             comm.scatter(x, (0, 1), streams=streams[::-1])
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_scatter_of_a_module_waits_for_its_copies() -> None:
     with torchdevice.simulate(count=2, races="error"):
         (first,), (second,) = scatter_gather.scatter((torch.ones(4).pin_memory(),), [0, 1])

@@ -268,6 +268,7 @@ def test_a_nested_tensor_in_a_graph() -> None:
         assert y.tolist() == [[6.0, 6.0]] * 2
 
 
+@pytest.mark.usefixtures("no_collections")
 @ALONE
 def test_emptying_the_cache_in_a_capture() -> None:
     """CUDA refuses it where there is memory to return, but for the mode that lets a program do what may be unsafe."""

@@ -22,6 +22,7 @@ from torchdevice.errors import FidelityError
 MIB = 2**20
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_statistics_of_a_simulated_device_are_an_allocators() -> None:
     with torchdevice.simulate():
         torch.cuda.reset_accumulated_memory_stats()
@@ -50,6 +51,7 @@ def test_statistics_of_a_simulated_device_are_an_allocators() -> None:
         assert "Allocations" in torch.cuda.memory_summary()
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_statistics_have_every_key_that_torch_reads(cuda: torchdevice.Scope) -> None:
     nested = torch.cuda.memory_stats_as_nested_dict()
     for name in ("allocation", "segment", "active", "inactive_split"):
@@ -72,6 +74,7 @@ def recording(cuda: torchdevice.Scope) -> torchdevice.Scope:
     return cuda
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) -> None:
     kept = _allocate(3)
     del kept[0]
@@ -92,6 +95,7 @@ def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) ->
     assert torch._C._cuda_allocationTraceback(1) is None
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_the_history_has_stacks_of_torchscript(cuda: torchdevice.Scope) -> None:
     @torch.jit.script
     def scripted(x: torch.Tensor) -> torch.Tensor:
@@ -106,6 +110,7 @@ def test_the_history_has_stacks_of_torchscript(cuda: torchdevice.Scope) -> None:
     assert frames[0]["filename"] == __file__
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.skipif(
     not (sys.platform == "linux" and platform.machine() == "x86_64"), reason="torch unwinds C++ on Linux x86-64 only"
 )
@@ -126,6 +131,7 @@ def test_the_history_has_stacks_of_cpp(cuda: torchdevice.Scope) -> None:
     assert any("::mul" in each for each in found["all"])
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.one_engine
 def test_a_history_without_cpp_where_torch_cannot_unwind(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(python: bool, script: bool, cpp: bool) -> Any:
@@ -143,6 +149,7 @@ def test_a_history_without_cpp_where_torch_cannot_unwind(monkeypatch: pytest.Mon
     assert any("stacks without C++" in str(each) for each in scope.report().rows)
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("context", ["state", "alloc", "all"])
 def test_a_returned_segment_has_a_stack_where_frees_have_one(context: str) -> None:
     with torchdevice.simulate():
@@ -171,6 +178,7 @@ def test_a_snapshot_inside_a_transform(recording: torchdevice.Scope, transform: 
     assert found.count(x.untyped_storage().data_ptr()) == 1
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_snapshot_beside_a_trace(recording: torchdevice.Scope) -> None:
     """A functional tensor has no address, nor has one whose storage a compiler made to say so."""
     x = torch.ones(311, device="cuda")
@@ -180,6 +188,7 @@ def test_a_snapshot_beside_a_trace(recording: torchdevice.Scope) -> None:
     assert (*functional.shape, *fake.shape) == (311, 3) and found.count(x.untyped_storage().data_ptr()) == 1
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_dumped_snapshot_is_read_by_torchs_own_viewer(recording: torchdevice.Scope, tmp_path: Path) -> None:
     kept = _allocate(4)
     path = tmp_path / "snapshot.pickle"
@@ -195,6 +204,7 @@ def test_a_dumped_snapshot_is_read_by_torchs_own_viewer(recording: torchdevice.S
     assert len(kept) == 4
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_what_is_recorded_can_be_chosen(recording: torchdevice.Scope) -> None:
     record = torch.cuda.memory._record_memory_history
     first = _allocate(2)
@@ -218,6 +228,7 @@ def test_what_is_recorded_can_be_chosen(recording: torchdevice.Scope) -> None:
     assert not torch._C._cuda_isHistoryEnabled() and len(kept) == 1
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_kinds_of_events_can_be_left_out(cuda: torchdevice.Scope) -> None:
     torch._C._cuda_record_memory_history("all", "all", "python", 100, False, False, False, ["free_requested", "alloc"])
     kept = _allocate(2)
@@ -226,6 +237,7 @@ def test_kinds_of_events_can_be_left_out(cuda: torchdevice.Scope) -> None:
     assert events and {e["action"] for e in events} - {"segment_alloc"} == {"free_completed"}
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_views_and_arguments_are_no_allocations(recording: torchdevice.Scope) -> None:
     old = torch.ones(1000, device="cuda")
     torch.cuda.memory._record_memory_history(clear_history=True)
@@ -233,6 +245,7 @@ def test_views_and_arguments_are_no_allocations(recording: torchdevice.Scope) ->
     assert torch.cuda.memory._snapshot()["device_traces"][0] == [] and len(views) == 4
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_recording_ends_with_its_scope(chosen: str) -> None:
     with torchdevice.portable() as scope:
         torch.cuda.memory._record_memory_history()
@@ -244,6 +257,7 @@ def test_a_recording_ends_with_its_scope(chosen: str) -> None:
     assert len(inner) == (0 if chosen.startswith("simulated:cuda") else 1)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_recording_stopped_below_another_mode(chosen: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -260,6 +274,7 @@ def test_a_recording_stopped_below_another_mode(chosen: str) -> None:
     assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_running_out_is_observed_and_recorded() -> None:
     seen: list[tuple[int, ...]] = []
     with torchdevice.simulate(memory=4 * MIB):
@@ -274,6 +289,7 @@ def test_running_out_is_observed_and_recorded() -> None:
     assert event["action"] == "oom" and event["size"] == 12 * MIB and event["device_free"] <= 4 * MIB
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_snapshots_of_several_devices() -> None:
     with torchdevice.simulate(count=2):
         torch.cuda.memory._record_memory_history()
@@ -286,6 +302,7 @@ def test_snapshots_of_several_devices() -> None:
         assert torch.cuda.memory_snapshot((0, 7)) == []
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_allocations_of_a_backward_pass_are_recorded(recording: torchdevice.Scope) -> None:
     weight = torch.ones(50, 50, device="cuda", requires_grad=True)
     (weight @ weight).sum().backward()
@@ -294,6 +311,7 @@ def test_allocations_of_a_backward_pass_are_recorded(recording: torchdevice.Scop
     assert any(e["action"] == "alloc" and e["data_ptr"] == weight.grad.data_ptr() for e in events)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_strict_scopes_refuse_what_is_approximate() -> None:
     with torchdevice.portable("cpu", strict=True), pytest.raises(FidelityError):
         torch.cuda.memory._record_memory_history()
@@ -318,6 +336,7 @@ class _Allocator:
         return self
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("name", ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"])
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda:2"])
 def test_one_figure_is_read_without_the_table_of_all(target: str, name: str) -> None:
@@ -345,6 +364,7 @@ def test_one_figure_is_read_without_the_table_of_all(target: str, name: str) -> 
     assert bool(scope.journal.degraded) is (target == "cpu")
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_snapshot_is_the_allocators_layout() -> None:
     with torchdevice.simulate():
         before = torch.cuda.memory_reserved()
@@ -365,6 +385,7 @@ def test_a_snapshot_is_the_allocators_layout() -> None:
         assert torch.cuda.memory_reserved() <= sum(each["total_size"] for each in segments) - 20 * MIB
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("variable", [None, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_settings_change_the_allocator(variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "expandable_segments:True,max_split_size_mb:40"
@@ -402,6 +423,7 @@ def test_a_nested_scope_leaves_the_settings_of_the_outer_one() -> None:
         assert found() == (-1, False)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_nested_scope_leaves_the_cached_segments_of_the_outer_one() -> None:
     with torchdevice.simulate() as outer:
         x = torch.empty(7 * MIB, device="cuda")
@@ -420,6 +442,7 @@ def test_a_nested_scope_leaves_the_cached_segments_of_the_outer_one() -> None:
         assert torch.cuda.memory_reserved() < reserved
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -438,6 +461,7 @@ def test_wrong_settings_are_refused_and_change_nothing(text: str, message: str) 
         assert torch.cuda.memory._snapshot()["allocator_settings"] == before
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.skipif(torch.__version__ < "2.11", reason="torch 2.10 has no large_segment_size_mb")
 def test_a_setting_is_forgotten_with_its_text() -> None:
     with torchdevice.simulate():
@@ -446,6 +470,7 @@ def test_a_setting_is_forgotten_with_its_text() -> None:
         assert torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"] == 21 * MIB
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize(
     "wait",
     [
@@ -471,6 +496,7 @@ def test_record_stream_defers_the_reuse_of_memory(wait: Any) -> None:
         assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - 28 * MIB
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("pinned", [True, False])
 @pytest.mark.parametrize("copy", ["to", "copy_"])
 def test_only_a_copy_that_makes_the_host_wait_frees_pending_memory(copy: str, pinned: bool) -> None:
@@ -504,6 +530,7 @@ def _block(tensor: torch.Tensor) -> int:
     return -(-tensor.untyped_storage().nbytes() // 512) * 512
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_the_peak_of_a_training_step_is_the_sum_of_its_tensors() -> None:
     """By hand: what autograd keeps after the forward pass; weights, gradients, two states and a temporary of AdamW."""
     transformers = pytest.importorskip("transformers")
@@ -535,6 +562,7 @@ def test_the_peak_of_a_training_step_is_the_sum_of_its_tensors() -> None:
         assert torch.cuda.max_memory_allocated() - start == pytest.approx(by_hand, rel=0.02)
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("memory", [None, "5GiB"])
 @pytest.mark.parametrize("name", ["empty", "zeros"])
 def test_more_than_any_machine_has_is_refused_in_cudas_words(name: str, memory: str | None) -> None:
@@ -550,6 +578,7 @@ def test_more_than_any_machine_has_is_refused_in_cudas_words(name: str, memory: 
             assert torch.cuda.memory_stats()["num_ooms"] > before
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_the_settings_limit_the_memory_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.5")
     with torchdevice.simulate(memory="100MiB", count=2):

@@ -84,6 +84,7 @@ def test_the_host_waits(clock: Clock, wait: str) -> None:
     assert clock.now == 101 and torch.cuda.current_stream().query()
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_the_host_does_not_wait(clock: Clock) -> None:
     x, pinned = torch.ones(3, device="cuda"), torch.ones(3).pin_memory()
     torch.cuda._sleep(SECOND)

@@ -80,6 +80,7 @@ class TestStreams:
         assert stream != torch.cuda.Stream() and stream != 3
         assert torch.cuda.default_stream(0) != torch.cuda.default_stream(1)
 
+    @pytest.mark.usefixtures("no_collections")
     def test_record_stream_by_both_forms(self, two: torchdevice.Scope, kind: str) -> None:
         """A simulated device defers the reuse of memory; the CPU has nothing to defer, which is reported."""
         stream = torch.cuda.Stream()
@@ -140,6 +141,7 @@ class TestStreams:
         assert stream.cuda_stream == stream.cuda_stream == stream.native_handle != other.cuda_stream
         assert stream.cuda_stream and stream.cuda_stream != 0 and len({stream.cuda_stream, stream.cuda_stream}) == 1
 
+    @pytest.mark.usefixtures("no_collections")
     def test_ordinals_that_do_not_exist(self) -> None:
         invalid: list[Callable[[], Any]] = [
             lambda: torch.cuda.Stream(5),
@@ -353,6 +355,7 @@ def test_nodes_run_backward_on_the_stream_of_their_forward(options: dict[str, An
     assert found == expected
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_gradients_belong_to_the_stream_of_the_forward() -> None:
     """The memory of a gradient, and the work that makes it: whoever uses it there need not wait."""
     with torchdevice.simulate(races="error"):

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("cuda")
 
 
 class TestNamesImportedBeforeActivation:
+    @pytest.mark.usefixtures("no_collections")
     def test_functions_and_classes(self) -> None:
         assert is_available() and is_initialized() and device_count() == 1 and current_device() == 0
         assert get_device_properties(0).major == 8
@@ -52,6 +53,7 @@ class TestNamesImportedBeforeActivation:
 
 
 class TestDevices:
+    @pytest.mark.usefixtures("no_collections")
     def test_information(self) -> None:
         assert torch.cuda.get_device_capability() == (8, 0)
         assert torch.cuda.get_device_name() and torch.cuda.get_device_name("cuda:0") == torch.cuda.get_device_name(0)
@@ -96,6 +98,7 @@ class TestDevices:
         with pytest.raises(RuntimeError, match="invalid value of debug_mode"):
             torch.cuda.set_sync_debug_mode("loud")
 
+    @pytest.mark.usefixtures("no_collections")
     def test_settings_are_stored(self) -> None:
         torch.cuda.set_sync_debug_mode("warn")
         assert torch.cuda.get_sync_debug_mode() == 1
@@ -155,6 +158,7 @@ class TestDevices:
             with pytest.raises(type(outside.value), match=f"^{re.escape(str(outside.value))}$"):
                 call()
 
+    @pytest.mark.usefixtures("no_collections")
     def test_accelerator_memory(self) -> None:
         kept = torch.ones(1 << 20, device="cuda")
         assert torch.accelerator.memory_stats().keys() == torch.cuda.memory_stats().keys()
@@ -263,6 +267,7 @@ class TestEvents:
 
 
 class TestMemory:
+    @pytest.mark.usefixtures("no_collections")
     def test_figures_follow_allocations(self) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -279,6 +284,7 @@ class TestMemory:
         torch.cuda.reset_peak_memory_stats()
         assert torch.cuda.max_memory_allocated() < after
 
+    @pytest.mark.usefixtures("no_collections")
     def test_peak_between_two_queries(self) -> None:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -286,6 +292,7 @@ class TestMemory:
         del y
         assert torch.cuda.max_memory_allocated() - before > 48 * 2**20
 
+    @pytest.mark.usefixtures("no_collections")
     def test_further_memory_functions(self) -> None:
         kept = torch.ones(1 << 20, device="cuda")
         free, total = torch.cuda.mem_get_info()
@@ -301,6 +308,7 @@ class TestMemory:
         assert torch.cuda.get_allocator_backend() == "native"
         assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == 0
 
+    @pytest.mark.usefixtures("no_collections")
     def test_strict_refuses_approximate_figures(self) -> None:
         with torchdevice.portable("cpu", strict=True):
             with pytest.raises(FidelityError, match="memory_stats"):

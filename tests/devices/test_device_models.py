@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_python
 from places import ROOT
+from processes import run_python
 
 import torchdevice
 from torchdevice.devices.device_models import MODELS
@@ -47,6 +47,7 @@ def test_the_figures_are_those_of_the_page(model: str) -> None:
             torch.empty(torch.cuda.mem_get_info()[1] + 1, dtype=torch.uint8, device="cuda")
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_cuda_takes_a_part_of_a_model() -> None:
     with torchdevice.simulate("t4"):
         free, total = torch.cuda.mem_get_info()
@@ -60,6 +61,7 @@ def test_cuda_takes_a_part_of_a_model() -> None:
         assert free == total
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("compute", [None, "meta"])
 def test_the_context_is_missing_where_memory_is_asked_for(compute: Any) -> None:
     with torchdevice.simulate(memory="64MiB", context="24MiB", compute=compute):

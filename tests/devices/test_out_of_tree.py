@@ -11,8 +11,9 @@ import subprocess
 
 import pytest
 import torch
-from conftest import OUT_OF_TREE, OUT_OF_TREE_PATH, run_python
+from conftest import OUT_OF_TREE, OUT_OF_TREE_PATH
 from places import TESTS
+from processes import run_python
 
 from torchdevice.devices.module import ModuleRuntime
 
@@ -102,6 +103,7 @@ def test_a_backend_that_torch_loads_after_this_package_is_the_target() -> None:
     assert done.stdout == "npu_like:0\n", done.stdout + done.stderr
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.one_engine
 @pytest.mark.parametrize(
     ("error", "text"),

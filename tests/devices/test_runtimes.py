@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import MetaRuntime, run_python
+from conftest import MetaRuntime
+from processes import run_python
 
 import torchdevice
 from torchdevice import target_selection
@@ -148,6 +149,7 @@ MPS = {
 }
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_mps_calls_fit_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.mps
     recorder = Recorder(MPS)
@@ -175,10 +177,12 @@ class TestMpsOnTheSimulatedMac:
             torch.mps.empty_cache()
             yield MpsRuntime()
 
+    @pytest.mark.usefixtures("no_collections")
     def test_it_is_there(self, runtime: MpsRuntime) -> None:
         assert runtime.is_available() and runtime.device_count() == 1 and runtime.supports_bfloat16()
         assert runtime.name(0).endswith("(MPS)") and runtime.total_memory(0) == 64 << 20
 
+    @pytest.mark.usefixtures("no_collections")
     def test_figures_follow_the_programs_tensors(self, runtime: MpsRuntime) -> None:
         before, free = runtime.memory(0), runtime.free_memory(0)
         x = torch.ones(1 << 20, device="mps")
@@ -206,6 +210,7 @@ class TestMpsOnTheSimulatedMac:
         torch.mps.manual_seed(3)
         assert torch.equal(torch.rand(4, device="mps", generator=runtime.default_generator(0)), first)
 
+    @pytest.mark.usefixtures("no_collections")
     def test_a_fraction_limits_it(self, runtime: MpsRuntime) -> None:
         assert runtime.limit_memory(0, 0.25)
         with pytest.raises(RuntimeError, match="out of memory"):
@@ -213,6 +218,7 @@ class TestMpsOnTheSimulatedMac:
         assert runtime.limit_memory(0, None) and torch.empty(5 << 20, device="mps").nbytes == 20 << 20
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_mps_peak_is_the_largest_figure_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = iter([10, 50, 20, 20])
     recorder = Recorder({**MPS, "current_allocated_memory": lambda: next(figures)})
@@ -223,6 +229,7 @@ def test_mps_peak_is_the_largest_figure_seen(monkeypatch: pytest.MonkeyPatch) ->
     assert runtime._peak_allocated == 20
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_mps_out_of_memory_becomes_cudas(meta_target: None, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "MPS backend out of memory (MPS allocated: 5.00 GB, other allocations: 1.00 GB, max allowed: 6.00 GB)."
     assert MpsRuntime.out_of_memory(object.__new__(MpsRuntime), RuntimeError(text)) == text
@@ -252,6 +259,7 @@ def xpu_answers() -> dict[str, Any]:
     }
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_xpu_calls_fit_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.xpu
     recorder = Recorder(xpu_answers())
@@ -327,6 +335,7 @@ class _Named(MetaRuntime):
         return self._available
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_cpu_peak_without_the_systems_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the high-water mark cannot be reset (macOS, some containers), the largest figure seen is the peak."""
     monkeypatch.setattr(cpu_memory, "reset_high_water_mark", lambda: False)
@@ -344,6 +353,7 @@ def lacking(path: str, *mode: str) -> Any:
     raise FileNotFoundError(2, "No such file or directory", path)
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("proc", [lacking, lambda path, *mode: io.StringIO("VmRSS:\t5 kB\n")])
 def test_cpu_memory_on_systems_that_say_less(proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no high-water mark in /proc, and a psutil that knows no heap, the figures are of the resident set."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_python
+from processes import run_python
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
@@ -263,6 +263,7 @@ class TestMarks:
             self.made()
             assert moves.side_of(torch.zeros(2).cos()) is None
 
+    @pytest.mark.usefixtures("no_collections")
     def test_a_marked_tensor_is_pickled_and_shared_between_processes(self) -> None:
         x = self.made()
         assert pickle.loads(pickle.dumps(x)).tolist() == [0.0, 0.0]

@@ -316,6 +316,7 @@ class TestPinning:
         torch.device("cpu:-1")
         assert torch.empty(2, device="cuda", pin_memory=True).is_pinned()
 
+    @pytest.mark.usefixtures("no_collections")
     def test_a_target_with_page_locked_memory_is_asked_without_the_device(
         self, distinct: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import failing_half_way, run_program, run_python
+from conftest import failing_half_way
+from processes import run_program, run_python
 from torch.overrides import _get_current_function_mode_stack, get_ignored_functions, get_overridable_functions
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -225,6 +226,7 @@ class TestWhatIsWrapped:
                 with pytest.raises(torch.OutOfMemoryError):
                     torch.empty(huge, device="cuda")
 
+    @pytest.mark.usefixtures("no_collections")
     @pytest.mark.parametrize("engine", ["mode", "wrap"])
     def test_memory_that_ordinary_operators_lack_is_caught_by_the_name_of_cudas_error(self, engine: Any) -> None:
         observed: list[tuple[Any, ...]] = []
@@ -534,6 +536,7 @@ class TestNaming:
         assert thread_state.state.mode is not None
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize(
     "call",
     [

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import run_program, run_python
+from processes import run_program, run_python
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import torchdevice

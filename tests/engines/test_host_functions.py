@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import run_python
+from processes import run_python
 
 FAILS_ONCE = """
 import torch, torchdevice

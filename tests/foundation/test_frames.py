@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import run_python
+from processes import run_python
 
 import torchdevice
 from torchdevice import installed

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import run_command, run_program, run_python
+from processes import run_command, run_program, run_python
 
 import torchdevice
 from torchdevice.foundation import logs

@@ -9,8 +9,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from conftest import run_python
 from private_names import NOT_OF_TORCH, Reads, is_listed, is_private, listed, own_names, sources
+from processes import run_python
 
 from torchdevice import installed
 from torchdevice.core.bindings import LateModules

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_command, run_python
+from processes import run_command, run_python
 
 import torchdevice
 

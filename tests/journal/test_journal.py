@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import run_program, run_python
+from processes import run_program, run_python
 
 import torchdevice
 from torchdevice.journal.journal import Journal

@@ -57,6 +57,7 @@ def steps(model: torch.nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimi
         optimizer.zero_grad()
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_kinds_are_those_of_the_program(peaks: Peaks) -> None:
     model = Half().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -68,6 +69,7 @@ def test_kinds_are_those_of_the_program(peaks: Peaks) -> None:
     assert peaks.devices[0].sites[0].function == "steps"
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("remembered", [1 << 17, 8])
 def test_memory_over_time(peaks: Peaks, remembered: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks_module, "_REMEMBERED", remembered)
@@ -94,6 +96,7 @@ def test_a_device_without_blocks_left(peaks: Peaks) -> None:
     assert max(map(sum, columns)) == MIB and sum(columns[0]) == MIB
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_peak_that_is_over_is_kept(peaks: Peaks) -> None:
     kept = torch.nn.Parameter(torch.zeros(MIB, dtype=torch.uint8, device="cuda:1"), requires_grad=False)
     held = [torch.zeros(MIB, dtype=torch.uint8, device="cuda:1") for _ in range(3)]

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_command, run_program
+from processes import run_command, run_program
 
 import torchdevice
 from torchdevice.cli import main

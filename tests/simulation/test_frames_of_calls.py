@@ -35,6 +35,7 @@ def frames_of(call: Callable[[], Any]) -> list[str]:
     return found[1:]
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("memory", [None, "1GiB"])
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_frequent_calls_take_few_frames_of_python(engine: Any, memory: str | None) -> None:

@@ -57,6 +57,7 @@ def beside(**options: Any) -> Iterator[Callable[[Callable[[], Any]], Any]]:
         thread.join()
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_two_scopes_have_memory_of_their_own() -> None:
     with beside(memory="100MiB") as other, torchdevice.simulate("cuda", memory="100MiB"):
         mine = megabytes(80)
@@ -69,6 +70,7 @@ def test_two_scopes_have_memory_of_their_own() -> None:
         assert other(torch.cuda.memory_allocated) == 0 and torch.cuda.memory_allocated() == mine.nbytes
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.filterwarnings("ignore:.*_set_allocator_settings")
 def test_a_new_scope_keeps_the_settings_and_the_cache_of_others() -> None:
     with beside() as other, torchdevice.simulate("cuda"):
@@ -82,6 +84,7 @@ def test_a_new_scope_keeps_the_settings_and_the_cache_of_others() -> None:
         assert torch.cuda.memory_reserved() == 50 * MIB
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.filterwarnings("ignore:.*_set_allocator_settings")
 def test_a_new_scope_begins_clean() -> None:
     scope = torchdevice.simulate("cuda")
@@ -99,6 +102,7 @@ def test_a_new_scope_begins_clean() -> None:
         assert torch.equal(torch.cuda.get_rng_state(), generator)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_scope_that_is_entered_again_is_the_same_gpu() -> None:
     scope = torchdevice.simulate("cuda", memory="100MiB")
     with scope:
@@ -109,6 +113,7 @@ def test_a_scope_that_is_entered_again_is_the_same_gpu() -> None:
             megabytes(60)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_tensor_of_an_ended_scope_keeps_its_values_and_its_memory_there() -> None:
     ended = torchdevice.simulate("cuda")
     with ended:
@@ -126,6 +131,7 @@ def test_a_tensor_of_an_ended_scope_keeps_its_values_and_its_memory_there() -> N
         assert torch.cuda.memory_allocated() == 0
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_scopes_inside_another_share_its_machine() -> None:
     with torchdevice.simulate("cuda", memory="100MiB"):
         outer = megabytes(60)
@@ -140,6 +146,7 @@ def test_scopes_inside_another_share_its_machine() -> None:
         assert torch.cuda.memory_allocated() == outer.nbytes + inner.nbytes + added.nbytes
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_thread_that_inherits_a_scope_has_its_machine() -> None:
     found = []
     with torchdevice.simulate("cuda"):
@@ -177,6 +184,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("options", OTHERS, ids=str)
 def test_kernels_ask_nothing_whatever_other_scopes_ask(options: dict[str, Any]) -> None:
     def asks() -> bool:
@@ -200,6 +208,7 @@ def test_no_two_tensors_without_values_have_one_address() -> None:
     assert len({each.untyped_storage().data_ptr() for each in tensors}) == len(tensors)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_machine_ends_with_its_last_user() -> None:
     with torchdevice.simulate("cuda", native="never"):
         tensor = torch.ones(3, device="cuda")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import free_port, run_program
+from processes import free_port, run_program
 
 import torchdevice
 

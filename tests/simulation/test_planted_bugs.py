@@ -45,6 +45,7 @@ def group() -> Iterator[None]:
         end_group()
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_collectives_in_correct_programs(group: None) -> None:
     """A model in parallel, a collective on a side stream, and one of a batch whose copy is in flight."""
     model = DistributedDataParallel(nn.Linear(4, 2).cuda(), device_ids=[0])

@@ -70,6 +70,7 @@ def in_use() -> int:
     return sum(block.size for block in storages.blocks(storages.device(0)))
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_training_that_is_interrupted_at_any_time(kind: type[BaseException], engine: str) -> None:
     choose, heard, kept = random.Random(0), 0, []

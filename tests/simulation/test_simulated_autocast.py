@@ -91,6 +91,7 @@ class TestAutocast:
         assert all(torch.allclose(each, found[0], atol=0.05) for each in found) and found[0].dtype is torch.float32
         assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
 
+    @pytest.mark.usefixtures("no_collections")
     def test_cached_casts_keep_no_memory(self, devices: torchdevice.Scope) -> None:
         weight = torch.nn.Parameter(torch.randn(512, 512, device="cuda"))
         x = torch.randn(2, 512, device="cuda")

@@ -80,6 +80,7 @@ def test_a_program_is_shown_its_own_device_where_it_asks_for_that(mac: torchdevi
         assert x.is_cuda and not x.is_mps and x.device == torch.device("cuda", 0)
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize(("identity", "accelerator"), [("target", "mps"), ("program", "cuda")])
 def test_a_tensor_that_cannot_be_pinned_is_named_as_the_program_sees_it(
     mac: torchdevice.Scope, identity: Any, accelerator: str
@@ -111,6 +112,7 @@ def test_a_scope_is_on_the_machine_around_it() -> None:
             pass
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_figures_are_those_of_the_mac(portable: torchdevice.Scope) -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -121,6 +123,7 @@ def test_figures_are_those_of_the_mac(portable: torchdevice.Scope) -> None:
     assert torch.cuda.memory_allocated() == before and torch.cuda.max_memory_allocated() == before + (4 << 20)
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("how", ["created", "moved", "before backward"])
 def test_a_peak_nobody_asked_for_is_known(portable: torchdevice.Scope, how: str) -> None:
     torch.cuda.reset_peak_memory_stats()

@@ -40,6 +40,7 @@ def test_streams_and_events(devices: torchdevice.Scope) -> None:
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 class TestCudaRefuses:
+    @pytest.mark.usefixtures("no_collections")
     @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
     def test_to_pin_its_own_memory(self, engine: str, dtype: torch.dtype) -> None:
         with torchdevice.simulate(engine=engine):

@@ -48,6 +48,7 @@ class TestStorages:
 
         assert found("cuda") == found("cpu")
 
+    @pytest.mark.usefixtures("no_collections")
     def test_a_storage_is_resized_in_place(self, devices: torchdevice.Scope) -> None:
         x = torch.arange(1000.0, device="cuda:1")
         view, storage, before = x[10:13], x.untyped_storage(), torch.cuda.memory_allocated(1)
@@ -69,6 +70,7 @@ class TestStorages:
         assert torch.cuda.memory_allocated(1) == before - 4096
         assert torch.cuda.memory_stats(1)["allocation.all.current"] == blocks - 1
 
+    @pytest.mark.usefixtures("no_collections")
     def test_a_storage_that_was_empty_grows(self, devices: torchdevice.Scope) -> None:
         before = torch.cuda.memory_allocated()
         x = torch.empty(0, device="cuda")
@@ -86,6 +88,7 @@ class TestStorages:
                 x.untyped_storage().resize_(2 << 20)
             assert x.tolist() == [1.0] * 3
 
+    @pytest.mark.usefixtures("no_collections")
     def test_a_freed_storage_returns_the_hosts_memory(self, devices: torchdevice.Scope) -> None:
         size = 256 << 20
         resident = psutil.Process().memory_info

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import plain_torch, run_python
+from conftest import plain_torch
+from processes import run_python
 from same_dtypes import Dtypes, autocast_of, differences, dtypes_of, of_torch
 from sweeping import choose
 from torch.testing._internal.autocast_test_lists import AutocastTestLists

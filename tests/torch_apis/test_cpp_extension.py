@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch.utils.cpp_extension
-from conftest import run_program
+from processes import run_program
 from torch.utils import cpp_extension
 from torch.utils.cpp_extension import load as load_by_value
 

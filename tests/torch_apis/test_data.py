@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import OUT_OF_TREE, plain_torch, run_program
+from conftest import OUT_OF_TREE, plain_torch
+from processes import run_program
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import torchdevice
@@ -72,6 +73,7 @@ class TestLoader:
 
 
 class TestPinning:
+    @pytest.mark.usefixtures("no_collections")
     def test_tensor(self) -> None:
         x = torch.ones(4)
         assert not x.is_pinned()
@@ -111,6 +113,7 @@ class TestCopies:
         frame[:] = 7
         assert [t.tolist() for t in on_device] == [[0.0] * 3] * 3
 
+    @pytest.mark.usefixtures("no_collections")
     def test_pinned_staging_buffer_is_copied(self) -> None:
         staging = torch.zeros(3).pin_memory()
         first = staging.to("cuda", non_blocking=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import run_program
+from processes import run_program
 
 import torchdevice
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import run_program, run_python
 from places import TESTS
+from processes import run_program, run_python
 
 OPTIONS = ["--target", "simulated:cuda:2"]
 

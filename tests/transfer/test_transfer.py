@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conftest import ALONE, run_python
+from conftest import ALONE
+from processes import run_python
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -442,6 +443,7 @@ class TestStreams:
         assert "input" in known and "unrelated" not in known
         assert "copy 1" in order.known[other] and "copy 1" not in order.known[torch.cuda.default_stream(1)]
 
+    @pytest.mark.usefixtures("no_collections")
     def test_streams_of_the_program(self, order: Order) -> None:
         one, way, other = torch.cuda.Stream(0), torch.cuda.Stream(0), torch.Stream(device="cuda:1")
         move = ToDevice(DeviceSpec("cuda:0", one, transfer_stream=way), DeviceSpec("cuda:1", compute_stream=other))
@@ -581,6 +583,7 @@ class Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.usefixtures("pair")
 def test_the_host_does_not_wait_only_where_its_memory_stays_in_place() -> None:
     move, pinned = ToDevice("cpu", "cuda:0"), torch.ones(2).pin_memory()
@@ -863,6 +866,7 @@ class TestPrefetcher:
                 next(batches)
                 assert loader.asked == depth + step - 1
 
+    @pytest.mark.usefixtures("no_collections")
     @pytest.mark.usefixtures("pair")
     @pytest.mark.parametrize("depth", [1, 3])
     def test_it_holds_no_more_than_its_depth(self, depth: int) -> None:
@@ -896,6 +900,7 @@ class TestPrefetcher:
         with pytest.raises(KeyboardInterrupt):
             next(iter(Prefetcher(loader(), "cuda", depth=2)))
 
+    @pytest.mark.usefixtures("no_collections")
     @pytest.mark.usefixtures("two")
     @pytest.mark.parametrize("pinned", [True, False])
     def test_a_loader_that_fills_one_buffer(self, pinned: bool) -> None:
@@ -923,6 +928,7 @@ class TestPrefetcher:
         list(Prefetcher(loader(), "cuda", depth=depth))
         assert happened == ["asked for 0", "copied", "asked for 1", "copied", "asked for 2", "copied"]
 
+    @pytest.mark.usefixtures("no_collections")
     def test_on_a_stream_of_its_own(self, order: Order, kept: list[tuple[int, Any]]) -> None:
         compute, where = torch.cuda.current_stream(1), []
         loader = [torch.ones(2).pin_memory() for _ in range(3)]

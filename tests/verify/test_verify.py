@@ -21,9 +21,9 @@ import pytest
 import rich.console
 import tiny_models
 import torch
-from conftest import run_program
 from faults import FAULTS, Fault, planted, planted_in_cpu
 from places import ROOT, TESTS
+from processes import run_program
 from sweeping import shuffled
 from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint

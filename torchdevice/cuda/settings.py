@@ -88,8 +88,8 @@ class _BenchmarkLimit:
     """``torch.backends.cudnn.benchmark_limit``, stored for each context. Outside of scopes it is torch's own.
 
     Args:
-        own: torch's property. It keeps the functions of a build with cuDNN, so that replacing these does not reach it. A
-            build without cuDNN has None there.
+        own: torch's property, which has kept the functions of a build with cuDNN: replacing these does not reach it.
+            None in a build without cuDNN.
     """
 
     def __init__(self, own: Any):

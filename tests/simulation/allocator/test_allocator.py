@@ -476,6 +476,7 @@ def addresses(index: int) -> set[int]:
     return set(storages.blocks(storages.device(index)).values())
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_the_first_tensor_of_a_device() -> None:
     with torchdevice.simulate("cuda", count=12):
         tensor = torch.ones(3, device="cuda:11")
@@ -497,6 +498,7 @@ def test_a_block_is_listed_until_its_last_tensor_ends() -> None:
         assert address not in addresses(1)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_storage_that_was_emptied_and_filled_again_is_one_block() -> None:
     with torchdevice.simulate("cuda"):
         tensor = torch.ones(3, device="cuda")
@@ -516,6 +518,7 @@ def test_a_storage_that_was_emptied_and_filled_again_is_one_block() -> None:
         assert len(addresses(0)) == len(before) - 1 and torch.cuda.memory_allocated() == allocated - 512
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_the_memory_of_the_cpu_is_freed_with_the_last_storage_that_has_it() -> None:
     with torchdevice.simulate("cuda"):
         tensor = torch.ones(3, device="cuda")
@@ -545,6 +548,7 @@ def test_tensors_of_other_kinds_have_no_twin(of: Callable[[torch.Tensor], torch.
         assert of(x).data_ptr() == x.data_ptr()
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.filterwarnings("ignore")
 def test_a_result_in_the_memory_of_an_argument_has_its_storage() -> None:
     """torch's CPU kernel of this conversion returns a result in the middle of a larger storage, and an argument."""
@@ -575,6 +579,7 @@ def test_storages_of_inference_can_be_written_to_outside_of_it() -> None:
         assert not other.is_inference() and inferred.tolist() == [1, 1, 2, 2]
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_a_result_that_its_memory_is_too_small_for() -> None:
     with torchdevice.simulate("cuda"):
@@ -696,6 +701,7 @@ def test_an_observer_is_told_of_every_block_that_has_memory() -> None:
     assert said == [of_each[0][0], *of_each[1], of_each[0][1]]
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("options", [{}, {"compute": "meta"}], ids=["values", "no values"])
 @pytest.mark.parametrize("function", ["on_device", "without_values", None])
 def test_an_interrupt_comes_while_a_tensor_is_made(
@@ -727,6 +733,7 @@ def test_an_interrupt_comes_while_a_tensor_is_made(
         assert torch.cuda.memory_allocated() == before and kept.data_ptr() in addresses(0)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_memory_that_ran_out_is_counted() -> None:
     device = storages.Device(0)
     assert device.statistics()["num_ooms"] == 0

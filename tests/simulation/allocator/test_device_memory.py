@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import run_python
+from processes import run_python
 
 import torchdevice
 from torchdevice.simulation.allocator import storages
@@ -63,6 +63,7 @@ def test_a_fork_while_another_thread_allocates(tmp_path: Path) -> None:
 
 
 class TestMemory:
+    @pytest.mark.usefixtures("no_collections")
     def test_figures_are_exact(self, devices: torchdevice.Scope) -> None:
         gc.collect()
         base = torch.cuda.memory_allocated(1)
@@ -95,6 +96,7 @@ class TestMemory:
         step()
         assert len({step() for _ in range(4)}) == 1
 
+    @pytest.mark.usefixtures("no_collections")
     def test_a_limit_raises_cudas_error(self) -> None:
         with torchdevice.simulate(memory=128 << 20) as scope:
             gc.collect()
@@ -128,6 +130,7 @@ class TestMemory:
         with torchdevice.simulate():
             torch.empty(64 << 20, device="cuda")
 
+    @pytest.mark.usefixtures("no_collections")
     def test_a_fraction_is_a_limit(self) -> None:
         with torchdevice.simulate(memory=160 << 20, count=2):
             gc.collect()
@@ -139,6 +142,7 @@ class TestMemory:
         with torchdevice.simulate(memory=160 << 20, count=2):
             torch.empty(20 << 20, device="cuda:1")
 
+    @pytest.mark.usefixtures("no_collections")
     def test_a_failing_backward_gives_its_memory_back(self) -> None:
         gc.collect()
         with torchdevice.simulate() as scope:

@@ -38,6 +38,7 @@ def states(pool: tuple[int, int]) -> list[str]:
     return [block["state"] for segment in segments(pool) for block in segment["blocks"]]
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_pool_serves_allocations_where_it_is_used() -> None:
     pool = torch.cuda.MemPool()
     assert isinstance(pool, torch.cuda.MemPool) and pool.id[0] == 0 and pool.allocator is None
@@ -125,6 +126,7 @@ def test_pluggable_allocators_and_pools_of_other_targets_are_refused() -> None:
                 call()
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_graph_keeps_its_memory_reserved_until_it_ends() -> None:
     x = torch.ones(1000, device="cuda")
     before = torch.cuda.memory_reserved()
@@ -172,6 +174,7 @@ def test_graphs_that_share_a_pool_reuse_its_memory() -> None:
     assert not segments(pool)
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("shape", [(1024, 1024), (1024, 512)])  # contiguous, and a transposed part
 def test_a_capture_allocates_nothing_of_its_own(shape: tuple[int, int]) -> None:
     """A capture keeps copies of what its operators read and write. They are none of the device's memory."""
@@ -261,6 +264,7 @@ def blocks_of(pool: tuple[int, int]) -> list[tuple[int, int, str]]:
     return [(each["address"], each["size"], each["state"]) for part in segments(pool) for each in part["blocks"]]
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_pool_is_laid_out_as_at_its_checkpoint(seed: int) -> None:
     """Tensors that came later lose their blocks; the block of one that went is freed by its address."""
@@ -292,6 +296,7 @@ def test_a_pool_is_laid_out_as_at_its_checkpoint(seed: int) -> None:
     assert not blocks_of(pool) and torch.cuda.memory_allocated() == 0
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_memory_by_its_address(target: str) -> None:
     with torchdevice.portable(target=target):

@@ -155,6 +155,7 @@ def test_devices(cuda: torchdevice.Scope) -> None:
     assert empty.size(0) == 0 and empty.cpu().size(0) == 0
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_memory(cuda: torchdevice.Scope) -> None:
     before = torch.cuda.memory_allocated()
     x = nested_tensor([torch.ones(1 << 18), torch.ones(1 << 18)], device="cuda")

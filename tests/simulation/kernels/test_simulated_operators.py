@@ -187,6 +187,7 @@ def _saved(q: torch.Tensor, **options: Any) -> torch.Tensor:
     return loaded
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.filterwarnings("ignore")  # torch calls quantized tensors deprecated
 @pytest.mark.parametrize("options", [{}, {"profile": "mps"}], ids=["cuda", "mps"])
 @pytest.mark.parametrize("make", QUANTIZING)

@@ -188,6 +188,7 @@ def all_parts(s: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (s._indices(), s._values()) if s.is_sparse else parts(s)
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("make", EVERY_LAYOUT.values(), ids=EVERY_LAYOUT)
 @pytest.mark.parametrize("road", ["to", "copy_"])
 def test_copies_of_sparse_tensors_to_the_host_are_done(make: Callable[[torch.Tensor], torch.Tensor], road: str) -> None:
@@ -200,6 +201,7 @@ def test_copies_of_sparse_tensors_to_the_host_are_done(make: Callable[[torch.Ten
         assert all(torch.equal(*each) for each in zip(all_parts(host), all_parts(right), strict=True))
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("make", EVERY_LAYOUT.values(), ids=EVERY_LAYOUT)
 def test_copies_of_sparse_tensors_to_the_device_are_done(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with torchdevice.simulate(asynchronous=True):
@@ -211,6 +213,7 @@ def test_copies_of_sparse_tensors_to_the_device_are_done(make: Callable[[torch.T
             assert torch.equal((there * 2).to_dense().cpu(), PLACES * 2)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_indices_in_flight_are_valid_where_they_are_read_too_early() -> None:
     with torchdevice.simulate(asynchronous=True):
         given = [part.pin_memory() for part in parts(torch.eye(4).to_sparse_csr())]
@@ -263,6 +266,7 @@ def test_values_share_the_memory_of_their_tensor() -> None:
     assert s.to_dense().tolist() == (torch.eye(3) * 5).tolist()
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_memory_is_counted_and_freed() -> None:
     x = torch.eye(128, device=DEVICE)
     before = torch.cuda.memory_allocated(DEVICE)
@@ -319,6 +323,7 @@ def test_torchs_samples(op: OpInfo, layout: torch.layout) -> None:
     assert compared
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_conversion_leaves_the_coo_tensor_as_it_is(layout: str) -> None:
     """The indices of the result may be those of the argument, in the middle of their memory."""

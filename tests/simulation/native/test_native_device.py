@@ -89,6 +89,7 @@ def history(seed: int, native: str, steps: int, memory: str | None) -> Iterator[
         yield snapshot()
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("memory", [None, "200MiB"])
 def test_a_random_history_has_the_figures_of_the_model_in_python(seed: int, memory: str | None) -> None:
@@ -105,6 +106,7 @@ def leading() -> bool:
 
 
 class TestWhoLeads:
+    @pytest.mark.usefixtures("no_collections")
     def test_the_ledger_leads_from_the_first_tensor_on(self) -> None:
         with torchdevice.simulate(native="always"):
             held = torch.empty(4, device="cuda")
@@ -115,6 +117,7 @@ class TestWhoLeads:
             assert torch.cuda.memory_allocated() == 0
             assert leading()
 
+    @pytest.mark.usefixtures("no_collections")
     def test_it_leads_again_after_the_model_answered(self) -> None:
         with torchdevice.simulate(native="always"):
             held = [torch.empty(4, device="cuda") for _ in range(5)]
@@ -124,6 +127,7 @@ class TestWhoLeads:
             assert leading()
             assert torch.cuda.memory_allocated() == 6 * 512
 
+    @pytest.mark.usefixtures("no_collections")
     def test_it_leads_again_after_a_retry_near_the_limit(self) -> None:
         with torchdevice.simulate(native="always", memory="64MiB"):
             for size in (40, 50, 60):
@@ -136,6 +140,7 @@ class TestWhoLeads:
                 torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
             del held
 
+    @pytest.mark.usefixtures("no_collections")
     def test_a_kernel_that_runs_out_of_memory_has_no_effect(self) -> None:
         with torchdevice.simulate(native="always", memory="64MiB"):
             given = torch.ones(10 * MIB, device="cuda")
@@ -145,6 +150,7 @@ class TestWhoLeads:
             assert torch.cuda.memory_allocated() == 40 * MIB
             assert given.sum().item() == 10 * MIB
 
+    @pytest.mark.usefixtures("no_collections")
     def test_a_pool_of_the_program_is_the_models(self) -> None:
         with torchdevice.simulate(native="always"):
             before = torch.empty(4, device="cuda")
@@ -172,6 +178,7 @@ def test_tensors_of_python_and_of_c_mix() -> None:
         assert new.tolist() == [0, 2, 8, 18]
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_memory_is_the_cpus_again_when_a_tensor_ends() -> None:
     with torchdevice.simulate(native="always"):
         for _ in range(3):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_python
+from processes import run_python
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -151,6 +151,7 @@ def test_an_error_is_the_same_both_ways(call: Any) -> None:
 
 
 class TestOut:
+    @pytest.mark.usefixtures("no_collections")
     @pytest.mark.parametrize("size", [0, 2, 4, 9])
     @pytest.mark.parametrize("of", [torch.zeros, torch.empty])
     def test_it_gets_the_shape_and_keeps_its_storage(self, size: int, of: Any) -> None:
@@ -251,6 +252,7 @@ def restless() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.usefixtures("restless")
 def test_many_threads_have_exact_figures() -> None:
     for _ in range(12):

@@ -193,6 +193,7 @@ def test_a_program_reaches_no_kernel_in_python() -> None:
     assert not reached, reached
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_the_ledger_leads_while_tensors_live_that_python_resized() -> None:
     with torchdevice.simulate(native="always"):
         held = [torch.arange(4, device="cuda"), torch.empty(3, device="cuda")]

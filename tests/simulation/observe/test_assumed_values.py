@@ -68,6 +68,7 @@ def test_values_that_are_read_are_zeros(name: str) -> None:
     assert assumed and all(entry.site.file == __file__ for entry in assumed)
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("name", SIZED)
 def test_sizes_are_those_of_ones(name: str) -> None:
     ones = torch.ones(4, 4)

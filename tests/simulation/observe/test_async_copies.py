@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_program
+from processes import run_program
 
 import torchdevice
 from torchdevice.errors import CopyInFlightError
@@ -92,6 +92,7 @@ def test_garbage_of_integers(cuda: torchdevice.Scope, dtype: torch.dtype) -> Non
     assert values.tolist() == given.tolist()
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_what_stays_blocking(cuda: torchdevice.Scope) -> None:
     assert torch.empty(3).copy_(three(), non_blocking=True).tolist() == [3, 3, 3]  # pageable
     assert three().to("cpu").tolist() == three().cpu().tolist() == [3, 3, 3]
@@ -102,6 +103,7 @@ def test_what_stays_blocking(cuda: torchdevice.Scope) -> None:
     assert x.tolist() == [1, 1, 1]
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_buffer_that_is_written_too_early(cuda: torchdevice.Scope) -> None:
     for wait in (False, True):
         buffer = torch.ones(3).pin_memory()
@@ -112,6 +114,7 @@ def test_a_buffer_that_is_written_too_early(cuda: torchdevice.Scope) -> None:
         assert batch.tolist() == ([1, 1, 1] if wait else [7, 7, 7])
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_buffer_that_is_written_after_its_use_was_submitted(cuda: torchdevice.Scope) -> None:
     buffer = torch.ones(3).pin_memory()
     there = torch.empty(3, device="cuda")
@@ -130,6 +133,7 @@ def test_a_buffer_that_is_written_after_its_use_was_submitted(cuda: torchdevice.
     assert result.tolist() == [8, 8, 8]
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_a_stream_that_does_not_wait(cuda: torchdevice.Scope) -> None:
     for wait in (False, True):
         side, buffer = torch.cuda.Stream(), torch.ones(3).pin_memory()
@@ -141,6 +145,7 @@ def test_a_stream_that_does_not_wait(cuda: torchdevice.Scope) -> None:
         assert result.tolist() == [2, 2, 2] if wait else result.isnan().all()
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_correct_programs(cuda: torchdevice.Scope) -> None:
     torch.manual_seed(0)
     loader = [(torch.rand(2, 4).pin_memory(), torch.rand(2, 1).pin_memory()) for _ in range(5)]
@@ -169,6 +174,7 @@ def test_correct_programs(cuda: torchdevice.Scope) -> None:
     assert weight.grad is not None and weight.grad.tolist() == [2, 2, 2]
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_the_end_of_a_scope_finishes_copies() -> None:
     with torchdevice.simulate(asynchronous=True, races="error"):
         values = to_host()

@@ -116,6 +116,7 @@ def test_files_and_other_scopes_get_no_values(tmp_path: Path, shape: tuple[int, 
     assert x.shape == shape and x.t().shape == shape
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("begin", [0, 10])
 def test_a_result_in_the_memory_of_an_argument_has_its_storage(begin: int) -> None:
     with torchdevice.simulate(compute="meta"):
@@ -144,6 +145,7 @@ def test_numbers_of_tokens_keep_their_values() -> None:
         assert tokens.shape == (1, 4) and repr(tokens) == "tensor(..., device='cuda:0', size=(1, 4), dtype=torch.int64)"
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_shapes_views_and_errors_are_those_of_values() -> None:
     with torchdevice.simulate(compute="meta", count=2):
         x = torch.randn(6, 8, device="cuda", requires_grad=True)
@@ -205,6 +207,7 @@ def test_operators_without_a_meta_kernel_give_shapes(compute: Callable[..., Any]
         assert all(each.device == torch.device("cuda", 1) for each in found)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_memory_comes_back() -> None:
     with torchdevice.simulate(compute="meta"):
         before = torch.cuda.memory_allocated()
@@ -236,6 +239,7 @@ def test_options_that_contradict_it(options: dict[str, Any], message: str) -> No
         pass
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_compiled_code_computes_no_values_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor's code reads memory, so it must not be made; not for constants of the graph either."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_program
+from processes import run_program
 from torch import nn
 
 import torchdevice
@@ -333,6 +333,7 @@ def test_nothing_is_looked_for_by_default() -> None:
             write_then_read(False)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_programs_without_races(cuda: torchdevice.Scope) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).cuda()

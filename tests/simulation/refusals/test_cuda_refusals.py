@@ -115,6 +115,7 @@ def test_other_profiles_refuse_nothing_of_this() -> None:
         assert (ones(2, 2, dtype=torch.int64) @ ones(2, 2, dtype=torch.int64)).tolist() == [[2, 2], [2, 2]]
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_pinning_a_tensor_of_the_device(cuda: torchdevice.Scope) -> None:
     with pytest.raises(
         RuntimeError, match=r"^cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import free_port, run_program
+from processes import free_port, run_program
 
 from torchdevice.torch_apis.distributed.collective_checks import Awaited, Note, stuck
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import sweeping
 import torch
-from conftest import run_command, run_python
 from places import PROGRAMS
+from processes import run_command, run_python
 
 PROGRAM = PROGRAMS / "compiled_parallel.py"
 

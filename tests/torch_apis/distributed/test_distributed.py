@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import free_port, run_command, run_python
 from places import PROGRAMS
+from processes import free_port, run_command, run_python
 
 import torchdevice
 from torchdevice.cli import main, programs

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import run_command
+from processes import run_command
 
 pytestmark = pytest.mark.one_engine
 

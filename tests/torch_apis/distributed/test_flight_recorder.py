@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_command
 from places import PROGRAMS
+from processes import run_command
 
 import torchdevice
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import run_command
 from places import PROGRAMS
+from processes import run_command
 
 
 @pytest.mark.sampled(3, of="programs of two ranks")

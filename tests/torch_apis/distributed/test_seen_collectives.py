@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import run_command
 from places import PROGRAMS
+from processes import run_command
 
 pytestmark = pytest.mark.one_engine
 

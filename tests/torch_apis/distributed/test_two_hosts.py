@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import free_port
+from processes import free_port
 
 pytestmark = pytest.mark.one_engine
 

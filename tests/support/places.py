@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 PROGRAMS = TESTS / "programs"

@@ -1,0 +1,151 @@
+"""Processes that tests start: Python, the ``torchdevice`` command, and programs under ``torchdevice run``."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+SECONDS = 300
+"""How long a process may take."""
+
+
+def run_program(
+    folder: Path, program: str, *arguments: str, options: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program's text under ``torchdevice run`` in a process of its own."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(program))
+    return run_command("run", *options, str(path), *arguments, cwd=folder, **environment)
+
+
+def run_command(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the ``torchdevice`` command."""
+    return run_python("-m", "torchdevice", *arguments, cwd=cwd, **environment)
+
+
+def run_python(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run this Python with one thread for torch, forked from a process that has imported torch where that may be.
+
+    Tests of what happens before a program's first line call :func:`run_fresh_python`. Flags of the interpreter, and
+    variables that Python or torch read when they start, lead there too.
+    """
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    is_flag = arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")
+    if is_flag or not hasattr(os, "fork") or _read_at_start(variables) != _read_at_start(_of_server()):
+        return run_fresh_python(*arguments, cwd=cwd, **environment)
+    return _without_gloo(_forked(arguments, variables, cwd))
+
+
+def run_fresh_python(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a new interpreter with one thread for torch."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    return _without_gloo(done)
+
+
+def _without_gloo(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """Take out of a process's output what gloo prints in torch 2.10."""
+    done.stdout = _PRINTED_BY_GLOO.sub("", done.stdout)
+    return done
+
+
+_PRINTED_BY_GLOO = re.compile(
+    r"\[Gloo\] Rank |[0-9]+ is connected to [0-9]+ peer ranks\. Expected number of connected peer ranks is : [0-9]+\n"
+)
+"""Several ranks print into each other's lines."""
+
+
+def free_port() -> str:
+    """Return a TCP port that is free now, for processes to connect by."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return str(listening.getsockname()[1])
+
+
+# ---- processes forked by fork_server.py ------------------------------------------------------------------------------
+
+_START = re.compile(r"(PYTHON|TORCH_|PYTORCH_|LD_|OMP_|MKL_|KMP_|GLOO_|TP_|COV_|COVERAGE).*")
+"""The names of variables that the interpreter, torch or its libraries read once."""
+
+
+def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if _START.fullmatch(name)}
+
+
+@functools.cache
+def _of_server() -> dict[str, str]:
+    """Return the variables of the server: those of this process when it is first asked, without the package's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHDEVICE")}
+    return {**kept, "OMP_NUM_THREADS": "1"}
+
+
+@functools.cache
+def _server() -> str:
+    """Start the server, and return the path of its socket. It ends with this process."""
+    folder = tempfile.mkdtemp(prefix="fork")
+    place = os.path.join(folder, "socket")
+    words = [sys.executable, str(Path(__file__).with_name("fork_server.py")), place]
+    server = subprocess.Popen(
+        words, env=_of_server(), cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert server.stdout is not None
+    ready = server.stdout.readline()
+    assert ready == b"ready\n", "the fork server did not start"
+    _kept.append(server)
+    return place
+
+
+_kept: list[subprocess.Popen[bytes]] = []
+"""The server, whose standard input closes when this process ends."""
+
+
+def _forked(
+    arguments: Sequence[str], variables: Mapping[str, str], cwd: Path | None
+) -> subprocess.CompletedProcess[str]:
+    """Let the server fork a process, and return what it printed and how it ended."""
+    request = {"arguments": arguments, "variables": variables, "folder": os.path.abspath(cwd or os.getcwd())}
+    readers, printed = [], {}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(_server())
+        ends = [os.pipe(), os.pipe()]
+        text = json.dumps(request).encode() + b"\n"
+        sent = socket.send_fds(connection, [text], [write for _, write in ends])
+        connection.sendall(text[sent:])
+        for name, (read, write) in zip(("stdout", "stderr"), ends, strict=True):
+            os.close(write)
+            readers.append(threading.Thread(target=_read, args=(read, printed, name), daemon=True))
+            readers[-1].start()
+        connection.settimeout(SECONDS)
+        answers = connection.makefile()
+        number = int(answers.readline())
+        try:
+            status = int(answers.readline())
+            for reader in readers:  # the processes that it started may go on, and print
+                reader.join(SECONDS)
+        except TimeoutError:
+            os.kill(number, signal.SIGKILL)
+            raise subprocess.TimeoutExpired([sys.executable, *arguments], SECONDS) from None
+    return subprocess.CompletedProcess([sys.executable, *arguments], status, printed["stdout"], printed["stderr"])
+
+
+def _read(file: int, printed: dict[str, str], name: str) -> None:
+    with open(file, errors="strict") as opened:
+        printed[name] = opened.read()
