@@ -58,6 +58,7 @@ def main():
     print(f"GPU: {torch.cuda.get_device_name(0)}, capability {torch.cuda.get_device_capability(0)}")
 
     set_seed(0)
+    torch.set_num_threads(1)  # the model is too small to be shared between cores
     with open(args.text, encoding="utf-8") as file:
         text = file.read()
     tokenizer = WordTokenizer(text)

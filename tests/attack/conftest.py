@@ -1,0 +1,13 @@
+"""A run by day takes a sample of the attacks, which interrupt and overlap code for seconds. ``--sweep=full`` takes all."""
+
+from __future__ import annotations
+
+import pytest
+
+BY_DAY = 30
+"""How many functions of this folder a run takes, with one case each."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("sampled") is None:
+        item.add_marker(pytest.mark.sampled(BY_DAY, of="attacks"))
