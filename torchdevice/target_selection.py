@@ -190,7 +190,8 @@ def _unknown(target: object, name: str) -> UnknownTargetError:
     found = device_models.TARGET.fullmatch(lowered)
     # A number behind a known name is right, so only the spelling of the name was wrong.
     exists = lowered in known or (found is not None and f"{SIMULATED}:{found[1] or 'cuda'}" in known)
-    return UnknownTargetError(target, known, lowered if exists else near[0] if near else None)
+    meant = near[0] if near else None
+    return UnknownTargetError(target, known, lowered if exists else meant)
 
 
 class TorchDevice:

@@ -1,4 +1,4 @@
-"""A run by day takes a sample of the attacks, which interrupt and overlap code for seconds. ``--sweep=full`` takes all."""
+"""A run by day takes a sample of the attacks, which take seconds each. ``--sweep=full`` takes all of them."""
 
 from __future__ import annotations
 

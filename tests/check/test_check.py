@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from hypothesis import given, settings, strategies
-from processes import run_command, run_python
+from processes import run_command, run_fresh_python
 from rich.console import Console
 
 from torchdevice.check import RULES, Finding, Target, check_file, check_source, checker, formats
@@ -774,7 +774,7 @@ class TestCommand:
         words = (
             "import sys; from torchdevice.cli import main; main.main(['check', 'a.py']); print('torch' in sys.modules)"
         )
-        result = run_python("-c", words, cwd=tmp_path)
+        result = run_fresh_python("-c", words, cwd=tmp_path)
         assert result.stdout.endswith("\nFalse\n"), result.stderr
 
     def test_the_program_is_not_run(self, tmp_path: Path) -> None:

@@ -226,7 +226,12 @@ def _python(cell: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     other = bool(cell) and re.match(r"%%(?!time|capture|prun)", cell[0][1]) is not None
     for line, code in cell:
         magic = re.match(r"(\s*)(?:[%!?]|[\w.]+\?\??\s*$|[\w, ]+=\s*[%!])", code)
-        yield line, "" if other else f"{magic[1]}pass" if magic else code
+        if other:
+            yield line, ""
+        elif magic:
+            yield line, f"{magic[1]}pass"
+        else:
+            yield line, code
 
 
 _MANY = 100

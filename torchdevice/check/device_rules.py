@@ -43,8 +43,12 @@ def _text(node: ast.AST, view: View) -> str:
     if SPELLED.fullmatch(node.value):
         return node.value
     legacy = _LEGACY.fullmatch(node.value)
-    prefix = _PREFIX.fullmatch(node.value) if not isinstance(view.parent(node), ast.JoinedStr) else None
-    return legacy[1] if legacy else prefix[1] if prefix else ""
+    if legacy:
+        return legacy[1]
+    prefix = _PREFIX.fullmatch(node.value)
+    if prefix and not isinstance(view.parent(node), ast.JoinedStr):
+        return prefix[1]
+    return ""
 
 
 def _spelled(text: str, view: View) -> Iterator[Found]:

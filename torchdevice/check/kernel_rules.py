@@ -61,7 +61,9 @@ def _named(node: ast.AST, view: View) -> str:
     name = view.dotted(node) or ""
     if not name.startswith("torch."):
         return ""
-    return _CONVERSIONS["double"] if name.endswith(f".{_LEGACY}") else name if name.count(".") == 1 else ""
+    if name.endswith(f".{_LEGACY}"):
+        return _CONVERSIONS["double"]
+    return name if name.count(".") == 1 else ""
 
 
 def _held(node: ast.AST, view: View) -> str:

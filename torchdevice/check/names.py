@@ -166,7 +166,9 @@ class Names:
             return f"{starred.stars[-1]}.{node.id}" if starred is not None else None
         given = scope.given[node.id]
         imported = [each.imported for each in given if each.imported]
-        return imported[-1] if imported else given[0].value if len(given) == 1 else None
+        if imported:
+            return imported[-1]
+        return given[0].value if len(given) == 1 else None
 
     def values(self, node: ast.AST) -> list[ast.expr]:
         """Return the expressions that the source gives to the variable or the attribute that a node reads."""

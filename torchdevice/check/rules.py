@@ -200,7 +200,11 @@ class View(Names):
         if depth > _MAX_DEPTH or node in known:
             return known.get(node, False)
         known[node] = False  # where values go in a circle
-        inner = of_call(node) if isinstance(node, ast.Call) else node.value if isinstance(node, ast.Subscript) else None
+        inner = None
+        if isinstance(node, ast.Call):
+            inner = of_call(node)
+        elif isinstance(node, ast.Subscript):
+            inner = node.value
         if inner and not isinstance(inner, ast.AST):
             known[node] = inner
         elif isinstance(node, ast.BinOp):

@@ -173,8 +173,10 @@ def _cuda_of(package: str) -> str | None:
         if path.is_file():
             text = path.read_text(encoding="utf-8")
             said = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.M)
+            if said:
+                return said[1]
             local = re.search(r"\+cu(\d+)(\d)['\"]", text)
-            return said[1] if said else f"{local[1]}.{local[2]}" if local else None
+            return f"{local[1]}.{local[2]}" if local else None
     return None
 
 

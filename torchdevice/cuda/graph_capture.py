@@ -185,8 +185,11 @@ class Capture(TorchDispatchMode):
         if func is not _aten.index_put_.default or len(args) != 3:  # with a fourth argument it may accumulate
             return func, args
         written, (*before, mask), value = args
-        is_of_host = value.get_device() < 0 <= written.get_device() and value.numel() == 1
-        number = self._number[1] if value is self._number[0] else value.item() if is_of_host else None
+        number = None
+        if value is self._number[0]:
+            number = self._number[1]
+        elif value.get_device() < 0 <= written.get_device() and value.numel() == 1:  # a number of the host's
+            number = value.item()
         if number is None or any(each is not None for each in before) or mask.dtype is not torch.bool:
             return func, args
         all_of_inner = (..., *(None,) * (written.dim() - len(before) - mask.dim()))

@@ -173,8 +173,10 @@ class History:
 
     def frames(self, address: int) -> list[dict[str, Any]] | None:
         """Return the stack at a block's allocation, innermost frame first; None for a block that is not recorded."""
-        _, stack = self._blocks.get(address, (None, None))
-        return stack.frames if stack is not None else [] if address in self._blocks else None
+        if address not in self._blocks:
+            return None
+        _, stack = self._blocks[address]
+        return [] if stack is None else stack.frames
 
     def look_up(self) -> None:
         """Look up the frames of all stacks."""
@@ -268,7 +270,9 @@ def record_memory_history_legacy(
     *rest: Any,
 ) -> None:
     """Start to record allocations, or stop, with the older arguments of ``_record_memory_history``."""
-    stacks_of = ("all" if trace_alloc_record_context else "state") if record_context else None
+    stacks_of = None
+    if record_context:
+        stacks_of = "all" if trace_alloc_record_context else "state"
     kept = "all" if enabled else None
     record_memory_history(context, kept, stacks_of, "python", trace_alloc_max_entries, clear_history)
 

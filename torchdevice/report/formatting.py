@@ -35,7 +35,9 @@ def editor_link(row: Row) -> str:
 
 def plural(count: int, noun: str) -> str:
     """Return a number of things."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def verified(report: Content) -> str:
@@ -62,8 +64,11 @@ def duration(seconds: float) -> str:
     """Return a time in the unit that suits it; nothing for none."""
     if not seconds:
         return ""
-    size, unit = (1.0, "s") if seconds >= 1 else (1e-3, "ms") if seconds >= 1e-3 else (1e-6, "µs")
-    return _figure(seconds / size, unit)
+    if seconds >= 1:
+        return _figure(seconds, "s")
+    if seconds >= 1e-3:
+        return _figure(seconds / 1e-3, "ms")
+    return _figure(seconds / 1e-6, "µs")
 
 
 def size(count: int) -> str:

@@ -93,10 +93,13 @@ class _Aliases(CpuAliases):
 
     def returned(self, result: Any) -> Any:
         given = {id(own): value for value, own in reversed(self.pairs.values())}
-        return [
-            given[id(each)] if id(each) in given else each if index < 0 else wrapped(each, index)
-            for each, index in zip(result, self._indices, strict=True)
-        ]
+        returned = []
+        for each, index in zip(result, self._indices, strict=True):
+            if id(each) in given:
+                returned.append(given[id(each)])
+            else:
+                returned.append(each if index < 0 else wrapped(each, index))
+        return returned
 
 
 def _nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:

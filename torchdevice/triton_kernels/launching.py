@@ -137,7 +137,9 @@ class Launch:
         while done < total:
             # The first group shows how large a block is, also to later launches.
             known = self.compiled.largest
-            size = (min(max(_ELEMENTS // known, 1), _INSTANCES) if known else _FIRST) if self._whole else 1
+            size = 1
+            if self._whole:
+                size = min(max(_ELEMENTS // known, 1), _INSTANCES) if known else _FIRST
             # x is the innermost, in the order in which CUDA begins the blocks.
             numbers = np.arange(done, min(done + size, total))
             group = np.stack([numbers % x, numbers // x % y, numbers // (x * y)], axis=1).astype(np.int32)

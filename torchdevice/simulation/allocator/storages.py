@@ -460,7 +460,9 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
             on.freed.append(freed)
             for observer in on.observers:
                 observer.freed(owner.address)
-    address = 0 if block is None else block.address if memory.is_meta else memory.data_ptr()
+    address = 0
+    if block is not None:
+        address = block.address if memory.is_meta else memory.data_ptr()
     if isinstance(owner, MetaRef):
         _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
         owner.meta, owner.forgotten, memory, old = memory, None, _NOTHING, None

@@ -153,7 +153,9 @@ def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bo
     """Count a copy between devices. The host waits for one, unless the program asked for another of locked memory."""
     one, other, context = index_of(source), index_of(destination), state.context
     if one != other:
-        host = source if one < 0 else destination if other < 0 else None
+        host = None
+        if one < 0 or other < 0:
+            host = source if one < 0 else destination
         is_pinned = host is not None and context is not None and context.is_pinned(host)
         if host is not None and not (non_blocking and is_pinned):
             not_while_capturing(pageable=not is_pinned)
@@ -486,11 +488,13 @@ class Results:
                 increment_version([each for each in args[position] if not each.is_inference()])
             return None
         results = [result] if len(self._given) == 1 else result
-        found = [
-            # The argument itself, and not a new tensor of the same memory: `x.add_(1) is x`.
-            wrapped(each, index) if known is None else kwargs[known[1]] if known[1] in kwargs else args[known[0]]
-            for known, each in zip(self._given, results, strict=True)
-        ]
+        found = []
+        for known, each in zip(self._given, results, strict=True):
+            if known is None:
+                found.append(wrapped(each, index))
+            else:  # the argument itself, and not a new tensor of the same memory: `x.add_(1) is x`
+                place, name = known
+                found.append(kwargs[name] if name in kwargs else args[place])
         return found[0] if len(found) == 1 else tuple(found)
 
 

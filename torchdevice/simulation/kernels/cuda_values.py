@@ -43,7 +43,11 @@ def saturate(source: torch.Tensor, result: torch.Tensor) -> None:
     wide = torch.where(numbers < 2.0**63, numbers, numbers - 2.0**64).long()
     highest = limits.max if limits.max < 2**63 else -1
     wide.masked_fill_(numbers >= float(limits.max + 1), highest).masked_fill_(numbers < limits.min, limits.min)
-    nan = -(2**63) if limits.bits == 64 else 2**31 if kind is torch.float64 else 0
+    nan = 0
+    if limits.bits == 64:
+        nan = -(2**63)
+    elif kind is torch.float64:
+        nan = 2**31
     result.copy_(wide.masked_fill_(numbers.isnan(), nan))
 
 
@@ -65,7 +69,10 @@ def dividing(schema: Any, kernel: Kernel) -> Kernel:
         negative = (host_alias(self) if isinstance(self, torch.Tensor) else torch.tensor(self)) < 0
         result = kernel(self, _with_ones(other, zero), *args, **kwargs)
         dtype = dtype_of(result)
-        quotient = 2**32 - 1 if dtype is torch.int64 else -1 if dtype.is_signed else torch.iinfo(dtype).max
+        if dtype is torch.int64:
+            quotient = 2**32 - 1
+        else:
+            quotient = -1 if dtype.is_signed else torch.iinfo(dtype).max
         floors = "floor_divide" in schema.name or kwargs.get("rounding_mode") == "floor"
         memory_of(result).masked_fill_(zero, quotient).masked_fill_(zero & negative, -2 if floors else -1)
         return result

@@ -63,7 +63,10 @@ def _refuse(op: Any, name: str, index: int, first: int) -> None:
         raise RuntimeError("Passed CPU tensor to MPS op")
     # The name of CUDA's wrapper: `name_overload` for a structured operator, else `overload_name`.
     of_op, overload = op._schema.name.removeprefix("aten::"), op._schema.overload_name
-    wrapper = (f"{of_op}_{overload}" if overload else of_op) if is_structured(_name(op)) else f"{overload}_{of_op}"
+    if is_structured(_name(op)):
+        wrapper = f"{of_op}_{overload}" if overload else of_op
+    else:
+        wrapper = f"{overload}_{of_op}"
     raise RuntimeError(text("on another device", name=name, its=its, on=on, wrapper=wrapper))
 
 

@@ -77,8 +77,10 @@ class _Call:
     def logarithms(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the logarithms of sums in a kernel's shape."""
         sums, ends = sums.float(), self.ends[0]
+        if "cudnn" in self._name:
+            return sums[..., None]
         if "efficient" not in self._name:
-            return sums[..., None] if "cudnn" in self._name else sums if ends is None else sums[0]
+            return sums if ends is None else sums[0]
         if ends is not None:
             parts = list(sums[0].mT.tensor_split(ends[1:-1].long()))
             sums = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).mT

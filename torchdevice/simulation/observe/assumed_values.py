@@ -56,7 +56,10 @@ class AssumedValues(WithoutValues):
                 raise
         with torch._C.DisableTorchFunction():
             result = _Assumed(op, int(sized), gives_values=not sized).call(args, kwargs)
-            said = "all are 1" if sized else f"{result}" if isinstance(result, (int, float)) else "all are 0"
+            if sized:
+                said = "all are 1"
+            else:
+                said = f"{result}" if isinstance(result, (int, float)) else "all are 0"
             name = _NAMES.get(op._schema.name, op._schema.name.removeprefix("aten::"))
             self._context.note(name, ASSUMED + said, Fidelity.APPROXIMATE)
             return result

@@ -49,7 +49,9 @@ class _Facts:
     def alignment(self) -> int:
         """Of how many elements the rows of matrices must be a multiple."""
         half, major = self.dtypes[0] in _HALVES, self.gpu[0]
-        return (8 if half else 4) if major >= 8 or (major == 7 and half) else 1
+        if major >= 8:
+            return 8 if half else 4
+        return 8 if major == 7 and half else 1
 
     @property
     def widest(self) -> int:

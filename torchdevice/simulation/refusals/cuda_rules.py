@@ -63,7 +63,7 @@ def _of_batch(input: torch.Tensor, weight: Any = None, bias: Any = None, *rest: 
             if isinstance(second, torch.Tensor) and dtype_of(first) != dtype_of(second):
                 return text("dtypes of cuDNN's batches", one, other, _type(first), _type(second))
         return ""
-    wanted = own if kind is own else torch.float32 if own in _LOW else own
+    wanted = torch.float32 if own in _LOW and kind is not own else own
     for name, each in (("weight", weight), ("bias", bias)):
         if each is not None and dtype_of(each) != wanted:
             return f"Expected {name} to have type {scalar_type(wanted)} but got {scalar_type(dtype_of(each))}"
@@ -136,8 +136,9 @@ def _fft_of_reals(self: torch.Tensor, n: int | None = None, dim: int = -1, norm:
 def _ffts_of_reals(self: torch.Tensor, s: Any = None, dim: Any = None, norm: Any = None, **out: Any) -> Any:
     if dtype_of(self) is not torch.float16:
         return ""
-    dims = range(-len(s), 0) if s and dim is None else range(self.dim()) if dim is None else dim
-    return _odd_sizes(s or [self.size(each) for each in dims])
+    if s:
+        return _odd_sizes(s)
+    return _odd_sizes([self.size(each) for each in (range(self.dim()) if dim is None else dim)])
 
 
 def _svd(A: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
@@ -177,7 +178,11 @@ def _network(input: torch.Tensor, *args: Any) -> Any:
 
 def _reduced(self: torch.Tensor, dim: int, index: Any, src: Any, reduce: str, **named: Any) -> Any:
     dtype = dtype_of(self)
-    refused = ("amax", "amin", "prod") if dtype is torch.bool else ("mean", "prod") if dtype.is_complex else ()
+    refused: tuple[str, ...] = ()
+    if dtype is torch.bool:
+        refused = ("amax", "amin", "prod")
+    elif dtype.is_complex:
+        refused = ("mean", "prod")
     return reduce in refused and f"\"cuda_scatter_gather_base_kernel_func\" not implemented for '{scalar_type(dtype)}'"
 
 
