@@ -121,7 +121,8 @@ def become(request: dict[str, Any]) -> Callable[[], int]:
     sys.orig_argv[:] = [sys.executable, *arguments]
     random.seed()
     numpy.random.seed()
-    torchdevice_autoload.activate()  # as the import of torch does, where a variable asks for a scope
+    if arguments[:2] != ["-m", "torchdevice"]:  # the command takes the variable before it imports torch
+        torchdevice_autoload.activate()  # as the import of torch does, where a variable asks for a scope
     first, *others = arguments
     if first in ("-c", "-m"):
         sys.argv[:] = [first, *others[1:]]
