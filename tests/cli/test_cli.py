@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import run_command, run_fresh_python, run_program
+from processes import run_command, run_program, run_torch_python
 
 import torchdevice
 from torchdevice import autoload
@@ -35,7 +35,7 @@ class TestRun:
             inner()
         """
         result = run_program(tmp_path, program)
-        plain = run_fresh_python(str(tmp_path / "program.py"))
+        plain = run_torch_python(str(tmp_path / "program.py"))
         assert result.returncode == plain.returncode == 1
         assert result.stderr == plain.stderr
 
@@ -160,18 +160,18 @@ class TestActivation:
     """``import torch`` with and without ``TORCHDEVICE=1``."""
 
     def test_by_the_environment_alone(self, tmp_path: Path) -> None:
-        result = run_fresh_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE="1")
+        result = run_torch_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE="1")
         assert result.stdout == "2.0 True\n", result.stderr
 
     @pytest.mark.parametrize("switch", ["", "0", "off"])
     def test_switched_off(self, switch: str, tmp_path: Path) -> None:
-        result = run_fresh_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE=switch)
+        result = run_torch_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE=switch)
         assert result.returncode == 1 and ("compiled with CUDA" in result.stderr or "NVIDIA driver" in result.stderr)
 
     def test_nothing_is_imported_when_switched_off(self, tmp_path: Path) -> None:
         """Neither a broken installation nor an invalid variable has any effect then."""
         (tmp_path / "psutil.py").write_text("raise RuntimeError('psutil is broken')")
-        result = run_fresh_python("-c", OWN_MODULES, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCHDEVICE_DEVICES="many")
+        result = run_torch_python("-c", OWN_MODULES, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCHDEVICE_DEVICES="many")
         foundation = ["torchdevice.foundation", "torchdevice.foundation.environment"]
         imported = ["torchdevice", "torchdevice.autoload", *foundation, "torchdevice_autoload"]
         assert (result.stdout, result.stderr) == (f"{imported}\n", "")
@@ -194,7 +194,7 @@ class TestActivation:
         if broken is not None:
             (tmp_path / "psutil.py").write_text(broken)
         program = "import torch; print(torch.ones(2).sum().item(), torch.cuda.is_available())"
-        result = run_fresh_python("-c", program, PYTHONPATH=str(tmp_path), TORCHDEVICE="1", **environment)
+        result = run_torch_python("-c", program, PYTHONPATH=str(tmp_path), TORCHDEVICE="1", **environment)
         assert (result.returncode, result.stdout) == (0, "2.0 False\n"), result.stderr
         assert result.stderr.startswith("torchdevice: TORCHDEVICE=1 asks for a scope, which could not be activated: ")
         assert reason in result.stderr and result.stderr.count("\n") == 1
@@ -208,7 +208,7 @@ class TestActivation:
         (tmp_path / "torchdevice" / "__init__.py").write_text("this is no Python\n")
         away = "sys.modules['torchdevice'] = None" if how == "deleted" else f"sys.path.insert(0, {str(tmp_path)!r})"
         program = f"import sys; {away}; import torch; print(torch.ones(2).sum().item())"
-        result = run_fresh_python("-c", program, **({"TORCHDEVICE": "1"} if asked else {}))
+        result = run_torch_python("-c", program, **({"TORCHDEVICE": "1"} if asked else {}))
         assert (result.returncode, result.stdout) == (0, "2.0\n"), result.stderr
         assert result.stderr.count("\n") == asked and ("Install torchdevice-portable again" in result.stderr) is asked
 
@@ -222,13 +222,13 @@ class TestActivation:
             torch._import_device_backends()  # as torch's import does at its end
             print("imported")
         """
-        result = run_fresh_python("-c", program, TORCHDEVICE="1")
+        result = run_torch_python("-c", program, TORCHDEVICE="1")
         assert (result.returncode, result.stdout) == (0, "imported\n"), result.stderr
         assert f"has no 'torch._C.{name}'" in result.stderr and result.stderr.count("\n") == 1
 
     def test_stderr_is_closed(self) -> None:
         program = "import sys; sys.stderr.close(); import torch; print('imported')"
-        result = run_fresh_python("-c", program, TORCHDEVICE="1", TORCHDEVICE_DEVICES="many")
+        result = run_torch_python("-c", program, TORCHDEVICE="1", TORCHDEVICE_DEVICES="many")
         assert (result.returncode, result.stdout) == (0, "imported\n")
 
 

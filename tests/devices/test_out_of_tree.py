@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import OUT_OF_TREE, OUT_OF_TREE_PATH
 from places import TESTS
-from processes import run_python
+from processes import run_fresh_python
 
 from torchdevice.devices.module import ModuleRuntime
 
@@ -27,7 +27,7 @@ LONG = "breakages compile cpp_extension distributed dtype_gaps frames inventory 
 def with_backend(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run this Python with the backend on the path, before the packages that are installed."""
     path = os.pathsep.join((str(OUT_OF_TREE_PATH), os.environ.get("PYTHONPATH", "")))
-    return run_python(*arguments, PYTHONPATH=path, **environment)
+    return run_fresh_python(*arguments, PYTHONPATH=path, **environment)
 
 
 def run_contract(name: str, request: pytest.FixtureRequest) -> None:
@@ -99,7 +99,7 @@ def test_what_torch_asks_of_backends_in_cpp_only() -> None:
 def test_a_backend_that_torch_loads_after_this_package_is_the_target() -> None:
     after = f"import sys; sys.path.append({str(OUT_OF_TREE_PATH)!r})"
     program = f"{after}; import torch; print(torch.ones(1).cuda().device)"
-    done = run_python("-c", program, TORCHDEVICE="1")
+    done = run_fresh_python("-c", program, TORCHDEVICE="1")
     assert done.stdout == "npu_like:0\n", done.stdout + done.stderr
 
 

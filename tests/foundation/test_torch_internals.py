@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from private_names import NOT_OF_TORCH, Reads, is_listed, is_private, listed, own_names, sources
-from processes import run_fresh_python
+from processes import run_torch_python
 
 from torchdevice import installed
 from torchdevice.core.bindings import LateModules
@@ -104,7 +104,7 @@ def test_each_module_that_is_checked_later_is_checked() -> None:
 def test_the_installed_torch_has_all_names() -> None:
     # In a process of its own, because modules of torch are imported that other tests expect not to be.
     code = "from torchdevice.foundation.torch_internals import missing; print(*missing('at import'), *missing('later'))"
-    done = run_fresh_python("-c", code)
+    done = run_torch_python("-c", code)
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
 
 
@@ -138,7 +138,7 @@ def test_the_installed_torch_has_all_names() -> None:
     ],
 )
 def test_a_missing_name_is_named_at_import(use: str, taken: str, name: str, affected: str) -> None:
-    done = run_fresh_python("-c", f"import sys, torch, torchdevice\n{taken}\n{use}", TORCHDEVICE="0")
+    done = run_torch_python("-c", f"import sys, torch, torchdevice\n{taken}\n{use}", TORCHDEVICE="0")
     version = torch.__version__
     text = f"TorchVersionError: torch {version} has no {name!r}, which torchdevice needs for {affected}. Install"
     assert text in done.stderr
@@ -151,7 +151,7 @@ def test_a_name_that_is_missing_in_a_late_module_is_named_when_that_is_imported(
         "del mesh._get_device_handle\n"
         "with torchdevice.portable(target='cpu'): pass"
     )
-    done = run_fresh_python("-c", code)
+    done = run_torch_python("-c", code)
     assert (
         "has no 'torch.distributed.device_mesh._get_device_handle', which torchdevice needs for process" in done.stderr
     )

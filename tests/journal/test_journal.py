@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_fresh_python, run_program
+from processes import run_program, run_torch_python
 
 import torchdevice
 from torchdevice.journal.journal import Journal
@@ -112,5 +112,5 @@ after = {name: id(value) for module in (torch, torch._C, torch.cuda) for name, v
 assert before == after and kinds == [type(m) for m in (torch, torch._C, torch.cuda)]
 assert "rich" not in sys.modules and "torch._dynamo" not in sys.modules
 """
-    result = run_fresh_python("-c", program, cwd=tmp_path)
+    result = run_torch_python("-c", program, cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

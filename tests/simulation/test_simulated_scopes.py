@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_fresh_python, run_program, run_python
+from processes import run_program, run_python, run_torch_python
 
 import torchdevice
 from torchdevice.errors import UnknownTargetError
@@ -161,7 +161,7 @@ class TestOutsideAScope:
             "with torchdevice.portable('simulated'): assert torch.ones(1).cuda().device.type == 'cuda'\n"
             "print('as said')\n"
         )
-        result = run_fresh_python("-c", program, cwd=tmp_path)
+        result = run_torch_python("-c", program, cwd=tmp_path)
         assert result.stdout == "as said\n", result.stderr
 
     def test_the_first_use_may_be_inside_another_scope(self, tmp_path: Path) -> None:

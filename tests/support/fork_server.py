@@ -1,4 +1,4 @@
-"""A Python process that has imported torch and the package, and forks a process for each request.
+"""A Python process that has imported torch, and the package if asked, and forks a process for each request.
 
 An interpreter takes a second and a half of a core to import torch; a fork takes some milliseconds. The process that a
 fork makes is what ``python ARGUMENTS`` would be: its own arguments, variables, folder, output and exit status, and no
@@ -164,3 +164,5 @@ if __name__ == "__main__":
     wanted = server.serve()
     if wanted is not None:
         run(become(wanted))
+    os.unlink(sys.argv[1])
+    os.rmdir(os.path.dirname(sys.argv[1]))

@@ -35,16 +35,28 @@ def run_command(*arguments: str, cwd: Path | None = None, **environment: str) ->
 
 
 def run_python(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run this Python with one thread for torch, forked from a process that has imported torch where that may be.
+    """Run this Python with one thread for torch, forked from a process that has imported torch and the package."""
+    return _run("package", arguments, cwd, environment)
 
-    Tests of what happens before a program's first line call :func:`run_fresh_python`. Flags of the interpreter, and
-    variables that Python or torch read when they start, lead there too.
+
+def run_torch_python(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run this Python forked from a process that has imported torch alone: for tests of the package's import."""
+    return _run("torch", arguments, cwd, environment)
+
+
+def _run(
+    imported: str, arguments: tuple[str, ...], cwd: Path | None, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Fork a process where that may be.
+
+    Flags of the interpreter, and variables that Python or torch read when they start, lead to a new interpreter. Tests
+    of what happens before torch is imported call :func:`run_fresh_python`.
     """
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     is_flag = arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")
     if is_flag or not hasattr(os, "fork") or _read_at_start(variables) != _read_at_start(_of_server()):
         return run_fresh_python(*arguments, cwd=cwd, **environment)
-    return _without_gloo(_forked(arguments, variables, cwd))
+    return _without_gloo(_forked(imported, arguments, variables, cwd))
 
 
 def run_fresh_python(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -98,11 +110,11 @@ def _of_server() -> dict[str, str]:
 
 
 @functools.cache
-def _server() -> str:
-    """Start the server, and return the path of its socket. It ends with this process."""
+def _server(imported: str) -> str:
+    """Start the server that has imported torch, or the package too, and return its socket. It ends with this process."""
     folder = tempfile.mkdtemp(prefix="fork")
     place = os.path.join(folder, "socket")
-    words = [sys.executable, str(Path(__file__).with_name("fork_server.py")), place]
+    words = [sys.executable, str(Path(__file__).with_name("fork_server.py")), place, imported]
     server = subprocess.Popen(
         words, env=_of_server(), cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
@@ -118,13 +130,13 @@ _kept: list[subprocess.Popen[bytes]] = []
 
 
 def _forked(
-    arguments: Sequence[str], variables: Mapping[str, str], cwd: Path | None
+    imported: str, arguments: Sequence[str], variables: Mapping[str, str], cwd: Path | None
 ) -> subprocess.CompletedProcess[str]:
     """Let the server fork a process, and return what it printed and how it ended."""
     request = {"arguments": arguments, "variables": variables, "folder": os.path.abspath(cwd or os.getcwd())}
     readers, printed = [], {}
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(_server())
+        connection.connect(_server(imported))
         ends = [os.pipe(), os.pipe()]
         text = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(connection, [text], [write for _, write in ends])
