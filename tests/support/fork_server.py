@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import importlib
 import json
 import multiprocessing.process
 import os
@@ -155,6 +156,9 @@ if __name__ == "__main__":
 
     import torchdevice_autoload
 
+    if sys.argv[2] == "package":
+        for part in ("activation", "cli.main", "report"):
+            importlib.import_module(f"torchdevice.{part}")
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # so that collections in forked processes copy none of these objects' pages
@@ -164,5 +168,6 @@ if __name__ == "__main__":
     wanted = server.serve()
     if wanted is not None:
         run(become(wanted))
-    os.unlink(sys.argv[1])
-    os.rmdir(os.path.dirname(sys.argv[1]))
+    else:
+        os.unlink(sys.argv[1])
+        os.rmdir(os.path.dirname(sys.argv[1]))

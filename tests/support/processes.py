@@ -111,7 +111,7 @@ def _of_server() -> dict[str, str]:
 
 @functools.cache
 def _server(imported: str) -> str:
-    """Start the server that has imported torch, or the package too, and return its socket. It ends with this process."""
+    """Start the server that has imported torch, or the package too; return its socket. It ends with this process."""
     folder = tempfile.mkdtemp(prefix="fork")
     place = os.path.join(folder, "socket")
     words = [sys.executable, str(Path(__file__).with_name("fork_server.py")), place, imported]
