@@ -50,7 +50,8 @@ class Finding(NamedTuple):
 def examine(target: str | None) -> list[Finding]:
     """Return the findings of all examinations, for a target or for the one that would be chosen."""
     targets = Finding("targets", "ok", f"--target takes {', '.join(target_selection.known_targets())}")
-    native = Finding("native", "ok", f"kernels of simulated devices: {building.said('auto')}")
+    status = "warning" if building.trouble() else "ok"
+    native = Finding("native", status, f"kernels of simulated devices: {building.said('auto')}")
     looks = (_build, _memory, _speed, _compiler, _patchers, _packages, _activation, _variables)
     return [*_device(target), targets, native, *(finding for look in looks for finding in look())]
 

@@ -21,7 +21,7 @@ def _native(options: argparse.Namespace) -> int:
         if options.step == "clean":
             print("".join(f"removed {path}\n" for path in building.clean()), end="")
             return 0
-        if not building.path().is_file():
+        if not building.is_built():
             print("compiling, which takes half a minute to two minutes ...", flush=True)
         print(f"built: {building.build()}")
     return 0

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from torchdevice.errors import NativeKernelsError
+from torchdevice.foundation import owned_files
+from torchdevice.foundation.logs import warn_once
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _INCLUDED = _SOURCE.with_name("entry_points.h")
@@ -26,32 +28,89 @@ _NAME = "torchdevice_kernels"
 
 
 @functools.cache  # entering asks
-def _path_in(cache: str) -> Path:
+def _file_name() -> str:
+    """Return the name of the file of the kernels, which holds everything that they were built for."""
     built_for = (torch.__version__, str(torch.version.git_version), sysconfig.get_platform(), sys.version)
     digest = hashlib.sha256("\n".join(built_for).encode() + _SOURCE.read_bytes() + _INCLUDED.read_bytes()).hexdigest()
-    return Path(cache, "torchdevice", f"{_NAME}-{digest[:16]}{importlib.machinery.EXTENSION_SUFFIXES[0]}").expanduser()
-
-
-def path() -> Path:
-    """Return the file of the kernels for this Python, the installed torch and this package's source."""
-    return _path_in(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return f"{_NAME}-{digest[:16]}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 
 
 def folder() -> Path:
-    """Return the folder of what was compiled, which may not exist."""
-    return path().parent
+    """Return the folder of what was compiled, which may not exist.
+
+    Raises:
+        NativeKernelsError: This user has no folder for caches.
+    """
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):  # else whoever fills the working folder would choose what is executed
+        return Path(named, "torchdevice")
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise NativeKernelsError("this user has no home folder; name a folder for caches by XDG_CACHE_HOME=")
+    return Path(home, ".cache", "torchdevice")
+
+
+def path() -> Path:
+    """Return the file of the kernels for this Python, the installed torch and this package's source.
+
+    Raises:
+        NativeKernelsError: This user has no folder for caches.
+    """
+    return folder() / _file_name()
+
+
+def _digest_of(file: Path) -> Path:
+    """Return the file with the digest of the kernels, as ``sha256sum`` writes it."""
+    return file.with_name(f"{file.name}.sha256")
 
 
 def is_built() -> bool:
-    """Return whether there are kernels, loaded or in their file."""
-    return load.cache_info().currsize > 0 or path().is_file()
+    """Return whether there are kernels, loaded or in their file. Those that cannot be used are logged once in a run."""
+    found = trouble()
+    if found:
+        warn_once(f"Simulated devices compute by kernels in Python: {found}.")
+    return load.cache_info().currsize > 0
+
+
+def trouble() -> str:
+    """Load the kernels where they are built. Return why they cannot be used, and what to do; else nothing."""
+    if load.cache_info().currsize:  # what is loaded serves after its file is gone
+        return ""
+    try:
+        status = path().stat()
+    except (NativeKernelsError, OSError):
+        return ""
+    return _trouble_of(path(), status.st_ctime_ns, status.st_size)
+
+
+@functools.cache  # entering asks
+def _trouble_of(file: Path, time: int, size: int) -> str:
+    try:
+        load()
+    except NativeKernelsError as error:
+        return error.reason
+    return ""
+
+
+def why_not() -> str:
+    """Return why there are no kernels, and what to do."""
+    try:
+        folder()
+    except NativeKernelsError as error:
+        return error.reason
+    return trouble() or "they are not built for this torch and Python; run 'torchdevice native build'"
 
 
 def said(option: str) -> str:
     """Return which kernels run in scopes on simulated devices with this option, in a few words."""
     if option == "never":
         return "Python"
-    return "native" if is_built() else "Python ('torchdevice native build' makes native ones, several times as fast)"
+    if is_built():
+        return "native"
+    return f"Python ({trouble() or _FASTER})"
+
+
+_FASTER = "'torchdevice native build' makes native ones, several times as fast"
 
 
 def _command(result: Path) -> list[str]:
@@ -71,44 +130,90 @@ def _command(result: Path) -> list[str]:
 
 
 def build() -> Path:
-    """Compile the kernels, unless they are compiled. Other processes see nothing of the file before it is whole.
+    """Compile the kernels, unless they are there and can be used, and return their file.
+
+    Other processes see nothing of the file before it is whole.
 
     Raises:
-        NativeKernelsError: There is no compiler, or it fails.
+        NativeKernelsError: There is no compiler, or it fails, or other users can write to the folder.
     """
     found = path()
-    if found.is_file():
+    if found.is_file() and not trouble():
         return found
-    found.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(found.parent)
     # Beside the result, since a file can be renamed within one file system only.
     with tempfile.TemporaryDirectory(prefix=f"{_NAME}-", dir=found.parent) as work:
-        command = _command(Path(work, found.name))
-        try:
-            subprocess.run(command, capture_output=True, text=True, check=True)
-        except FileNotFoundError:
-            reason = (
-                f"there is no C++ compiler {command[0]!r}; install one, such as g++ or clang++, or name one by CXX="
-            )
-            raise NativeKernelsError(reason) from None
-        except subprocess.CalledProcessError as error:
-            raise NativeKernelsError(f"the compiler {command[0]!r} failed: {error.stderr.strip()[-2000:]}") from None
-        os.replace(command[command.index("-o") + 1], found)
+        result = Path(work, found.name)
+        _compile(_command(result))
+        content = hashlib.sha256(result.read_bytes()).hexdigest()
+        _digest_of(result).write_text(f"{content}  {found.name}\n")
+        for made in (_digest_of(result), result):  # the digest first: a library without one is not loaded
+            made.chmod(0o700)
+            os.replace(made, found.with_name(made.name))
+    if reason := trouble():
+        raise NativeKernelsError(f"they were built, but {reason}")
     return found
 
 
+def _make_folder(folder: Path) -> None:
+    """Make the folder of the kernels, for this user alone."""
+    try:
+        owned_files.make_private(folder)
+        weakness = owned_files.weakness(folder)
+    except OSError as error:
+        weakness = f"{str(folder)!r} cannot be made ({error.strerror})"
+    if weakness:
+        raise NativeKernelsError(f"{weakness}; {_ANOTHER}")
+
+
+_ANOTHER = "take that right from them (chmod go-w), or name a folder of your own by XDG_CACHE_HOME="
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        reason = f"there is no C++ compiler {command[0]!r}; install one, such as g++ or clang++, or name one by CXX="
+        raise NativeKernelsError(reason) from None
+    except subprocess.CalledProcessError as error:
+        raise NativeKernelsError(f"the compiler {command[0]!r} failed: {error.stderr.strip()[-2000:]}") from None
+
+
 def clean() -> list[Path]:
-    """Remove all that was compiled, for any torch, and what builds that were killed left, and return the paths."""
+    """Remove all that was compiled, for any torch, and what builds that were killed left, and return the paths.
+
+    Raises:
+        NativeKernelsError: This user has no folder for caches.
+    """
     found = sorted(folder().glob(f"{_NAME}-*"))
     for each in found:
         shutil.rmtree(each, ignore_errors=True) if each.is_dir() else each.unlink(missing_ok=True)
     return found
 
 
+_AGAIN = "run 'torchdevice native clean', then 'torchdevice native build'"
+
+
 @functools.cache
 def load() -> Any:
-    """Return the module with the kernels, which are built."""
-    spec = importlib.util.spec_from_file_location(_NAME, path())
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """Return the module with the kernels.
+
+    Raises:
+        NativeKernelsError: They are not there, are not those that were built, or other users can change them.
+    """
+    file = path()
+    try:
+        weakness = owned_files.weakness(file)
+        if weakness:
+            raise NativeKernelsError(f"{weakness}; {_ANOTHER}")
+        file = Path(os.path.realpath(file))
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        if not _digest_of(file).is_file() or _digest_of(file).read_text().split()[:1] != [content]:
+            raise NativeKernelsError(f"{str(file)!r} is not the file that was built; {_AGAIN}")
+        spec = importlib.util.spec_from_file_location(_NAME, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (ImportError, OSError, ValueError) as error:
+        raise NativeKernelsError(f"{str(file)!r} cannot be loaded ({error}); {_AGAIN}") from error
     return module

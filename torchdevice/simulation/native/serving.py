@@ -188,7 +188,7 @@ def begin(context: Context) -> None:
         _contexts.add(context)
         module.install()
     elif option == "always":
-        raise NativeKernelsError("they are not built for this torch and Python; run 'torchdevice native build'")
+        raise NativeKernelsError(building.why_not())
 
 
 def end(context: Context) -> None:
