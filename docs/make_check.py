@@ -46,6 +46,8 @@ The command lists the findings that must be changed, and `--all` lists the rest 
 must be changed, 1 if something must, and 2 for an invalid command line or configuration. With `--json` a finding has
 `path`, `line`, `column`, `text`, `rule`, `verdict` and `remedy`. In a notebook the line is that of the notebook's file.
 Folders that begin with a dot, virtual environments, `site-packages`, `node_modules` and `__pycache__` are skipped.
+Links that lead out of the given paths are reported on stderr and not followed. Pipes, devices, programs of more than
+8 MiB and notebooks of more than 64 MiB are not read.
 
 The comment `# torchdevice: ignore` suppresses all findings of its statement, and `# torchdevice: ignore[device]` those
 of one rule.

@@ -461,7 +461,7 @@ CUDA = "import torch\ntorch.cuda.synchronize()\n"
 
 def check(paths: Iterable[str], target: Target, rules: Collection[str] | None = None) -> list[Finding]:
     """Return what is found in files, folders and notebooks."""
-    return [found for path in checker.found(paths) for found in check_file(path, target, rules)]
+    return [found for path in checker.found(paths).paths for found in check_file(path, target, rules)]
 
 
 def checked(*paths: Path, target: str = "cpu") -> list[tuple[str, int, str]]:
@@ -494,6 +494,51 @@ class TestFiles:
         (tmp_path / "inner" / "up").symlink_to(tmp_path)
         (tmp_path / "self.py").symlink_to("self.py")
         assert checked(tmp_path) == [("a.py", 2, "torch-name"), ("self.py", 1, "syntax")]
+
+    @pytest.mark.skipif(not hasattr(os, "symlink"), reason="this system has no links")
+    @pytest.mark.parametrize("name", ["link.py", "link.ipynb", "link"])
+    def test_links_that_lead_out_are_said_and_not_followed(
+        self, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        inside, outside = tmp_path / "inside", tmp_path / "insider"  # a name that begins with the other
+        for folder in (inside, outside):
+            folder.mkdir()
+            (folder / "a.py").write_text(CUDA)
+        (inside / name).symlink_to(outside / "a.py" if "." in name else outside)
+        assert checker.found([str(inside)]) == ([str(inside / "a.py")], [str(inside / name)])
+        assert checker.found([str(inside), str(outside)]).outside == []  # that is named, too
+        assert main.main(["check", "--all", str(inside)]) == 0
+        shown, said = capsys.readouterr()
+        assert shown.count("a.py") == 1
+        assert said.startswith(f"torchdevice: not checked: '{inside / name}' leads out of what is checked, to ")
+
+    @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="this system has no such device")
+    @pytest.mark.parametrize("path", ["/dev/zero", "pipe", "large.py", "folder.py"])
+    def test_only_regular_files_of_a_bounded_size_are_read(self, path: str, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "folder.py").mkdir()
+        with (tmp_path / "large.py").open("wb") as file:
+            file.truncate(1 << 40)
+        with pytest.raises(checker.UnreadableError, match=r"no regular file|larger than"):
+            checker.read(str(tmp_path / path))
+
+    @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="this system has no such device")
+    @pytest.mark.parametrize("place", ["pyproject.toml", "the baseline", "the target"])
+    def test_no_file_that_a_project_names_is_read_for_ever(
+        self, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a.py").write_text(CUDA)
+        if place == "pyproject.toml":
+            with (tmp_path / "pyproject.toml").open("wb") as file:
+                file.truncate(1 << 40)
+        else:
+            key, value = ("baseline", "/dev/zero") if place == "the baseline" else ("target", "simulated:zero.toml")
+            (tmp_path / "zero.toml").symlink_to("/dev/zero")
+            (tmp_path / "pyproject.toml").write_text(f"[tool.torchdevice.check]\n{key} = '{value}'\n")
+        with pytest.raises(SystemExit, match="2"):
+            main.main(["check", "."])
+        assert "cannot be read" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("data", "line", "said"),

@@ -15,14 +15,13 @@ import re
 import tokenize
 import warnings
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 from torchdevice.check.rules import RULES, SYNTAX, Finding, Found, Rule, Verdict, View
 from torchdevice.check.target import Target
-from torchdevice.foundation import garbage_collection
+from torchdevice.foundation import foreign_files, garbage_collection
 
 NOTEBOOK = ".ipynb"
 _SUFFIXES = (".py", ".pyw", NOTEBOOK)
@@ -105,28 +104,43 @@ _IGNORE = re.compile(r"#\s*torchdevice:\s*ignore(?:\[([^\]]*)\])?")
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def found(paths: Iterable[str]) -> list[str]:
-    """Return the files that paths name: files themselves, and the sources in folders. Each file comes once.
+class Files(NamedTuple):
+    """The sources that paths name.
 
-    Links to folders are followed, each folder once, so that links in a circle end.
+    Attributes:
+        paths: The files, each once.
+        outside: The links in folders that lead out of everything that was named. They are not followed.
+    """
+
+    paths: list[str]
+    outside: list[str]
+
+
+def found(paths: Iterable[str]) -> Files:
+    """Return the files that paths name: files themselves, and the sources in folders.
+
+    Links within the paths are followed, each folder once, so that links in a circle end.
 
     Raises:
         FileNotFoundError: A path does not exist.
         ValueError: There is no source in them.
     """
-    files: dict[str, str] = {}
     paths = list(paths)
     for path in paths:
         if not os.path.lexists(path):
             raise FileNotFoundError(f"there is no file or folder {path!r}.")
-        for file in sorted(_in_folder(path)) if os.path.isdir(path) else [path]:
+    roots = tuple(map(os.path.realpath, paths))
+    files: dict[str, str] = {}
+    outside: list[str] = []
+    for path in paths:
+        for file in sorted(_in_folder(path, roots, outside)) if os.path.isdir(path) else [path]:
             files.setdefault(os.path.realpath(file), file)
     if not files:
         raise ValueError(f"no Python file and no notebook is in {', '.join(map(repr, paths))}. Name one, or a folder.")
-    return list(files.values())
+    return Files(list(files.values()), outside)
 
 
-def _in_folder(path: str) -> Iterator[str]:
+def _in_folder(path: str, roots: Sequence[str], outside: list[str]) -> Iterator[str]:
     seen: set[str] = set()
     for folder, inner, files in os.walk(path, followlinks=True):
         real = os.path.realpath(folder)
@@ -134,20 +148,40 @@ def _in_folder(path: str) -> Iterator[str]:
             inner.clear()
             continue
         seen.add(real)
-        kept = [name for name in inner if name not in _LEFT_OUT and not name.startswith(".")]
-        inner[:] = [name for name in kept if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))]
-        paths = (os.path.join(folder, name) for name in files if name.endswith(_SUFFIXES) and name[0] != ".")
-        yield from (path for path in paths if os.path.isfile(path) or os.path.islink(path))  # others may wait for ever
+        inner[:] = [name for name in inner if name not in _LEFT_OUT and not name.startswith(".")]
+        files = [name for name in files if name.endswith(_SUFFIXES) and not name.startswith(".")]
+        for names in (inner, files):
+            leaving = [name for name in names if _leads_out(os.path.join(folder, name), roots)]
+            outside += [os.path.join(folder, name) for name in leaving]
+            names[:] = [name for name in names if name not in leaving]
+        inner[:] = [name for name in inner if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))]
+        sources = (os.path.join(folder, name) for name in files)
+        # Pipes and devices are no sources. A link that leads nowhere is said to be one that cannot be read.
+        yield from (each for each in sources if os.path.isfile(each) or os.path.islink(each))
+
+
+def _leads_out(path: str, roots: Sequence[str]) -> bool:
+    """Return whether a path is a link that leads out of all of some folders."""
+    if not os.path.islink(path):
+        return False
+    real = os.path.realpath(path)
+    return not any(real == root or real.startswith(os.path.join(root, "")) for root in roots)
+
+
+_LARGEST = {NOTEBOOK: 64 << 20}
+"""Suffix -> the greatest size of a file in bytes. Outputs make notebooks large."""
+
+_LARGEST_PROGRAM = 8 << 20
 
 
 def read(path: str) -> Source:
     """Return the source in a file.
 
     Raises:
-        UnreadableError: The file cannot be read, or holds no text, or is no notebook.
+        UnreadableError: The file cannot be read, is no regular one or too large, or holds no text, or is no notebook.
     """
     try:
-        data = Path(path).read_bytes()
+        data = foreign_files.read(path, _LARGEST.get(os.path.splitext(path)[1], _LARGEST_PROGRAM))
     except OSError as error:
         raise UnreadableError(f"the file cannot be read: {error.strerror}") from None
     return _notebook(path, data) if path.endswith(NOTEBOOK) else program(path, data)

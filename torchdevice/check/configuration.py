@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from torchdevice.check.rules import Finding
-from torchdevice.foundation import data_files
+from torchdevice.foundation import data_files, foreign_files
 
 _TABLE = "[tool.torchdevice.check]"
+
+_LARGEST = 32 << 20
+"""The greatest size of a project's files in bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,10 @@ def of_project(folder: Path) -> Configuration:
     if file is None:
         return Configuration(folder)
     try:
-        table = data_files.toml(file.read_text("utf-8")).get("tool", {}).get("torchdevice", {}).get("check", {})
+        text = foreign_files.read(file, _LARGEST).decode("utf-8")
+        table = data_files.toml(text).get("tool", {}).get("torchdevice", {}).get("check", {})
+    except OSError as error:
+        raise ValueError(f"{str(file)!r} cannot be read: {error.strerror}. Correct it.") from None
     except ValueError as error:
         raise ValueError(f"{str(file)!r} cannot be parsed: {error}. Correct it.") from None
     keys = {each.name.replace("_", "-"): each for each in dataclasses.fields(Configuration)[1:]}  # all but ``folder``
@@ -113,9 +119,11 @@ def without_known(file: Path, findings: Iterable[Finding]) -> list[Finding]:
         ValueError: The file is no baseline.
     """
     try:
-        rows = json.loads(file.read_text("utf-8"))
+        rows = json.loads(foreign_files.read(file, _LARGEST))
         known = Counter({(row["path"], row["rule"], row["text"]): row["count"] for row in rows})
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ValueError(f"{str(file)!r} cannot be read: {error.strerror}. Name a baseline.") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{str(file)!r} is no baseline: {error}. Write it with --write-baseline.") from None
     new = []
     for finding in findings:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import textwrap
 from itertools import chain
 from pathlib import Path
@@ -39,7 +41,9 @@ def _check(options: argparse.Namespace) -> int:
         project = configuration.of_project(Path.cwd())
         options.target = options.target or project.target or "cpu"
         target, rules = Target.named(options.target), _chosen_rules(options, project)
-        files = [file for file in checker.found(options.paths) if not project.excludes(file)]
+        sources = checker.found(options.paths)
+        files = [file for file in sources.paths if not project.excludes(file)]
+        _report_links([link for link in sources.outside if not project.excludes(link)])
         found = check_files([(file, rules - project.ignored_in(file)) for file in files], target)
         findings = [*chain.from_iterable(styled_text.counted(found, len(files), "files checked"))]
         baseline = options.baseline or (project.baseline and project.folder / project.baseline)
@@ -53,6 +57,12 @@ def _check(options: argparse.Namespace) -> int:
             return 0
         _show(findings, findings if options.all else changes, len(files), options)
     return int(bool(changes))
+
+
+def _report_links(outside: list[str]) -> None:
+    for link in outside:
+        said = f"{link!r} leads out of what is checked, to {os.path.realpath(link)!r}. Name that, too, to check it."
+        print(f"torchdevice: not checked: {said}", file=sys.stderr)
 
 
 def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[str]:

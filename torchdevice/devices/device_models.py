@@ -23,10 +23,9 @@ import os
 import re
 import uuid as uuids
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, get_type_hints
 
-from torchdevice.foundation import data_files
+from torchdevice.foundation import data_files, foreign_files
 from torchdevice.foundation.torch_texts import text
 
 SIMULATED = "simulated"
@@ -93,9 +92,13 @@ def absolute(target: str) -> str:
     return f"{SIMULATED}:{os.path.abspath(found[1])}" + (f":{found[2]}" if found[2] else "")
 
 
+_LARGEST = 1 << 20
+"""The greatest size of a description in bytes."""
+
+
 def _read(path: str) -> Any:
     try:
-        text = Path(path).read_text("utf-8")
+        text = foreign_files.read(path, _LARGEST).decode("utf-8")
     except OSError as error:
         raise ValueError(f"{path!r} cannot be read: {error.strerror}. Name a file with a device's figures.") from None
     except UnicodeDecodeError as error:
