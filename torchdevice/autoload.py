@@ -60,7 +60,13 @@ def _report(error: Exception) -> None:
     )
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed, and torch must be importable all the same
         if _is_first_to_say(line):
-            print(line, file=sys.stderr)
+            print(_printable(line), file=sys.stderr)
+
+
+def _printable(text: str) -> str:
+    from torchdevice.foundation import printable  # here, because few imports of torch have anything to say
+
+    return printable.line(text)
 
 
 def _is_first_to_say(line: str) -> bool:

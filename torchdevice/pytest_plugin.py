@@ -20,6 +20,7 @@ import pytest
 from torchdevice import options as _options
 from torchdevice.cli.report import add_report_flag, show_report
 from torchdevice.errors import TorchDeviceError
+from torchdevice.foundation import printable
 from torchdevice.foundation.environment import switched_off, switched_on
 
 if TYPE_CHECKING:
@@ -254,5 +255,5 @@ class _Summary:
 
             terminalreporter.section("torchdevice")
             for line in rendering.heading(report)[1:]:
-                terminalreporter.line(line)
+                terminalreporter.line(printable.line(line))
             terminalreporter.line("  --torchdevice-report says which, --torchdevice-report=FILE.html writes a page")

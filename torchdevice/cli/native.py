@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from torchdevice.cli.parsing import add_command, refusals
+from torchdevice.foundation import printable
 from torchdevice.foundation.environment import switched_off
 
 
@@ -19,9 +20,10 @@ def _native(options: argparse.Namespace) -> int:
         from torchdevice.simulation.native import building
 
         if options.step == "clean":
-            print("".join(f"removed {path}\n" for path in building.clean()), end="")
+            for path in building.clean():
+                print(printable.line(f"removed {path}"))
             return 0
         if not building.is_built():
             print("compiling, which takes half a minute to two minutes ...", flush=True)
-        print(f"built: {building.build()}")
+        print(printable.line(f"built: {building.build()}"))
     return 0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from torchdevice.errors import TorchDeviceError
-from torchdevice.foundation import data_files
+from torchdevice.foundation import data_files, printable
 from torchdevice.foundation.interrupt_safe_exit import block
 
 
@@ -29,7 +29,7 @@ def refusals() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except (TorchDeviceError, ValueError, TypeError, ImportError, OSError) as error:
-        print(f"torchdevice: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"torchdevice: {printable.line(' '.join(str(error).split()))}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -100,7 +100,7 @@ class CommandParser(argparse.ArgumentParser):
         invalid = re.search(r"invalid choice: '(\S+)' \(choose from (.*)\)$", message)
         if invalid:
             message += did_you_mean(invalid[1], re.findall(r"[\w-]+", invalid[2]))
-        super().error(message)
+        super().error(printable.lines(message))
 
 
 def add_command(commands: Any, name: str, action: Callable[[Any], int], **types: Any) -> CommandParser:
@@ -137,6 +137,7 @@ _LEAST = 30
 
 def show_columns(rows: Sequence[Sequence[str]], indent: str = "") -> None:
     """Print rows of texts as columns. The last one is wrapped between words, unless the output goes to a file."""
+    rows = [[printable.line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     screen = shutil.get_terminal_size((1 << 20, 0)).columns
     for row in rows:

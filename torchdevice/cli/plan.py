@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchdevice.cli import programs, run
 from torchdevice.cli.parsing import add_command, show_columns
+from torchdevice.foundation import printable
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -59,7 +60,7 @@ def _show(plan: dict[str, Any], tables: Callable[[Any], Any], file: TextIO | Non
         return
     print(f"torchdevice: plan of {plan['program']}")
     if plan["error"]:
-        print(f"The program ended early, with {plan['error']}")
+        print(printable.lines(f"The program ended early, with {plan['error']}"))
     if not plan["devices"]:
         print("No memory was asked for in this process. If it starts others, plan what they run.")
     for heading, table in tables(plan):

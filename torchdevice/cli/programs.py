@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchdevice.devices.device_models import TARGET
-from torchdevice.foundation import run_folder
+from torchdevice.foundation import printable, run_folder
 from torchdevice.foundation.environment import COLLECTED
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.options import variable_of
@@ -150,7 +150,7 @@ def failing() -> Iterator[None]:
         print(*_told(failures), sep="\n", file=sys.stderr)
         raise SystemExit(1) from None
     finally:
-        print(*run_folder.left(".failed"), sep="", end="", file=sys.stderr)
+        print(*map(printable.lines, run_folder.left(".failed")), sep="", end="", file=sys.stderr)
 
 
 def _told(failures: Mapping[int, Any]) -> Iterator[str]:

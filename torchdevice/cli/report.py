@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdevice.cli.parsing import COMMANDS, add_command, refusals
+from torchdevice.foundation import printable
 from torchdevice.foundation.logs import logger
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def show_verified(file: str | bool, report: Report, *, quiet: bool) -> None:
     if not quiet and logger.isEnabledFor(logging.WARNING):
         from torchdevice.report import formatting, rendering
 
-        print(f"torchdevice: {formatting.verified(report)}", *rendering.findings(report), sep="\n", file=sys.stderr)
+        said = f"torchdevice: {formatting.verified(report)}", *rendering.findings(report)
+        print(*map(printable.line, said), sep="\n", file=sys.stderr)
 
 
 def _write(file: str, text: str, what: str) -> None:

@@ -8,7 +8,7 @@ import os
 import threading
 import zlib
 
-from torchdevice.foundation import run_folder
+from torchdevice.foundation import printable, run_folder
 from torchdevice.foundation.environment import SAID, switched_on
 
 logger = logging.getLogger("torchdevice")
@@ -16,7 +16,16 @@ logger = logging.getLogger("torchdevice")
 LEVEL = "TORCHDEVICE_LOG"
 FILE = "TORCHDEVICE_LOG_FILE"
 
-_FORMAT = logging.Formatter("torchdevice: %(message)s")
+
+class _Format(logging.Formatter):
+    """Writes messages so that a name in them commands no terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as text."""
+        return printable.lines(super().format(record))
+
+
+_FORMAT = _Format("torchdevice: %(message)s")
 
 
 class _VariableFileHandler(logging.FileHandler):

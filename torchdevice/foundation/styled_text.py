@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
+from torchdevice.foundation import printable
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -16,7 +18,9 @@ Line = str | tuple[tuple[str, str], ...]
 
 
 def _parts(line: Line) -> Iterable[tuple[str, str]]:
-    return ((line, ""),) if isinstance(line, str) else line
+    """Yield the parts of a line, in which texts from outside neither command the terminal nor begin another line."""
+    parts = ((line, ""),) if isinstance(line, str) else line
+    return ((printable.line(text), style) for text, style in parts)
 
 
 def plain(lines: Iterable[Line]) -> str:

@@ -22,7 +22,7 @@ from itertools import zip_longest
 from types import TracebackType
 from typing import Any, NoReturn
 
-from torchdevice.foundation import run_folder
+from torchdevice.foundation import printable, run_folder
 from torchdevice.foundation.environment import COLLECTED
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
@@ -179,7 +179,7 @@ class Hooks:
         told = f"torchdevice: the traceback of rank {rank}:\n{''.join(traceback.format_exception(value))}"
         if shown or (COLLECTED in os.environ and run_folder.leave(".failed", told)):
             text = ", as another rank did." if alike else f": {said}"
-            print(f"rank {rank} failed at {last_place(value)}{text}", file=sys.stderr)
+            print(printable.lines(f"rank {rank} failed at {last_place(value)}{text}"), file=sys.stderr)
         else:
             self._before[0](kind, value, frames)
 

@@ -8,6 +8,7 @@ import shlex
 import urllib.parse
 from collections.abc import Sequence
 
+from torchdevice.foundation import printable
 from torchdevice.foundation.byte_sizes import scaled
 from torchdevice.journal.discrepancies import LEFT_OUT
 from torchdevice.report import content, source
@@ -25,7 +26,7 @@ def program(report: Content) -> str:
     first, *rest = report.program or ("",)
     if first.endswith("ipykernel_launcher.py"):
         return "a notebook"
-    return source.printable(shlex.join([os.path.basename(first) or "python", *rest]))
+    return printable.line(shlex.join([os.path.basename(first) or "python", *rest]))
 
 
 def editor_link(row: Row) -> str:

@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 
+from torchdevice.foundation import printable
 from torchdevice.foundation.uncaught_errors import ipython
 
 AROUND = 3
@@ -42,16 +43,11 @@ def place(file: str, line: int) -> str:
     return f"{short(file)}:{line}"
 
 
-def printable(text: str) -> str:
-    """Return a text in which what no encoding has, such as a byte in the name of a file, is written as an escape."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def short(file: str) -> str:
     """Return the name of a file, fit to be printed, without the folders that say nothing; IPython names its cells."""
     if (session := ipython()) and (cell := session.compile.format_code_name(file)):
         return cell[1]  # "In[3]"; the first is "Cell"
-    file = printable(file)
+    file = printable.line(file)
     if not os.path.isabs(file):
         return file
     installed = _INSTALLED.match(file)
