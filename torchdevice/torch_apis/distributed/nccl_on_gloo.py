@@ -144,8 +144,7 @@ class NcclOnGloo(NcclGroup):
         if input.numel() != output.numel() * self.size():
             raise ValueError("input tensor must be the same size as output size times world size")
         collective = Collective(self, opts, "reduce_scatter", [input], opts.reduce_op)
-        # `split(0)` is an error, and nothing is moved then.
-        flats = collective.numbers(input).split(max(1, output.numel()))
+        flats = collective.numbers(input).tensor_split(self.size())  # as many of an empty tensor, too
         mine = collective.numbers(output, written=True)
         return collective.run(output, lambda: self._reduce_scatter(mine, flats, opts.reduce_op))
 
