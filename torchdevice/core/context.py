@@ -397,14 +397,17 @@ class Context:
         if spelling.index < self.device_count:
             return spelling.index
         if not self.accepts(spelling.index):
-            error = torch.AcceleratorError("CUDA error: invalid device ordinal")
-            more = spelled("devices", spelling.index + 1, self.way)
-            if self.options.devices is None:  # the target says how many, and its own name is not the program's
-                more = f"a target that ends in ':{spelling.index + 1}'"
-            add_note(error, f"The program has {self.device_count} device(s). For more, use {more}.")
-            raise error
+            raise self._no_such_device(spelling.index)
         self.report(str(spelling), str(self.shown(self.device(0))), Fidelity.APPROXIMATE)
         return 0
+
+    def _no_such_device(self, index: int) -> torch.AcceleratorError:
+        error = torch.AcceleratorError("CUDA error: invalid device ordinal")
+        more = spelled("devices", index + 1, self.way)
+        if self.options.devices is None:  # the target says how many, and its own name is not the program's
+            more = f"a target that ends in ':{index + 1}'"
+        add_note(error, f"The program has {self.device_count} device(s). For more, use {more}.")
+        return error
 
     def accepts(self, index: int) -> bool:
         """Return whether an ordinal is one of the program's accelerators, or is folded onto the first."""

@@ -196,8 +196,11 @@ def take_out(patches: Sequence[Replaced]) -> None:
         # Also for KeyboardInterrupt: the remaining attributes must not stay replaced.
         except BaseException as error:
             failed = failed or error
-    if failed is not None:
-        raise failed
+    try:
+        if failed is not None:
+            raise failed
+    finally:
+        del failed  # or its traceback would hold this frame, and this frame the error
 
 
 class ReplacedItem:
@@ -551,5 +554,8 @@ def do_all(steps: Sequence[Callable[..., None]], *args: Any) -> None:
             step(*args)
         except BaseException as error:
             failed = failed or error
-    if failed is not None:
-        raise failed
+    try:
+        if failed is not None:
+            raise failed
+    finally:
+        del failed  # or its traceback would hold this frame, and this frame the error

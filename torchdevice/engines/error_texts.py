@@ -40,11 +40,9 @@ def reword(context: Context, error: BaseException) -> None:
     if isinstance(error, torch.OutOfMemoryError):
         if text is not None:
             error.args = (text,)
-        _tell_observers(context, error)
+        _told(context, error)
     elif text is not None:
-        as_cuda = torch.OutOfMemoryError(text)
-        _tell_observers(context, as_cuda)
-        raise as_cuda from error
+        raise _told(context, torch.OutOfMemoryError(text)) from error
 
 
 def is_final(context: Context, error: BaseException) -> bool:
@@ -68,7 +66,7 @@ def class_for_out_of_memory(context: Context, error: BaseException | None) -> ty
     text = _out_of_memory_text(context, error)
     if text is not None:
         error.args = (text,)
-        _tell_observers(context, error)
+        _told(context, error)
         setattr(error, _TOLD, True)
     return RuntimeError if hasattr(error, _TOLD) else torch.OutOfMemoryError
 
@@ -87,10 +85,10 @@ def _renamed(text: str, own: str, programs: str) -> str:
     return re.sub(rf"{own}(?=' backend)", programs.upper(), text)
 
 
-def _tell_observers(context: Context, error: RuntimeError) -> None:
+def _told(context: Context, error: RuntimeError) -> RuntimeError:
     """Call the context's out-of-memory observers, once for an error that passes here from several torch functions."""
     if not context.out_of_memory_observers or hasattr(error, _TOLD):
-        return
+        return error
     setattr(error, _TOLD, True)
     wanted = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
     size = int(float(wanted[1]) * _UNITS.get(wanted[2], 1)) if wanted else 0
@@ -99,6 +97,7 @@ def _tell_observers(context: Context, error: RuntimeError) -> None:
     total, free = context.runtime.total_memory(index), context.runtime.free_memory(index)
     for observer in list(context.out_of_memory_observers):
         observer(device, size, total, free)
+    return error
 
 
 Detour = Callable[[Any, Any], Any]

@@ -98,10 +98,9 @@ class Policy:
                 profile allows no fallback, or the program is written for the device, where this package does nothing.
             torch.AcceleratorError: The device is lost.
         """
-        error = lost()
         # A kernel that makes tensors of nothing on the device checks that by itself.
-        if error is not None and any(each.get_device() >= 0 for each in tensors((args, kwargs))):
-            raise error
+        if lost() is not None and any(each.get_device() >= 0 for each in tensors((args, kwargs))):
+            check_alive()
         return bool(self.recorder()) or (op is not None and self._missing(op) is not None)
 
     def _missing(self, op: Any) -> str | None:
@@ -226,8 +225,11 @@ def check_alive() -> None:
         torch.AcceleratorError: The devices are lost.
     """
     error = lost()
-    if error is not None:
-        raise error
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error  # or its traceback would hold this frame, and this frame the error
 
 
 def check_scope() -> None:

@@ -57,7 +57,10 @@ def _run_backward(context: Context, original: Any, tensors: Any, *args: Any, **k
             taken.error = None
             context.runtime.after_error_in_backward()
         context.runtime.note_memory()
-    raise raised  # here, so that the SystemError is not noted as its context
+    try:
+        raise raised  # here, so that the SystemError is not noted as its context
+    finally:
+        del raised
 
 
 def _in_this_thread() -> contextlib.AbstractContextManager[None]:

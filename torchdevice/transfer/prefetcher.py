@@ -80,7 +80,10 @@ class Prefetcher:
             elif isinstance(end, StopIteration):
                 return
             elif end is not None:
-                raise end
+                try:
+                    raise end
+                finally:
+                    del end  # or its traceback would hold this frame, and this frame the error
 
     def _stream(self, device: torch.device) -> Any:
         if self.spec._transfer is not None or not have_streams(device):

@@ -345,11 +345,15 @@ def again(error: Exception, op: Any, call: Kernel | None, taken: Any, named: dic
 
     ``call`` is None where the operator does not run by its CPU kernel.
     """
-    if isinstance(error, NoValueError):
-        raise NoValueError(op._schema.name) from None
-    lacked = None if call is None else dtype_gaps.lacking(error)
-    if call is None or lacked is None:
-        raise error
+    try:
+        if isinstance(error, NoValueError):
+            raise NoValueError(op._schema.name) from None
+        lacked = None if call is None else dtype_gaps.lacking(error)
+        if call is None or lacked is None:
+            raise error
+    finally:
+        # Or its traceback would hold this frame, and this frame the error: the tensors of all frames would live on.
+        del error
     name = op._schema.name.removeprefix("aten::")
     return dtype_gaps.compute(state.context, lacked, call, name, taken, named)
 

@@ -159,8 +159,9 @@ class InFlight(Order):
         # Before the copies are finished, which may raise.
         self._copies = [copy for copy in self._copies if copy not in done]
         # The first error alone; the other copies are finished all the same.
-        for error in filter(None, [copy.finish() for copy in done]):
-            raise error
+        errors = [error for error in [copy.finish() for copy in done] if error is not None]
+        if errors:
+            raise errors.pop(0)
 
     def land(self) -> None:
         """Finish all copies, when the scope is left."""

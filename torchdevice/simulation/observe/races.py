@@ -186,12 +186,16 @@ class Races(Order):
         memory.accesses.cell(access).append(access)
 
     def _report(self, earlier: Access, later: Access, remedy: str) -> None:
-        error = RaceError(earlier, later, _spelled(earlier.stream), _spelled(later.stream), remedy)
-        self._tell(error, (earlier.site, earlier.name, later.site, later.name))
+        streams = _spelled(earlier.stream), _spelled(later.stream)
+        line = earlier.site, earlier.name, later.site, later.name
+        self._tell(RaceError(earlier, later, *streams, remedy), line)
 
     def _tell(self, error: RaceError, line: tuple[Any, ...]) -> None:
         if self._raises:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # or its traceback would hold this frame, and this frame the error
         # Once for each pair of lines: a loop would warn at each turn.
         if line not in self._told:
             self._told.add(line)
