@@ -627,6 +627,66 @@ def test_overlaps_are_judged_as_on_the_cpu(shape: tuple[int, ...], strides: tupl
         assert refusals("cuda") == refusals("cpu")
 
 
+WRITTEN: dict[str, Callable[..., Any]] = {
+    "index_add_": lambda x, y, i: x.index_add_(1, i, y),
+    "index_copy_": lambda x, y, i: x.index_copy_(1, i, y),
+    "scatter_add_": lambda x, y, i: x.scatter_add_(1, i.expand(x.shape), y),
+    "add_": lambda x, y, i: x.add_(y),
+    "copy_": lambda x, y, i: x.copy_(y),
+    "addmm_": lambda x, y, i: x.addmm_(torch.ones(3, 3, device=x.device), y),
+    "out": lambda x, y, i: torch.cumsum(y, 1, out=x),
+}
+
+
+@pytest.mark.parametrize("native", ["never", "auto"])
+@pytest.mark.parametrize("strides", [(8, 2), (8, 1), (2, 6), (4, 1), (1, 3)])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_result_with_gaps_and_its_view_are_two_tensors(name: str, strides: tuple[int, int], native: str) -> None:
+    """Their CPU tensor must not be one: torch takes a tensor with gaps to overlap with itself alone."""
+
+    def written(device: str) -> list[Any]:
+        found: list[Any] = []
+        for detached in (True, False):
+            x = torch.empty_strided((3, 4), strides, device=device)
+            x.copy_(torch.arange(12.0, device=device).reshape(3, 4))
+            try:
+                WRITTEN[name](x.detach() if detached else x, x, torch.arange(4, device=device).flip(0))
+            except RuntimeError as error:
+                found.append(str(error))
+            found.append(x.tolist())
+        return found
+
+    with torchdevice.simulate("cuda", native=native):
+        assert written("cuda") == written("cpu")
+
+
+GEOMETRIES: list[tuple[Any, ...]] = [
+    (0, (5000,), (4,)), (5, (0,), (4,)), (5, (), ()), (500, (2, 3)), (0, (2,), (-1,)), (-1, (2,), (1,)),
+    (0, (-2,), (1,)), (0, (500,), (0,)), (3, (7,), (1,)), (4, (7,), (1,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("native", ["never", "auto"])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_set_lets_a_storage_grow_as_on_the_cpu(geometry: tuple[Any, ...], native: str) -> None:
+    def found(device: str) -> Any:
+        a = torch.arange(10.0, device=device)
+        view = a[2:]
+        try:
+            a.set_(a.untyped_storage(), *geometry)
+        except RuntimeError as error:
+            return str(error)
+        return a.shape, a.stride(), a.storage_offset(), a.untyped_storage().nbytes(), view.tolist()
+
+    with torchdevice.simulate("cuda", native=native):
+        assert found("cuda") == found("cpu")
+        # The device counts the memory by which it grew.
+        x = torch.empty(1, device="cuda")
+        before = torch.cuda.memory_allocated()
+        x.set_(x.untyped_storage(), 0, (1 << 20,), (1,))
+        assert torch.cuda.memory_allocated() - before == (4 << 20) - 512
+
+
 CUTS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda x: x,
     lambda x: x[1:],

@@ -523,7 +523,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     if owner is not None:
         own = owner.tensor
         # The cheapest comparison first. Shape and strides as well, since views begin at the same address.
-        if own.dtype is dtype and own.shape == shape and own.stride() == stride:
+        if own.dtype is dtype and own.shape == shape and own.stride() == stride and not _has_gaps(own):
             return own
     else:
         owner = owner_of(tensor.untyped_storage(), dtype)
@@ -532,11 +532,16 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     view = owner.view
     alike = view.data_ptr() == address and view.dtype is dtype and view.shape == shape and view.stride() == stride
     # A view with gaps may only be given to the tensor that it was made for, see `_is_dense`.
-    if alike and (not owner.viewer or owner.viewer == tensor._cdata):
+    if alike and (owner.viewer == tensor._cdata or (not owner.viewer and view is not owner.tensor)):
         return view
     view = owner.view = _view(owner, tensor)
     owner.viewer = 0 if _is_dense(view) else tensor._cdata
     return view
+
+
+def _has_gaps(own: torch.Tensor) -> bool:
+    """Return whether a block's CPU tensor may have gaps between its elements. Then each tensor needs its own view."""
+    return not own.is_contiguous() and own.nbytes != own.untyped_storage().nbytes()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

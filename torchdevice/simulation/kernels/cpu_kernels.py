@@ -436,10 +436,10 @@ class _Outs(CpuAliases):
 
 def _fits(tensor: torch.Tensor) -> bool:
     """Return whether a tensor lies within its storage."""
-    return _end(tensor, tensor.storage_offset()) <= tensor.untyped_storage().nbytes()
+    return end_of(tensor, tensor.storage_offset()) <= tensor.untyped_storage().nbytes()
 
 
-def _end(tensor: torch.Tensor, offset: Any) -> int:
+def end_of(tensor: torch.Tensor, offset: Any) -> int:
     """Return the bytes of a storage in which a tensor of this shape just fits, ``offset`` elements from the start."""
     return (offset + extent(tensor)) * tensor.itemsize if tensor.numel() else 0
 
@@ -460,8 +460,8 @@ def settle(given: torch.Tensor, own: torch.Tensor) -> None:
 def take_shape(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """Give a tensor of the device the shape and strides of another, and its storage the size that this needs."""
     storage, offset = given.untyped_storage(), given.storage_offset()
-    if _end(own, offset) > storage.nbytes():
-        storage_resizing.resize(storage, int(_end(own, offset)))  # every tensor that has the storage sees the change
+    if end_of(own, offset) > storage.nbytes():
+        storage_resizing.resize(storage, int(end_of(own, offset)))  # every tensor that has the storage sees the change
     return set_storage(given, storage, offset, own.shape, own.stride())
 
 

@@ -17,7 +17,7 @@ from torch.backends.cuda import SDPAParams
 from torchdevice.core import thread_state
 from torchdevice.engines import interruptions
 from torchdevice.fallback.fallback_kernels import overload_of
-from torchdevice.simulation import device_generators, policy
+from torchdevice.simulation import device_generators, policy, storage_resizing
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, index_meant, meant, set_storage
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values, fused_attention, recurrent_networks
 from torchdevice.simulation.kernels.cpu_kernels import aliased, count_copy, host_alias, index_of, of_formula
@@ -129,8 +129,13 @@ def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> tor
 
 @special("set_.source_Storage_storage_offset")
 def _set_from_storage(self: Any, source: Any, storage_offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
+    """Set the storage of a tensor. One that is too small grows, as on CUDA; those of the CPU grow by themselves."""
     if not stride:
         stride = torch.empty(size, device="meta").stride()
+    if min((*size, *stride), default=0) >= 0:  # else torch's kernel has an error for it
+        needed = cpu_kernels.end_of(torch.empty_strided(size, stride, dtype=self.dtype, device="meta"), storage_offset)
+        if needed > source.nbytes() and source.device.type != "cpu":
+            storage_resizing.resize(source, int(needed))
     return set_storage(self, source, storage_offset, size, stride)
 
 
