@@ -240,12 +240,25 @@ def _added(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | Non
 
 def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causal: bool, **options: Any) -> bool:
     """Return whether torch would choose the CPU's flash kernel for a query, a key, a value and perhaps a mask."""
+    if any(map(_is_wrapped, tensors)):
+        alike = map(_of_one_row, tensors)
+        chosen = _aten._fused_sdp_choice(*alike, dropout_p=dropout_p, is_causal=is_causal, **options)
+        return bool(chosen == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value)
     if any(has_no_values(each.untyped_storage()) for each in tensors if index_of(each) >= 0):
         query, _, value = tensors[:3]
         return not (dropout_p or options["enable_gqa"]) and query.dim() == 4 and query.shape[-1] == value.shape[-1]
     memory = (host_alias(each.detach()) for each in tensors)
     chosen = _aten._fused_sdp_choice(*memory, dropout_p=dropout_p, is_causal=is_causal, **options)
     return bool(chosen == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value)
+
+
+def _of_one_row(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor that has all that the choice looks at, in place of a wrapper of functorch without memory."""
+    row = torch.empty(tensor.shape[-1:], dtype=tensor.dtype)
+    return row.as_strided(tensor.shape, (*[0] * (tensor.dim() - 1), int(tensor.stride(-1) == 1)))
+
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def _accepted(op: Any) -> Callable[..., Any]:

@@ -109,10 +109,15 @@ def is_on_cudnn(input: Tensor) -> bool:
 class _Backward(torch.autograd.Function):
     """Refuses the gradients of a network in evaluation mode, and those of gradients, for which ``train`` is None."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, train: bool | None, *given: Tensor) -> tuple[Tensor, ...]:
-        ctx.train = train
+    def forward(train: bool | None, *given: Tensor) -> tuple[Tensor, ...]:
         return tuple(each.view_as(each) for each in given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.train = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -121,6 +126,32 @@ class _Backward(torch.autograd.Function):
         if not ctx.train:
             raise RuntimeError("cudnn RNN backward can only be called in training mode")
         return None, *(_Backward.apply(None, *gradients) if torch.is_grad_enabled() else gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Any:
+        raise NotImplementedError(
+            "Trying to use forward AD with _cudnn_rnn that does not support it because it has not been implemented yet."
+        )
+
+    @classmethod
+    def in_a_kernel(cls, train: bool, *given: Tensor) -> tuple[Tensor, ...]:
+        """Apply it in a kernel, whose calls a transform of functorch that has called it does not see otherwise."""
+        if not torch._C._are_functorch_transforms_active():
+            return cls.apply(train, *given)  # type: ignore[no-any-return]
+        excluded = torch._C._dispatch_tls_local_exclude_set() - _OF_FUNCTORCH
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+            return cls.apply(train, *given)  # type: ignore[no-any-return]
+
+
+_Keys, _Key = torch._C.DispatchKeySet, torch._C.DispatchKey
+
+_OF_FUNCTORCH = (
+    _Keys(_Key.FuncTorchDynamicLayerFrontMode)
+    | _Keys(_Key.FuncTorchGradWrapper)
+    | _Keys(_Key.FuncTorchBatched)
+    | _Keys(_Key.FuncTorchVmapMode)
+)
+"""The keys that a transform excludes while it calls a kernel."""
 
 
 def kernel_of(op: Any) -> Callable[..., Any]:
@@ -141,7 +172,7 @@ def _watched(args: Any, train: bool) -> Any:
     if not (is_on_cudnn(args[0]) and policy.stands_for_cuda()):
         return args
     given = {id(each): each for each in tensors(list(args)) if each.requires_grad}
-    watched = dict(zip(given, _Backward.apply(train, *given.values()) if given else (), strict=True))
+    watched = dict(zip(given, _Backward.in_a_kernel(train, *given.values()) if given else (), strict=True))
     return mapped(args, lambda each: watched.get(id(each), each))
 
 
