@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,22 @@ class TorchDeviceError(Exception):
         super().__init__(text.format(**values))
         for name, value in values.items():  # again, because the constructor of ImportError sets its own ``name``
             setattr(self, name, value)
+
+    def __reduce__(self) -> Any:
+        """Pickle and copy the error with its text and its facts, not by the arguments of its constructor."""
+        facts = dict(vars(self))
+        if is_dataclass(self):
+            facts |= {each.name: getattr(self, each.name) for each in fields(self)}  # ImportError has its own ``name``
+        return _remade, (type(self), self.args), facts
+
+
+def _remade(kind: type[TorchDeviceError], args: tuple[Any, ...]) -> TorchDeviceError:
+    base: Any = kind
+    while base.__module__ != "builtins":
+        base = base.__base__  # the one whose memory the class has, which alone may make it
+    error: TorchDeviceError = base.__new__(kind, *args)
+    error.args = args  # OSError leaves them to its constructor
+    return error
 
 
 class UnknownTargetError(TorchDeviceError, ValueError):

@@ -16,6 +16,7 @@ from torchdevice.core.bindings import imported_by_value
 from torchdevice.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.cuda.graph_capture import Capture
 from torchdevice.devices.device_memory import PrivatePools, new_id
+from torchdevice.foundation.stand_ins import refuse_to_pickle
 from torchdevice.foundation.torch_texts import text
 from torchdevice.journal.callers import program_line, warn_at
 
@@ -32,6 +33,8 @@ _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "
 
 class GraphStandIn:
     """Stands in for ``torch.cuda.CUDAGraph``: records operators once and runs them again."""
+
+    __reduce_ex__ = refuse_to_pickle
 
     # isinstance(graph, torch.cuda.CUDAGraph) holds.
     __class__ = property(lambda self: torch.cuda.CUDAGraph)  # type: ignore[assignment]

@@ -25,6 +25,7 @@ from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.engines.error_texts import class_for_out_of_memory
 from torchdevice.foundation import data_files
+from torchdevice.foundation.stand_ins import refuse_to_pickle
 
 KEYS: dict[str, Any] = data_files.read(__file__, "memory_stats.json")
 """The keys of ``torch.cuda.memory_stats``, by the kind of their values, and the settings that a snapshot shows."""
@@ -176,6 +177,8 @@ NO_POOLS = dict.fromkeys(("cpu", "mps"), (Fidelity.UNSUPPORTED, POOL))
 
 class MemPoolStandIn:
     """Stands in for ``torch.cuda.MemPool``: a private pool of a device."""
+
+    __reduce_ex__ = refuse_to_pickle
 
     # isinstance(pool, torch.cuda.MemPool) holds.
     __class__ = property(lambda self: self.module.MemPool)  # type: ignore[assignment]

@@ -27,6 +27,7 @@ from torchdevice.devices.accelerators import conventional_modules
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import Mark, device_of
 from torchdevice.devices.stream_order import Stream
+from torchdevice.foundation.stand_ins import refuse_to_pickle
 from torchdevice.lowlevel.lazy_initialization import DEVICE_TYPES
 
 
@@ -132,6 +133,8 @@ class NoPointer:
 
 class StreamStandIn(torch.Stream):
     """A stream of the program. All streams of a target run their work in one order, the order of submission."""
+
+    __reduce_ex__ = refuse_to_pickle
 
     module: Any = torch.cuda
     torch_device_type = DEVICE_TYPES["cuda"]
@@ -241,6 +244,8 @@ def _restore(thread: ThreadValues, outer_index: int, index: int, stream_id: int)
 
 class EventStandIn(torch.Event):
     """An event of the program: a point in the target's work."""
+
+    __reduce_ex__ = refuse_to_pickle
 
     module: Any = torch.cuda
     handle, pointer = "cuda_event", "cudaEvent_t"

@@ -207,3 +207,8 @@ def extent(tensor: torch.Tensor) -> int:
     if not tensor.numel() or tensor.is_contiguous():
         return tensor.numel()
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def refuse_to_pickle(self: Any, protocol: Any) -> Any:
+    """Refuse to pickle or copy a stand-in, in the words that Python has for torch's own object, which is one of C."""
+    raise TypeError(f"cannot pickle {self.__class__.__name__!r} object")
