@@ -249,8 +249,63 @@ def test_a_program_that_fails_is_planned_up_to_there(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr.endswith("ValueError: no data\n")
     assert "said by the program\ntorchdevice: plan of train.py" in done.stdout
-    assert "The program ended early, with ValueError: no data" in done.stdout
+    assert "The program did not finish: ValueError at train.py:7.\nIt needs at least 16.50 GiB." in done.stdout
     assert "peak of cuda:0 at  train.py:5" in done.stdout and "16.00 GiB" in done.stdout
+
+
+FAILING = {
+    "an error before the large part": (
+        "raise ValueError",
+        "",
+        {"t4": "unknown", "rtx4090": "unknown", "h100": "unknown"},
+    ),
+    "an error behind a part": (
+        "x = torch.empty(5 << 30, device='cuda')\nraise ValueError",
+        "",
+        {"t4": "no", "h100": "unknown"},
+    ),
+    "memory": (
+        "torch.empty(20 << 30, device='cuda')",
+        "simulated:t4",
+        {"t4": "no", "rtx4090": "unknown", "h100": "unknown"},
+    ),
+    "memory of a large one": (
+        "torch.empty(90 << 30, device='cuda')",
+        "simulated:h100",
+        dict.fromkeys(("t4", "h100"), "no"),
+    ),
+    "memory at a limit": (
+        "torch.empty(30 << 30, device='cuda')",
+        "--memory=24GiB",
+        {"rtx4090": "no", "h100": "unknown"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_program_that_does_not_finish_proves_no_yes(name: str) -> None:
+    code, target, expected = FAILING[name]
+    flag = [f"--target={target}"] if target.startswith("simulated") else [target] if target else []
+    command = [sys.executable, "-m", "torchdevice", "plan", *flag]
+    program = ["-c", f"import torch\n{code}"]
+    done = subprocess.run([*command, "--json", *program], capture_output=True, text=True, timeout=300)
+    plan = json.loads(done.stdout)
+    assert done.returncode == 1 and not plan["finished"]
+    found = {each["model"]: each["fits"] for each in plan["fits"]}
+    assert found | expected == found and "yes" not in found.values()
+    if name == "memory":
+        done = subprocess.run([*command, *program], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 1
+        assert "did not finish: OutOfMemoryError" in done.stdout and " yes " not in done.stdout
+        assert (done.stdout + done.stderr).count("CUDA out of memory.") == 1
+
+
+def test_weights_that_cannot_be_had(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("def from_pretrained(name):\n    raise OSError('no connection')\nfrom_pretrained('model')\n")
+    command = [sys.executable, "-m", "torchdevice", "plan", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert "A plan needs no weights" in done.stdout and "HF_HUB_OFFLINE=1" in done.stdout
 
 
 @pytest.mark.sampled(3, of="plans of programs")

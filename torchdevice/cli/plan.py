@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchdevice.cli import programs, run
 from torchdevice.cli.parsing import add_command, show_columns
 from torchdevice.foundation import printable
+from torchdevice.foundation.byte_sizes import written
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -59,8 +60,12 @@ def _show(plan: dict[str, Any], tables: Callable[[Any], Any], file: TextIO | Non
         print(json.dumps(plan, indent=1), file=file, flush=True)
         return
     print(f"torchdevice: plan of {plan['program']}")
-    if plan["error"]:
-        print(printable.lines(f"The program ended early, with {plan['error']}"))
+    if not plan["finished"]:
+        # The text of the error is above: the interpreter has printed it.
+        print(printable.line(f"The program did not finish: {plan['ended']}."))
+        print(f"It needs at least {written(plan['at least'])}. A GPU that is not named below may have too little, too.")
+        if plan["advice"]:
+            print(plan["advice"])
     if not plan["devices"]:
         print("No memory was asked for in this process. If it starts others, plan what they run.")
     for heading, table in tables(plan):

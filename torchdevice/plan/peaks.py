@@ -11,6 +11,7 @@ import contextlib
 import gc
 import itertools
 import sys
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from torchdevice.devices import device_models
 from torchdevice.devices.device_memory import Block
 from torchdevice.foundation.byte_sizes import written
 from torchdevice.foundation.stand_ins import tensors
+from torchdevice.foundation.uncaught_errors import last_place
 from torchdevice.journal.callers import Site, caller_frame, program_frame, site_of
 from torchdevice.options import declarations
 from torchdevice.report import Report, formatting, source
@@ -80,9 +82,11 @@ class Peaks:
     Attributes:
         devices: Index -> the peak of the device.
         context: The bytes that CUDA's context takes of a GPU.
+        limit: The bytes of memory that a device has.
     """
 
     context: Any = device_models.CONTEXT
+    limit = 0
 
     def __init__(self) -> None:
         self.devices: dict[int, Peak] = {}
@@ -100,6 +104,7 @@ class Peaks:
         assert context is not None
         if context.options.context is not None:
             self.context = context.options.context
+        self.limit = context.runtime.total_memory(0)
         if ranks is not None:
             context.settings[FAKE_RANKS] = ranks
         context.runtime.watch_allocations(self, context)
@@ -208,10 +213,14 @@ def data(peaks: Peaks, report: Report) -> dict[str, Any]:
     error = getattr(sys, "last_value", None)  # what the interpreter printed
     return {
         "program": formatting.program(report),
+        "finished": error is None,
         "error": None if error is None else f"{type(error).__name__}: {error}",
+        "ended": "" if error is None else f"{type(error).__name__} at {last_place(error)}",
+        "advice": _advice(error),
         "devices": devices,
         "context": peaks.context,
-        "fits": list(_fits(devices, peaks.context)),
+        "at least": _at_least(devices, peaks.context),
+        "fits": list(_fits(devices, peaks, error)),
         "assumed": [
             {
                 "lines": [f"{each.file}:{each.line}" for each in (row, *row.libraries[:1])],
@@ -222,6 +231,20 @@ def data(peaks: Peaks, report: Report) -> dict[str, Any]:
             if row.done.startswith(ASSUMED)
         ],
     }
+
+
+def _advice(error: BaseException | None) -> str:
+    """Return what to do about an error, where a plan needs less than what the program asked for."""
+    if not isinstance(error, OSError):
+        return ""
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return _WITHOUT_WEIGHTS if "from_pretrained" in names else ""
+
+
+_WITHOUT_WEIGHTS = (
+    "A plan needs no weights: make the model of its configuration (AutoModel.from_config) under torch.device('cuda'), "
+    "and set HF_HUB_OFFLINE=1 where there is no network."
+)
 
 
 def _device(peaks: Peaks, index: int) -> dict[str, Any]:
@@ -235,16 +258,25 @@ def _device(peaks: Peaks, index: int) -> dict[str, Any]:
     }
 
 
-def _fits(devices: Sequence[dict[str, Any]], context: int) -> Iterator[dict[str, Any]]:
+def _at_least(devices: Sequence[dict[str, Any]], context: int) -> int:
+    """Return the bytes that the device with the highest peak needs without fragments."""
+    return int(max((each["peak"] - each["fragments"] for each in devices), default=0) + context)
+
+
+def _fits(devices: Sequence[dict[str, Any]], peaks: Peaks, error: BaseException | None) -> Iterator[dict[str, Any]]:
     """Yield for each model of a GPU whether it has the memory that the device with the highest peak needs.
 
-    A GPU that lacks only the fragments may do: its allocator gives cached memory back before memory runs out.
+    A GPU that lacks only the fragments may do: its allocator gives cached memory back before memory runs out. A program
+    that did not finish may need more than it got, and one that ran out of memory needs more than the device has.
     """
-    needed = max((each["peak"] for each in devices), default=0) + context
-    least = max((each["peak"] - each["fragments"] for each in devices), default=0) + context
+    needed = max((each["peak"] for each in devices), default=0) + peaks.context
+    least = _at_least(devices, peaks.context)
+    too_little = peaks.limit if isinstance(error, torch.OutOfMemoryError) else 0
     for name, model in device_models.MODELS.items():
         memory = declarations()["memory"].check(model.memory)
         fits = "yes" if needed <= memory else "without fragments" if least <= memory else "no"
+        if error is not None:
+            fits = "no" if least > memory or memory <= too_little else "unknown"
         yield {"model": name, "name": model.properties["name"], "memory": memory, "fits": fits}
 
 
@@ -256,8 +288,13 @@ def tables(plan: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
         named = ("", *(each["device"] for each in devices))
         yield "", [(first, *(f"{cell:>11}" for cell in cells), "") for first, *cells in (named, *sizes)]
         yield "", [(f"peak of {each['device']} at", _place(each)) for each in devices]
-        models = [(gpu["model"], f"{written(gpu['memory']):>11}", gpu["fits"], gpu["name"]) for gpu in plan["fits"]]
-        yield f"\nfits, with {written(plan['context'])} for CUDA itself", models
+        models = [
+            (gpu["model"], f"{written(gpu['memory']):>11}", gpu["fits"], gpu["name"])
+            for gpu in plan["fits"]
+            if gpu["fits"] != "unknown"
+        ]
+        if models:
+            yield f"\nfits, with {written(plan['context'])} for CUDA itself", models
     if assumed:
         yield "\nassumed of values", assumed
 
