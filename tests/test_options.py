@@ -121,6 +121,7 @@ OTHER_VALUES: dict[str, Any] = {
     "uninitialized": "error",
     "asynchronous": True,
     "random": "cpu",
+    "platform": "host",
     "compute": "meta",
     "values": "assume",
     "verify": True,

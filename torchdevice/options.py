@@ -220,6 +220,8 @@ class Options:
             after the call, until the program waits for them.
         random: The numbers that simulated devices draw: device for their own, by a seed and an offset as CUDA's, or cpu
             for the CPU's numbers of each seed, to compare a program with its run on the CPU.
+        platform: On a simulated Mac, the computer that Python's platform.system(), machine(), mac_ver() and uname()
+            describe to a program: target for a Mac, host for this one.
         compute: meta: tensors of simulated devices have shapes and memory but no values, which is enough to plan a
             program that is too large for this machine. Default: compute values.
         values: assume: where a program without values (compute='meta') reads one, a number is 0, a condition is False,
@@ -265,6 +267,7 @@ class Options:
     uninitialized: Literal["error"] | None = _choice(None, "error")
     asynchronous: bool = _option(False, _switch, parse=_truth, show=lambda value: str(int(value)))
     random: Literal["device", "cpu"] = _choice("device", "device", "cpu")
+    platform: Literal["target", "host"] = _choice("target", "target", "host")
     compute: Literal["meta"] | None = _choice(None, "meta")
     values: Literal["assume"] | None = _choice(None, "assume")
     verify: bool | str | None = _option(

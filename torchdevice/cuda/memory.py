@@ -24,7 +24,7 @@ from torchdevice.devices.device_memory import PoolId, PrivatePools, Stat, new_id
 from torchdevice.devices.device_strings import Spelling
 from torchdevice.devices.runtime import MEMORY_FRACTION
 from torchdevice.engines.error_texts import class_for_out_of_memory
-from torchdevice.foundation import data_files
+from torchdevice.foundation import allocator_texts, data_files
 from torchdevice.foundation.stand_ins import refuse_to_pickle
 
 KEYS: dict[str, Any] = data_files.read(__file__, "memory_stats.json")
@@ -118,7 +118,7 @@ def set_allocator_settings(context: Context, env: str) -> None:
     if not context.runtime.set_allocator(env):
         context.report("torch.cuda.memory._set_allocator_settings", "checked, not used", Fidelity.INERT)
         with thread_state.suspended():
-            torch._C._accelerator_setAllocatorSettings(env)
+            allocator_texts.parse(env)
 
 
 @supplied_function("_cuda_setMemoryFraction", on=LIMITS)

@@ -36,6 +36,7 @@ class MacRuntime(MpsRuntime):
     device_type = policy.DEVICE_TYPE
     shown_as = family = location_tag = "mps"  # type: ignore[assignment]
     target = device_models.SIMULATED_MAC[0]  # type: ignore[assignment]
+    is_simulated_mac = True
     torch_knows_current = False
     compiles = False
     generator_type = device_generators.Generator

@@ -66,6 +66,7 @@ class SimulatedRuntime(Runtime):
         self.memory_limit, self.taken = memory_limit, taken
         self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in
         self.folds_ordinals = profile.single
+        self.is_simulated_mac = profile.accelerator == "mps"
         self.shared_by_processes = not profile.stands_for_cuda
         self.refusing_key = "PrivateUse1" if profile.accelerator == "mps" else None
         self._count = count

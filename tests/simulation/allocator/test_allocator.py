@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import sweeping
 import torch
+from conftest import run_python
 
 import torchdevice
 from torchdevice.devices.device_memory import Block as AllocatedBlock
@@ -1081,3 +1083,19 @@ def test_an_interrupt_leaves_what_tensors_have(text: str, sweep: tuple[bool, int
     assert lines > 500
     for number in sweeping.choose(range(1, lines), sweep, 60):
         history_with_an_interrupt(text, number)
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_backend_may_be_chosen_after_torch_was_imported(target: str, variable: str) -> None:
+    """In a process of its own: torch's parser reads the environment once."""
+    program = f"""
+        import os, torch, torchdevice
+        os.environ[{variable!r}] = "max_split_size_mb:64,backend:cudaMallocAsync"
+        with torchdevice.portable({target!r}):
+            assert torch.ones(2, device="cuda").sum() == 2
+            torch.cuda.memory._set_allocator_settings("max_split_size_mb:40")
+        os.system("echo $" + {variable!r})
+    """
+    done = run_python("-c", textwrap.dedent(program), **{variable: ""})
+    assert done.returncode == 0 and done.stdout == "max_split_size_mb:64,backend:cudaMallocAsync\n", done.stderr

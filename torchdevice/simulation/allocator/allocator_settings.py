@@ -13,10 +13,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-
 from torchdevice.core import thread_state
-from torchdevice.foundation import data_files
+from torchdevice.foundation import allocator_texts, data_files
 
 SMALL = 1 << 20
 """``kSmallSize``: blocks of at most so many bytes come from the small pools."""
@@ -79,8 +77,6 @@ class Settings(NamedTuple):
 
 DEFAULT = Settings()
 
-_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-
 _KEYS: dict[str, list[str]] = data_files.read(__file__, "allocator_settings.json")
 _OF_ALL = _KEYS["of all accelerators"]
 
@@ -92,7 +88,7 @@ _SETTING = re.compile(r"[^,\[]+(?:\[[^\]]*\])?")
 
 def text() -> str:
     """Return the text of the settings in the environment."""
-    return next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
+    return next((os.environ[name] for name in allocator_texts.VARIABLES if os.environ.get(name)), "")
 
 
 def parsed(text: str) -> Settings:
@@ -121,16 +117,15 @@ def _check(text: str) -> None:
     """Let torch parse settings, and let it forget them: in a build without CUDA it has no use for them."""
     # The parser is the accelerator's, which the scope would answer for.
     with thread_state.suspended():
-        parse = torch._C._accelerator_setAllocatorSettings
         try:
-            parse(text)
+            allocator_texts.parse(text)
         finally:
             # Also after an error, since the parser keeps the settings before the wrong one.
-            parse("")
+            allocator_texts.parse("")
             # An empty text resets all settings but this one, which torch 2.10 does not know.
             if "large_segment_size_mb" in text:
                 with contextlib.suppress(ValueError):
-                    parse("large_segment_size_mb:20")
+                    allocator_texts.parse("large_segment_size_mb:20")
 
 
 def _mebibytes(text: str) -> int:

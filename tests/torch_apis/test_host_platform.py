@@ -1,0 +1,80 @@
+"""Python's ``platform`` on a simulated Mac, and everywhere else."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import torchdevice
+from torchdevice.accelerators.mps import MACOS
+
+pytestmark = pytest.mark.one_engine
+
+
+def answers() -> tuple[Any, ...]:
+    return platform.system(), platform.machine(), platform.mac_ver(), platform.uname()
+
+
+HOST = answers()
+
+
+def is_mac() -> bool:
+    system, machine, (release, _, processor), uname = answers()
+    major, minor = release.split(".")
+    assert (int(major), int(minor)) == MACOS and (uname.system, uname.machine) == (system, machine)
+    assert uname.node == HOST[-1].node and machine == processor
+    return system == "Darwin" and machine == "arm64"
+
+
+def test_a_program_on_a_simulated_mac_is_on_a_mac() -> None:
+    with torchdevice.simulate("mps", written_for="mps"):
+        assert is_mac()
+        for target in ("mps", "cpu"):
+            with torchdevice.portable(target):
+                assert is_mac()
+    assert answers() == HOST
+
+
+def test_other_devices_are_in_this_computer() -> None:
+    for scope in (torchdevice.simulate(), torchdevice.portable("cpu"), torchdevice.simulate("mps", platform="host")):
+        with scope:
+            assert answers() == HOST
+
+
+def test_only_the_threads_of_the_scope_are_on_the_mac() -> None:
+    seen: dict[str, Any] = {}
+    go = threading.Event()
+
+    def outside() -> None:
+        go.wait(60)
+        seen["outside"] = answers()
+
+    before = threading.Thread(target=outside)
+    before.start()
+    with torchdevice.simulate("mps"):
+        inside = threading.Thread(target=lambda: seen.update(inside=is_mac()))
+        inside.start()
+        inside.join()
+        go.set()
+        before.join()
+    assert seen == {"outside": HOST, "inside": True}
+
+
+@pytest.mark.parametrize("name", ["torch._inductor.cpp_builder", "triton.runtime", "uuid"])
+def test_who_chooses_code_for_the_processor_gets_the_truth(name: str) -> None:
+    module = ModuleType(name)
+    exec("import platform\ndef ask(): return platform.system(), platform.machine(), platform.mac_ver()", vars(module))
+    with torchdevice.simulate("mps"):
+        assert module.ask() == HOST[:3]
+
+
+def test_texts_that_python_keeps_are_this_computers(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = platform.platform()
+    monkeypatch.setattr(platform, "_platform_cache", {})
+    with torchdevice.simulate("mps"):
+        inside = platform.platform()
+    assert inside == before == platform.platform()
