@@ -28,6 +28,7 @@ ROOMS = [
     "options",
     "journal",
     "core",
+    "random_numbers",
     "fallback",
     "mps_workarounds",
     "engines",

@@ -218,8 +218,9 @@ class Options:
             written since torch.empty returned it. Default: do not look.
         asynchronous: On simulated devices, let copies with non_blocking=True from and to page-locked memory continue
             after the call, until the program waits for them.
-        random: The numbers that simulated devices draw: device for their own, by a seed and an offset as CUDA's, or cpu
-            for the CPU's numbers of each seed, to compare a program with its run on the CPU.
+        random: The numbers that a seed gives: cuda for those of the NVIDIA GPU that is simulated, of an A100 if none is
+            named; device for others of the device, or cpu for the CPU's, to compare a program with its run on the CPU.
+            Default: cuda on simulated GPUs, and device elsewhere.
         platform: On a simulated Mac, the computer that Python's platform.system(), machine(), mac_ver() and uname()
             describe to a program: target for a Mac, host for this one.
         compute: meta: tensors of simulated devices have shapes and memory but no values, which is enough to plan a
@@ -266,7 +267,7 @@ class Options:
     races: Literal["error", "warn"] | None = _choice(None, "error", "warn")
     uninitialized: Literal["error"] | None = _choice(None, "error")
     asynchronous: bool = _option(False, _switch, parse=_truth, show=lambda value: str(int(value)))
-    random: Literal["device", "cpu"] = _choice("device", "device", "cpu")
+    random: Literal["cuda", "device", "cpu"] | None = _choice(None, "cuda", "device", "cpu")
     platform: Literal["target", "host"] = _choice("target", "target", "host")
     compute: Literal["meta"] | None = _choice(None, "meta")
     values: Literal["assume"] | None = _choice(None, "assume")

@@ -108,6 +108,7 @@ class Runtime(DeviceMemory, CompilerSupport, KernelFallback):
     Attributes:
         simulated_by: The context of the simulated machine that the device belongs to; None for one of this machine.
         is_simulated_mac: Whether the device is that of a simulated Mac.
+        is_simulated_gpu: Whether the device is a simulated GPU of NVIDIA's.
         shown_as: The device type that tensors say they are on; None for ``device_type``.
         unsupported_dtypes: Dtypes the device cannot hold.
         pins_memory: Whether torch can allocate page-locked memory for this device.
@@ -137,6 +138,7 @@ class Runtime(DeviceMemory, CompilerSupport, KernelFallback):
 
     simulated_by: Any = None
     is_simulated_mac = False
+    is_simulated_gpu = False
     shown_as: str | None = None
     unsupported_dtypes: frozenset[torch.dtype] = frozenset()
     pins_memory = False

@@ -1,9 +1,10 @@
 """Random numbers as CUDA counts them: a generator has a seed and an offset, which each kernel that draws moves on.
 
-The numbers are those of the CPU's kernels, drawn from a generator of the CPU that is seeded anew for each kernel, by
-the seed and the offset. So a state of 16 bytes says all numbers that follow, on any machine. They are neither the CPU's
-nor a GPU's for the same seed: without compiled code, CUDA's Philox takes 30 times the time of the CPU's generator.
-With the option ``random="cpu"`` a seed gives the CPU's numbers, and a state is one of the CPU's.
+A state of 16 bytes says all numbers that follow, on any machine. With ``random="cuda"``, the default of simulated GPUs,
+they are the GPU's own for the operators of :mod:`torchdevice.random_numbers.operators`. Those of other operators, and
+all with ``random="device"``, are made by the CPU's kernels, from a generator of the CPU that is seeded anew for each
+kernel, by the seed and the offset. With ``random="cpu"`` a seed gives the CPU's numbers, and a state is one of the
+CPU's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from torchdevice.core import thread_state
 from torchdevice.cuda.capture_rules import current_capture, not_while_capturing
 from torchdevice.foundation.torch_texts import text
+from torchdevice.random_numbers import gpus, operators
+from torchdevice.random_numbers.philox import Source
 from torchdevice.simulation import machine, policy
 
 Drawing = Callable[[Callable[..., Any], int, list[Any], dict[str, Any]], Any]
@@ -38,6 +41,7 @@ class _State:
     def __init__(self) -> None:
         context = thread_state.state.context
         self.is_cpus = context is not None and context.options.random == "cpu"
+        self._gpu = gpus.of_context(context)
         self.numbers: torch.Generator = _Plain("cpu")
         self.seed, self.offset = self.numbers.initial_seed(), 0
         self._remembered: dict[bytes, torch.Tensor] = {}
@@ -72,6 +76,16 @@ class _State:
     def restore(self, state: torch.Tensor) -> None:
         """Go on from the state that was noted as this one."""
         self.load(self._remembered.get(bytes(state.tolist()), state))
+
+    @property
+    def drawing(self) -> operators.Drawing | None:
+        """What draws the numbers of a GPU from this state; None where they are not the GPU's."""
+        return None if self._gpu is None else operators.Drawing(self._gpu, self._take)
+
+    def _take(self, increment: int) -> Source:
+        source = Source(self.seed, self.offset)
+        self.offset = (self.offset + increment) & _WORD
+        return source
 
     def upcoming(self) -> torch.Generator:
         """Return the generator of the CPU from which the next kernel draws."""
@@ -266,7 +280,7 @@ def taken(given: torch.Generator | None, index: int) -> tuple[torch.Generator, i
     None for a generator that a kernel in Python refuses, of a class of the program's, or with the CPU's numbers.
     """
     state = _known.get((given or default_generator(index))._cdata, (0, None))[1]
-    if state is None or state.is_cpus:
+    if state is None or state.is_cpus or state.drawing is not None:
         return None
     state.offset += _PER_KERNEL
     return state.numbers, state.seed, state.offset - _PER_KERNEL
@@ -294,10 +308,25 @@ _DRAWS_NOTHING = "aten::_scaled_dot_product_flash_attention_for_cpu"
 def kind_of(op: Any) -> Drawing | None:
     """Return the function that runs an operator with the right generator; None if it draws no numbers."""
     place, count = place_of(op), len(op._schema.arguments)
-    return None if place < 0 else from_default if place == count else functools.partial(_from_argument, place)
+    if place < 0 or place == count:
+        return None if place < 0 else from_default
+    return functools.partial(_from_argument, place, operators.OPERATORS.get(op.name()))
 
 
-def _from_argument(place: int, run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def drawing_of(given: torch.Generator | None, index: int) -> operators.Drawing | None:
+    """Return what draws a GPU's numbers from a generator, or from that of a device; None where they are not a GPU's."""
+    state = _known.get((given or default_generator(index))._cdata, (0, None))[1]
+    return None if state is None else state.drawing
+
+
+def _from_argument(
+    place: int,
+    of_gpu: Callable[..., Any] | None,
+    run: Callable[..., Any],
+    index: int,
+    args: list[Any],
+    kwargs: dict[str, Any],
+) -> Any:
     """Run a kernel with the generator that the program passed, by name or by position, or with the device's."""
     # Of old operators, such as `poisson`, it is the last argument, which may have no name in the call.
     given = args[place] if len(args) > place else kwargs.get("generator")
@@ -306,6 +335,10 @@ def _from_argument(place: int, run: Callable[..., Any], index: int, args: list[A
         if index >= 0:
             raise RuntimeError(text("generator of the CPU", kind=policy.spelled(index).split(":")[0]))
         return run(*args, **kwargs)
+    drawing = None if of_gpu is None else drawing_of(given, index)
+    if of_gpu is not None and drawing is not None:
+        named = {name: value for name, value in kwargs.items() if name != "generator"}
+        return of_gpu(drawing, *args[:place], *args[place + 1 :], **named)
     numbers = next_numbers(default_generator(index) if given is None else given)
     return run(*args[:place], **{**kwargs, "generator": numbers})
 

@@ -67,6 +67,7 @@ class SimulatedRuntime(Runtime):
         self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in
         self.folds_ordinals = profile.single
         self.is_simulated_mac = profile.accelerator == "mps"
+        self.is_simulated_gpu = profile.stands_for_cuda
         self.shared_by_processes = not profile.stands_for_cuda
         self.refusing_key = "PrivateUse1" if profile.accelerator == "mps" else None
         self._count = count

@@ -17,6 +17,7 @@ from torch.backends.cuda import SDPAParams
 from torchdevice.core import thread_state
 from torchdevice.engines import interruptions
 from torchdevice.fallback.fallback_kernels import overload_of
+from torchdevice.random_numbers import operators
 from torchdevice.simulation import device_generators, policy, storage_resizing
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, index_meant, meant, set_storage
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values, fused_attention, recurrent_networks
@@ -174,8 +175,12 @@ def _record_stream(self: torch.Tensor, s: Any) -> None:
 
 @special("native_dropout")
 def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dropout in the CPU's arithmetic, so that a seed gives the CPU's results to the bit."""
+    """Dropout as the GPU computes it, or in the CPU's arithmetic, so that a seed gives the CPU's results to the bit."""
     index, memory = index_of(input), aliased(input)
+    drawing = device_generators.drawing_of(None, index)
+    if drawing is not None:
+        result, mask = operators.native_dropout(drawing, memory, p, train)
+        return fresh(result, index), fresh(mask, index)
     if train is False or p == 0 or not memory.numel():
         return fresh(memory.clone(), index), fresh(torch.ones_like(memory, dtype=torch.bool), index)
     if p == 1:

@@ -1,0 +1,23 @@
+"""Whose random numbers a scope gives: those of the GPU that its options describe, else those of an A100."""
+
+from __future__ import annotations
+
+from torchdevice.core import Context
+from torchdevice.devices.device_models import MODELS
+from torchdevice.random_numbers.philox import Gpu
+
+MODEL = "a100"
+"""The model whose numbers a scope gives that names none. Compute capability 8.0, the default of a scope, is its own."""
+
+
+def of_context(context: Context | None) -> Gpu | None:
+    """Return the GPU whose numbers a context gives; None where it gives none of a GPU."""
+    if context is None:
+        return None
+    chosen = context.options.random
+    if chosen is None and not context.runtime.is_simulated_gpu:
+        return None
+    if chosen not in (None, "cuda"):
+        return None
+    figures = {**MODELS[MODEL].properties, **(context.options.properties or {})}
+    return Gpu(figures["multi_processor_count"], figures["max_threads_per_multi_processor"])

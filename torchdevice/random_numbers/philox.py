@@ -1,0 +1,184 @@
+"""Philox4x32-10, the generator of torch's CUDA kernels, and how these kernels share its numbers out among threads.
+
+Philox turns a key and a counter of four words of 32 bits into four random words. cuRAND's key is the seed, and its
+counter is the offset divided by 4 (two words) and the number of the thread (two words), see ``curand_kernel.h``. The
+algorithm is that of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011.
+
+A kernel has blocks of 256 threads, as many as the GPU can run at once or as the tensor needs. Each thread takes the
+words of one counter after the other. Of each counter it makes four numbers of 32 bits or two of 64, for elements of the
+tensor that are as far apart as there are threads (aten/src/ATen/native/cuda/DistributionTemplates.h). So beyond one
+wave of threads the numbers of a seed depend on the model of the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy
+
+from torchdevice.random_numbers import elementary
+
+Words = numpy.ndarray[Any, Any]
+"""Words of 32 bits, each in an element of 64 bits."""
+
+_BLOCK = 256
+"""``block_size_bound``: the threads of a block."""
+
+_PER_CALL = 4
+"""``max_generator_offsets_per_curand_call``: by how much a call of cuRAND moves the offset."""
+
+_MULTIPLIERS = numpy.uint64(0xD2511F53), numpy.uint64(0xCD9E8D57)
+_WEYL = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+_LOW, _SHIFT = numpy.uint64(0xFFFFFFFF), numpy.uint64(32)
+
+_CHUNK = 8192
+"""Threads that are computed at a time: their words fit into a core's cache."""
+
+
+class Gpu(NamedTuple):
+    """What a GPU's numbers depend on.
+
+    Attributes:
+        multiprocessors: The number of its multiprocessors.
+        threads: How many threads a multiprocessor runs at once.
+    """
+
+    multiprocessors: int
+    threads: int
+
+    def threads_for(self, elements: int) -> int:
+        """Return how many threads a kernel has that fills a tensor (``calc_execution_policy``)."""
+        blocks = -(-elements // _BLOCK)
+        return _BLOCK * min(blocks, self.multiprocessors * (self.threads // _BLOCK))
+
+    def offsets_for(self, elements: int, unroll: int) -> int:
+        """Return by how much such a kernel moves the offset, with so many numbers of each counter."""
+        return ((elements - 1) // (self.threads_for(elements) * unroll) + 1) * _PER_CALL
+
+
+class Kind(NamedTuple):
+    """What a kernel makes of the words of a counter.
+
+    Attributes:
+        name: Its name, by which compiled code knows it.
+        unroll: How many numbers a counter gives.
+        dtype: The dtype of the numbers in NumPy.
+        numbers: Returns arrays of numbers of the four arrays of words, at least so many of the ``unroll`` arrays.
+    """
+
+    name: str
+    unroll: int
+    dtype: Any
+    numbers: Callable[[tuple[Words, ...], int], list[Any]]
+
+
+def _words(words: tuple[Words, ...], wanted: int) -> list[Any]:
+    return list(words[:wanted])
+
+
+def _pairs(words: tuple[Words, ...], wanted: int) -> list[Any]:
+    return [(words[2 * at] << _SHIFT) | words[2 * at + 1] for at in range(wanted)]
+
+
+def _uniform(words: tuple[Words, ...], wanted: int) -> list[Any]:
+    return [elementary.uniform(each) for each in words[:wanted]]
+
+
+def _uniform64(words: tuple[Words, ...], wanted: int) -> list[Any]:
+    """Return numbers in (0, 1], as ``curand_uniform2_double``."""
+    return [_in_unit(words[2 * at], words[2 * at + 1]) for at in range(wanted)]
+
+
+def _normal(words: tuple[Words, ...], wanted: int) -> list[Any]:
+    """Return normal numbers, as ``curand_normal4``."""
+    return [each for at in range(0, wanted, 2) for each in elementary.normal(words[at], words[at + 1])]
+
+
+def _in_unit(low: Words, high: Words) -> Any:
+    return (low ^ (high << numpy.uint64(53 - 32))).astype(numpy.float64) * 2.0**-53 + 2.0**-54
+
+
+def _normal64(words: tuple[Words, ...], wanted: int) -> list[Any]:
+    """Return normal numbers, as ``curand_normal2_double``: by Box and Muller, the sine first."""
+    radius = numpy.sqrt(-2.0 * numpy.log(_in_unit(words[0], words[1])))
+    angle = _in_unit(words[2], words[3]) * (2.0 * numpy.pi)
+    return [radius * numpy.sin(angle), radius * numpy.cos(angle)]
+
+
+WORDS = Kind("words", 4, numpy.uint32, _words)
+PAIRS = Kind("pairs", 2, numpy.uint64, _pairs)
+UNIFORM = Kind("uniform", 4, numpy.float32, _uniform)
+UNIFORM64 = Kind("uniform64", 2, numpy.float64, _uniform64)
+NORMAL = Kind("normal", 4, numpy.float32, _normal)
+NORMAL64 = Kind("normal64", 2, numpy.float64, _normal64)
+
+
+class Source(NamedTuple):
+    """Where a kernel's numbers begin.
+
+    Attributes:
+        seed: The seed of the generator.
+        offset: The offset of the generator, a multiple of 4.
+    """
+
+    seed: int
+    offset: int
+
+
+Compiled = Callable[[str, int, int, int, int, int], bool]
+"""Fills memory: name of the kind, address, number of elements, seed, offset and threads. False: it has no such kind."""
+
+compiled: list[Compiled] = []
+"""The compiled function that is in use, if any. It gives the numbers of :func:`fill`, to the bit."""
+
+
+def words(source: Source, counter: int, first: int, count: int) -> tuple[Words, ...]:
+    """Return the four words of ``count`` threads from ``first``, of the counter so many behind the offset."""
+    number = source.offset // _PER_CALL + counter
+    key = [source.seed & 0xFFFFFFFF, source.seed >> 32 & 0xFFFFFFFF]
+    thread = numpy.arange(first, first + count, dtype=numpy.uint64)
+    of_counter = [numpy.full_like(thread, number >> at & 0xFFFFFFFF) for at in (0, 32)]
+    c = [*of_counter, thread & _LOW, thread >> _SHIFT]
+    products = numpy.empty_like(thread), numpy.empty_like(thread)
+    for _ in range(_ROUNDS):
+        _round(c, products, key)
+        key = [(each + step) & 0xFFFFFFFF for each, step in zip(key, _WEYL, strict=True)]
+    return tuple(c)
+
+
+def _round(c: list[Words], products: tuple[Words, Words], key: list[int]) -> None:
+    """Do one round of Philox in place."""
+    first, second = products
+    numpy.multiply(c[0], _MULTIPLIERS[0], out=first)
+    numpy.multiply(c[2], _MULTIPLIERS[1], out=second)
+    numpy.right_shift(second, _SHIFT, out=c[0])
+    c[0] ^= c[1]
+    c[0] ^= numpy.uint64(key[0])
+    numpy.right_shift(first, _SHIFT, out=c[2])
+    c[2] ^= c[3]
+    c[2] ^= numpy.uint64(key[1])
+    numpy.bitwise_and(second, _LOW, out=c[1])
+    numpy.bitwise_and(first, _LOW, out=c[3])
+
+
+def fill(kind: Kind, out: numpy.ndarray[Any, Any], source: Source, threads: int) -> None:
+    """Write the numbers of a kernel with so many threads into an array of one dimension."""
+    for each in compiled:
+        if each(kind.name, out.ctypes.data, len(out), source.seed, source.offset, threads):
+            return
+    for counter, start in enumerate(range(0, len(out), threads * kind.unroll)):
+        for first, count in _chunks(min(threads, len(out) - start)):
+            # Of the last counter some numbers are beyond the end.
+            wanted = min(kind.unroll, -(-(len(out) - start - first) // threads))
+            for i, numbers in enumerate(kind.numbers(words(source, counter, first, count), wanted)[:wanted]):
+                place = start + i * threads + first
+                length = min(count, len(out) - place)
+                out[place : place + length] = numbers[:length]
+
+
+def _chunks(threads: int) -> Iterator[tuple[int, int]]:
+    """Yield the first thread and the number of threads of each chunk."""
+    for first in range(0, threads, _CHUNK):
+        yield first, min(_CHUNK, threads - first)
