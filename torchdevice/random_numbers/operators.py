@@ -99,6 +99,15 @@ def _write(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _filled(draw: Drawing, kind: Kind, tensor: torch.Tensor) -> bool:
+    """Fill the memory of a tensor of float32 itself. Return false for one with another dtype or with gaps."""
+    own = _in_order(tensor)
+    if tensor.dtype is not torch.float32 or not own.is_contiguous():
+        return False
+    draw.fill(kind, own.view(-1).numpy(), tensor.itemsize)
+    return True
+
+
 def _is_double(tensor: torch.Tensor) -> bool:
     return tensor.dtype is torch.float64
 
@@ -108,7 +117,13 @@ def _computes_in(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
+    if dtype in _IN_NUMPY:
+        return float(_IN_NUMPY[dtype](value))
     return float(torch.tensor(value, dtype=dtype))
+
+
+_IN_NUMPY: dict[torch.dtype, Any] = {torch.float32: numpy.float32, torch.float64: numpy.float64}
+"""Dtypes to which NumPy rounds as well, in less time."""
 
 
 def _scaled(x: torch.Tensor, factor: float, summand: float) -> torch.Tensor:
@@ -144,6 +159,8 @@ def uniform_(draw: Drawing, self: torch.Tensor, low: float = 0.0, high: float = 
     if self.is_complex():
         uniform_(draw, torch.view_as_real(self), low, high)
         return self
+    if low == 0 and high == 1 and _filled(draw, philox.UNIT, self):
+        return self
     start, end = _rounded(low, self.dtype), _rounded(high, self.dtype)
     span = _rounded(end - start, self.dtype)
     values = _scaled(_uniform_numbers(draw, self), span, start).to(self.dtype)
@@ -157,6 +174,8 @@ def normal_(draw: Drawing, self: torch.Tensor, mean: float = 0.0, std: float = 1
         return self
     if self.is_complex():
         normal_(draw, torch.view_as_real(self), mean, std / math.sqrt(2))
+        return self
+    if mean == 0 and std == 1 and _filled(draw, philox.NORMAL, self):
         return self
     kept = _computes_in(self)
     return _write(self, _scaled(_normal_numbers(draw, self), _rounded(std, kept), _rounded(mean, kept)))
@@ -240,10 +259,12 @@ def _values_of(dtype: torch.dtype) -> int:
 
 def _integers(words: Any, span: int, base: int) -> torch.Tensor:
     """Return ``words % span + base`` as int64, which wraps around."""
-    wide = words.astype(numpy.uint64)
-    if span < 2**64:
-        wide %= numpy.uint64(span)
-    return torch.from_numpy(wide.view(numpy.int64)).add_(base)
+    if span <= numpy.iinfo(words.dtype).max:
+        # NumPy divides by one number faster than it takes a remainder.
+        quotients = words // words.dtype.type(span)
+        quotients *= words.dtype.type(span)
+        words -= quotients
+    return torch.from_numpy(words.astype(numpy.uint64, copy=False).view(numpy.int64)).add_(base)
 
 
 def random_from(draw: Drawing, self: torch.Tensor, low: int, high: int | None) -> torch.Tensor:
@@ -310,10 +331,25 @@ def randperm_out(draw: Drawing, n: int, *, out: torch.Tensor) -> torch.Tensor:
     # The sort compares the last bits as numbers without a sign, unless they are all of the key.
     if bits < info.bits:
         keys = keys.long() & ((1 << bits) - 1)
-    keys, places = torch.sort(keys, stable=True)
+    keys, places = _sorted(keys.long(), n.bit_length() if bits < info.bits and bits + n.bit_length() < 64 else 0)
     source = draw.take(n)
     _shuffle_equal(keys, places, source)
     return out.copy_(places)
+
+
+def _sorted(keys: torch.Tensor, spare: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys in order, and their places, of equal keys the first first.
+
+    Args:
+        keys: The keys.
+        spare: How many bits more keys without a sign may have, enough for a place; 0 for keys with a sign.
+    """
+    if not spare:
+        return torch.sort(keys, stable=True)
+    # The numbers are all different, so a sort that is fast and not stable gives the same order.
+    joined = keys.numpy() << spare | numpy.arange(len(keys))
+    joined.sort()
+    return torch.from_numpy(joined >> spare), torch.from_numpy(joined & ((1 << spare) - 1))
 
 
 def _shuffle_equal(keys: torch.Tensor, places: torch.Tensor, source: Source) -> None:

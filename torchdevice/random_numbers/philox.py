@@ -86,6 +86,14 @@ def _uniform(words: tuple[Words, ...], wanted: int) -> list[Any]:
     return [elementary.uniform(each) for each in words[:wanted]]
 
 
+def _unit(words: tuple[Words, ...], wanted: int) -> list[Any]:
+    """Return numbers in [0, 1): a kernel turns 1 to 0 (``uniform_kernel``)."""
+    found = _uniform(words, wanted)
+    for each in found:
+        each[each == 1] = 0
+    return found
+
+
 def _uniform64(words: tuple[Words, ...], wanted: int) -> list[Any]:
     """Return numbers in (0, 1], as ``curand_uniform2_double``."""
     return [_in_unit(words[2 * at], words[2 * at + 1]) for at in range(wanted)]
@@ -110,6 +118,7 @@ def _normal64(words: tuple[Words, ...], wanted: int) -> list[Any]:
 WORDS = Kind("words", 4, numpy.uint32, _words)
 PAIRS = Kind("pairs", 2, numpy.uint64, _pairs)
 UNIFORM = Kind("uniform", 4, numpy.float32, _uniform)
+UNIT = Kind("unit", 4, numpy.float32, _unit)
 UNIFORM64 = Kind("uniform64", 2, numpy.float64, _uniform64)
 NORMAL = Kind("normal", 4, numpy.float32, _normal)
 NORMAL64 = Kind("normal64", 2, numpy.float64, _normal64)

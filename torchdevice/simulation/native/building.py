@@ -22,7 +22,7 @@ from torchdevice.foundation import owned_files
 from torchdevice.foundation.logs import warn_once
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
-_INCLUDED = _SOURCE.with_name("entry_points.h")
+_INCLUDED = tuple(sorted(_SOURCE.parent.glob("*.h")))
 
 _NAME = "torchdevice_kernels"
 
@@ -31,7 +31,8 @@ _NAME = "torchdevice_kernels"
 def _file_name() -> str:
     """Return the name of the file of the kernels, which holds everything that they were built for."""
     built_for = (torch.__version__, str(torch.version.git_version), sysconfig.get_platform(), sys.version)
-    digest = hashlib.sha256("\n".join(built_for).encode() + _SOURCE.read_bytes() + _INCLUDED.read_bytes()).hexdigest()
+    sources = b"".join(each.read_bytes() for each in (_SOURCE, *_INCLUDED))
+    digest = hashlib.sha256("\n".join(built_for).encode() + sources).hexdigest()
     return f"{_NAME}-{digest[:16]}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 
 
@@ -120,6 +121,8 @@ def _command(result: Path) -> list[str]:
     folders = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
     return [
         *(cpp_extension.get_cxx_compiler(), "-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-w"),
+        # Without them a loop with a square root is not turned into vector instructions.
+        *("-fno-math-errno", "-fno-trapping-math"),
         *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
         *(f"-DTORCH_EXTENSION_NAME={_NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
         *(f"-isystem{folder}" for folder in folders),

@@ -23,6 +23,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "entry_points.h"
+#include "random_numbers.h"
 
 // Up to torch 2.12 tensors may have names.
 #if __has_include(<ATen/core/NamedTensor.h>)
@@ -1246,6 +1247,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return offer(name, overload, key, {is_view, accepts_scalars, mixes, counts_writes, copies, generator,
                                        std::move(outs), std::move(given), std::move(refused)});
   });
+  // The random numbers of a GPU: the kind, the address and number of elements, seed, offset and threads.
+  m.def("fill_random", [](const std::string& kind, uintptr_t address, int64_t size, uint64_t seed, uint64_t offset,
+                          int64_t threads) {
+    return random_numbers::fill(kind, reinterpret_cast<void*>(address), size, seed, offset, threads);
+  }, py::call_guard<py::gil_scoped_release>());
   m.def("install", &install);
   m.def("uninstall", &uninstall);
   // A tensor of a device in the memory of a CPU tensor; None where only Python can make it.

@@ -21,6 +21,7 @@ from torchdevice.devices import current_streams
 from torchdevice.devices.device_memory import Memory
 from torchdevice.errors import NativeKernelsError
 from torchdevice.foundation.stand_ins import is_written
+from torchdevice.random_numbers import philox
 from torchdevice.simulation import device_generators
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT
@@ -229,8 +230,18 @@ def _connect(module: Any) -> None:
     )
     calls = {"fresh": _fresh, "adopt": _adopt, "known": module.known, "disown": module.disown}
     storages.native = SimpleNamespace(Device=NativeDevice, devices=devices, **calls)
+    philox.compiled[:] = [_fill_random]
     thread_state.on_context = follow
     current_streams.on_change = module.stream_changed
+
+
+def _fill_random(*call: Any) -> bool:
+    """Fill memory with a GPU's random numbers, unless the scope has chosen Python."""
+    context = thread_state.state.context
+    if context is not None and context.options.native == "never":
+        return False
+    filled: bool = building.load().fill_random(*call)
+    return filled
 
 
 def _release(ledger: int, number: int) -> None:

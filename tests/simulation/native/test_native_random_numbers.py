@@ -1,0 +1,63 @@
+"""A GPU's random numbers, made by C++ and by NumPy, which are equal to the bit."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy
+import pytest
+import torch
+
+import torchdevice
+from torchdevice.random_numbers import philox
+from torchdevice.random_numbers.philox import Gpu, Kind, Source
+from torchdevice.simulation.native import building
+
+pytestmark = [
+    pytest.mark.one_engine,
+    pytest.mark.skipif(
+        sys.platform == "win32", reason="the command that builds the kernels is not for Windows's compiler"
+    ),
+]
+
+KINDS = [philox.WORDS, philox.PAIRS, philox.UNIFORM, philox.UNIT, philox.UNIFORM64, philox.NORMAL]
+
+SOURCES = [Source(0, 0), Source(2**64 - 1, 2**34 - 4), Source(0x123456789ABCDEF0, 2**63)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    building.build()
+
+
+@pytest.mark.parametrize("count", [1, 7, 255, 257, 1023, 1025, 4096, 4100, 5000, 100_003])
+@pytest.mark.parametrize("kind", KINDS, ids=[each.name for each in KINDS])
+def test_cpp_and_python_make_equal_numbers(kind: Kind, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(philox, "compiled", [])
+    for source in SOURCES:
+        for gpu in (Gpu(2, 600), Gpu(108, 2048)):
+            threads = gpu.threads_for(count)
+            ours, theirs = numpy.zeros(count, kind.dtype), numpy.zeros(count, kind.dtype)
+            philox.fill(kind, ours, source, threads)
+            assert building.load().fill_random(kind.name, theirs.ctypes.data, count, *source, threads)
+            assert (ours.view(numpy.uint8) == theirs.view(numpy.uint8)).all()
+
+
+def test_a_kind_that_only_python_makes_is_left_to_it() -> None:
+    assert not building.load().fill_random(philox.NORMAL64.name, 0, 0, 0, 0, 256)
+
+
+def test_a_scope_without_cpp_uses_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def drawn(native: str) -> torch.Tensor:
+        with torchdevice.simulate(random="cuda", native=native) as scope:  # type: ignore[arg-type]
+            if native == "always":
+                compiled = philox.compiled[0]
+                monkeypatch.setattr(philox, "compiled", [lambda *call: calls.append(call) or compiled(*call)])
+            torch.manual_seed(1)
+            assert scope.runtime.is_simulated_gpu
+            return torch.randn(3000, device="cuda").cpu()
+
+    assert torch.equal(drawn("always"), drawn("never")) and len(calls) == 2
+    assert calls[0][0] == "normal"

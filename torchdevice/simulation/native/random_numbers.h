@@ -1,0 +1,309 @@
+// The random numbers of NVIDIA's GPUs, as `random_numbers/philox.py` and `elementary.py` make them, to the bit: the same
+// operations on floating-point numbers in the same order, so no multiplication may be joined with an addition.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
+#pragma GCC push_options
+#pragma GCC optimize("O3", "fp-contract=off")
+#endif
+
+// Loops that the compiler turns into vector instructions, those of the processor that runs them.
+#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
+#define OPTIMIZED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define OPTIMIZED
+#endif
+#define WITHIN __attribute__((always_inline)) inline
+
+namespace random_numbers {
+
+constexpr int CHUNK = 1024;  // threads whose words are made at a time
+constexpr int ROUNDS = 10;
+constexpr uint32_t FIRST = 0xD2511F53, SECOND = 0xCD9E8D57, WEYL[2] = {0x9E3779B9, 0xBB67AE85};
+
+// The words of threads that follow each other, each in the lower half of 64 bits.
+struct Words {
+  alignas(64) uint64_t of[4][CHUNK];
+};
+
+struct Counter {
+  uint64_t seed, number, thread;  // the thread is the first of several
+};
+
+inline void words_of(Words& out, const Counter& at, int count) {
+  for (int i = 0; i < count; ++i) {
+    uint32_t c[4] = {static_cast<uint32_t>(at.number), static_cast<uint32_t>(at.number >> 32),
+                     static_cast<uint32_t>(at.thread + i), static_cast<uint32_t>((at.thread + i) >> 32)};
+    uint32_t key[2] = {static_cast<uint32_t>(at.seed), static_cast<uint32_t>(at.seed >> 32)};
+    for (int round = 0; round < ROUNDS; ++round) {
+      const uint64_t one = static_cast<uint64_t>(c[0]) * FIRST, other = static_cast<uint64_t>(c[2]) * SECOND;
+      c[0] = static_cast<uint32_t>(other >> 32) ^ c[1] ^ key[0];
+      c[2] = static_cast<uint32_t>(one >> 32) ^ c[3] ^ key[1];
+      c[1] = static_cast<uint32_t>(other);
+      c[3] = static_cast<uint32_t>(one);
+      for (int half = 0; half < 2; ++half) key[half] += WEYL[half];
+    }
+    for (int word = 0; word < 4; ++word) out.of[word][i] = c[word];
+  }
+}
+
+// The same with vectors of 64-bit lanes. The upper halves of words are left as they come: a product reads lower halves.
+// Several vectors are computed together, because each round waits for the one before.
+#define WORDS_BY_VECTORS(NAME, TARGET, VECTOR, LANES, TOGETHER, PREFIX, BITS)                                          \
+  __attribute__((target(TARGET))) inline void NAME(Words& out, const Counter& at, int count) {                         \
+    const VECTOR first = PREFIX##_set1_epi64##BITS(FIRST), second = PREFIX##_set1_epi64##BITS(SECOND);                 \
+    for (int start = 0; start < count; start += LANES * TOGETHER) {                                                    \
+      VECTOR c[4][TOGETHER];                                                                                           \
+      uint32_t key[2] = {static_cast<uint32_t>(at.seed), static_cast<uint32_t>(at.seed >> 32)};                        \
+      for (int each = 0; each < TOGETHER; ++each) {                                                                    \
+        alignas(64) uint64_t thread[LANES];                                                                            \
+        for (int lane = 0; lane < LANES; ++lane) thread[lane] = at.thread + start + each * LANES + lane;               \
+        c[2][each] = PREFIX##_load_si##BITS##_(thread);                                                                \
+        c[3][each] = PREFIX##_srli_epi64(c[2][each], 32);                                                              \
+        c[0][each] = PREFIX##_set1_epi64##BITS(at.number & 0xFFFFFFFF);                                                \
+        c[1][each] = PREFIX##_set1_epi64##BITS(at.number >> 32);                                                       \
+      }                                                                                                                \
+      for (int round = 0; round < ROUNDS; ++round) {                                                                   \
+        const VECTOR low = PREFIX##_set1_epi64##BITS(key[0]), high = PREFIX##_set1_epi64##BITS(key[1]);                \
+        for (int each = 0; each < TOGETHER; ++each) {                                                                  \
+          const VECTOR one = PREFIX##_mul_epu32(c[0][each], first), other = PREFIX##_mul_epu32(c[2][each], second);    \
+          c[0][each] = PREFIX##_xor_(PREFIX##_xor_(PREFIX##_srli_epi64(other, 32), c[1][each]), low);                  \
+          c[2][each] = PREFIX##_xor_(PREFIX##_xor_(PREFIX##_srli_epi64(one, 32), c[3][each]), high);                   \
+          c[1][each] = other;                                                                                          \
+          c[3][each] = one;                                                                                            \
+        }                                                                                                              \
+        for (int half = 0; half < 2; ++half) key[half] += WEYL[half];                                                  \
+      }                                                                                                                \
+      for (int word = 0; word < 4; ++word) {                                                                           \
+        for (int each = 0; each < TOGETHER; ++each) {                                                                  \
+          PREFIX##_store_(&out.of[word][start + each * LANES], c[word][each]);                                         \
+        }                                                                                                              \
+      }                                                                                                                \
+    }                                                                                                                  \
+  }
+
+#if defined(__x86_64__)
+#define _mm256_set1_epi64256(value) _mm256_set1_epi64x(static_cast<int64_t>(value))
+#define _mm256_load_si256_(from) _mm256_load_si256(reinterpret_cast<const __m256i*>(from))
+#define _mm256_store_(to, value) _mm256_store_si256(reinterpret_cast<__m256i*>(to), value)
+#define _mm256_xor_ _mm256_xor_si256
+#define _mm512_set1_epi64512(value) _mm512_set1_epi64(static_cast<int64_t>(value))
+#define _mm512_load_si512_(from) _mm512_load_si512(from)
+#define _mm512_store_(to, value) _mm512_store_si512(to, value)
+#define _mm512_xor_ _mm512_xor_si512
+WORDS_BY_VECTORS(words_by_avx2, "avx2", __m256i, 4, 2, _mm256, 256)
+WORDS_BY_VECTORS(words_by_avx512, "avx512f", __m512i, 8, 4, _mm512, 512)
+#endif
+
+using Maker = void (*)(Words&, const Counter&, int);
+
+inline Maker fastest() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return words_by_avx512;
+  if (__builtin_cpu_supports("avx2")) return words_by_avx2;
+#endif
+  return words_of;
+}
+
+WITHIN float as_float(uint32_t bits) {
+  float found;
+  std::memcpy(&found, &bits, sizeof found);
+  return found;
+}
+
+WITHIN uint32_t as_bits(float value) {
+  uint32_t found;
+  std::memcpy(&found, &value, sizeof found);
+  return found;
+}
+
+WITHIN float uniform_of(uint64_t word) {
+  return static_cast<float>(static_cast<uint32_t>(word)) * 0x1p-32f + 0x1p-33f;
+}
+
+WITHIN float logarithm(float x) {
+  const uint32_t bits = as_bits(x);
+  float exponent = static_cast<float>(static_cast<int32_t>(bits >> 23) - 126);
+  float mantissa = as_float((bits & 0x7FFFFF) | 0x3F000000);
+  const bool is_low = mantissa < 0.70710677f;
+  exponent -= is_low ? 1.0f : 0.0f;
+  mantissa += is_low ? mantissa : 0.0f;
+  mantissa -= 1.0f;
+  const float square = mantissa * mantissa;
+  constexpr float COEFFICIENTS[] = {7.0376836292e-2,  -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1,
+                                    1.4249322787e-1,  -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1,
+                                    3.3333331174e-1};
+  float found = mantissa * COEFFICIENTS[0];
+  for (int i = 1; i < 8; ++i) {
+    found += COEFFICIENTS[i];
+    found *= mantissa;
+  }
+  found += COEFFICIENTS[8];
+  found *= mantissa;
+  found *= square;
+  found += exponent * -2.12194440e-4f;
+  found -= square * 0.5f;
+  found += mantissa;
+  found += exponent * 0.693359375f;
+  return found;
+}
+
+OPTIMIZED inline void to_words(const uint64_t* from, int count, uint32_t* to) {
+  for (int i = 0; i < count; ++i) to[i] = static_cast<uint32_t>(from[i]);
+}
+
+OPTIMIZED inline void to_pairs(const uint64_t* high, const uint64_t* low, int count, uint64_t* to) {
+  for (int i = 0; i < count; ++i) to[i] = high[i] << 32 | (low[i] & 0xFFFFFFFF);
+}
+
+OPTIMIZED inline void to_uniform(const uint64_t* from, int count, float* to) {
+  for (int i = 0; i < count; ++i) to[i] = uniform_of(from[i]);
+}
+
+// Numbers in [0, 1).
+OPTIMIZED inline void to_unit(const uint64_t* from, int count, float* to) {
+  for (int i = 0; i < count; ++i) {
+    const float found = uniform_of(from[i]);
+    to[i] = found == 1.0f ? 0.0f : found;
+  }
+}
+
+OPTIMIZED inline void to_uniform64(const uint64_t* low, const uint64_t* high, int count, double* to) {
+  for (int i = 0; i < count; ++i) {
+    const uint64_t bits = (low[i] & 0xFFFFFFFF) ^ (high[i] & 0xFFFFFFFF) << 21;
+    to[i] = static_cast<double>(static_cast<int64_t>(bits)) * 0x1p-53 + 0x1p-54;
+  }
+}
+
+// Radius times sine, and times cosine, of two words.
+OPTIMIZED inline void to_normal(const uint64_t* first, const uint64_t* second, int count, float* sines, float* cosines) {
+  constexpr float TURN = 6.2831855f, TO_ANGLE = 0x1p-32f * TURN, HALF_ANGLE = 0x1p-33f * TURN;
+  for (int i = 0; i < count; ++i) {
+    const float radius = __builtin_sqrtf(logarithm(uniform_of(first[i])) * -2.0f);
+    const double turned = static_cast<double>(static_cast<float>(static_cast<uint32_t>(second[i])));
+    const float x = static_cast<float>(turned * static_cast<double>(TO_ANGLE) + static_cast<double>(HALF_ANGLE));
+    const int32_t octant = (static_cast<int32_t>(x * 1.2732395f) + 1) & -2;
+    const float eighths = static_cast<float>(octant);
+    float rest = x - eighths * 0.78515625f;
+    rest -= eighths * 2.4187564849853515625e-4f;
+    rest -= eighths * 3.77489497744594108e-8f;
+    const float square = rest * rest;
+    float sine = square * -1.9515295891e-4f;
+    sine += 8.3321608736e-3f;
+    sine *= square;
+    sine += -1.6666654611e-1f;
+    sine *= square;
+    sine *= rest;
+    sine += rest;
+    float cosine = square * 2.443315711809948e-5f;
+    cosine += -1.388731625493765e-3f;
+    cosine *= square;
+    cosine += 4.166664568298827e-2f;
+    cosine *= square;
+    cosine *= square;
+    cosine -= square * 0.5f;
+    cosine += 1.0f;
+    const uint32_t quadrant = static_cast<uint32_t>(octant) >> 1;
+    const bool is_odd = (quadrant & 1) != 0;
+    sines[i] = as_float(as_bits(is_odd ? cosine : sine) ^ (quadrant & 2) << 30) * radius;
+    cosines[i] = as_float(as_bits(is_odd ? sine : cosine) ^ ((quadrant + 1) & 2) << 30) * radius;
+  }
+}
+
+// Where the numbers of a call of some threads go: `unroll` places of the tensor, each with so many numbers.
+template <class T>
+struct Places {
+  T* at[4];
+  int count[4];
+};
+
+inline void put(const Words& words, const Places<uint32_t>& to) {
+  for (int i = 0; i < 4; ++i) to_words(words.of[i], to.count[i], to.at[i]);
+}
+
+inline void put(const Words& words, const Places<uint64_t>& to) {
+  for (int i = 0; i < 2; ++i) to_pairs(words.of[2 * i], words.of[2 * i + 1], to.count[i], to.at[i]);
+}
+
+inline void put(const Words& words, const Places<double>& to) {
+  for (int i = 0; i < 2; ++i) to_uniform64(words.of[2 * i], words.of[2 * i + 1], to.count[i], to.at[i]);
+}
+
+inline void put_uniform(const Words& words, const Places<float>& to) {
+  for (int i = 0; i < 4; ++i) to_uniform(words.of[i], to.count[i], to.at[i]);
+}
+
+inline void put_unit(const Words& words, const Places<float>& to) {
+  for (int i = 0; i < 4; ++i) to_unit(words.of[i], to.count[i], to.at[i]);
+}
+
+inline void put_normal(const Words& words, const Places<float>& to) {
+  float spare[CHUNK];
+  for (int i = 0; i < 4; i += 2) {
+    // The second of a pair may lie beyond the end, in part or wholly.
+    const bool is_whole = to.count[i + 1] == to.count[i];
+    float* second = is_whole ? to.at[i + 1] : spare;
+    to_normal(words.of[i], words.of[i + 1], to.count[i], to.at[i], second);
+    if (!is_whole) std::copy(spare, spare + to.count[i + 1], to.at[i + 1]);
+  }
+}
+
+template <int UNROLL, class T, class Put>
+void fill(T* out, int64_t size, uint64_t seed, uint64_t offset, int64_t threads, const Put& put) {
+  static const Maker make = fastest();
+  Words words;
+  uint64_t number = offset / 4;
+  for (int64_t start = 0; start < size; start += threads * UNROLL, ++number) {
+    const int64_t used = std::min(threads, size - start);
+    for (int64_t thread = 0; thread < used; thread += CHUNK) {
+      const int count = static_cast<int>(std::min<int64_t>(CHUNK, used - thread));
+      make(words, {seed, number, static_cast<uint64_t>(thread)}, count);
+      Places<T> places{};
+      for (int i = 0; i < UNROLL; ++i) {
+        const int64_t place = start + i * threads + thread;
+        places.count[i] = static_cast<int>(std::clamp<int64_t>(size - place, 0, count));
+        places.at[i] = out + std::min(place, size);
+      }
+      put(words, places);
+    }
+  }
+}
+
+// Write the numbers of a kind into memory. False for a kind that only Python makes.
+inline bool fill(const std::string& kind, void* out, int64_t size, uint64_t seed, uint64_t offset, int64_t threads) {
+  const auto plain = [](const Words& words, const auto& places) { put(words, places); };
+  if (kind == "words") {
+    fill<4>(static_cast<uint32_t*>(out), size, seed, offset, threads, plain);
+  } else if (kind == "pairs") {
+    fill<2>(static_cast<uint64_t*>(out), size, seed, offset, threads, plain);
+  } else if (kind == "uniform") {
+    fill<4>(static_cast<float*>(out), size, seed, offset, threads, put_uniform);
+  } else if (kind == "unit") {
+    fill<4>(static_cast<float*>(out), size, seed, offset, threads, put_unit);
+  } else if (kind == "uniform64") {
+    fill<2>(static_cast<double*>(out), size, seed, offset, threads, plain);
+  } else if (kind == "normal") {
+    fill<4>(static_cast<float*>(out), size, seed, offset, threads, put_normal);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace random_numbers
+
+#if !defined(__clang__)
+#pragma GCC pop_options
+#endif
