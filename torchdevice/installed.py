@@ -14,6 +14,7 @@ from torchdevice.compile import torch_compile
 from torchdevice.core import Installation, Patch, bindings
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.foundation.logs import warn_once
+from torchdevice.random_numbers import checkpoints
 from torchdevice.torch_apis.distributed import data_parallel, dtensor, gloo_waits, sharded_attention
 
 AREAS = (
@@ -25,6 +26,7 @@ AREAS = (
     # The other files of these folders import torch.distributed and torch's compilers, which many programs never need.
     # `process_groups` is imported by `data_parallel`.
     *(torch_compile, data_parallel, dtensor, gloo_waits, sharded_attention),
+    checkpoints,
 )
 """The modules that change names of torch or supply them. No two change the same name, so their order means nothing."""
 

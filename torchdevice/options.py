@@ -218,9 +218,10 @@ class Options:
             written since torch.empty returned it. Default: do not look.
         asynchronous: On simulated devices, let copies with non_blocking=True from and to page-locked memory continue
             after the call, until the program waits for them.
-        random: The numbers that a seed gives: cuda for those of the NVIDIA GPU that is simulated, of an A100 if none is
-            named; device for others of the device, or cpu for the CPU's, to compare a program with its run on the CPU.
-            Default: cuda on simulated GPUs, and device elsewhere.
+        random: The numbers that a seed gives: cuda for those of an NVIDIA GPU, on every target: of the one that is
+            simulated, or that properties describe, and otherwise of an A100. device for the target's own, cpu for the
+            CPU's on a simulated device too, to compare a program with its run there. Default: cuda on simulated GPUs,
+            and device elsewhere.
         platform: On a simulated Mac, the computer that Python's platform.system(), machine(), mac_ver() and uname()
             describe to a program: target for a Mac, host for this one.
         compute: meta: tensors of simulated devices have shapes and memory but no values, which is enough to plan a

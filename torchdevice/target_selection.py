@@ -22,6 +22,7 @@ from torchdevice.devices.runtime import Runtime
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
 from torchdevice.foundation import garbage_collection
 from torchdevice.options import Options
+from torchdevice.random_numbers.runtimes import with_gpu_numbers
 
 if TYPE_CHECKING:
     from torchdevice.simulation.profiles import Profile
@@ -66,6 +67,8 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
             if simulated[0] in device_models.SIMULATED_MAC and fitting.identity is None:
                 fitting = dataclasses.replace(fitting, identity="program")  # a Mac's tensors are on mps
         assert found is not None
+        if fitting.random == "cuda" and not found.is_simulated_gpu:
+            found = with_gpu_numbers(found)
         return found, fitting
 
 

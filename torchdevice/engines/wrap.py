@@ -498,7 +498,8 @@ _INSTALLATIONS = {
 }
 """What a context must have -> what it then needs."""
 
-_OF_RUNTIMES: dict[str, Installation] = {}
+_OF_RUNTIMES: dict[int, Installation] = {}
+"""The `id` of a runtime's own table of rewriters, which the installation keeps -> what wraps the functions in it."""
 
 
 def needed(context: Context) -> list[Installation]:
@@ -507,7 +508,8 @@ def needed(context: Context) -> list[Installation]:
     for asked, each in _INSTALLATIONS.items():  # a comprehension would be a frame more for each entry
         if asked(context):
             found.append(each)
-    kind, own = context.device_type, context.runtime.rewriters
+    own = context.runtime.rewriters
+    kind = id(own)
     if own and kind not in _OF_RUNTIMES:
         _OF_RUNTIMES[kind] = Installation(functools.partial(_listed, own))
     return [*found, _OF_RUNTIMES[kind]] if own else found

@@ -11,7 +11,7 @@ on the GPU's compiler or on closed libraries, or is not worked out here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -597,3 +597,10 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "aten::uniform_": uniform_,
 }
 """Name of an operator -> the function that draws its numbers, of a drawing and the operator's arguments."""
+
+_PYTHONS_WORDS = {"from": "low", "to": "high"}
+
+
+def named(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an operator's arguments by the names that a function here has for them, without the generator."""
+    return {_PYTHONS_WORDS.get(name, name): value for name, value in arguments.items() if name != "generator"}

@@ -337,8 +337,7 @@ def _from_argument(
         return run(*args, **kwargs)
     drawing = None if of_gpu is None else drawing_of(given, index)
     if of_gpu is not None and drawing is not None:
-        named = {name: value for name, value in kwargs.items() if name != "generator"}
-        return of_gpu(drawing, *args[:place], *args[place + 1 :], **named)
+        return of_gpu(drawing, *args[:place], *args[place + 1 :], **operators.named(kwargs))
     numbers = next_numbers(default_generator(index) if given is None else given)
     return run(*args[:place], **{**kwargs, "generator": numbers})
 

@@ -193,8 +193,11 @@ _Original = torch.Generator
 def _new(cls: type, device: Any = "cpu") -> torch.Generator:
     context = thread_state.state.context
     if context is not None:
-        device = context.redirect(device) or torch.device(device)
-        if device.type == context.device_type:
+        asked, target = device, context.redirect(device)
+        device = target or torch.device(asked)
+        # On a CPU target a generator of the host may have other numbers than one of the device.
+        is_hosts = context.runtime.shares_host_memory and moves.side_meant(context, asked, target) is moves.Side.HOST
+        if device.type == context.device_type and not is_hosts:
             return context.runtime.generator(device.index or 0, _Original if cls is Generator else cls)
     return _Original(device) if cls is Generator else _Original.__new__(cls, device)  # type: ignore[call-arg]
 

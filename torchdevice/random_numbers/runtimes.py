@@ -1,0 +1,50 @@
+"""The runtime of a target that is no simulated GPU, for scopes that draw a GPU's numbers on it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchdevice.core import thread_state
+from torchdevice.devices.runtime import Runtime
+from torchdevice.random_numbers import drawn_calls
+from torchdevice.random_numbers.generators import GpuGenerator, default_generator
+
+
+class _WithGpuNumbers(Runtime):
+    """Puts generators of a GPU's numbers, and the calls that draw from them, into the class of a runtime."""
+
+    _own_rewriters: Mapping[Any, Any]
+
+    @property
+    def rewriters(self) -> Mapping[Any, Any]:
+        return self._own_rewriters
+
+    def default_generator(self, index: int) -> torch.Generator:
+        context = thread_state.innermost()
+        targets = super().default_generator(index)  # type: ignore[safe-super]  # of the target's class
+        if context is None:
+            return targets
+        return default_generator(context, index, None if self.shares_host_memory else targets)
+
+    def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
+        # A program's own class draws the target's numbers.
+        return GpuGenerator(index) if cls is torch._C.Generator else super().generator(index, cls)
+
+
+_made: weakref.WeakKeyDictionary[Runtime, Runtime] = weakref.WeakKeyDictionary()
+
+
+def with_gpu_numbers(runtime: Runtime) -> Runtime:
+    """Return a runtime that shares the state of another and draws a GPU's numbers, one object for each."""
+    found = _made.get(runtime)
+    if found is None:
+        base: Any = type(runtime)
+        rewriters = {**runtime.rewriters, **drawn_calls.REWRITERS}
+        made: Any = object.__new__(type(base.__name__, (_WithGpuNumbers, base), {"_own_rewriters": rewriters}))
+        made.__dict__ = runtime.__dict__
+        found = _made.setdefault(runtime, made)
+    return found
