@@ -10,6 +10,7 @@
 - ``--transfers``: moves by ``ToDevice``, against a bare ``.to``.
 - ``--verify``: scopes with ``verify=``, against scopes without it.
 - ``--half``: half precision on a CPU, against float32.
+- ``--random``: a GPU's random numbers by C++ and by NumPy, against torch's own on a CPU, in nanoseconds a number.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--transfers", action="store_true", help="measure moves by ToDevice instead")
     what.add_argument("--half", action="store_true", help="measure half precision on a CPU instead")
     what.add_argument("--verify", action="store_true", help="measure what verify costs instead")
+    what.add_argument("--random", action="store_true", help="measure a GPU's random numbers instead")
     ways = f"measure other ways to run a CUDA program on a CPU instead: {', '.join(peers.WAYS)} (default: all)"
     what.add_argument("--peers", nargs="*", choices=peers.WAYS, metavar="WAY", help=ways)
     source = "the folder with a peer's package, instead of PyPI"
@@ -92,6 +94,7 @@ def _measurement(options: argparse.Namespace) -> Callable[[int, str], dict[str, 
         _measure_transfers: options.transfers,
         _measure_half: options.half,
         _measure_verify: options.verify,
+        _measure_random: options.random,
     }
     return next((part for part, chosen in parts.items() if chosen), _measure)
 
@@ -132,6 +135,14 @@ def _heading(rounds: int) -> dict[str, Any]:
     """Print the versions and the units of the measurement, and return the versions."""
     print(f"torch {torch.__version__}, one thread, microseconds: median of {rounds} interleaved rounds [quartiles]\n")
     return {"torch": torch.__version__, "python": sys.version.split()[0]}
+
+
+def _measure_random(rounds: int, only: str) -> dict[str, Any]:
+    from benchmarks import random_numbers
+
+    measured = random_numbers.measure(rounds, only)
+    print(random_numbers.table(measured))
+    return {"torch": torch.__version__, "random": measured}
 
 
 def _measure_transfers(rounds: int, only: str) -> dict[str, Any]:

@@ -65,6 +65,17 @@ def test_what_verify_costs(tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(2, of="measurements")
+def test_random_numbers_of_a_gpu(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    arguments = ("--random", "--rounds", "3", "--only", "exponential_", "--json", str(figures))
+    ran = run_python("-m", "benchmarks", *arguments, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(figures.read_text())["random"]
+    assert set(found) == {f"exponential_, {count}" for count in ("10,000", "100,000", "1,000,000")}
+    assert all({"torch's CPU", "Python"} <= set(timings) for timings in found.values()) and "| ns a number |" in ran.stdout
+
+
+@pytest.mark.sampled(2, of="measurements")
 def test_growth_is_measured_and_drawn(tmp_path: Path) -> None:
     plot, figures = tmp_path / "growth.svg", tmp_path / "figures.json"
     arguments = ("--growth", "--most", "2", "--plot", str(plot), "--json", str(figures))
