@@ -389,10 +389,7 @@ def bernoulli_tensor_(draw: Drawing, self: torch.Tensor, p: torch.Tensor) -> tor
         _aten.bernoulli_.Tensor(self, p)  # raises
     source = draw.take(10)
     order = _common_order(self, chances)
-    count = -(-self.numel() // 4)
-    numbers = numpy.stack([elementary.uniform(each) for each in philox.words(source, 0, 0, count)], axis=1).reshape(-1)[
-        : self.numel()
-    ]
+    numbers = philox.uniform_of_threads(source, -(-self.numel() // 4)).reshape(-1)[: self.numel()]
     own, chances = self.permute(order), chances.permute(order)
     own.copy_(torch.from_numpy(numbers).view(own.shape) <= chances)
     return self
@@ -489,8 +486,9 @@ def _with_replacement(draw: Drawing, rows: torch.Tensor, samples: int) -> torch.
     found = []
     for first in range(0, len(rows), grid_rows):
         count = min(grid_rows, len(rows) - first)
-        word = philox.words(source, first // grid_rows, 0, width * count)[0]
-        numbers = torch.from_numpy(elementary.uniform(word)).view(count, width)[:, :samples]
+        of_turn = Source(source.seed, source.offset + first // grid_rows * 4)
+        numbers = torch.from_numpy(philox.uniform_of_threads(of_turn, width * count)[:, 0])
+        numbers = numbers.view(count, width)[:, :samples]
         part = slice(first, first + count)
         chosen = torch.searchsorted(sums[part], numbers.to(rows.dtype).contiguous()).clamp_(max=rows.shape[1] - 1)
         found.append(_last_possible(chances[part]).gather(-1, chosen))
@@ -561,9 +559,9 @@ def _drawn_by_readers(draw: Drawing, input: torch.Tensor, width: int) -> Any:
     for turn, numbers in enumerate(turns):
         readers = min(threads, -(-(count - turn * threads * width) // width))
         for call in range(calls):
-            words = philox.words(source, turn * calls + call, 0, readers)
-            for at in range(min(width, 4)):
-                numbers[:readers, call * 4 + at] = elementary.uniform(words[at])
+            of_call = Source(source.seed, source.offset + (turn * calls + call) * 4)
+            drawn = philox.uniform_of_threads(of_call, readers)
+            numbers[:readers, call * 4 : call * 4 + 4] = drawn[:, :width]
     return out[:count]
 
 

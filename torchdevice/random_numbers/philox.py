@@ -187,6 +187,14 @@ def fill(kind: Kind, out: numpy.ndarray[Any, Any], source: Source, threads: int)
                 out[place : place + length] = numbers[:length]
 
 
+def uniform_of_threads(source: Source, threads: int) -> numpy.ndarray[Any, Any]:
+    """Return the four numbers of each thread's first call of ``curand_uniform4``, a row for each thread."""
+    out = numpy.empty((4, threads), numpy.float32)
+    # As a kernel with so many threads would fill a tensor of four times as many elements.
+    fill(UNIFORM, out.reshape(-1), source, threads)
+    return numpy.ascontiguousarray(out.T)
+
+
 def _chunks(threads: int) -> Iterator[tuple[int, int]]:
     """Yield the first thread and the number of threads of each chunk."""
     for first in range(0, threads, _CHUNK):
