@@ -72,7 +72,9 @@ def test_random_numbers_of_a_gpu(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     found = json.loads(figures.read_text())["random"]
     assert set(found) == {f"exponential_, {count}" for count in ("10,000", "100,000", "1,000,000")}
-    assert all({"torch's CPU", "Python"} <= set(timings) for timings in found.values()) and "| ns a number |" in ran.stdout
+    assert (
+        all({"torch's CPU", "Python"} <= set(timings) for timings in found.values()) and "| ns a number |" in ran.stdout
+    )
 
 
 @pytest.mark.sampled(2, of="measurements")

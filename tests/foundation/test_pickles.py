@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_python
+from processes import run_python
 
 import torchdevice
 from torchdevice import errors

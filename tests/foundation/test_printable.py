@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_command, run_python
+from processes import run_command, run_python
 
 import torchdevice
 from torchdevice.cli import main, parsing, programs

@@ -214,7 +214,9 @@ for check in CHECKS:
             try:
                 check(shape, do)
             except Exception as error:
-                failed.append(f"rank {rank}: {check.__name__} of {kind}, {do.__name__}: {type(error).__name__}: {error}")
+                failed.append(
+                    f"rank {rank}: {check.__name__} of {kind}, {do.__name__}: {type(error).__name__}: {error}"
+                )
             dist.barrier()
 print(*failed, sep="\n")
 print(f"rank {rank} is done")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import sweeping
 import torch
-from conftest import run_python
+from processes import run_python
 
 import torchdevice
 from torchdevice.devices.device_memory import Block as AllocatedBlock

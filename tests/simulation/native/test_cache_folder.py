@@ -12,7 +12,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from conftest import run_python
+from processes import run_python
 
 from torchdevice.errors import NativeKernelsError
 from torchdevice.foundation import owned_files

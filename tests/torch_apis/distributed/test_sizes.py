@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import run_command
 from places import PROGRAMS
+from processes import run_command
 
 pytestmark = pytest.mark.one_engine
 
