@@ -195,7 +195,7 @@ def take_out(patches: Sequence[Replaced]) -> None:
             patch.expected = False
         # Also for KeyboardInterrupt: the remaining attributes must not stay replaced.
         except BaseException as error:
-            failed = failed or error
+            failed = error if failed is None else failed  # which may be falsy
     try:
         if failed is not None:
             raise failed
@@ -553,7 +553,7 @@ def do_all(steps: Sequence[Callable[..., None]], *args: Any) -> None:
         try:
             step(*args)
         except BaseException as error:
-            failed = failed or error
+            failed = error if failed is None else failed  # which may be falsy
     try:
         if failed is not None:
             raise failed

@@ -215,8 +215,8 @@ def settle(in_a_scope: bool) -> None:
         _remove()
     # The C function, since the patched one would hide `_Waiting`.
     for number, handler in zip(_NUMBERS, map(_signal.getsignal, _NUMBERS), strict=True):
-        # Most are the system's own, 0. None is a handler that Python has not installed, which must not be touched.
-        if handler and (type(handler) is _Waiting) is not in_a_scope and callable(handler):
+        # Most are the system's own, numbers. None is a handler that Python has not installed: it must not be touched.
+        if callable(handler) and (type(handler) is _Waiting) is not in_a_scope:
             _signal.signal(number, _Waiting(handler) if in_a_scope else _own(handler))
     if in_a_scope:
         _install()

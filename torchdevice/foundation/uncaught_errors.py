@@ -191,7 +191,8 @@ class Hooks:
         kind, value, _, *rest = args
         trim(value)
         # A handler of a signal that C calls has no other frames.
-        self._before[2](type(args)((kind, value, value and without_ours(value), *rest)))
+        frames = None if value is None else without_ours(value)  # an error may be falsy
+        self._before[2](type(args)((kind, value, frames, *rest)))
 
 
 def _show_in_cell(

@@ -48,7 +48,7 @@ def _run_backward(context: Context, original: Any, tensors: Any, *args: Any, **k
         with _in_this_thread(), _on_streams_of_forward(context, tensors):
             return with_mode(context, original, tensors, *args, **kwargs)
     except SystemError as error:  # what Python makes of an error that is gone
-        raised = taken.error or error
+        raised = error if taken.error is None else taken.error
     except OF_TORCH as error:
         reword(context, error)  # no torch function is called with engine="wrap"
         raise

@@ -26,7 +26,8 @@ _INHERIT_NO_SCOPE = (
 @replaces(threading.Thread, "start")
 def _start(context: Context, original: Any, self: threading.Thread) -> None:
     """``Thread.start``: run the thread in the scope. It sets ``run`` on the thread until the thread runs."""
-    if getattr(getattr(self, "_target", None) or type(self), "__module__", None) in _INHERIT_NO_SCOPE:
+    target = getattr(self, "_target", None)
+    if getattr(type(self) if target is None else target, "__module__", None) in _INHERIT_NO_SCOPE:
         return original(self)
     of_thread = self.__dict__.get("run")  # a program may have set one of its own
     run, inherited = self.run, context.in_another_thread()
@@ -76,7 +77,11 @@ def _start_worker(context: Context, original: Any, self: ThreadPoolExecutor) -> 
     by_context = hasattr(self, "_create_worker_context")  # Python 3.14 and later
     attribute = "_create_worker_context" if by_context else "_initializer"
     given = getattr(self, attribute)
-    made = functools.partial(_worker_context, context, given) if by_context else given and _in_scope(context, given)
+    made: Any = given
+    if by_context:
+        made = functools.partial(_worker_context, context, given)
+    elif given is not None:  # it may be falsy, as an empty container that can be called is
+        made = _in_scope(context, given)
     with having(self, **{attribute: made}), thread_state.suspended():
         original(self)
 

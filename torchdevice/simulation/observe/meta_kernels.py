@@ -146,7 +146,7 @@ _Plan = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 def _planned(op: Any, index: int, makers: list[Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _forget_written(op, args, kwargs)
-    made = [mapped(each, lambda make: make and make()) for each in makers]
+    made = [mapped(each, lambda make: make if make is None else make()) for each in makers]
     return _results(op).of(made[0] if len(made) == 1 else made, index, args, kwargs)
 
 

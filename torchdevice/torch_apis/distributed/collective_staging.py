@@ -156,7 +156,7 @@ class Ongoing(StreamObserver):
     def __init__(self, group: NcclGroup, call: collective_checks.Call, times: int, exchange: Callable[[], object]):
         self._group, self._call, self._times = group, call, times
         self._context = thread_state.state.context
-        before = group.ongoing and group.ongoing._result
+        before = None if group.ongoing is None else group.ongoing._result
         self._result = gloo_waits.begin(functools.partial(_in_order, before, exchange))
         group.ongoing = self
         if self._context is not None:
