@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchdevice.journal.callers import program_line, site_of
 from torchdevice.lowlevel.dlpack_alias import on_device
 from torchdevice.lowlevel.object_fields import copy, offset_of, word_at
 from torchdevice.simulation.allocator import storages
@@ -43,6 +44,9 @@ def resize(storage: Any, size: int) -> Any:
     before = storage.nbytes()
     if size == before:
         return storage
+    storages.shrunk.pop(storage._cdata, None)
+    if size < before:
+        storages.shrunk[storage._cdata] = site_of(program_line())
     address_at, size_at = _layout()
     with torch.inference_mode(False), torch._C.DisableTorchFunction():
         has_values = not storages.has_no_values(storage)

@@ -19,12 +19,14 @@ from torchdevice.core import thread_state
 from torchdevice.devices.device_memory import Block, Observer
 from torchdevice.errors import NoValueError
 from torchdevice.foundation.per_thread import PerThread, having
-from torchdevice.foundation.stand_ins import conj, with_bits
+from torchdevice.foundation.stand_ins import conj, extent, with_bits
+from torchdevice.journal.callers import Site
 from torchdevice.lowlevel.dlpack_alias import on_cpu, on_device, without_values
 from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import memory_blocks
 from torchdevice.simulation.allocator.caching_allocator import Device
 from torchdevice.simulation.machine import Machine
+from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS
 
 _as_strided = torch._C._VariableFunctions.as_strided
 
@@ -528,6 +530,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     else:
         owner = owner_of(tensor.untyped_storage(), dtype)
         if owner is None:  # a storage without memory
+            _check_whole(tensor)
             return on_cpu(tensor)
     view = owner.view
     alike = view.data_ptr() == address and view.dtype is dtype and view.shape == shape and view.stride() == stride
@@ -574,6 +577,7 @@ def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
     tensor = without_disguise(tensor)
     owner = owner_of(tensor.untyped_storage(), tensor.dtype)
     if owner is None:
+        _check_whole(tensor)
         # A tensor without memory gets memory of its own, which the caller gives to the storage.
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     # torch never resizes imported memory.
@@ -602,8 +606,51 @@ def _view(owner: StorageRef, tensor: torch.Tensor) -> torch.Tensor:
     own = owner.tensor
     if own.is_inference() and not tensor.is_inference():  # torch refuses writes to views of an inference tensor
         return on_cpu(tensor)
+    _check_whole(tensor)
     if own.dtype is tensor.dtype:
         return _as_strided(own, tensor.shape, tensor.stride(), tensor.storage_offset())
     # Another dtype, as of `view(dtype)`: the same bytes under another type.
     view = torch.empty(0, dtype=tensor.dtype)
     return set_storage(view, own.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def shape_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor with the dtype, shape and strides of a tensor, for a kernel that reads no memory."""
+    if _is_whole(tensor):
+        return memory_of(tensor)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+
+shrunk: dict[int, Site] = {}
+"""The ``_cdata`` of a storage that was resized -> the line of the program that made it smaller."""
+
+
+def _check_whole(tensor: torch.Tensor) -> None:
+    """Refuse a tensor that does not lie within its storage, before a kernel is given its memory.
+
+    Raises:
+        torch.AcceleratorError: CUDA's error of such a kernel. The device is lost.
+        RuntimeError: The error of MPS.
+    """
+    if _is_whole(tensor):
+        return
+    storage = tensor.untyped_storage()
+    if policy.stands_for_mps():
+        raise RuntimeError("Placeholder storage has not been allocated on MPS device!")
+    site = shrunk.get(storage._cdata)
+    where = "" if site is None else f", which was resized at {site}"
+    held = f"{storage.nbytes()}{where}"
+    why = (
+        f"A kernel used a tensor that needs {_end(tensor)} bytes of a storage of {held}. Use it with its size restored."
+    )
+    raise policy.lose(why, ILLEGAL_ADDRESS) if policy.stands_for_cuda() else RuntimeError(why)
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor lies within its storage."""
+    return _end(tensor) <= tensor.untyped_storage().nbytes()
+
+
+def _end(tensor: torch.Tensor) -> Any:
+    """Return the bytes of a storage in which a tensor just fits."""
+    return (tensor.storage_offset() + extent(tensor)) * tensor.itemsize if tensor.numel() else 0

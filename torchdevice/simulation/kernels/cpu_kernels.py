@@ -242,9 +242,12 @@ class Arguments:
         # An operator with a kernel of its own for such bits reads them; for the others torch has resolved them.
         keeps_bits = _has_kernel(op.name(), "Conjugate") or _has_kernel(op.name(), "Negative")
         self.alias = aliased if keeps_bits else memory_of
+        name = op._schema.name.removeprefix("aten::")
+        if name.endswith("_like") or name.startswith("new_"):  # which look at the shape of their argument alone
+            self.alias = storages.shape_of
         self.scalars = device_mismatch.accepts_cpu_scalars(op)
         self.names = [argument.name for argument in op._schema.arguments]
-        takes_numbers = _takes_numbers(op._schema.name.removeprefix("aten::"))
+        takes_numbers = _takes_numbers(name)
         self.for_tensors = {
             i for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor" and not takes_numbers
         }

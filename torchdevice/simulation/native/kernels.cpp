@@ -531,6 +531,11 @@ size_t extent(const TensorImpl* impl) {
   return (last + 1) * impl->itemsize();
 }
 
+// Whether a tensor lies within its storage, which a program may have resized.
+bool is_whole(const TensorImpl* impl) {
+  return impl->numel() == 0 || impl->storage_offset() * impl->itemsize() + extent(impl) <= impl->unsafe_storage().nbytes();
+}
+
 // The storage whose memory begins where a CPU tensor's does, and which no kernel can resize.
 c10::intrusive_ptr<StorageImpl> twin_of(const TensorImpl* impl, void* data) {
   auto storage = c10::intrusive_ptr<StorageImpl>::reclaim_copy(impl->unsafe_storage().unsafeGetStorageImpl());
@@ -833,7 +838,7 @@ class Kernel : public c10::OperatorKernel {
     const int index = tensor.device().index();
     if (aliases.index >= 0 && aliases.index != index) return false;
     aliases.index = index;
-    return memory_of(tensor) != nullptr;
+    return memory_of(tensor) != nullptr && is_whole(tensor.unsafeGetTensorImpl());
   }
 
   // The program's generator among the arguments.
@@ -1026,7 +1031,8 @@ class Attention : public c10::OperatorKernel {
     const Tensor query = tensor(0), key = tensor(1), value = tensor(2), mask = tensor(3);
     const auto fits = [&](const Tensor& each) {
       const bool few = each.dim() < 2 || each.size(1) < 65536;  // CUDA refuses more heads, and Python says so
-      return few && each.is_privateuseone() && each.device() == query.device() && memory_of(each) != nullptr;
+      return few && each.is_privateuseone() && each.device() == query.device() && memory_of(each) != nullptr &&
+          is_whole(each.unsafeGetTensorImpl());
     };
     const bool has_mask = mask.defined();
     if (serving() == nullptr || !at::globalContext().userEnabledMathSDP() || !fits(query) || !fits(key) || !fits(value) ||
