@@ -34,7 +34,7 @@ from torchdevice.cli.parsing import CommandParser, add_command, refusals
 from torchdevice.cli.programs import Program
 from torchdevice.cli.report import add_report_flag, show_report, show_verified
 from torchdevice.foundation import garbage_collection, run_folder
-from torchdevice.foundation.environment import SWITCH
+from torchdevice.foundation.environment import SWITCH, switched_off
 from torchdevice.foundation.logs import configure_logging
 from torchdevice.foundation.uncaught_errors import trim, without_ours
 
@@ -79,6 +79,7 @@ def start(options: argparse.Namespace) -> int:
                 os.dup2(file.fileno(), 0)
         return _become([*subprocess._args_from_interpreter_flags(), *program.argv])  # type: ignore[attr-defined]
     sys.argv[:] = program.argv
+    _import_beside(program, options)
     _set_first_path(program)
     main = _new_main(program)
     with refusals(), garbage_collection.paused():
@@ -128,6 +129,58 @@ def _chosen(options: argparse.Namespace) -> _options.Options:
     return _options.chosen({name: getattr(options, name) for name in _options.declarations()})
 
 
+def _import_beside(program: Program, options: argparse.Namespace) -> None:
+    """Import this package with Python's standard modules, where the program's folder has a file of the name of one.
+
+    The program gets its own module of that name, as under Python. torch, which is imported here, gets the standard one.
+    """
+    hidden = _hidden_modules(_first_folder(program)) - sys.modules.keys()
+    if not hidden:
+        return
+    wanted = ["torchdevice.activation", "torchdevice.torch_apis.sanitizer"]
+    if options.report is not None or options.verify or options.plan:
+        wanted += ["torchdevice.report.processes"]
+    if isinstance(options.report, str):
+        wanted += ["jinja2"]
+    if options.plan:
+        wanted += ["torchdevice.plan.peaks"]
+    first, sanitized = sys.path[:1], os.environ.pop(_SANITIZER, None)
+    del sys.path[:1]  # the folder of this command, which may be the program's
+    with refusals(), switched_off():
+        for name in wanted:
+            importlib.import_module(name)
+    sys.path[:0] = first
+    if sanitized is not None:
+        os.environ[_SANITIZER] = sanitized
+    for name in [name for name in sys.modules if name.partition(".")[0] in hidden - _NEEDED]:
+        del sys.modules[name]
+
+
+_NEEDED = frozenset({"multiprocessing"})
+"""Standard modules that this package imports again, later."""
+
+
+def _hidden_modules(folder: str) -> set[str]:
+    """Return the names of the standard modules that files in a folder hide."""
+    try:
+        found = set(os.listdir(folder or "."))
+    except OSError:  # an archive
+        return set()
+    packages = {
+        name for name in found & sys.stdlib_module_names if os.path.exists(os.path.join(folder, name, "__init__.py"))
+    }
+    return packages | {name for name in sys.stdlib_module_names if f"{name}.py" in found}
+
+
+def _first_folder(program: Program) -> str:
+    """Return the folder in which the program's own modules are looked for first."""
+    if program.module is not None:
+        return os.getcwd()
+    if program.source is not None:
+        return os.path.dirname(os.path.realpath(program.path)) if program.path else ""
+    return program.path
+
+
 def _set_first_path(program: Program) -> None:
     """Replace the folder of this command, which the interpreter put first in ``sys.path``, by the program's.
 
@@ -137,14 +190,10 @@ def _set_first_path(program: Program) -> None:
     added = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     if added:
         del sys.path[0]
-    if program.module is not None:
-        first = os.getcwd()
-    elif program.source is not None:
-        first = os.path.dirname(os.path.realpath(program.path)) if program.path else ""
-    else:
-        first, added = program.path, True
+    if program.module is None and program.source is None:
+        added = True
     if added:
-        sys.path.insert(0, first)
+        sys.path.insert(0, _first_folder(program))
 
 
 def _new_main(program: Program) -> dict[str, Any]:

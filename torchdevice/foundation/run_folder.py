@@ -12,7 +12,6 @@ import functools
 import os
 import platform
 import re
-import secrets
 import tempfile
 import zlib
 from pathlib import Path
@@ -38,7 +37,7 @@ def begin() -> None:
         for each in Path(temporary).glob("torchdevice-run-*"):
             if not _leader_may_run(each.name):  # a run that was killed left it
                 remove(each)
-    folder = os.path.join(temporary, f"torchdevice-run-{_here()}-{os.getpid()}-{secrets.token_hex(8)}")
+    folder = os.path.join(temporary, f"torchdevice-run-{_here()}-{os.getpid()}-{os.urandom(8).hex()}")
     os.environ[VARIABLE] = folder
     # At the very end: multiprocessing calls this after its processes were waited for, and after what joins reports.
     util.Finalize(None, remove, args=(folder,), exitpriority=-200)
@@ -69,7 +68,7 @@ def leave(suffix: str, text: str, token: str = "") -> bool:
     with contextlib.suppress(OSError):  # nothing can be written there
         if folder is not None and not leads():
             folder.mkdir(mode=0o700, exist_ok=True)
-            unfinished = folder / f"{os.getpid()}-{token or secrets.token_hex(4)}.part"
+            unfinished = folder / f"{os.getpid()}-{token or os.urandom(4).hex()}.part"
             unfinished.write_text(text)
             unfinished.replace(unfinished.with_suffix(suffix))  # other processes see nothing before the file is whole
             return True
