@@ -37,7 +37,10 @@ _QUARTERS = tuple(map(_F, (0.78515625, 2.4187564849853515625e-4, 3.7748949774459
 
 _LN2_HIGH, _LN2_LOW = _F(0.693359375), _F(-2.12194440e-4)
 
-_ROOT_HALF, _ONE, _HALF = _F(0.70710677), _F(1), _F(0.5)
+_ONE, _HALF = _F(1), _F(0.5)
+
+_BITS_OF_ONE, _BITS_OF_ROOT = (int(_F(value).view(numpy.int32)) for value in (1.0, 0.70710677))
+"""The bits of 1 and of the root of a half."""
 
 
 def uniform(words: Any) -> Any:
@@ -67,11 +70,11 @@ def normal(first: Any, second: Any) -> tuple[Any, Any]:
 def logarithm(x: Any) -> Any:
     """Return the natural logarithm of normal numbers above 0."""
     bits = x.view(numpy.int32)
-    exponent = ((bits >> 23) - 126).astype(_F)
-    mantissa = ((bits & 0x7FFFFF) | 0x3F000000).view(_F)
-    is_low = mantissa < _ROOT_HALF
-    exponent -= is_low
-    mantissa += numpy.where(is_low, mantissa, _F(0))
+    # The power of two that leaves a number from the root of a half to the root of two.
+    power = ((bits + (_BITS_OF_ONE - _BITS_OF_ROOT)) >> 23) - 127
+    exponent = power.astype(_F)
+    power <<= 23
+    mantissa = (bits - power).view(_F)
     mantissa -= _ONE
     square = mantissa * mantissa
     found = _polynomial(_LOGARITHM, mantissa)
@@ -104,17 +107,16 @@ def sine_and_cosine(x: Any) -> tuple[Any, Any]:
     cosine -= square * _HALF
     cosine += _ONE
     quadrant = octant >> 1
-    is_odd = (quadrant & 1) != 0
+    sines, cosines = sine.view(numpy.int32), cosine.view(numpy.int32)
+    # The two change places in odd quadrants.
+    change = sines ^ cosines
+    change &= -(quadrant & 1)
+    sines ^= change
+    cosines ^= change
     # The sign bit: of the sine in the third and fourth quadrant, of the cosine in the second and third.
-    of_sine, of_cosine = (quadrant & 2) << 30, ((quadrant + 1) & 2) << 30
-    return (
-        _with_sign(numpy.where(is_odd, cosine, sine), of_sine),
-        _with_sign(numpy.where(is_odd, sine, cosine), of_cosine),
-    )
-
-
-def _with_sign(x: Any, sign: Any) -> Any:
-    return (x.view(numpy.int32) ^ sign).view(_F)
+    sines ^= (quadrant & 2) << 30
+    cosines ^= ((quadrant + 1) & 2) << 30
+    return sine, cosine
 
 
 def _polynomial(coefficients: tuple[Any, ...], x: Any) -> Any:

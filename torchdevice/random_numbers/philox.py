@@ -33,7 +33,7 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 _LOW, _SHIFT = numpy.uint64(0xFFFFFFFF), numpy.uint64(32)
 
-_CHUNK = 8192
+_CHUNK = 16384
 """Threads that are computed at a time: their words fit into a core's cache."""
 
 
