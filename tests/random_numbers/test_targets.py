@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from draws import DRAWN
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional, init
 from torch.utils.checkpoint import checkpoint
 
@@ -118,6 +119,23 @@ def test_a_state_crosses_targets(where: str) -> None:
             torch.rand(3, device="cuda")
         clone = generator.set_offset(8).clone_state()
         assert (clone.get_offset(), clone.initial_seed()) == (8, 1)
+
+
+def test_fake_tensors_and_words_for_arguments() -> None:
+    with torchdevice.portable("cpu", random="cuda"):
+        with FakeTensorMode():
+            assert torch.rand(3, device="cuda").shape == torch.randperm(3, device="cuda").shape
+        torch.manual_seed(1)
+        expected = functional.dropout(ones(50), 0.3)
+        torch.manual_seed(1)
+        assert torch.equal(torch.dropout(ones(50), p=0.3, train=True), expected)
+
+
+def test_a_request_is_counted_once() -> None:
+    with torchdevice.portable("cpu", random="cuda") as scope:
+        for _ in range(3):
+            torch.rand(2, device="cuda")
+    assert sum(entry.count for entry in scope.journal.entries if entry.requested == "cuda") in (3, 4)
 
 
 def test_without_the_option_nothing_changes() -> None:

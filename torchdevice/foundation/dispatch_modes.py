@@ -72,6 +72,11 @@ _KEPT = (
 """The attributes in which a mode keeps what it restores, the last entry last."""
 
 
+def is_tracing() -> bool:
+    """Return whether a mode of torch's compilers, such as that of fake tensors, sees the operators of this thread."""
+    return any(mode.is_infra_mode() for mode in _stack())
+
+
 def run(func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator that a dispatch mode handles, as torch does without the mode.
 

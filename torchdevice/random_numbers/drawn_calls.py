@@ -8,7 +8,7 @@ target, whose tensors do not tell, the numbers of tensors on an unknown side are
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchdevice.core import Context
 from torchdevice.engines import moves
 from torchdevice.engines.rewriters import native_device, with_device_keyword
+from torchdevice.foundation import dispatch_modes
+from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.random_numbers import operators
 from torchdevice.random_numbers.generators import GpuGenerator
 from torchdevice.random_numbers.operators import OPERATORS, Drawing
-
-_aten = torch.ops.aten
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -140,26 +140,38 @@ def _drawn(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if drawing is None:
         return with_device_keyword(context, func, args, kwargs)
     kwargs.pop("generator", None)  # which another device's kernel would refuse
-    with Numbers(drawing):
+    with _numbers(drawing):
         return with_device_keyword(context, func, args, kwargs)
+
+
+@block
+def _numbers(drawing: Drawing) -> Iterator[None]:
+    mode = Numbers(drawing)
+    dispatch_modes.enter(mode)
+    try:
+        yield
+    finally:
+        dispatch_modes.leave(mode)
 
 
 def _dropped(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch.nn.functional.dropout`` and ``torch.dropout``: on CUDA a kernel of its own."""
-    given = inspect.signature(functional.dropout).bind(*args, **kwargs)
+    # The function of torch has another name for one of them.
+    named = {"training" if name == "train" else name: value for name, value in kwargs.items()}
+    given = inspect.signature(functional.dropout).bind(*args, **named)
     given.apply_defaults()
     tensor, p, trains, in_place = given.args
     drawing = None if in_place or not trains or not 0 < p < 1 else _drawing_for(context, args, kwargs)
     if drawing is None or not tensor.numel():
         return _drawn(context, func, args, kwargs)
-    with Numbers(drawing):
+    with _numbers(drawing):
         return torch.native_dropout(tensor, p, True)[0]
 
 
 def _drawing_for(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawing | None:
     """Return what draws the numbers of a call; None where it does not draw for the accelerator."""
-    # Compiled code draws the target's numbers.
-    if torch.compiler.is_compiling() or context.thread.forced_cpu:
+    # Compiled code draws the target's numbers, and fake tensors have none.
+    if torch.compiler.is_compiling() or context.thread.forced_cpu or dispatch_modes.is_tracing():
         return None
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
     if any(type(each) not in _PLAIN for each in tensors):
@@ -177,7 +189,7 @@ def _drawing_for(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _index(context: Context, asked: Any, tensors: list[torch.Tensor]) -> int | None:
     """Return the index of the accelerator for which a call draws; None where it draws for another device."""
     if asked is not None:
-        target = context.redirect(asked)
+        target = _redirected(context, asked)
         if context.runtime.shares_host_memory and moves.side_meant(context, asked, target) is not moves.Side.DEVICE:
             return None
         device = target or torch.device(asked)
@@ -188,6 +200,14 @@ def _index(context: Context, asked: Any, tensors: list[torch.Tensor]) -> int | N
     else:
         return None
     return (device.index or 0) if device.type == context.device_type else None
+
+
+def _redirected(context: Context, asked: Any) -> torch.device | None:
+    """Return the device to which a context redirects an argument. Known ones are not reported: the call does that."""
+    known: Any = context.thread.redirects.get(asked, ()) if isinstance(asked, (str, torch.device)) else ()
+    if known == ():
+        return context.redirect(asked)
+    return None if known is None else known[0]
 
 
 def _named(owner: Any, names: str) -> tuple[Any, ...]:
