@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from threading import Thread
@@ -13,6 +15,7 @@ from conftest import plain_torch
 from processes import run_python
 from same_dtypes import Dtypes, autocast_of, differences, dtypes_of, of_torch
 from sweeping import choose
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.autocast_test_lists import AutocastTestLists
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
@@ -146,6 +149,102 @@ def test_every_operator_of_the_database(target: str, sweep: tuple[bool, int]) ->
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_torch_tests_its_lists_with(target: str) -> None:
     assert compare(target, list(listed())) > 60
+
+
+Tensors = list[torch.Tensor]
+
+PROMOTING: dict[str, tuple[Callable[[Tensors], Any], list[tuple[int, ...]]]] = {
+    "addcdiv": (lambda given: torch.addcdiv(*given), [(2, 2)] * 3),
+    "addcmul": (lambda given: torch.addcmul(*given), [(2, 2)] * 3),
+    "atan2": (lambda given: torch.atan2(*given), [(2, 2)] * 2),
+    "bilinear": (lambda given: torch.nn.functional.bilinear(*given), [(2, 2), (2, 2), (2, 2, 2)]),
+    "bilinear with a bias": (lambda given: torch.nn.functional.bilinear(*given), [(2, 2), (2, 2), (2, 2, 2), (2,)]),
+    "cross": (lambda given: torch.cross(*given, dim=0), [(3, 2)] * 2),
+    "dot": (lambda given: torch.dot(*given), [(3,)] * 2),
+    "vdot": (lambda given: torch.vdot(*given), [(3,)] * 2),
+    "grid_sampler": (
+        lambda given: torch.nn.functional.grid_sample(*given, align_corners=False),
+        [(1, 1, 2, 2), (1, 2, 2, 2)],
+    ),
+    "index_put": (
+        lambda given: given[0].index_put([torch.zeros(1, dtype=torch.int64, device="cuda")], given[1]),
+        [(2,), (1,)],
+    ),
+    "tensordot": (lambda given: torch.tensordot(*given, dims=1), [(2, 2)] * 2),
+    "scatter_add": (
+        lambda given: torch.scatter_add(given[0], 0, torch.zeros(2, dtype=torch.int64, device="cuda"), given[1]),
+        [(2,)] * 2,
+    ),
+    "cat": (lambda given: torch.cat(given), [(2,)] * 3),
+    "stack": (lambda given: torch.stack(given), [(2,)] * 3),
+    "index_copy": (
+        lambda given: torch.index_copy(
+            given[0], 0, torch.zeros(1, dtype=torch.int64, device=given[0].device), given[1]
+        ),
+        [(2,), (1,)],
+    ),
+}
+"""What promotes its arguments on CUDA or on the CPU -> the call, and the shapes of the arguments."""
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+REFUSAL = "Unexpected floating ScalarType in at::autocast::prioritize"
+
+
+def promoted(name: str, dtypes: tuple[torch.dtype, ...], device: str) -> str:
+    """Return the dtype of a call's result, with arguments in two dtypes in turn; the text of an error of autocast."""
+    call, shapes = PROMOTING[name]
+    given = [torch.ones(shape, dtype=dtypes[i % len(dtypes)], device=device) for i, shape in enumerate(shapes)]
+    try:
+        return str(call(given).dtype)
+    except RuntimeError as error:
+        return "another error" if REFUSAL not in str(error) else REFUSAL
+
+
+def on_cuda(name: str, dtypes: tuple[torch.dtype, ...], lower: torch.dtype) -> str:
+    """Return the same of torch's own kernels for CUDA, on tensors without values."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # torch logs each refusal with its stack
+    try:
+        with autocast_of("cuda", lower), FakeTensorMode():
+            return promoted(name, dtypes, "cuda")
+    finally:
+        logging.disable(disabled)
+
+
+def test_every_operator_that_promotes_has_its_pairs() -> None:
+    header = {name for name, macro in autocast_lists.policies().items() if macro == "AT_FORALL_PROMOTE"}
+    assert header == PROMOTING.keys() - {"bilinear with a bias", "cat", "stack", "index_copy"}
+
+
+@pytest.mark.parametrize("lower", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", PROMOTING)
+def test_every_pair_of_dtypes_promotes_as_on_cuda(name: str, lower: torch.dtype) -> None:
+    wrong, refused = [], 0
+    for dtypes in itertools.product(FLOATS, repeat=2):
+        wanted = on_cuda(name, dtypes, lower)
+        with torchdevice.simulate(), torch.autocast("cuda", lower):
+            found = promoted(name, dtypes, "cuda")
+        refused += wanted == REFUSAL
+        if found != wanted and "another error" not in (wanted, found):
+            wrong.append(f"{dtypes}: {found}, on CUDA {wanted}")
+    assert not wrong, "\n".join(wrong)
+    assert refused or name in ("cat", "stack", "index_copy")
+
+
+@pytest.mark.parametrize("name", PROMOTING)
+def test_no_pair_is_refused_on_a_cpu_that_computes_in_another_dtype(name: str) -> None:
+    """Where a CPU computes float16 in bfloat16, arguments may have either."""
+    lower, wrong = torch.float16, []
+    for dtypes in itertools.product(FLOATS, repeat=2):
+        wanted = on_cuda(name, dtypes, lower)
+        with torchdevice.portable("cpu", autocast="bfloat16"), torch.autocast("cuda", lower):
+            found = promoted(name, dtypes, "cuda")
+        known = torch.float32 in dtypes or dtypes == (lower, lower)
+        is_other = known and found != wanted and not {"another error", REFUSAL} & {found, wanted}
+        if found == REFUSAL or is_other:
+            wrong.append(f"{dtypes}: {found}, on CUDA {wanted}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps", "xpu"])

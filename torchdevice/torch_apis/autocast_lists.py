@@ -15,7 +15,6 @@ that its gradient comes through one cast.
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 import weakref
 from collections.abc import Callable
@@ -39,9 +38,9 @@ _SPARE_KEY = "AutocastIPU"
 _CAST_OTHERWISE = frozenset({"binary_cross_entropy", "conv_transpose3d.input", "grid_sampler"})
 """Operators of CUDA's lists for which torch has a kernel for the CPU or MPS that casts to another dtype than CUDA's."""
 
-_KEPT = re.compile(r"cat|stack|cross_entropy_loss|fft_.*|stft.*|view_as_complex|polar")
-"""Operators outside CUDA's lists that torch's kernels for autocast of the CPU serve: those whose results have the same
-dtypes as without them, and those with complex results, which do not exist in bfloat16."""
+_KEPT = re.compile(r"cross_entropy_loss|fft_.*|stft.*|view_as_complex|polar")
+"""Operators outside CUDA's lists that torch's kernels for autocast of the CPU serve: one whose results have the same
+dtypes as without it, and those with complex results, which do not exist in bfloat16."""
 
 _BY_CUDNN = [f"{name}.{given}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for given in ("input", "data")]
 _BY_CUDNN += ["cudnn_convolution", "cudnn_convolution_transpose"]
@@ -178,9 +177,13 @@ def _kernel(name: str, kind_of: Callable[[], str | None], registered_for: str) -
     policy, op = policies()[name], overload(f"aten::{name}")
     if policy == _BANNED:
         return _refuse
-    fit = _float32_result(op) if policy == _FLOAT32_RESULT else _casting(op, _DTYPES.get(policy))
-    no_function, otherwise = torch._C.DisableTorchFunction, name in _CAST_OTHERWISE
-    call = getattr(torch._C._VariableFunctions, op._schema.name.removeprefix("aten::"), op._op)  # less time than _op
+    if policy == _FLOAT32_RESULT:
+        fit = _float32_result(op)
+    elif policy == _WIDEST:
+        fit = _casting(op, _widest if registered_for == SPARE else _promoted)
+    else:
+        fit = _casting(op, _DTYPES.get(policy))
+    no_function, otherwise, call = torch._C.DisableTorchFunction, name in _CAST_OTHERWISE, _caller(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         kind: Any = kind_of()
@@ -205,17 +208,31 @@ def _kernel(name: str, kind_of: Callable[[], str | None], registered_for: str) -
     return kernel
 
 
+def _caller(op: Any) -> Callable[..., Any]:
+    """Return the function that calls an operator with what the dispatcher gave, which leaves out what is a default.
+
+    The defaults of the schema are meant. A function of Python may have others (the reduction of losses), or stand for
+    several overloads, and takes less time. It is called where there are no defaults.
+    """
+    has_defaults = any(argument.has_default_value() for argument in op._schema.arguments)
+    named = getattr(torch._C._VariableFunctions, op._schema.name.removeprefix("aten::"), None)
+    return op._op if has_defaults or named is None else named
+
+
 def _casting(op: Any, dtype_of: Callable[[str, Any], torch.dtype | None] | None) -> Callable[..., Any]:
     """Return a function that casts the tensors of a call to one dtype. No operator of the lists has one by keyword.
 
     Args:
         op: The operator.
-        dtype_of: Returns the dtype for a device type and arguments, None for arguments that stay. Without it, float32.
+        dtype_of: Returns the dtype for a device type and the tensors that every call has, not those in lists; None for
+            arguments that stay. Without it, float32.
     """
-    tensors = [index for index, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
+    types = [str(argument.type) for argument in op._schema.arguments]
+    tensors = [index for index, each in enumerate(types) if "Tensor" in each]
+    required = [index for index, each in enumerate(types) if each == "Tensor"]
 
     def fit(kind: str, args: Any, kwargs: Any) -> Any:
-        dtype = torch.float32 if dtype_of is None else dtype_of(kind, args)
+        dtype = torch.float32 if dtype_of is None else dtype_of(kind, [args[index] for index in required])
         if dtype is None:
             return args
         fitted = list(args)
@@ -242,18 +259,36 @@ def _float32_result(op: Any) -> Callable[..., Any]:
     return fit
 
 
-def _widest(kind: str, args: Any) -> torch.dtype | None:
-    """Return the dtype for arguments of different dtypes: float32 where one is, else autocast's dtype."""
-    leaves = itertools.chain.from_iterable(value if isinstance(value, (list, tuple)) else (value,) for value in args)
-    dtypes = {value.dtype for value in leaves if _is_eligible(value, kind)}
+def _widest(kind: str, tensors: Any) -> torch.dtype | None:
+    """Return the dtype for tensors of different dtypes: float32 where one is, else autocast's dtype.
+
+    Autocast's dtype may be another one than the program asked for, so tensors in either are accepted.
+    """
+    dtypes = {value.dtype for value in tensors if _is_eligible(value, kind)}
     if len(dtypes) < 2:
         return None
     return torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype(kind)
 
 
+def _promoted(kind: str, tensors: Any) -> torch.dtype:
+    """Return the dtype that ``at::autocast::promote_type`` finds for tensors.
+
+    Raises:
+        RuntimeError: Before any tensor in float32 there is one in neither float32 nor autocast's dtype.
+    """
+    lower = found = torch.get_autocast_dtype(kind)
+    for value in tensors:
+        if not _is_eligible(value, kind):
+            continue
+        if torch.float32 in (found, value.dtype):
+            found = torch.float32
+        elif value.dtype is not lower:
+            raise RuntimeError(text("dtypes in autocast"))
+    return found
+
+
 _DTYPES: dict[str, Callable[[str, Any], torch.dtype | None]] = {
-    _LOWER: lambda kind, args: torch.get_autocast_dtype(kind),
-    _WIDEST: _widest,
+    _LOWER: lambda kind, tensors: torch.get_autocast_dtype(kind)
 }
 
 

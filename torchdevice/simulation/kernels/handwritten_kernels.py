@@ -195,7 +195,7 @@ def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[
 def _native_dropout_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     memory = aliased(grad_output)
     noise = aliased(mask).to(memory.dtype)
-    return fresh(memory * (noise.div_(1 / scale) if scale else noise), index_of(grad_output))
+    return fresh(memory * (noise.div_(1 / scale) if scale else noise.zero_()), index_of(grad_output))
 
 
 def attend(
