@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import run_command, run_program, run_torch_python
+from processes import run_command, run_fresh_python, run_program, run_torch_python
 
 import torchdevice
 from torchdevice import autoload
@@ -138,7 +138,8 @@ class TestRun:
 
     def test_a_missing_dependency(self, tmp_path: Path) -> None:
         (tmp_path / "psutil.py").write_text("raise ImportError('psutil is broken')")
-        result = run_program(tmp_path, "print('started')")
+        (tmp_path / "program.py").write_text("print('started')")
+        result = run_fresh_python("-m", "torchdevice", "run", "program.py", cwd=tmp_path)
         assert (result.returncode, result.stdout, result.stderr) == (2, "", "torchdevice: psutil is broken\n")
 
     def test_in_a_process_that_was_activated(self, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import run_command, run_python
+from processes import run_command, run_python
 
 pytestmark = pytest.mark.one_engine
 

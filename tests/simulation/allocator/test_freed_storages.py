@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import run_python
 from places import PROGRAMS
+from processes import run_python
 
 import torchdevice
 
