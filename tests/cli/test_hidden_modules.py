@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import run_command, run_python
+from processes import run_fresh_python
 
 pytestmark = pytest.mark.one_engine
 
@@ -34,7 +34,7 @@ def written(folder: Path, names: list[str], device: str) -> Path:
 @pytest.fixture(scope="module")
 def unused_by_torch() -> list[str]:
     """Return the standard modules that torch does without: a program beside files of these names runs under Python."""
-    done = run_python("-c", "import sys, torch; torch.ones(2).sum().item(); print(*sys.modules)")
+    done = run_fresh_python("-c", "import sys, torch; torch.ones(2).sum().item(); print(*sys.modules)")
     used = {name.partition(".")[0] for name in done.stdout.split()}
     names = [name for name in sys.stdlib_module_names - used if not name.startswith("_")]
     # One of another system, such as msvcrt, is looked for, too.
@@ -45,9 +45,16 @@ def unused_by_torch() -> list[str]:
 def test_every_standard_module(flags: list[str], unused_by_torch: list[str], tmp_path: Path) -> None:
     """All at once, where one alone already ended the command."""
     assert "html" in unused_by_torch and len(unused_by_torch) > 50
-    plain = run_python(str(written(tmp_path, unused_by_torch, "cpu")), cwd=tmp_path.parent)
-    done = run_command(
-        "run", "--target", "cpu", *flags, str(written(tmp_path, unused_by_torch, "cuda")), cwd=tmp_path.parent
+    plain = run_fresh_python(str(written(tmp_path, unused_by_torch, "cpu")), cwd=tmp_path.parent)
+    done = run_fresh_python(
+        "-m",
+        "torchdevice",
+        "run",
+        "--target",
+        "cpu",
+        *flags,
+        str(written(tmp_path, unused_by_torch, "cuda")),
+        cwd=tmp_path.parent,
     )
     assert plain.returncode == done.returncode == 0, done.stderr
     assert done.stdout == plain.stdout
@@ -56,7 +63,7 @@ def test_every_standard_module(flags: list[str], unused_by_torch: list[str], tmp
 def test_a_plan(tmp_path: Path) -> None:
     program = written(tmp_path, ["html", "statistics"], "cuda")
     program.write_text(program.read_text().replace("assert torch.ones(2, device='cuda').sum().item() == 2", ""))
-    done = run_command("plan", str(program))
+    done = run_fresh_python("-m", "torchdevice", "plan", str(program))
     assert done.returncode == 0 and done.stdout.startswith("torchdevice: plan of"), done.stdout + done.stderr
 
 
@@ -65,5 +72,5 @@ def test_a_module_that_torch_uses_does_not_end_the_command(name: str, tmp_path: 
     (tmp_path / f"{name}.py").touch()
     program = tmp_path / "program.py"
     program.write_text("import torch\nprint(torch.ones(2, device='cuda').sum().item())\n")
-    done = run_command("run", "--report", "--target", "cpu", str(program))
+    done = run_fresh_python("-m", "torchdevice", "run", "--report", "--target", "cpu", str(program))
     assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr

@@ -140,11 +140,12 @@ def compare(target: str, chosen: list[Call]) -> int:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_operator_of_the_database(target: str, sweep: tuple[bool, int]) -> None:
-    operators = choose(OPERATORS, sweep, 24)
+    operators = choose(OPERATORS, sweep, 12)
     count = compare(target, [call for op in operators for call in calls(op)])
     assert count > 3 * len(operators)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_torch_tests_its_lists_with(target: str) -> None:
@@ -247,6 +248,7 @@ def test_no_pair_is_refused_on_a_cpu_that_computes_in_another_dtype(name: str) -
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["cpu", "mps", "xpu"])
 @pytest.mark.filterwarnings("ignore")
 def test_the_lists_on_devices_that_are_not_here(device: str, sweep: tuple[bool, int]) -> None:
@@ -254,7 +256,7 @@ def test_the_lists_on_devices_that_are_not_here(device: str, sweep: tuple[bool, 
     found = runtime(device)
     own = nullcontext() if found.autocast_key is None else autocast_lists.Region(found, enabled=True)
     wrong = []
-    for call in [*listed(), *(call for op in choose(OPERATORS, sweep, 24) for call in calls(op))]:
+    for call in [*listed(), *(call for op in choose(OPERATORS, sweep, 12) for call in calls(op))]:
         wanted = of_torch("cuda", call.function, call.inputs, LOWER)
         if wanted is None or call.name.startswith(CASTS_BATCH_NORM):
             continue
