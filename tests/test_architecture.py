@@ -148,6 +148,16 @@ def test_every_file_and_public_name_is_documented() -> None:
         assert inspect.getdoc(getattr(torchdevice, name)), name
 
 
+def test_no_ternary_stands_in_another() -> None:
+    nested = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.IfExp) and any(isinstance(part, ast.IfExp) for part in ast.iter_child_nodes(node))
+    ]
+    assert nested == []
+
+
 def test_type_checkers_see_the_public_names() -> None:
     tree = ast.parse(MODULES["__init__"].with_suffix(".pyi").read_text())
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "typing"]

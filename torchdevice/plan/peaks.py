@@ -274,9 +274,12 @@ def _fits(devices: Sequence[dict[str, Any]], peaks: Peaks, error: BaseException 
     too_little = peaks.limit if isinstance(error, torch.OutOfMemoryError) else 0
     for name, model in device_models.MODELS.items():
         memory = declarations()["memory"].check(model.memory)
-        fits = "yes" if needed <= memory else "without fragments" if least <= memory else "no"
-        if error is not None:
-            fits = "no" if least > memory or memory <= too_little else "unknown"
+        if least > memory or memory <= too_little:
+            fits = "no"
+        elif error is not None:
+            fits = "unknown"
+        else:
+            fits = "yes" if needed <= memory else "without fragments"
         yield {"model": name, "name": model.properties["name"], "memory": memory, "fits": fits}
 
 
