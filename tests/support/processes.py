@@ -54,7 +54,8 @@ def _run(
     """
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     is_flag = arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")
-    if is_flag or not hasattr(os, "fork") or _read_at_start(variables) != _read_at_start(_of_server()):
+    # Elsewhere a process that has loaded torch's libraries may not be forked safely, or not at all.
+    if is_flag or sys.platform != "linux" or _read_at_start(variables) != _read_at_start(_of_server()):
         return run_fresh_python(*arguments, cwd=cwd, **environment)
     return _without_gloo(_forked(imported, arguments, variables, cwd))
 
