@@ -132,6 +132,12 @@ OTHER_VALUES: dict[str, Any] = {
 }
 
 
+def test_an_option_of_simulated_devices_without_a_target_names_what_is_missing() -> None:
+    with pytest.raises(ValueError, match=r"races='error' needs a simulated device, and no target was given\. Use"):
+        with torchdevice.portable(races="error"):
+            pass
+
+
 def test_every_option_is_in_the_key() -> None:
     assert OTHER_VALUES.keys() == record.declarations().keys()
     keys = {record.Options(**{name: value}).key for name, value in OTHER_VALUES.items()}

@@ -310,10 +310,11 @@ class Options:
             ValueError: An option that the call gave contradicts the target.
         """
         found: dict[str, str] = {}
+        chosen = "no target was given" if self.target is None else f"{self.target!r} is not one"
         for name in _OF_SIMULATED:
             if getattr(self, name) and not simulated:
                 found[name] = (
-                    f"needs a simulated device, and {self.target!r} is not one. Use a target such as 'simulated:cuda', "
+                    f"needs a simulated device, and {chosen}. Use a target such as 'simulated:cuda', "
                     f"or leave {name} out."
                 )
         for name in ("asynchronous", "verify"):
