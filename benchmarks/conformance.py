@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_name("conformance.json")
 """The latest run on each device with each release of torch."""
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from corpus import CASES, MACS, Case  # noqa: E402
 from device_facts import FACTS, answers  # noqa: E402

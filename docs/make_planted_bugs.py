@@ -10,7 +10,7 @@ from generated import write_or_check
 
 PAGE = Path(__file__).with_name("simulation.md")
 
-sys.path.insert(0, str(PAGE.parents[1] / "tests"))
+sys.path.insert(0, str(PAGE.parents[1] / "tests" / "support"))
 
 from corpus import CASES, FIRST_PART, SILENT_AT_FIRST, SILENT_ON_WRAP, Case  # noqa: E402
 from planted_bugs import BUGS, Planted  # noqa: E402

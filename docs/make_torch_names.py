@@ -15,7 +15,7 @@ from torchdevice.foundation import torch_internals
 
 PAGE = Path(__file__).with_name("torch-names.md")
 
-sys.path.insert(0, str(PAGE.parents[1] / "tests"))
+sys.path.insert(0, str(PAGE.parents[1] / "tests" / "support"))
 
 from private_names import PACKAGE, Reads, sources  # noqa: E402
 
