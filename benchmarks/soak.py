@@ -2,12 +2,14 @@
 
 Each turn enters and leaves scopes on the CPU and on simulated devices with both engines, trains, moves tensors and
 modules, starts threads, runs out of simulated memory, raises errors through scopes, and calls code that was made for
-the turn, as in a notebook.
+the turn, as in a notebook. Two threads are in scopes of different kinds, of which one enters and leaves them again and
+again; the turns go through all pairs of kinds.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import threading
 import time
@@ -18,8 +20,11 @@ import psutil
 import torch
 
 import torchdevice
+from benchmarks import pairs_of_scopes
 from torchdevice.errors import FidelityError
 from torchdevice.scope import Scope
+
+_SECONDS_A_PAIR = 0.5
 
 _SAMPLES = 120
 """How many samples are taken over the whole time."""
@@ -97,6 +102,8 @@ def _turn(lasting: Scope, number: int) -> None:
     for engine in ("mode", "wrap"):
         _run_out_of_memory(torchdevice.simulate(engine=engine, memory="1MiB"))
         _degrade(torchdevice.portable("cpu", engine=engine, strict=True))
+    pairs = list(itertools.product(pairs_of_scopes.kinds(), repeat=2))
+    pairs_of_scopes.run(*pairs[number % len(pairs)], seconds=_SECONDS_A_PAIR)
 
 
 def _train() -> None:

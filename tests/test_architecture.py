@@ -195,6 +195,28 @@ def test_memory_at_addresses_is_touched_in_one_folder() -> None:
     assert files == set(re.findall(r"^``(\w+)``$", str(described), re.MULTILINE))
 
 
+REGISTERING = {"_dispatch_library", "Library", "register_kernel", "custom_op", "_destroy"}
+"""Names by which kernels come into torch's dispatcher, and go."""
+
+KEEPING = {"get_kernel"}
+"""Names by which a kernel is kept that another library's end makes invalid."""
+
+
+def named(path: Path) -> set[str]:
+    """Return the attributes that a file reads to call them or to keep them."""
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    kept = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign)]
+    return {node.attr for node in (*calls, *kept) if isinstance(node, ast.Attribute)}
+
+
+def test_kernels_have_one_owner_and_none_is_kept() -> None:
+    """A kernel is put once, and is never taken out: see `foundation/registered_kernels.py`."""
+    files = {path.relative_to(PACKAGE).as_posix(): named(path) for path in PACKAGE.rglob("*.py")}
+    assert {name for name, names in files.items() if names & REGISTERING} == {"foundation/registered_kernels.py"}
+    # A view's kernel for the CPU is torch's own.
+    assert {name for name, names in files.items() if names & KEEPING} == {"simulation/kernels/cpu_kernels.py"}
+
+
 def test_an_import_is_found_in_any_spelling(tmp_path: Path) -> None:
     path = tmp_path / "example.py"
     path.write_text("import os, ctypes.util as c\ndef f():\n    from _ctypes import PyObj_FromPtr\n")

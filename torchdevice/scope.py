@@ -255,8 +255,13 @@ def _fill(entry: Entry, context: Context) -> None:
     if mode is not None and (outer := state.entries[-1]).context is context and outer.unstacked is entry.unstacked:
         entry.parts = outer.parts  # the usual nested entry, which needs the same
         return
-    of_target = *guards.needed(context), *fallback_kernels.needed(context), *dispatch.needed(context)
-    entry.parts = [INSTALLATION, *of_target, *([*wrap.needed(context), *calling.needed(context)] if wraps else ())]
+    for put in _PUTTING:
+        put(context)
+    entry.parts = [INSTALLATION, *([*wrap.needed(context), *calling.needed(context)] if wraps else ())]
+
+
+_PUTTING = guards.put, fallback_kernels.put, dispatch.put
+"""What puts kernels in front of torch's. They stay, and ask the context of their thread."""
 
 
 def _leave_signals(entry: Entry) -> None:

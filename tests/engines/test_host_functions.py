@@ -9,15 +9,28 @@ FAILS_ONCE = """
 import torch, torchdevice
 from torchdevice.core import thread_state
 from torchdevice.engines import host_functions
+from torchdevice.foundation import registered_kernels
 
-original, left = torch.library.Library.{method}, [{turns}]
-def failing(self, *args, **kwargs):
-    if self.ns == "torchdevice_host":
+make, left = registered_kernels._make_library, [{turns}]
+
+class Failing:
+    def __init__(self, library):
+        self.library = library
+
+    def __getattr__(self, name):
+        return getattr(self.library, name)
+
+    def {method}(self, *args):
         left[0] -= 1
         if left[0] == 0:
             raise KeyboardInterrupt
-    return original(self, *args, **kwargs)
-torch.library.Library.{method} = failing
+        return self.library.{method}(*args)
+
+def make_failing(kind, namespace, *more):
+    made = make(kind, namespace, *more)
+    return Failing(made) if namespace == "torchdevice_host" else made
+
+registered_kernels._make_library = make_failing
 
 with torchdevice.simulate():
     x = torch.zeros(2, device="cuda")

@@ -14,7 +14,8 @@ from conftest import MetaRuntime
 import torchdevice
 from torchdevice.fallback import fallback_kernels
 from torchdevice.fallback.cpu_fallback import CpuFallback
-from torchdevice.fallback.fallback_kernels import VARIABLE, Registrations
+from torchdevice.fallback.fallback_kernels import VARIABLE
+from torchdevice.foundation import registered_kernels
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.simulation.profiles import PROFILES
 
@@ -150,84 +151,110 @@ class TestWhoAsks:
             torch.linalg.eig(matrix().cuda())
 
 
-def _registered(key: str) -> list[str]:
+def registered(key: str) -> list[str]:
+    """Return the operators that have a kernel for a dispatch key in torch's tables."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return [name for name in torch._C._dispatch_get_all_op_names() if has(name, key)]
 
 
+def in_front(key: str) -> set[str]:
+    """Return the operators with a kernel in front of those for a dispatch key."""
+    parsed, by_place = torch._C._dispatch_key_parse(key), registered_kernels._in_front
+    return {name for (name, _), each in by_place.items() if parsed in each.kernels}
+
+
 class TestRegistration:
-    """Under the key of MPS, which no tensor here has, and under the simulated device's."""
+    """For the key of MPS, which no tensor here has, and for the simulated device's."""
 
     @pytest.fixture
     def as_mps(self, meta_target: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(MetaRuntime, "corrected_key", "MPS")
 
-    def test_it_begins_and_ends_with_the_scopes(self, as_mps: None) -> None:
-        before = _registered("MPS")
-        with torchdevice.portable("meta") as scope:
-            inside = set(_registered("MPS"))
+    def test_kernels_stay_in_front_and_torchs_tables_are_as_they_were(self, as_mps: None) -> None:
+        before = registered("MPS")
+        with torchdevice.portable("meta"):
+            inside = in_front("MPS")
             assert {"aten::linalg_eig", "aten::logspace.out"} <= inside and "aten::linalg_cond" not in inside
             assert not any(name.startswith("c10d::") for name in inside)
-            with scope, torchdevice.portable("cpu"):
-                assert set(_registered("MPS")) == inside
-            assert set(_registered("MPS")) == inside
-        assert _registered("MPS") == before
+            assert registered("MPS") == before
+        with torchdevice.portable("meta"):
+            assert in_front("MPS") == inside
+        assert registered("MPS") == before and in_front("MPS") == inside
 
-    def test_it_ends_after_an_error(self, as_mps: None) -> None:
-        before = _registered("MPS")
+    def test_only_a_thread_in_a_scope_comes_to_them(self, as_mps: None) -> None:
+        def included() -> str:
+            return str(torch._C._dispatch_tls_local_include_set())
+
+        elsewhere: list[str] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(included()))
+        before = included()
         with pytest.raises(KeyError), torchdevice.portable("meta"):
+            assert included() != before
+            with torchdevice.core.thread_state.suspended():
+                thread.start()
+                thread.join()
             raise KeyError
-        assert _registered("MPS") == before
+        assert included() == before == elsewhere[0]
 
     @pytest.mark.parametrize("value", ["0", "1"])
-    def test_the_programs_own_choice_is_respected(
-        self, value: str, as_mps: None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(VARIABLE, value)
-        before = _registered("MPS")
-        with torchdevice.portable("meta"):
-            assert _registered("MPS") == before
+    def test_the_programs_own_choice_is_respected(self, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        with torchdevice.simulate("mps", written_for="mps"), torchdevice.portable("mps") as scope:
+            torch.linalg.eig(matrix().cuda())
+            assert scope.journal.degraded
+            monkeypatch.setenv(VARIABLE, value)
+            monkeypatch.setattr(fallback_kernels, "run_on_cpu", None)
+            refused = pytest.raises(NotImplementedError, match=MISSING)
+            with refused if value == "0" else contextlib.nullcontext():  # the simulated Mac has torch's own fallback
+                torch.linalg.eig(matrix().cuda())
 
     def test_what_the_target_has_is_left_alone(self) -> None:
         with torchdevice.simulate("cuda"):
             lacking = fallback_kernels.lacking("PrivateUse1")
             assert "aten::mode" in lacking and "aten::isfinite" not in lacking and "aten::copy_" not in lacking
 
-    def test_registered_kernels_run_operators(self) -> None:
-        with torchdevice.simulate("cuda") as scope, _registrations("PrivateUse1", "aten::linalg_eig", "aten::mode"):
+    def test_kernels_in_front_run_operators(self) -> None:
+        with torchdevice.simulate("cuda") as scope, lacking(scope, "aten::linalg_eig", "aten::mode"):
             values = torch.mode(matrix().cuda()).values
             assert values.is_cuda and torch.equal(values.cpu(), torch.mode(matrix()).values)
             assert torch.linalg.eig(matrix().cuda())[0].is_cuda
             assert {entry.requested for entry in scope.journal.degraded} == {"aten::linalg_eig", "aten::mode"}
 
-    def test_another_thread_gets_torchs_error(self) -> None:
-        errors: list[BaseException] = []
-
-        def call(x: torch.Tensor) -> None:
-            try:
-                torch.ops.aten.linalg_eig.default(x)
-            except NotImplementedError as error:
-                errors.append(error)
-
-        with torchdevice.simulate("cuda"):
+    def test_another_thread_gets_torchs_kernel(self) -> None:
+        found: list[Any] = []
+        with torchdevice.simulate("cuda") as scope, lacking(scope, "aten::linalg_eig"):
             x = matrix().cuda()
-            thread = threading.Thread(target=call, args=(x,))
-            with _registrations("PrivateUse1", "aten::linalg_eig"), torchdevice.core.thread_state.suspended():
+            thread = threading.Thread(target=lambda: found.append(torch.ops.aten.linalg_eig.default(x)))
+            with torchdevice.core.thread_state.suspended():
                 thread.start()
                 thread.join()
-        assert len(errors) == 1 and "aten::linalg_eig" in str(errors[0])
+            assert len(found) == 1 and not scope.journal.degraded
+
+    def test_a_kernel_that_a_program_registers_later_comes_first(
+        self, meta_target: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        library = torch.library.Library("registered_late", "DEF")
+        library.define("op(Tensor x) -> Tensor")
+        library.impl("op", lambda x: x + 1, "CPU")
+        monkeypatch.setattr(MetaRuntime, "corrected_key", "Meta")
+        with torchdevice.portable("meta") as scope:
+            x = torch.empty(2, device="meta")
+            with pytest.raises(NotImplementedError, match="no data"):  # of a copy to the CPU
+                torch.ops.registered_late.op(x)
+            assert [entry.requested for entry in scope.journal.degraded] == ["registered_late::op"]
+            library.impl("op", lambda x: x.new_empty(7), "Meta")
+            assert torch.ops.registered_late.op(x).shape == (7,)
 
 
 @contextlib.contextmanager
-def _registrations(key: str, *names: str) -> Iterator[None]:
-    registrations = Registrations(key, lambda: {name: fallback_kernels.kernel_of(name) for name in names})
-    registrations.install()
-    registrations.install()  # as after an interrupt
-    try:
+def lacking(scope: torchdevice.Scope, *names: str) -> Iterator[None]:
+    """Let a scope on a simulated device run operators on the CPU."""
+    key = "PrivateUse1"
+    for name in (*names, *names):  # again, as after an interrupt
+        registered_kernels.put_in_front(name, key, fallback_kernels.kernel_of(name, key), "operators that are lacking")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scope.runtime, "corrected_key", key)
+        patch.setattr(scope.runtime, "lacks_kernel", names.__contains__)
         yield
-    finally:
-        registrations.remove()
-        registrations.remove()
 
 
 @contextlib.contextmanager

@@ -14,13 +14,15 @@ from conftest import MetaRuntime
 from places import ROOT
 
 import torchdevice
-from torchdevice.core.patching import Installation
 from torchdevice.fallback.cpu_fallback import CpuFallback
-from torchdevice.fallback.fallback_kernels import Registrations, overload
+from torchdevice.foundation import registered_kernels
+from torchdevice.foundation.registered_kernels import overload
 from torchdevice.mps_workarounds import guards
-from torchdevice.mps_workarounds.guards import FAULTS, Fault
+from torchdevice.mps_workarounds.guards import FAULTS
 
 KEY = "PrivateUse1"
+
+MPS = torch._C.DispatchKey.MPS
 
 Kernel = Callable[..., Any]
 
@@ -306,13 +308,13 @@ def planted(operators: tuple[str, ...], kernel: Callable[[str], Kernel]) -> Iter
 
 
 @contextlib.contextmanager
-def guarded(faults: tuple[Fault, ...] = FAULTS) -> Iterator[None]:
-    installation = Installation(lambda: [Registrations(KEY, lambda: guards.kernels(KEY, faults))])
-    installation.hold(installation)
-    try:
+def guarded(scope: torchdevice.Scope) -> Iterator[None]:
+    """Let a scope on the simulated device have the guards of MPS, all of them."""
+    guards.put_for(KEY, FAULTS)
+    guards.put_for(KEY, FAULTS)  # as after an interrupt
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scope.runtime, "corrected_key", KEY)
         yield
-    finally:
-        installation.drop(installation)
 
 
 @pytest.fixture
@@ -321,6 +323,7 @@ def scope(monkeypatch: pytest.MonkeyPatch) -> Iterator[torchdevice.Scope]:
     monkeypatch.setattr(guards, "MOST_COUNTED", LIMIT)
     monkeypatch.setattr(guards, "LONGEST", LIMIT)
     with torchdevice.simulate("mps") as scope:
+        monkeypatch.setattr(scope.runtime, "corrected_key", None)  # without guards but those of `guarded`
         yield scope
 
 
@@ -336,7 +339,7 @@ class TestEachGuard:
         expected = case.call("cpu")
         with planted(case.operators, case.kernel):
             assert not equal(case.call("cuda"), expected)
-            with guarded():
+            with guarded(scope):
                 assert equal(case.call("cuda"), expected)
             assert not equal(case.call("cuda"), expected)
         issues = [entry for entry in scope.journal.entries if "pytorch issues" in entry.done or "CPU" in entry.done]
@@ -358,12 +361,12 @@ class TestEachGuard:
 
         with planted(("addcmul_", "addcdiv_"), drops_strided_writes):
             assert torch.equal(train("cuda").cpu(), tensor(3, 2, device="cpu").t())
-            with guarded():
+            with guarded(scope):
                 assert torch.allclose(train("cuda").cpu(), train("cpu"))
 
     def test_a_call_without_the_fault_is_the_kernels(self, scope: torchdevice.Scope) -> None:
         x, index = tensor(2, 3, 3, device="cuda"), torch.tensor([1], device="cuda")
-        with planted(tuple(name for fault in FAULTS for name in fault.operators), right), guarded():
+        with planted(tuple(name for fault in FAULTS for name in fault.operators), right), guarded(scope):
             before = len(scope.journal.entries)
             x[0].addcmul_(x[0], x[0]), x[0].addcdiv_(x[0], x[0]), x[1].random_(), x[1].random_(3), x[1].random_(1, 3)
             torch.addcmul(x, x, x, out=torch.empty_like(x)), torch.addcdiv(x, x, x, out=torch.empty_like(x))
@@ -372,26 +375,34 @@ class TestEachGuard:
             assert len(scope.journal.entries) == before
 
 
+def own_kernels(name: str) -> list[str]:
+    """Return the kernels that torch has registered for an operator, one line each, without those in front."""
+    return [line for line in torch._C._dispatch_dump(name).splitlines() if "registered_kernels" not in line]
+
+
 class TestInstallation:
-    def test_guards_begin_and_end_with_the_scope(self, meta_target: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(MetaRuntime, "corrected_key", "MPS")
-        has = torch._C._dispatch_has_kernel_for_dispatch_key
-        kernel = Registrations("MPS", lambda: {"aten::bmm": lambda keys, *args: 0})
-        kernel.install()
-        try:
-            own = torch._C._dispatch_dump("aten::bmm")
-            with torchdevice.portable("meta"):
-                assert torch._C._dispatch_dump("aten::bmm") != own
-                assert not has("aten::linear", "MPS")  # what has no kernel there has no guard
-            assert torch._C._dispatch_dump("aten::bmm") == own
-        finally:
-            kernel.remove()
-        assert not has("aten::bmm", "MPS")
+    def test_guards_stay_in_front_and_torchs_tables_are_as_they_were(
+        self, meta_target: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(MetaRuntime, "corrected_key", "Meta")
+        torchs = own_kernels("aten::addcmul_")
+        x = torch.empty(3, 2, device="meta").t()
+        with torchdevice.portable("meta") as scope:
+            x.addcmul_(x, x)
+            assert own_kernels("aten::addcmul_") == torchs
+        assert [entry.requested for entry in scope.journal.entries] == ["aten::addcmul_"]
+        x.addcmul_(x, x)
+        assert own_kernels("aten::addcmul_") == torchs and len(scope.journal.entries) == 1
+
+    def test_what_has_no_kernel_there_has_no_guard(self) -> None:
+        guards.put_for("MPS", FAULTS)  # this torch has no kernels for it
+        put = {by for each in registered_kernels._in_front.values() for by in each.kernels.get(MPS, ())}
+        assert not put & {fault.done for fault in FAULTS}
 
     def test_a_thread_outside_scopes_gets_the_kernel(self, scope: torchdevice.Scope) -> None:
         x = transposed("cuda")
         before = x.cpu()
-        with planted(("addcmul_",), drops_strided_writes), guarded():
+        with planted(("addcmul_",), drops_strided_writes), guarded(scope):
             with torchdevice.core.thread_state.suspended():
                 torch.ops.aten.addcmul_.default(x, x, x)
             assert torch.equal(x.cpu(), before)

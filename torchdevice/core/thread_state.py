@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torchdevice.core.context import Context
 from torchdevice.devices.accelerators import conventional_modules, of_module
 from torchdevice.errors import NotSupportedError
-from torchdevice.foundation import forks
+from torchdevice.foundation import forks, registered_kernels
 from torchdevice.foundation.fidelity import Fidelity
 from torchdevice.foundation.interrupt_safe_exit import Exit, LeavingBy
 from torchdevice.foundation.uncaught_errors import Hooks
@@ -240,12 +240,18 @@ def settle() -> None:
         # A copy, to compare with at the end.
         entries = list(state.entries)
         _answer_for(entries[-1] if entries else None)
+        # Also while torch answers for itself, so that code that is compiled meanwhile finds the keys it runs with.
+        registered_kernels.include(any(map(_has_scope, entries)))
         put_back_lost()
         if (mode := state.mode) is not None:
             mode.serve(_served_by(mode))
         # By content: a handler that entered and left a scope meanwhile has settled by itself.
         if entries == state.entries:
             return
+
+
+def _has_scope(entry: Entry) -> bool:
+    return entry.context is not None and not entry.context.is_native
 
 
 def _serve_or_retire(mode: ContextMode) -> None:

@@ -87,14 +87,12 @@ class KernelFallback:
         corrected_key: The dispatch key under which operators without a kernel get one that runs on the CPU, and kernels
             that give wrong results are guarded; None where there are none, or torch or the device does that.
         lacks_kernel: Says of an operator whether the device lacks it; None where torch's registrations say that.
-        run_for_others: Runs an operator for scopes on other devices with that key; None where there are none.
         refusing_key: The dispatch key under which operators of ``backward`` are looked at for refusals, see
             :meth:`refuses`; None where kernels refuse no call that the CPU's do not.
     """
 
     corrected_key: str | None = None
     lacks_kernel: Callable[[str], bool] | None = None
-    run_for_others: Callable[..., Any] | None = None
     refusing_key: str | None = None
 
     def refuses(self, error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from torchdevice.core import Context
+from torchdevice.foundation import registered_kernels
 from torchdevice.foundation.interrupt_safe_exit import block
 from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
 
@@ -28,22 +29,17 @@ _functions: dict[int, Function] = {}
 
 
 @functools.cache
-def _operator() -> torch.library.Library:
+def _register() -> None:
     """Define the operator, once in a process."""
-    library = torch.library.Library("torchdevice_host", "DEF")
-    try:
-        library.define("call(Tensor(a!)[] memory, int number) -> ()")
-        library.impl("call", lambda memory, number: _functions[number](memory), "CPU")
-        library.impl("call", lambda memory, number: None, "Meta")
-    except BaseException:
-        library._destroy()  # an error's traceback would keep a half library, beside which there can be no other
-        raise
-    return library
+    registered_kernels.define("torchdevice_host", "call(Tensor(a!)[] memory, int number) -> ()")
+    name = "torchdevice_host::call"
+    registered_kernels.put(name, lambda memory, number: _functions[number](memory), "CPU", __file__)
+    registered_kernels.put(name, lambda memory, number: None, "Meta", __file__)
 
 
 def call(context: Context, function: Function, memory: list[torch.Tensor]) -> None:
     """Call a function with CPU tensors that have the memory of tensors of the target."""
-    _operator()
+    _register()
     if not memory:
         function(memory)  # torch's dispatcher finds no device
         return

@@ -1,8 +1,8 @@
 """Operators without a kernel for the target, which run on the CPU while a scope is active.
 
-A kernel is registered for each of them under the target's dispatch key, so operators that the target has cost nothing.
-torch allows one fallback for a whole key, and its MPS build has one: it raises, or with
-``PYTORCH_ENABLE_MPS_FALLBACK=1`` runs the operator on the CPU. Therefore operators are registered one by one.
+A kernel is put in front of torch's error for each of them, so operators that the target has cost nothing. torch allows
+one fallback for a whole key, and its MPS build has one: it raises, or with ``PYTORCH_ENABLE_MPS_FALLBACK=1`` runs the
+operator on the CPU. Therefore operators get their kernels one by one.
 
 So are operators whose kernels refuse a call in ``backward``. There autograd calls operators from C++, where no torch
 function is called again. They get a kernel that calls torch's and looks at its error: those that only ``backward``
@@ -14,63 +14,17 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from torchdevice.core import Context, Installation, thread_state
+from torchdevice.core import Context, thread_state
 from torchdevice.fallback.cpu_fallback import run
-from torchdevice.foundation import data_files
+from torchdevice.foundation import data_files, registered_kernels
+from torchdevice.foundation.registered_kernels import overload
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.foundation.torch_texts import text
-
-
-@functools.cache
-def installation(kernels: Callable[..., Mapping[str, Callable[..., Any]]], key: str, *more: Any) -> Installation:
-    """Return what puts ``kernels(key, *more)`` in place under the dispatch key; one object for equal arguments."""
-    registrations = Registrations(key, functools.partial(kernels, key, *more))
-    return Installation(lambda: [registrations])
-
-
-class Registrations:
-    """Kernels of operators under one dispatch key.
-
-    Args:
-        key: The dispatch key.
-        kernels: Returns the kernel of each operator, by its name with namespace and overload. Each is called with the
-            call's dispatch keys and its arguments.
-    """
-
-    def __init__(self, key: str, kernels: Callable[[], Mapping[str, Callable[..., Any]]]):
-        self._key = key
-        self._kernels = kernels
-        # Torch's own objects in C++: a `torch.library.Library` has a finalizer in Python, which would swallow what a
-        # handler of a signal raises in it.
-        self._libraries: dict[str, Any] = {}
-
-    def install(self) -> None:
-        """Register the kernels, once. May be called again."""
-        self.remove()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*[Oo]verrid", UserWarning)
-            for name, kernel in self._kernels().items():
-                namespace, _, operator = name.partition("::")
-                if namespace not in self._libraries:
-                    self._libraries[namespace] = _make_library("IMPL", namespace, "", __file__, 0)
-                self._libraries[namespace].impl(operator, self._key, kernel, True)  # with the dispatch keys of a call
-
-    def remove(self) -> None:
-        """Remove the kernels, so that those of torch are back. May be called again."""
-        while self._libraries:
-            # Taken out after it is destroyed: an interrupt in between makes the next call destroy it again.
-            namespace, library = next(iter(self._libraries.items()))
-            library.reset()
-            self._libraries.pop(namespace, None)
-
-
-_make_library = torch._C._dispatch_library
 
 VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
 """torch's own switch. A program's setting is respected: ``0`` leaves torch's error, ``1`` torch's own fallback."""
@@ -121,30 +75,21 @@ def _lacking(key: str, lacks: Callable[[str], bool] | None, number_of_operators:
     ]
 
 
-def kernel_of(name: str, key: str | None = None, otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Return the kernel that runs an operator on the CPU.
+def kernel_of(name: str, key: str) -> registered_kernels.Kernel:
+    """Return the kernel that runs an operator on the CPU, in scopes on devices with a dispatch key that lack it.
 
-    Args:
-        name: The operator, with namespace and overload.
-        key: The dispatch key of devices that lack it.
-        otherwise: Runs the operator for scopes on devices that share the key and do not lack it.
+    A program's setting of :data:`VARIABLE` is respected.
     """
 
-    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def kernel(keys: Any, own: Any, *args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context
-        if otherwise is not None and (context is None or context.runtime.corrected_key != key):
-            return otherwise(overload(name), *args, **kwargs)
+        if context is None or context.runtime.corrected_key != key or VARIABLE in os.environ:
+            return own(*args, **kwargs)
+        if context.runtime.lacks_kernel is None and _has_kernel(name, key):  # the program's, by now
+            return own(*args, **kwargs)
         return run_on_cpu(context, name, overload(name), args, kwargs)
 
     return kernel
-
-
-@functools.cache
-def overload(name: str) -> Any:
-    """Return an operator by its name with namespace and overload."""
-    namespace, _, operator = name.partition("::")
-    packet, _, variant = operator.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), variant or "default")
 
 
 def overload_of(name: str) -> Any:
@@ -174,19 +119,19 @@ def of_aten(names: Iterable[str]) -> set[str]:
     return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
 
 
-def kernels(key: str, lacks: Any = None, otherwise: Any = None) -> Mapping[str, Callable[..., Any]]:
-    """Return the kernels for a dispatch key, see :func:`lacking` and :func:`kernel_of`."""
-    return {name: kernel_of(name, key, otherwise) for name in lacking(key, lacks)}
+def put(context: Context) -> None:
+    """Put the kernels that a context needs for its target. May be called again."""
+    runtime = context.runtime
+    if runtime.corrected_key is not None:
+        _put_lacking(runtime.corrected_key, runtime.lacks_kernel, len(_names()))
+    if runtime.refusing_key is not None:
+        _put_refusing(runtime.refusing_key)
 
 
-def needed(context: Context) -> list[Installation]:
-    """Return the installations that a context needs, by its target and the program's setting of :data:`VARIABLE`."""
-    runtime, found = context.runtime, []
-    if runtime.corrected_key is not None and VARIABLE not in os.environ:
-        found.append(installation(kernels, runtime.corrected_key, runtime.lacks_kernel, runtime.run_for_others))
-    if runtime.refusing_key is not None and not context.options.strict:
-        found.append(installation(refusing_kernels, runtime.refusing_key))
-    return found
+@functools.cache  # once for so many operators
+def _put_lacking(key: str, lacks: Callable[[str], bool] | None, number_of_operators: int) -> None:
+    for name in lacking(key, lacks):
+        registered_kernels.put_in_front(name, key, kernel_of(name, key), "operators that are lacking")
 
 
 # ---- refusals in backward --------------------------------------------------------------------------------------------
@@ -232,21 +177,24 @@ def _writes_to_given(name: str) -> bool:
     return any(argument.kwarg_only and argument.alias_info is not None for argument in schema_of(name).arguments)
 
 
-def refusing_kernels(key: str) -> Mapping[str, Callable[..., Any]]:
-    """Return a kernel for each of :func:`operators`."""
-    return {name: _kernel(name, key) for name in operators(key)}
+@functools.cache
+def _put_refusing(key: str) -> None:
+    for name in operators(key):
+        registered_kernels.put_in_front(name, key, _refusing(name, key), "refusals in backward")
 
 
-def _kernel(name: str, key: str) -> Callable[..., Any]:
-    original = torch.library.get_kernel(name, key)
+def _refusing(name: str, key: str) -> registered_kernels.Kernel:
+    """Return the kernel of an operator that runs it on the CPU where ``backward`` calls it and the target refuses."""
 
-    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def kernel(keys: Any, own: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return original.call_boxed(keys, *args, **kwargs)
+            return own(*args, **kwargs)
         except _REFUSALS as error:
             context = thread_state.state.context
             # Elsewhere the torch call is made again above autograd, so that its backward runs on the CPU too.
-            if context is None or _backward_that_runs() == _NONE or not is_refusal(context, error):
+            if context is None or context.runtime.refusing_key != key or _backward_that_runs() == _NONE:
+                raise
+            if not is_refusal(context, error):
                 raise
         return run(name, overload(name), args, kwargs, context.device_type)
 

@@ -12,16 +12,15 @@ from __future__ import annotations
 import functools
 import platform
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.core import Context, Fidelity, Installation, thread_state
+from torchdevice.core import Context, Fidelity, thread_state
 from torchdevice.fallback.cpu_fallback import run
-from torchdevice.fallback.fallback_kernels import installation, overload
-from torchdevice.foundation import data_files
+from torchdevice.foundation import data_files, registered_kernels
+from torchdevice.foundation.registered_kernels import overload
 from torchdevice.foundation.stand_ins import Converted, given_to, tensors, written
 
 Kernel = Callable[..., Any]
@@ -197,36 +196,37 @@ def guarded_on(key: str) -> set[str]:
     return {name for name in names if _has_kernel(name, key)}
 
 
-def kernels(key: str, faults: Iterable[Fault] | None = None) -> Mapping[str, Callable[..., Any]]:
-    """Return the guarded kernel of each operator of some faults, or those here, that has one under a dispatch key."""
-    found = defaultdict(list)
-    for fault in here() if faults is None else faults:
-        for name in fault.operators:
-            found[f"aten::{name}"].append(fault)
-    return {name: _guarded(name, key, of_it) for name, of_it in found.items() if _has_kernel(name, key)}
+def put(context: Context) -> None:
+    """Put the guards that a context needs for its target. May be called again."""
+    if context.runtime.corrected_key is not None:
+        _put_here(context.runtime.corrected_key)
 
 
-def _guarded(name: str, key: str, faults: Sequence[Fault]) -> Callable[..., Any]:
+@functools.cache
+def _put_here(key: str) -> None:
+    put_for(key, here())
+
+
+def put_for(key: str, faults: Iterable[Fault]) -> None:
+    """Put a guard in front of each operator of some faults that has a kernel under a dispatch key."""
+    for fault in faults:
+        for name in (f"aten::{each}" for each in fault.operators):
+            if _has_kernel(name, key):
+                registered_kernels.put_in_front(name, key, _guarded(name, key, fault), fault.done)
+
+
+def _guarded(name: str, key: str, fault: Fault) -> registered_kernels.Kernel:
     """Return the kernel of an operator that computes, in a scope, what torch's kernel computes wrongly."""
-    op, original = overload(name), torch.library.get_kernel(name, key)
 
-    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+    def kernel(keys: Any, own: Kernel, *args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context
-        if context is None:
-            return original.call_boxed(keys, *args, **kwargs)
-        own = functools.partial(original.call_boxed, keys)
-        with torch._C.DisableTorchFunction():
-            for fault in faults:
-                result = fault.guard(own, op, args, kwargs)
-                if result is not HARMLESS:
-                    context.journal.record(name, fault.done, Fidelity.EXACT)
-                    return result
+        if context is None or context.runtime.corrected_key != key:
             return own(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            result = fault.guard(own, overload(name), args, kwargs)
+            if result is HARMLESS:
+                return own(*args, **kwargs)
+        context.journal.record(name, fault.done, Fidelity.EXACT)
+        return result
 
     return kernel
-
-
-def needed(context: Context) -> list[Installation]:
-    """Return the installations that a context needs for its target."""
-    key = context.runtime.corrected_key
-    return [installation(kernels, key)] if key is not None else []

@@ -20,7 +20,7 @@ from torchdevice.core import Context, Fidelity, thread_state
 from torchdevice.errors import BackendTakenError, ScopeError
 from torchdevice.fallback import fallback_kernels
 from torchdevice.fallback.fallback_kernels import composite, of_aten, overload_of, shadowed
-from torchdevice.foundation import forks, garbage_collection
+from torchdevice.foundation import forks, garbage_collection, registered_kernels
 from torchdevice.foundation.logs import warn_once
 from torchdevice.lowlevel import page_locked
 from torchdevice.mps_workarounds import guards
@@ -72,8 +72,8 @@ def _received(values: torch.Tensor, index: int, requires_grad: bool, is_paramete
     return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
 
-_libraries: list[torch.library.Library] = []
-
+_registered: list[bool] = []
+"""Not empty once the device is registered."""
 
 _lock = forks.lock(globals())
 
@@ -136,13 +136,13 @@ def register() -> None:
     Raises:
         BackendTakenError: Another out-of-tree backend is registered; torch has room for one.
     """
-    if not _libraries:
+    if not _registered:
         # On one line: an interrupt between two lines would leave the lock held.
         with _lock: _register()  # noqa: E701  # fmt: skip
 
 
 def _register() -> None:
-    if _libraries:  # another thread was faster
+    if _registered:  # another thread was faster
         return
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone" or hasattr(torch, name):
@@ -187,33 +187,36 @@ def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwar
         return storages.fresh(memory, device.index or 0).untyped_storage()
 
 
+def _put(name: str, kernel: Any, key: str) -> None:
+    registered_kernels.put(f"aten::{name}", kernel, key, __file__)
+
+
 def _register_kernels() -> None:
-    rest = torch.library.Library("_", "IMPL")
-    rest.fallback(run_any, "PrivateUse1")
-    aten = torch.library.Library("aten", "IMPL")
+    registered_kernels.put_fallback(run_any, "PrivateUse1", __file__)
     for name, kernel in handwritten_kernels.SPECIAL.items():
-        aten.impl(name, Pipeline(name, kernel).run, "PrivateUse1")
+        _put(name, Pipeline(name, kernel).run, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
-        aten.impl("scaled_dot_product_attention", handwritten_kernels.attend, key)
+        _put("scaled_dot_product_attention", handwritten_kernels.attend, key)
         serving.offer(overload_of("scaled_dot_product_attention"), key=key)
         for name in (*recurrent_networks.OPERATORS, *COMPOSED):
             op = overload_of(name)
             kernel = op.decompose if name in COMPOSED else recurrent_networks.kernel_of(op)
-            aten.impl(name, guarded(refusals_of(op), kernel), key)
-    aten.impl("_cudnn_rnn_flatten_weight", recurrent_networks.flatten, "PrivateUse1")
+            _put(name, guarded(refusals_of(op), kernel), key)
+    _put("_cudnn_rnn_flatten_weight", recurrent_networks.flatten, "PrivateUse1")
     for name in ("_convolution", "_convolution.deprecated"):
-        aten.impl(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
+        _put(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in sorted(_named().difference(handwritten_kernels.SPECIAL, layouts.MAKING)):
-        aten.impl(name, kernel_of(name), "PrivateUse1")
+        _put(name, kernel_of(name), "PrivateUse1")
     for name in _COMPOSED_IN_FLOAT64:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
-            aten.impl(name, _holding_doubles(overload_of(name).decompose), key)
-    layouts.register_nested(aten)
-    layouts.register_quantized(aten)
+            _put(name, _holding_doubles(overload_of(name).decompose), key)
+    layouts.register_nested()
+    layouts.register_quantized()
     non_functional = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, non_functional)
-    aten.impl("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
-    _libraries.extend((rest, aten, *layouts.register_sparse()))
+    _put("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
+    layouts.register_sparse()
+    _registered.append(True)
 
 
 def serve_autocast() -> None:
@@ -225,16 +228,18 @@ def serve_autocast() -> None:
 def _register_casts() -> None:
     if not _casts:
         with garbage_collection.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
-            _casts.extend(autocast_lists.register(DEVICE_TYPE, "AutocastPrivateUse1"))
+            autocast_lists.register(DEVICE_TYPE, "AutocastPrivateUse1")
+            _casts.append(True)
 
 
-_casts: list[torch.library.Library] = []
+_casts: list[bool] = []
+"""Not empty once CUDA's lists are registered."""
 
 
 def _named() -> set[str]:
     """Return the operators with a kernel of their own: most because torch would run a composite one, not the fallback.
 
-    Those that are known to be wrong on MPS, or that only backward calls, need one too: a scope puts its own before it.
+    Those that are known to be wrong on MPS, or that only backward calls, need one too: scopes put theirs in front.
     """
     whole = of_aten(composite())
     found = shadowed("CPU").union(_FREQUENT)

@@ -15,7 +15,7 @@ from typing import Any
 from torchdevice.core import Context
 from torchdevice.devices import device_models
 from torchdevice.devices.mps_runtime import MpsRuntime
-from torchdevice.fallback.fallback_kernels import overload
+from torchdevice.foundation.registered_kernels import overload
 from torchdevice.journal.journal import Journal
 from torchdevice.options import Options
 from torchdevice.simulation import backend, device_generators, policy
@@ -46,13 +46,12 @@ class MacRuntime(MpsRuntime):
     lacks_kernel = staticmethod(
         lambda operator: operator.startswith("aten::") and PROFILES["mps"].missing(overload(operator)) is not None
     )
-    run_for_others = staticmethod(backend.run_any)
     refusing_key = "PrivateUse1"
 
     def __init__(self, machine: Context):
         super().__init__()
         self._machine = weakref.ref(machine)
-        backend.register()  # before the kernels of a scope, which stand in front of its own
+        backend.register()
 
     @property
     def simulated_by(self) -> Context:  # type: ignore[override]

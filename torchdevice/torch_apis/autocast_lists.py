@@ -25,8 +25,9 @@ import torch
 
 from torchdevice.core import thread_state
 from torchdevice.devices.runtime import Runtime
-from torchdevice.fallback.fallback_kernels import overload
+from torchdevice.foundation import registered_kernels
 from torchdevice.foundation.per_thread import PerThread
+from torchdevice.foundation.registered_kernels import overload
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.foundation.torch_texts import text
 
@@ -75,7 +76,8 @@ class Region:
         key = runtime.autocast_key
         if key not in _served:
             with thread_state.suspended():  # kernels that a program registers run with the mode
-                _served[key] = _register_spare(key)
+                _register_spare(key)
+                _served.add(key)
 
     def __enter__(self) -> None:
         self._before = _region.kind
@@ -96,43 +98,36 @@ def _use_for(kind: str | None) -> None:
 # ---- registration ----------------------------------------------------------------------------------------------------
 
 
-def register(kind: str, key: str) -> list[torch.library.Library]:
-    """Register kernels for all operators of the lists, for a device that has none.
-
-    Returns:
-        The libraries, which unregister their kernels when they end.
-    """
-    return _registered(key, {name: _kernel(name, lambda: kind, kind) for name in policies()})
+def register(kind: str, key: str) -> None:
+    """Register kernels for all operators of the lists, for a device that has none."""
+    _register(key, {name: _kernel(name, lambda: kind, kind) for name in policies()})
 
 
-def _register_spare(own_key: Any) -> list[torch.library.Library]:
+def _register_spare(own_key: Any) -> None:
     """Register kernels for the operators that torch's kernels under a key cast differently from CUDA's."""
     # Libraries such as torchvision register operators of their own there.
     all_own = (name.partition("::") for name in registrations_for_dispatch_key(own_key))
     own, listed = {name for library, _, name in all_own if library == "aten"}, policies().keys()
     made = {name: _kernel(name, lambda: _region.kind, SPARE) for name in (listed - own) | _CAST_OTHERWISE}
-    found = _registered(_SPARE_KEY, {name: made[name] for name in made.keys() - _with_kernel})
+    _register(_SPARE_KEY, {name: made[name] for name in made.keys() - _with_kernel})
     unlisted = [name for name in own - listed - _with_kernel if not _KEPT.fullmatch(name)]
     for name in unlisted:
-        found[-1].impl(name, _without_autocast(overload(f"aten::{name}")), _SPARE_KEY, with_keyset=True)
+        kernel = _without_autocast(overload(f"aten::{name}"))
+        registered_kernels.put(f"aten::{name}", kernel, _SPARE_KEY, __file__, with_keys=True)
     _with_kernel.update(made, unlisted)
-    return found
 
 
-_served: dict[str | None, list[torch.library.Library]] = {}
-"""The key of torch's kernels for a device -> the registrations beside them, which stay: only a region includes them."""
+_served: set[str | None] = set()
+"""The keys of torch's kernels for devices, beside which there are kernels here: only a region includes them."""
 
 _with_kernel: set[str] = set()
 """The operators with a kernel under the spare key."""
 
 
-def _registered(key: str, kernels: dict[str, Callable[..., Any]]) -> list[torch.library.Library]:
-    fallback, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
-    if not torch._C._dispatch_has_backend_fallback(getattr(torch._C.DispatchKey, key)):
-        fallback.fallback(torch.library.fallthrough_kernel, key)
+def _register(key: str, kernels: dict[str, Callable[..., Any]]) -> None:
+    registered_kernels.put_fallback(torch.library.fallthrough_kernel, key, __file__)
     for name, kernel in kernels.items():
-        aten.impl(name, kernel, key)
-    return [fallback, aten]
+        registered_kernels.put(f"aten::{name}", kernel, key, __file__)
 
 
 @functools.cache

@@ -1,9 +1,8 @@
 """What a program adds to torch's dispatcher: kernels of operators, subclasses of tensors and dispatch modes.
 
 The mode is put back while torch runs the program's own kernels, for ``torch/library.py``. A kernel for the program's
-accelerator also serves the target, in scopes: it is registered for the target's dispatch key too while a scope on that
-target is active. On a CPU target the kernel is called before a default kernel; an operator that has a kernel for the
-CPU keeps that one.
+accelerator also serves the target, in scopes: it is put in front of the target's. On a CPU target the kernel is called
+before a default kernel; an operator that has a kernel for the CPU keeps that one.
 
 A wrapper around a tensor of the program is made for that tensor's device. Where tensors report the program's
 accelerator, torch would be asked for a wrapper on that accelerator, which is not there. In a graph that ``make_fx`` or
@@ -19,7 +18,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -30,9 +29,9 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice.core import Callback, Context, Installation, per_context, replaces, thread_state
+from torchdevice.core import Context, per_context, replaces, thread_state
 from torchdevice.engines.mode import of_this_thread, with_mode
-from torchdevice.fallback.fallback_kernels import Registrations
+from torchdevice.foundation import registered_kernels
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 
 _AUTOGRAD = ("", "Autograd")
@@ -56,8 +55,6 @@ def _impl(
     """``Library.impl``: register a kernel that runs with the mode of the scope in which it is called."""
     # A kernel of torch's stays as it is.
     kernel = per_context(fn, with_mode) if isinstance(fn, types.FunctionType) and not _is_torchs(fn) else fn
-    target_key = _key_of(context.device_type)
-    _remove(target_key)  # what the program registers for the target itself comes before what is registered in its place
     original(self, op_name, kernel, dispatch_key, **options)
     key = dispatch_key or self.dispatch_key
     prefix, _, rest = key.partition(_key_of(context.options.written_for))
@@ -65,25 +62,18 @@ def _impl(
         name = op_name if isinstance(op_name, str) else op_name.name()
         qualified = name if "::" in name else f"{self.ns}::{name}"
         _libraries.setdefault(self, {})[prefix, qualified] = kernel, options.get("with_keyset", False)
-    if not context.is_native:
-        _install(target_key)
+    put(context)
 
 
-@functools.cache
-def _registrations(key: str) -> tuple[Registrations, ...]:
-    """Return what registers the kernels for a target's dispatch key, and for that of its autograd."""
-    return tuple(Registrations(prefix + key, functools.partial(_kernels, prefix, key)) for prefix in _AUTOGRAD)
+@replaces(torch._ops, "key_extractor", makes=True)
+def _without_front(original: Any) -> Any:
+    """Let the operators of higher order, whose kernels Python finds, not look for one in front: there is none."""
 
+    @functools.wraps(original)
+    def key_extractor(tensors: Any, key_mask: Any) -> Any:
+        return original(tensors, key_mask - registered_kernels.OF_FRONT)
 
-def _kernels(prefix: str, key: str) -> Mapping[str, Callable[..., Any]]:
-    """Return the stand-ins for the kernels of libraries that still exist, by the names of their operators."""
-    found = {}
-    for library, kernels in list(_libraries.items()):
-        for (of, name), (kernel, with_keyset) in kernels.items():
-            has_own = key == "CPU" and torch._C._dispatch_has_kernel_for_dispatch_key(name, prefix + key)
-            if of == prefix and library.m is not None and not has_own:
-                found[name] = _stand_in(name, prefix + key, kernel, with_keyset)
-    return found
+    return key_extractor
 
 
 def serves(op: Any) -> bool:
@@ -92,38 +82,38 @@ def serves(op: Any) -> bool:
     return op.name() in {name.removesuffix(".default") for name in names}
 
 
-def _stand_in(name: str, key: str, kernel: Any, with_keyset: bool) -> Callable[..., Any]:
-    """Return a kernel for another dispatch key, which leaves threads without a scope the kernel that they would get."""
-    computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, key)
-    theirs = torch.library.get_kernel(name, key) if computed else None
-
-    def stand_in(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if thread_state.state.context is None and theirs is not None:
-            return theirs.call_boxed(keys, *args, **kwargs)
-        return kernel(keys, *args, **kwargs) if with_keyset else kernel(*args, **kwargs)
-
-    return stand_in
+def put(context: Context) -> None:
+    """Let the program's kernels for its accelerator serve a context's target. May be called again."""
+    if context.is_native:
+        return
+    key = _key_of(context.device_type)
+    for kernels in list(_libraries.values()):  # few programs have such kernels
+        for prefix, name in list(kernels):
+            kernel = functools.partial(_stand_in, prefix, name, key)
+            registered_kernels.put_in_front(name, prefix + key, kernel, "kernels of the program's")
 
 
-@functools.cache
-def _installation(key: str) -> Installation:
-    return Installation(lambda: [Callback(functools.partial(_install, key), functools.partial(_remove, key))])
+def _stand_in(
+    prefix: str, name: str, key: str, keys: Any, own: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Run the kernel for the program's accelerator in a scope on a target with this key, elsewhere the target's own."""
+    context = thread_state.state.context
+    if context is None or context.is_native or _key_of(context.device_type) != key:
+        return own(*args, **kwargs)
+    kernel, with_keyset = _kernel(prefix, name)
+    has_own = key == "CPU" and torch._C._dispatch_has_kernel_for_dispatch_key(name, prefix + key)
+    if kernel is None or has_own:
+        return own(*args, **kwargs)
+    return kernel(keys, *args, **kwargs) if with_keyset else kernel(*args, **kwargs)
 
 
-def _install(key: str) -> None:
-    if _libraries:  # few programs have such kernels
-        for each in _registrations(key):
-            each.install()
-
-
-def _remove(key: str) -> None:
-    for each in _registrations(key):
-        each.remove()
-
-
-def needed(context: Context) -> list[Installation]:
-    """Return the installation that a context needs for its target."""
-    return [] if context.is_native else [_installation(_key_of(context.device_type))]
+def _kernel(prefix: str, name: str) -> tuple[Any, bool]:
+    """Return the last kernel of an operator among libraries that still exist, and whether it is given dispatch keys."""
+    found: tuple[Any, bool] = None, False
+    for library, kernels in list(_libraries.items()):
+        if library.m is not None:
+            found = kernels.get((prefix, name), found)
+    return found
 
 
 def _is_torchs(kernel: Any) -> bool:

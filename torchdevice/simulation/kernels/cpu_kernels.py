@@ -92,6 +92,8 @@ def view_of(op: Any) -> Kernel:
 
     ``call_boxed`` takes two thirds of the time of ``_op_dk``, but keeps Python's global lock while the kernel runs.
     """
+    if op.namespace != "aten":  # a program's kernel may end, or get another one in its place
+        return functools.partial(op._op_dk, DispatchKey.CPU)
     # `call_boxed` is safe here, since a view computes nothing and keeps Python's lock for a moment only.
     return functools.partial(torch.library.get_kernel(op, "CPU").call_boxed, _CPU_KEYS)
 

@@ -21,7 +21,7 @@ from torch._C import DispatchKey
 from torchdevice.devices.sparse_parts import parts_of
 from torchdevice.errors import NotSupportedError
 from torchdevice.fallback.fallback_kernels import of_aten, overload_of, shadowed
-from torchdevice.foundation import data_files
+from torchdevice.foundation import data_files, registered_kernels
 from torchdevice.foundation.stand_ins import with_bits, written
 from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
 from torchdevice.lowlevel.dlpack_alias import on_cpu
@@ -54,26 +54,24 @@ _COMPOSED = {"is_pinned"}
 """Operators that torch's composite kernels do on the parts of a compressed tensor, whatever device these are on."""
 
 
-def register_sparse() -> list[torch.library.Library]:
-    """Register the kernels with torch. Return the libraries, which unregister their kernels when they end."""
-    aten = torch.library.Library("aten", "IMPL")
-    fallbacks = [
-        _register_layout(aten, "SparsePrivateUse1", DispatchKey.SparseCPU, _OF_PARTS, set()),
-        _register_layout(aten, "SparseCsrPrivateUse1", DispatchKey.SparseCsrCPU, _OF_COMPRESSED_PARTS, _COMPOSED),
-    ]
-    return [*fallbacks, aten]
+def _put(name: str, kernel: Any, key: str) -> None:
+    registered_kernels.put(f"aten::{name}", kernel, key, __file__)
 
 
-def _register_layout(aten: Any, key: str, of_cpu: Any, of_parts: list[str], composed: set[str]) -> Any:
-    """Register the kernels for a dispatch key, for which the CPU has ``of_cpu``. Return the library of the fallback."""
-    rest = torch.library.Library("_", "IMPL")
-    rest.fallback(fallback(_kernel), key)
-    aten.impl("_to_copy", Pipeline(_aten._to_copy.default, _copy_parts, none_of).run, key)
+def register_sparse() -> None:
+    """Register the kernels with torch."""
+    _register_layout("SparsePrivateUse1", DispatchKey.SparseCPU, _OF_PARTS, set())
+    _register_layout("SparseCsrPrivateUse1", DispatchKey.SparseCsrCPU, _OF_COMPRESSED_PARTS, _COMPOSED)
+
+
+def _register_layout(key: str, of_cpu: Any, of_parts: list[str], composed: set[str]) -> None:
+    """Register the kernels for a dispatch key, for which the CPU has ``of_cpu``."""
+    registered_kernels.put_fallback(fallback(_kernel), key, __file__)
+    _put("_to_copy", Pipeline(_aten._to_copy.default, _copy_parts, none_of).run, key)
     for name in of_parts:
-        aten.impl(name, cpu_kernels.without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
+        _put(name, cpu_kernels.without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
     for name in sorted((shadowed(of_cpu.name) | _RUN_WHOLE).difference(of_parts, composed, {"_to_copy"})):
-        aten.impl(name, _kernel(name), key)
-    return rest
+        _put(name, _kernel(name), key)
 
 
 def _of_parts(op: Any, key: Any) -> Callable[..., Any]:
@@ -171,15 +169,15 @@ _MAKING_NESTED = _OPERATORS["making nested tensors"].split()
 """Operators on plain tensors that give nested ones, or call such operators."""
 
 
-def register_nested(aten: torch.library.Library) -> None:
+def register_nested() -> None:
     """Register the kernels with torch."""
     for name in sorted(of_aten(registrations_for_dispatch_key("NestedTensorCPU"))):
         kernel = Pipeline(name, _NestedAliases, none_of).run
         if name in _ON_ITSELF:
             kernel = without_mode(functools.partial(overload_of(name)._op_dk, DispatchKey.NestedTensorCPU))
-        aten.impl(name, kernel, "NestedTensorPrivateUse1")
+        _put(name, kernel, "NestedTensorPrivateUse1")
     for name in _MAKING_NESTED:
-        aten.impl(name, Pipeline(name, _NestedAliases, none_of).run, "PrivateUse1")
+        _put(name, Pipeline(name, _NestedAliases, none_of).run, "PrivateUse1")
 
 
 class _NestedAliases(CpuAliases):
@@ -212,14 +210,14 @@ _MAKING_QUANTIZED = _OPERATORS["making quantized tensors"].split()
 """The operators that make quantized tensors."""
 
 
-def register_quantized(aten: torch.library.Library) -> None:
+def register_quantized() -> None:
     """Register the refusals with torch."""
     # Not a fallback, which takes long to register: the other operators are given quantized tensors, and there are none.
     for name in (*_MAKING_QUANTIZED, "copy_", "empty.memory_format", "empty_strided"):
         base, _, overload = name.partition(".")
         if hasattr(getattr(torch.ops.aten, base, None), overload or "default"):
             for key in ("QuantizedPrivateUse1", *(["PrivateUse1"] if name in _MAKING_QUANTIZED else [])):
-                aten.impl(name, _refuse_quantized, key)
+                _put(name, _refuse_quantized, key)
 
 
 def _refuse_quantized(*args: Any, **kwargs: Any) -> NoReturn:

@@ -1117,8 +1117,9 @@ struct Registered {
 };
 
 std::map<std::string, Registered> registered;
-std::vector<c10::RegistrationHandleRAII> in_place;
-bool is_in_place = false;
+// Never taken out, since another thread may be between the look-up of a kernel and the kernel. Where a thread's context
+// is not served, the kernels call those in Python.
+std::vector<c10::RegistrationHandleRAII>& in_place = *new std::vector<c10::RegistrationHandleRAII>;
 
 // Warnings of the dispatcher that a kernel replaces another: that is what is meant here.
 struct Silence : c10::WarningHandler {
@@ -1158,8 +1159,8 @@ c10::KernelFunction kernel_of(const OperatorHandle& op, DispatchKey key, Facts f
       : c10::BoxedKernel::makeFromFunctor(std::make_unique<Kernel>(op, std::move(facts))));
 }
 
-// Keep a kernel for an operator and a dispatch key, and put it in place where kernels are. Return false where the
-// operator has another kernel for a while.
+// Keep a kernel for an operator and a dispatch key, and put it in place. Return false where the operator has another
+// kernel for a while.
 bool offer(const std::string& name, const std::string& overload, const std::string& key_name, Facts facts) {
   const auto key = c10::parseDispatchKey(key_name);
   const auto known = key_name + name + "." + overload;
@@ -1167,7 +1168,7 @@ bool offer(const std::string& name, const std::string& overload, const std::stri
   if (registered.count(known) != 0 || !has_own_kernel(op, key)) return registered.count(known) != 0;
   auto kernel = kernel_of(op, key, std::move(facts));
   const auto found = registered.emplace(known, Registered{op.operator_name(), key, std::move(kernel)}).first;
-  if (is_in_place) put(found->second);
+  put(found->second);
   return true;
 }
 
@@ -1188,6 +1189,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 const Guard guard_of_kernels;
 const c10::impl::DeviceGuardImplInterface* guard_in_python = nullptr;
+bool is_in_place = false;
 
 std::atomic<const c10::impl::DeviceGuardImplInterface*>& guard_of_torch() {
   return c10::impl::device_guard_impl_registry[static_cast<size_t>(OWN)];
@@ -1197,17 +1199,12 @@ void install() {
   if (is_in_place) return;
   is_in_place = true;
   guard_in_python = guard_of_torch().exchange(&guard_of_kernels);
-  for (auto& [_, each] : registered) {
-    put(each);
-  }
 }
 
 void uninstall() {
   if (!is_in_place) return;
   is_in_place = false;
   guard_of_torch().store(guard_in_python);
-  // In the reverse order, as the dispatcher expects of registrations on top of each other.
-  while (!in_place.empty()) in_place.pop_back();
 }
 
 StorageImpl* storage_at(int64_t cdata) { return reinterpret_cast<StorageImpl*>(cdata); }

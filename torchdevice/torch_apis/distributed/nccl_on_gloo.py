@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.core import thread_state
+from torchdevice.foundation import registered_kernels
 from torchdevice.torch_apis.distributed import collective_checks, flight_recorder, gloo_waits, point_to_point
 from torchdevice.torch_apis.distributed.collective_operators import as_operator
 from torchdevice.torch_apis.distributed.collective_staging import Collective
@@ -312,12 +313,11 @@ class NcclOnGloo(NcclGroup):
 
 
 @functools.cache  # once in a process
-def _register_functional() -> torch.library.Library:
+def _register_functional() -> None:
     """Register functional collectives that torch's C++ does past a group's methods in Python, for the process."""
-    functional = torch.library.Library("_c10d_functional", "IMPL")
-    functional.impl("all_gather_into_tensor_out", _all_gather, "PrivateUse1")
-    functional.impl("reduce_scatter_tensor_out", _reduce_scatter, "PrivateUse1")
-    return functional
+    put = functools.partial(registered_kernels.put, key="PrivateUse1", file=__file__)
+    put("_c10d_functional::all_gather_into_tensor_out", _all_gather)
+    put("_c10d_functional::reduce_scatter_tensor_out", _reduce_scatter)
 
 
 def _all_gather(given: torch.Tensor, group_size: int, group_name: Any, *, out: torch.Tensor) -> torch.Tensor:
