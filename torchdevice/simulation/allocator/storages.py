@@ -525,7 +525,9 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     if owner is not None:
         own = owner.tensor
         # The cheapest comparison first. Shape and strides as well, since views begin at the same address.
-        if own.dtype is dtype and own.shape == shape and own.stride() == stride and not _has_gaps(own):
+        alike = own.dtype is dtype and own.shape == shape and own.stride() == stride
+        # Not in `_has_gaps`, which would be a frame of each call.
+        if alike and (own.is_contiguous() or not _has_gaps(own)):
             return own
     else:
         owner = owner_of(tensor.untyped_storage(), dtype)
@@ -543,8 +545,8 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _has_gaps(own: torch.Tensor) -> bool:
-    """Return whether a block's CPU tensor may have gaps between its elements. Then each tensor needs its own view."""
-    return not own.is_contiguous() and own.nbytes != own.untyped_storage().nbytes()
+    """Return whether a CPU tensor of a block that is not contiguous has gaps. Then each tensor needs its own view."""
+    return own.nbytes != own.untyped_storage().nbytes()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
