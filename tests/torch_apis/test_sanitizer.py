@@ -35,7 +35,7 @@ def test_the_documented_example(tmp_path: Path) -> None:
     assert result.returncode == 0 and "CSAN" not in result.stderr, result.stderr
 
 
-FOLDERS = os.pathsep.join(map(str, (TESTS, TESTS / "simulation/observe", TESTS.parent)))
+FOLDERS = os.pathsep.join(map(str, (TESTS, TESTS / "support", TESTS / "simulation/observe", TESTS.parent)))
 
 KINDS = """
 import contextlib, io, sys
