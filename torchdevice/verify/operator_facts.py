@@ -8,6 +8,7 @@ import torch
 
 from torchdevice.foundation import data_files
 from torchdevice.foundation.stand_ins import given_to, is_written
+from torchdevice.torch_apis import dispatch
 
 _FACTS = {name: frozenset(operators) for name, operators in data_files.read(__file__, "operator_facts.json").items()}
 """Lists of operators.
@@ -91,7 +92,7 @@ def looked_at(op: Any, only: tuple[str, ...] | None, runtime: Any) -> Operator |
         if {base, op._schema.name, op.name(), op.name().removeprefix("aten::")}.isdisjoint(only):
             return None
     elif op.namespace != "aten" and (
-        op.namespace in _FACTS["communicating"] or not _has_two_kernels(op.name(), runtime.device_type)
+        op.namespace in _FACTS["communicating"] or not _has_two_kernels(op, runtime.device_type)
     ):
         return "foreign"
     elif base in _FACTS["unseen"] or torch.Tag.inplace_view in op.tags:
@@ -101,9 +102,11 @@ def looked_at(op: Any, only: tuple[str, ...] | None, runtime: Any) -> Operator |
     return None if runtime.shares_host_memory and shows_nothing else known
 
 
-def _has_two_kernels(name: str, device_type: str) -> bool:
-    own = torch._C._dispatch_has_kernel_for_dispatch_key(name, torch._C._dispatch_key_for_device(device_type))
-    return own and torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
+def _has_two_kernels(op: Any, device_type: str) -> bool:
+    """Return whether an operator of the program's has a kernel of its own for the target, and another for the CPU."""
+    name, key = op.name(), torch._C._dispatch_key_for_device(device_type)
+    has_own = torch._C._dispatch_has_kernel_for_dispatch_key(name, key) or dispatch.serves(op)
+    return has_own and torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
 
 
 def unknown(only: tuple[str, ...] | None) -> str | None:
