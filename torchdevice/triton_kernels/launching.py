@@ -283,7 +283,24 @@ def of_each_scope(name: str) -> Replaced:
     return Replaced(triton.JITFunction, name, lambda original: attribute, may_be_absent=True)
 
 
-class Compiled(triton.CompiledKernel):  # type: ignore[misc]
+class OnNoDevice(triton.CompiledKernel):  # type: ignore[misc]
+    """A kernel that ends without a driver where a stand-in has loaded it, by the handle 0.
+
+    Triton 3.8 and later unload a kernel when Python collects it: after the scope, in the middle of a parse, or at the
+    end of the process. There is no driver then.
+    """
+
+    def __del__(self) -> None:
+        module = vars(self).get("module")  # not by attribute, which compiles a kernel that nobody has looked at
+        if module:
+            super().__del__()  # another thread's, on a real device
+        elif module is not None:
+            hook = getattr(triton.knobs.runtime, "kernel_unload_hook", None)
+            if hook is not None:
+                hook(module, self.function, self.name, self.metadata_group, self.hash)
+
+
+class Compiled(OnNoDevice):
     """A kernel for types and constants, which Triton compiles where the program looks at it. This needs no GPU.
 
     Args:
@@ -323,14 +340,6 @@ class Compiled(triton.CompiledKernel):  # type: ignore[misc]
             kernel = triton.compile_kernel(self.src, target=self._backend.target, options=self.options.__dict__)
             vars(self).update(vars(kernel))
         return self
-
-    def __del__(self) -> None:
-        # Triton 3.8 and later ask here for ``module``, which would compile a kernel that nobody looked at. Python calls
-        # this wherever it collects, also in the middle of a parse and when the process ends. Nothing is on a device.
-        loaded = vars(self).get("module")
-        hook = getattr(triton.knobs.runtime, "kernel_unload_hook", None)
-        if loaded is not None and hook is not None:
-            hook(loaded, self.function, self.name, self.metadata_group, self.hash)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what copies, pickles and inspects asks for; no stage of the compiler sets it

@@ -49,6 +49,7 @@ def patches() -> list[Patch]:
         *map(launching.of_each_scope, launching.OF_SCOPES),
         native(triton.Autotuner, "run", launching.run_tuned),
         native(triton.compiler, "max_shared_mem", without_cache),
+        Replaced(triton.compiler, "CompiledKernel", lambda original: launching.OnNoDevice),
         native(triton.testing, "do_bench", _bench),
         Replaced(triton.DriverConfig, "active", _active),
         Replaced(triton.DriverConfig, "default", _active),
