@@ -168,10 +168,16 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"{what}; sweeps: a sample, --sweep-seed={config.getoption('--sweep-seed')} (--sweep=full runs all)"
 
 
+ATTACKS = 30
+"""How many functions of ``tests/attack`` a run takes by day, with one case each: they take seconds."""
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what names its engines itself: it does the same whatever ``--engine`` says."""
+    """Mark what names its engines itself: it does the same whatever ``--engine`` says. Mark the attacks as a sweep."""
     if "engine" in sweeping.parameters(item):
         item.add_marker("one_engine")
+    if item.path.parent.name == "attack" and item.get_closest_marker("sampled") is None:
+        item.add_marker(pytest.mark.sampled(ATTACKS, of="attacks"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

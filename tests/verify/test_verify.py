@@ -637,7 +637,10 @@ if __name__ == "__main__":
 
 def test_a_run_says_what_all_its_processes_found(tmp_path: Path) -> None:
     ran = run_program(
-        tmp_path, PROGRAM, options=["--target", "simulated:mps", "--verify=found.json"], PYTHONPATH=str(TESTS / "support")
+        tmp_path,
+        PROGRAM,
+        options=["--target", "simulated:mps", "--verify=found.json"],
+        PYTHONPATH=str(TESTS / "support"),
     )
     assert ran.returncode == 0, ran.stderr
     assert "program.py:12: DivergenceWarning: aten::sub.Tensor: the result: 3 of 3 elements differ" in ran.stderr

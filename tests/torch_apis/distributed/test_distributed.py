@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from places import PROGRAMS
-from processes import free_port, run_command, run_python
+from processes import free_port, run_command, run_python, run_torch_python
 
 import torchdevice
 from torchdevice.cli import main, programs
@@ -46,7 +46,7 @@ def test_a_build_without_process_groups_gets_no_patches_of_them(there: bool) -> 
         "from torchdevice.core.bindings import REPLACED; owners = [getattr(each, 'owner', 0) for each in REPLACED]; "
     )
     code += "print(dist in owners, any('init_process' in str(getattr(each, '_function', '')) for each in REPLACED))"
-    done = run_python("-c", code)
+    done = run_torch_python("-c", code)
     assert done.stdout.split() == [str(there)] * 2, done.stderr
 
 
