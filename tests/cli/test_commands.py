@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import run_command, run_fresh_python, run_python
+from processes import run_command, run_fresh_python
 
 import torchdevice
 from torchdevice.check import Target

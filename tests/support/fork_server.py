@@ -15,6 +15,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import io
 import json
 import multiprocessing.process
 import os
@@ -106,6 +107,17 @@ class Server:
                 connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
+def standard_streams() -> None:
+    """Make the standard streams anew, for the files that the request has put in their places."""
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)
+    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+        raw = io.FileIO(number, "w", closefd=False)
+        raw.name = f"<{name}>"
+        stream = io.TextIOWrapper(io.BufferedWriter(raw), errors=errors, line_buffering=name == "stderr")
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
 def become(request: dict[str, Any]) -> Callable[[], int]:
     """Make this process one that was just started with the arguments of a request.
 
@@ -114,6 +126,7 @@ def become(request: dict[str, Any]) -> Callable[[], int]:
         returns 0 after a program that had neither.
     """
     arguments, folder = request["arguments"], request["folder"]
+    standard_streams()
     os.environ.clear()
     os.environ.update(request["variables"])
     os.chdir(folder)

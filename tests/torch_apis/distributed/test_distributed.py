@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from places import PROGRAMS
-from processes import free_port, run_command, run_python, run_torch_python
+from processes import free_port, run_command, run_torch_python
 
 import torchdevice
 from torchdevice.cli import main, programs
