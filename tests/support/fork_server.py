@@ -109,7 +109,7 @@ class Server:
 
 def standard_streams() -> None:
     """Make the standard streams anew, for the files that the request has put in their places."""
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
         raw = io.FileIO(number, "w", closefd=False)
         raw.name = f"<{name}>"
