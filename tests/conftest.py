@@ -271,7 +271,7 @@ def torch_is_restored() -> Iterator[None]:
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     state, precisions = torch.get_rng_state(), snapshot.precisions()
     multithreading = torch._C._is_multithreading_enabled()
-    before = snapshot.take()
+    before, of_thread = snapshot.take(), snapshot.of_thread()
     yield
     left = list(thread_state.state.entries)
     for entry in reversed(left):  # so that the next test starts without it
@@ -282,6 +282,7 @@ def torch_is_restored() -> Iterator[None]:
         gc.collect()  # a generator or a thread that nobody holds any more may have been in a scope
         changed = snapshot.differences(before, snapshot.take())
     assert changed == []
+    assert snapshot.of_thread() == of_thread, "the test has left its thread in another state"
     kept, _ = torch._C._is_multithreading_enabled(), torch._C._set_multithreading_enabled(multithreading)
     assert kept is multithreading, "autograd's multithreading is not as it was before the test"
     torch.set_rng_state(state)

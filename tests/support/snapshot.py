@@ -120,6 +120,15 @@ OWN_LIFE = {
 }
 
 
+def of_thread() -> dict[str, Any]:
+    """Return what torch keeps for this thread: whether it records for autograd, and which dispatch keys are left out."""
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "excluded keys": str(torch._C._dispatch_tls_local_exclude_set()),
+    }
+
+
 def take() -> dict[str, Any]:
     """Return a snapshot that compares equal to another one if nothing changed."""
     return {
