@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import failing_half_way
-from processes import run_program, run_python
+from processes import run_fresh_python, run_program, run_python
 from torch.overrides import _get_current_function_mode_stack, get_ignored_functions, get_overridable_functions
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -748,7 +748,7 @@ class TestAuto:
         """Run a program in a process of its own; return what it prints."""
         path = folder / "program.py"
         path.write_text(textwrap.dedent(program))
-        ran = run_python(*words, str(path), cwd=folder, **variables)
+        ran = run_fresh_python(*words, str(path), cwd=folder, **variables)
         assert ran.returncode == 0, ran.stderr
         return ran.stdout.split()
 

@@ -121,7 +121,7 @@ OWN_LIFE = {
 
 
 def of_thread() -> dict[str, Any]:
-    """Return what torch keeps for this thread: whether it records for autograd, and which dispatch keys are left out."""
+    """Return what torch keeps for this thread: whether autograd records, and which dispatch keys are left out."""
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),

@@ -130,7 +130,7 @@ class _InFront:
     def run(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the kernels in front of the kernel that torch would call next, if there are any."""
         op, left = overload(self._name), keys & self._behind
-        own = functools.partial(op.redispatch, left)
+        own = functools.partial(_passed_on, op, left)
         for kernel in self.kernels.get(self._next(op, left, kwargs), _NONE).values():
             own = functools.partial(kernel, left, own)
         return own(*args, **kwargs)
@@ -144,6 +144,36 @@ class _InFront:
             return left.highestPriorityTypeId()
         device = kwargs.get("device")
         return None if device is None else torch._C._dispatch_key_parse(torch._C._dispatch_key_for_device(device.type))
+
+
+def _passed_on(op: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
+    """Pass a call on to the kernel behind, with tensors for what torch gives a kernel in Python as numbers.
+
+    ``2 ** x`` calls an operator of two tensors, of which one stands for the number 2. A kernel in Python is given 2,
+    which the kernel behind does not take.
+    """
+    if any(type(value) in _NUMBERS for value in args):
+        given = [value for value in args if isinstance(value, torch.Tensor)]
+        exact = any(value.is_floating_point() or value.is_complex() for value in given)
+        for index, (value, argument) in enumerate(zip(args, op._schema.arguments, strict=False)):
+            if type(value) in _NUMBERS and str(argument.type) == "Tensor":
+                args = (*args[:index], _tensor_of(value, exact), *args[index + 1 :])
+    return op.redispatch(keys, *args, **kwargs)
+
+
+_NUMBERS = frozenset({bool, int, float, complex})
+
+
+def _tensor_of(number: Any, exact: bool) -> torch.Tensor:
+    """Return a tensor without dimensions that promotes other dtypes as the number does.
+
+    Args:
+        number: The number.
+        exact: Whether a tensor beside it is of floats, and keeps its dtype beside a number of a wider one.
+    """
+    wide = {float: torch.float64, complex: torch.complex128}.get(type(number)) if exact else None
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return torch.tensor(number, dtype=wide, device="cpu")
 
 
 _NONE: dict[str, Kernel] = {}
