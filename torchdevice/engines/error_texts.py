@@ -122,13 +122,22 @@ def detour_after(error: BaseException, context: Context, func: Any, rewriter: Re
     if float64_policy.refused(context, error) and dtype_gaps.can_be_repeated(func):
         return functools.partial(float64_policy.again, context, _rewritten(context, func, rewriter))
     if is_refusal(context, error) and dtype_gaps.can_be_repeated(func):
-        return functools.partial(_on_cpu, context, func)
+        return functools.partial(_on_cpu, context, func, error)
     return None
 
 
-def _on_cpu(context: Context, func: Any, args: Any, kwargs: Any) -> Any:
-    """Make a call on the CPU, counted at its line with the operator and the dtypes that the target refused."""
+def _on_cpu(context: Context, func: Any, error: BaseException, args: Any, kwargs: Any) -> Any:
+    """Make a call on the CPU, counted at its line with the operator and the dtypes that the target refused.
+
+    Raises:
+        BaseException: The target's error, where the call has no tensor that could be moved to the CPU.
+    """
     given = sorted({str(value.dtype) for value in tensors((args, kwargs))})
+    if not given:
+        try:
+            raise error
+        finally:
+            del error  # whose traceback has this frame
     name = f"{func.__name__} in {', '.join(given)}"
     return counted(context, name, lambda: call_on_cpu(func, args, kwargs), (args, kwargs))
 
