@@ -130,10 +130,11 @@ def _on_cpu(context: Context, func: Any, error: BaseException, args: Any, kwargs
     """Make a call on the CPU, counted at its line with the operator and the dtypes that the target refused.
 
     Raises:
-        BaseException: The target's error, where the call has no tensor that could be moved to the CPU.
+        BaseException: The target's error, where all tensors of the call are the CPU's already.
     """
-    given = sorted({str(value.dtype) for value in tensors((args, kwargs))})
-    if not given:
+    found = list(tensors((args, kwargs)))
+    given = sorted({str(value.dtype) for value in found})
+    if all(value.device.type == "cpu" for value in found):
         try:
             raise error
         finally:
