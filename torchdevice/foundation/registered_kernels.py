@@ -158,7 +158,8 @@ def _passed_on(op: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
         for index, (value, argument) in enumerate(zip(args, op._schema.arguments, strict=False)):
             if type(value) in _NUMBERS and str(argument.type) == "Tensor":
                 args = (*args[:index], _tensor_of(value, exact), *args[index + 1 :])
-    return op.redispatch(keys, *args, **kwargs)
+    # What `op.redispatch` calls, whose frame would stand in the tracebacks of the program's errors.
+    return op._handle.redispatch_boxed(keys, *args, **kwargs)
 
 
 _NUMBERS = frozenset({bool, int, float, complex})
