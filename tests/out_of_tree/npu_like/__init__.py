@@ -82,9 +82,4 @@ def _register_kernels() -> None:
     backend.run_any = pipeline.fallback(backend.kernel_of)
     backend._register_kernels()
     backend.serve_autocast()
-    registered.extend(backend._libraries)
-    backend._libraries.clear()  # so that the simulated device sees that torch's place for a backend is taken
-
-
-registered: list[Any] = []
-"""What torch has the kernels from: they stay for the process."""
+    backend._registered.clear()  # so that the simulated device sees that torch's place for a backend is taken
