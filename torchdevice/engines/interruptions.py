@@ -37,6 +37,7 @@ from torchdevice.core import Context, Replaced, in_every_thread, thread_state
 from torchdevice.core.patching import put_in, take_out
 from torchdevice.engines.mode import DeviceMode, as_program, of_this_thread, with_mode
 from torchdevice.engines.rewriters import DROPS, rewrites
+from torchdevice.foundation import registered_kernels
 from torchdevice.foundation.torch_internals import is_torch_function_all_disabled
 from torchdevice.foundation.uncaught_errors import PACKAGE
 from torchdevice.journal.callers import PROGRAM, kind_of
@@ -144,8 +145,10 @@ _interrupt: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assig
 
 _NUMBERS = [int(number) for number in signal.valid_signals()]
 
-_HANDLING = tuple(os.path.join(PACKAGE, folder, "") for folder in ("engines", "simulation"))
-"""The folders of the code that handles calls and runs operators."""
+_FOLDERS = ("engines", "fallback", "mps_workarounds", "random_numbers", "simulation")
+
+_HANDLING = (registered_kernels.__file__, *(os.path.join(PACKAGE, folder, "") for folder in _FOLDERS))
+"""The file and the folders of the code that handles calls and runs operators: torch calls it below autograd."""
 
 _OFF_THE_STACK = torch.overrides.handle_torch_function.__code__
 """Takes the mode off torch's stack for a call, and would lose it if a handler raised on the way."""
