@@ -188,5 +188,8 @@ def _product(function: Callable[..., Any], *args: Any, out_dtype: Any = None, **
 
 
 _OTHERWISE: dict[str, Callable[..., Any]] = {"histc": _histc, "nansum": _nansum, "nanmean": _nanmean}
-for _function in (torch.mm, torch.bmm, torch.addmm, torch.baddbmm):
+PRODUCTS = (torch.mm, torch.bmm, torch.addmm, torch.baddbmm)
+"""Products that take ``out_dtype``, for which no CPU has kernels."""
+
+for _function in PRODUCTS:
     _OTHERWISE[_function.__name__] = functools.partial(_product, _function)

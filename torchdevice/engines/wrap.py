@@ -419,6 +419,8 @@ def _for_every_scope() -> list[Patch]:
     functions = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS)}
     builtins = {function for function in functions if isinstance(function, _BUILTINS)}
     found = {*filter(lookup.takes_device, builtins), *_WITHOUT_SCHEMA, *filter(dtype_gaps.asked_last, functions)}
+    # Not by name: `torch.mm` equals `torch.dsmm`, and the set of all functions may hold either.
+    found.update(dtype_gaps.PRODUCTS)
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return [
         *_listed(found | rewriters.REGISTERED.keys()),
