@@ -17,6 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")  # read once, and other libraries import numba too
 os.environ.pop("TORCHDEVICE_TARGET", None)
+os.environ.pop("PYTEST_ADDOPTS", None)  # this run has read it; other projects that tests run lack its flags
 
 import warnings
 import zlib
