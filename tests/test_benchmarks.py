@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib
 import json
 import platform
 import shutil
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from places import ROOT
+from places import ROOT, benchmark
 from processes import run_python
 
 from torchdevice import check
@@ -168,8 +167,7 @@ def test_platforms_are_compared(tmp_path: Path) -> None:
 def test_a_run_replaces_that_of_the_same_environment_and_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    platforms = importlib.import_module("benchmarks.platforms")
+    platforms = benchmark("platforms")
     monkeypatch.setattr(platforms, "FIGURES", tmp_path / "figures.json")
     rows = [
         platforms.Row(python, torch, engine, "a part", "2026-01-01", 5, ["test_it"], {"no x": 2}, 1.5)
@@ -182,20 +180,16 @@ def test_a_run_replaces_that_of_the_same_environment_and_engine(
 
 
 def test_supported_releases_in_which_nothing_ran_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    platforms = importlib.import_module("benchmarks.platforms")
+    platforms = benchmark("platforms")
     monkeypatch.setattr(platforms, "ENVIRONMENTS", ("3.10:2.10.0", "3.13:2.14.1", "3.14:2.15.0"))
     rows = [platforms.Row("3.10.13", "2.10.0+cu128"), platforms.Row("3.13.0", "2.15.0+cpu")]
     assert platforms._missing(rows) == "Nothing has run on Python 3.14 or torch 2.14.1 yet."
     assert platforms._missing([*rows, platforms.Row("3.14.1", "2.14.0")]) == ""
 
 
-def test_what_cannot_be_installed_for_the_tests_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_installed_for_the_tests_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The other requirements are installed: a Python for which one has no wheel yet runs all other tests."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    platforms = importlib.import_module("benchmarks.platforms")
+    platforms = benchmark("platforms")
     pip = tmp_path / "pip"
     pip.write_text(
         "#!/usr/bin/env python3\nimport sys\n"
@@ -209,9 +203,8 @@ def test_what_cannot_be_installed_for_the_tests_is_said(
     assert said.out.splitlines()[1:] == ["asked absent>=1", "asked hypothesis>=6"]
 
 
-def test_the_page_of_platforms_is_that_of_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    platforms = importlib.import_module("benchmarks.platforms")
+def test_the_page_of_platforms_is_that_of_the_record(tmp_path: Path) -> None:
+    platforms = benchmark("platforms")
     rows = [platforms.Row(**row) for row in json.loads(platforms.FIGURES.read_text())]
     footer = platforms.FOOTER.format(missing=platforms._missing(rows))
     assert platforms.PAGE.read_text().endswith(platforms.table(rows) + footer)
@@ -230,8 +223,7 @@ torch.linalg.eig(torch.eye(2).to(x.device))
 
 
 def test_what_was_predicted_of_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    predicted = importlib.import_module("benchmarks.predicted")
+    predicted = benchmark("predicted")
     clone = tmp_path / "me+mine"
     clone.mkdir()
     (clone / "program.py").write_text(PREDICTED)
@@ -257,9 +249,8 @@ def test_what_was_predicted_of_programs(tmp_path: Path, monkeypatch: pytest.Monk
     }
 
 
-def test_what_an_event_shows_of_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    against = importlib.import_module("benchmarks.against_report")
+def test_what_an_event_shows_of_a_finding(tmp_path: Path) -> None:
+    against = benchmark("against_report")
     (tmp_path / "a.py").write_text("import torch\nx.to('cuda')\nx.double()\n@torch.compile\ndef f(): pass\nf()\n")
     findings = {
         each.line: each for each in check.check_file(str(tmp_path / "a.py"), check.Target.named("simulated:mps"))
@@ -278,9 +269,8 @@ def test_what_an_event_shows_of_a_finding(tmp_path: Path, monkeypatch: pytest.Mo
     assert shows(graph, 6, "a -> b", True) == (False, False)
 
 
-def test_the_figures_of_the_page_are_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    predicted = importlib.import_module("benchmarks.predicted")
+def test_the_figures_of_the_page_are_of_the_list() -> None:
+    predicted = benchmark("predicted")
     rows = json.loads(predicted.FIGURES.read_text())
     assert [{name: row[name] for name in predicted.Program._fields} for row in rows] == [
         each._asdict() for each in predicted.programs()

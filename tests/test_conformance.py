@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from typing import Any
@@ -11,16 +10,15 @@ import pytest
 import torch
 from corpus import CASES
 from device_facts import FACTS
-from places import ROOT
+from places import ROOT, benchmark
 from processes import run_python
 
 pytestmark = pytest.mark.one_engine
 
 
 @pytest.fixture
-def conformance(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.conformance")
+def conformance() -> Any:
+    return benchmark("conformance")
 
 
 @pytest.fixture

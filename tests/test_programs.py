@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from places import ROOT
+from places import ROOT, benchmark
 
 pytestmark = pytest.mark.one_engine
 
@@ -68,9 +67,8 @@ def _repository(sources: Path) -> str:
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of the command, whose catalog, record and page are those of the test."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    command = importlib.import_module("benchmarks.programs.__main__")
-    runs = importlib.import_module("benchmarks.programs.runs")
+    command = benchmark("programs.__main__")
+    runs = benchmark("programs.runs")
     (tmp_path / "inputs.py").write_text("import sys\nopen('word.txt', 'w').write(sys.argv[1])\n")
     monkeypatch.setattr(runs, "INPUTS", tmp_path / "inputs.py")
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results.json")
@@ -153,7 +151,7 @@ def test_a_release_on_pypi_is_unpacked_from_its_wheel(
 
 def test_only_the_parts_that_a_program_names_are_checked_out(programs: Any, tmp_path: Path) -> None:
     commit = _repository(tmp_path / "sources")
-    check_out = importlib.import_module("benchmarks.programs.runs").check_out
+    check_out = benchmark("programs.runs").check_out
     program = _program(programs, "part", commit, "x", parts=("/inner/", "/slow.py"))
     check_out(program, tmp_path / "part", tmp_path / "sources", sys.executable)
     files = {str(file.relative_to(tmp_path / "part")) for file in (tmp_path / "part").rglob("*.py")}
@@ -177,7 +175,7 @@ def test_a_run_replaces_that_of_the_same_program_target_and_torch(
 
 def test_the_catalog_is_whole(programs: Any) -> None:
     names = [program.name for program in programs.PROGRAMS]
-    made = importlib.import_module("benchmarks.programs.inputs").INPUTS
+    made = benchmark("programs.inputs").INPUTS
     drivers = ROOT / "benchmarks" / "programs" / "drivers"
     assert len(set(names)) == len(names)
     for program in programs.PROGRAMS:

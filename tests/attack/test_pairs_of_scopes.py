@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from places import ROOT
+from places import ROOT, benchmark
 from processes import run_python
 
-from benchmarks.pairs_of_scopes import NATIVE, SCOPES
 from torchdevice.simulation.native import building
 
-PAIRS = list(itertools.product(SCOPES, [kind for kind in SCOPES if kind != "none"]))
+PAIRED = benchmark("pairs_of_scopes")
+PAIRS = list(itertools.product(PAIRED.SCOPES, [kind for kind in PAIRED.SCOPES if kind != "none"]))
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_a_thread_computes_while_another_enters_and_leaves(one: str, other: str, sweep: tuple[bool, int]) -> None:
     """In a process of its own, which a kernel that is no more ends by a signal."""
-    if NATIVE in (one, other):
+    if PAIRED.NATIVE in (one, other):
         building.build()
     seconds = "10" if sweep[0] else "1"
     ran = run_python("-m", "benchmarks.pairs_of_scopes", one, other, "--seconds", seconds, cwd=ROOT)

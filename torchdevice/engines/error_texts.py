@@ -134,7 +134,7 @@ def _on_cpu(context: Context, func: Any, error: BaseException, args: Any, kwargs
     """
     found = list(tensors((args, kwargs)))
     given = sorted({str(value.dtype) for value in found})
-    if all(value.device.type == "cpu" for value in found):
+    if all(value.is_cpu for value in found):
         try:
             raise error
         finally:
