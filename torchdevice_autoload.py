@@ -15,7 +15,7 @@ import sys
 def activate() -> None:
     """Enable a scope if the environment asks for one; if the package cannot be imported, say so and go on."""
     try:
-        from torchdevice import autoload
+        from torchdevice.tools import autoload
     except Exception as error:
         # Silent where no scope is asked for. The package, which knows the other words for "0", cannot be asked.
         if os.environ.get("TORCHDEVICE", "0") != "0" and sys.stderr is not None and not sys.stderr.closed:

@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 
 import torchdevice
-from torchdevice.fallback.fallback_kernels import VARIABLE
+from torchdevice.calls.lacking.fallback_kernels import VARIABLE
 from torchdevice.version import versions
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.core.thread_state import settle, state
+from torchdevice.kernel.thread_state import settle, state
 
 MOVED: dict[str, str] = json.loads(Path(__file__).with_name("torch_tests.json").read_text())["moved"]
 """Where newer torch has what tests of older releases import: beginnings of modules' names, and ``module:name``."""

@@ -33,7 +33,7 @@ from benchmarks.progress import track
 from torchdevice import errors
 from torchdevice.check import Finding, Target, Verdict, check_file
 from torchdevice.check.environment_rules import PACKAGES
-from torchdevice.journal.callers import PROGRAM, kind_of_file
+from torchdevice.kernel.journal.callers import PROGRAM, kind_of_file
 from torchdevice.report import Report
 
 HERE = Path(__file__).parent

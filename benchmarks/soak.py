@@ -22,7 +22,7 @@ import torch
 import torchdevice
 from benchmarks import pairs_of_scopes
 from torchdevice.errors import FidelityError
-from torchdevice.scope import Scope
+from torchdevice.scope.scope import Scope
 
 _SECONDS_A_PAIR = 0.5
 

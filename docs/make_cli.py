@@ -9,8 +9,8 @@ from pathlib import Path
 
 from generated import write_or_check
 
-from torchdevice.cli.main import parser
-from torchdevice.cli.parsing import CommandParser
+from torchdevice.tools.cli.main import parser
+from torchdevice.tools.cli.parsing import CommandParser
 
 PAGE = Path(__file__).with_name("cli.md")
 

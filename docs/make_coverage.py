@@ -10,9 +10,9 @@ from pathlib import Path
 
 from generated import write_or_check
 
+from torchdevice.calls.lacking import dtype_gaps
 from torchdevice.check import public_names
-from torchdevice.core import bindings
-from torchdevice.engines import dtype_gaps
+from torchdevice.kernel import bindings
 
 PAGE = Path(__file__).with_name("coverage.md")
 

@@ -1,7 +1,8 @@
 """Train a small convolutional network to tell circles, squares and crosses apart.
 
-    python classify_images.py [--epochs 3]
+python classify_images.py [--epochs 3]
 """
+
 import argparse
 
 import numpy as np
@@ -37,7 +38,9 @@ class Shapes(Dataset):
 
 def network():
     def block(i, o):
-        return nn.Sequential(nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+        return nn.Sequential(
+            nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+        )
 
     return nn.Sequential(block(1, 16), block(16, 32), block(32, 32), nn.Flatten(), nn.Dropout(0.1), nn.Linear(512, 3))
 
@@ -82,8 +85,10 @@ def main():
             for images, labels in test:
                 predicted = model(images.cuda(non_blocking=True)).argmax(1).cpu()
                 correct += (predicted == labels).sum().item()
-        print(f"epoch {epoch + 1}: loss {total.item() / len(train):.3f}, accuracy {correct / len(test.dataset):.1%}, "
-              f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB peak")
+        print(
+            f"epoch {epoch + 1}: loss {total.item() / len(train):.3f}, accuracy {correct / len(test.dataset):.1%}, "
+            f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB peak"
+        )
     torch.cuda.empty_cache()
 
 

@@ -1,4 +1,5 @@
 """Prints what a program usually asks about its GPU."""
+
 import torch
 
 print("available:", torch.cuda.is_available(), "devices:", torch.cuda.device_count())
@@ -12,7 +13,9 @@ print("bfloat16:", torch.cuda.is_bf16_supported(), "architectures:", torch.cuda.
 x = torch.ones(4 * 2**20, device="cuda")
 free, total = torch.cuda.mem_get_info()
 print(f"free {free / 2**30:.1f} of {total / 2**30:.1f} GiB")
-print(f"allocated {torch.cuda.memory_allocated() / 2**20:.0f} MiB, reserved {torch.cuda.memory_reserved() / 2**20:.0f} MiB")
+print(
+    f"allocated {torch.cuda.memory_allocated() / 2**20:.0f} MiB, reserved {torch.cuda.memory_reserved() / 2**20:.0f} MiB"
+)
 del x
 torch.cuda.empty_cache()
 print(f"peak {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")

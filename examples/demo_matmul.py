@@ -1,4 +1,5 @@
 """Matrix multiplication, timed with CUDA events."""
+
 import torch
 
 torch.backends.cuda.matmul.allow_tf32 = True

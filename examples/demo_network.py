@@ -1,4 +1,5 @@
 """A small neural network learns the sine on the GPU, with gradient checkpointing and mixed precision."""
+
 import math
 
 import torch

@@ -1,4 +1,5 @@
 """Basic tensor work on the GPU."""
+
 import torch
 
 device = torch.device("cuda")

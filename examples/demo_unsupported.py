@@ -1,4 +1,5 @@
 """Calls functions that need a real GPU, and prints the result or the error of each."""
+
 import torch
 
 

@@ -1,7 +1,8 @@
 """Fine-tune a small GPT-2 on a text file with the HuggingFace Trainer, and generate text with it.
 
-    python finetune_gpt2.py [--steps 150] [--output runs/gpt2]
+python finetune_gpt2.py [--steps 150] [--output runs/gpt2]
 """
+
 import argparse
 import math
 import os
@@ -103,7 +104,9 @@ def main():
     model.eval()
     prompt = torch.tensor([tokenizer.encode("The harbour")], device="cuda")
     with torch.inference_mode(), torch.autocast("cuda", dtype=torch.float16):
-        written = model.generate(prompt, max_new_tokens=30, do_sample=True, top_k=5, pad_token_id=tokenizer.eos_token_id)
+        written = model.generate(
+            prompt, max_new_tokens=30, do_sample=True, top_k=5, pad_token_id=tokenizer.eos_token_id
+        )
     print("wrote:", repr(tokenizer.decode(written[0].tolist())))
 
 

@@ -1,7 +1,8 @@
 """Train a character-level transformer with a raw loop: AMP, GradScaler, pinned loader, checkpoint and resume.
 
-    python train_nanogpt.py [--steps 60] [--out runs/nanogpt] [--resume]
+python train_nanogpt.py [--steps 60] [--out runs/nanogpt] [--resume]
 """
+
 import argparse
 import contextlib
 import math
@@ -114,8 +115,10 @@ while step < target:
         step += 1
         if step % 20 == 0 or step == target:
             torch.cuda.synchronize()
-            print(f"step {step}: loss {loss.item():.4f}, {1000 * (time.time() - t0) / 20:.0f} ms, "
-                  f"{torch.cuda.memory_allocated() / 1e6:.0f} MB, scale {scaler.get_scale():g}")
+            print(
+                f"step {step}: loss {loss.item():.4f}, {1000 * (time.time() - t0) / 20:.0f} ms, "
+                f"{torch.cuda.memory_allocated() / 1e6:.0f} MB, scale {scaler.get_scale():g}"
+            )
             t0 = time.time()
             if not math.isfinite(loss.item()):
                 raise SystemExit("the loss is not finite")
@@ -123,8 +126,13 @@ while step < target:
             break
 
 torch.save(
-    {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(),
-     "rng": torch.cuda.get_rng_state(), "step": step},
+    {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scaler": scaler.state_dict(),
+        "rng": torch.cuda.get_rng_state(),
+        "step": step,
+    },
     path,
 )
 model.eval()

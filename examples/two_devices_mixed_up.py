@@ -1,4 +1,5 @@
 """A mistake that a CPU does not show: a sum of tensors that are on two devices."""
+
 import torch
 
 weights = torch.ones(2, device="cuda:0")

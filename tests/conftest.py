@@ -28,10 +28,10 @@ import sweeping
 import torch
 
 import torchdevice
-from torchdevice import target_selection
-from torchdevice.core import patching, thread_state
-from torchdevice.devices import runtime as runtimes
-from torchdevice.fallback import fallback_kernels
+from torchdevice.calls.lacking import fallback_kernels
+from torchdevice.kernel import patching, thread_state
+from torchdevice.kernel.devices import runtime as runtimes
+from torchdevice.scope import target_selection
 from torchdevice.simulation.native import building
 
 torch.set_num_threads(1)

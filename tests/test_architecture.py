@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import torchdevice
-from torchdevice.devices.accelerators import FAMILIES
+from torchdevice.kernel.devices.accelerators import FAMILIES
 
 pytestmark = pytest.mark.one_engine
 
@@ -21,37 +21,22 @@ PACKAGE = Path(torchdevice.__file__).parent
 # From the bottom up. A folder is one room. Each room may import the rooms before it, also for types and in functions.
 ROOMS = [
     "errors",
-    "foundation",
-    "lowlevel",
     "version",
-    "devices",
-    "options",
-    "journal",
-    "core",
-    "fallback",
-    "mps_workarounds",
-    "engines",
-    "random_numbers",
     "cuda",
-    "accelerators",
-    "torch_apis",
-    "compile",
+    "kernel",
+    "calls",
+    "random_numbers",
+    "torch_modules",
     "simulation",
     "triton_kernels",
-    "target_selection",
-    "installed",
     "report",
-    "check",
     "verify",
     "plan",
     "scope",
-    "activation",
+    "check",
     "transfer",
-    "magics",
     "__init__",
-    "autoload",
-    "cli",
-    "pytest_plugin",
+    "tools",
     "__main__",
 ]
 
@@ -108,7 +93,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 GRAPH = {name: imports(name) for name in MODULES}
 # Imported by name: each family has a file of its name.
-GRAPH["installed"] |= {f"accelerators.{family}" for family in FAMILIES} & set(MODULES)
+GRAPH["scope.installed"] |= {f"torch_modules.accelerators.{family}" for family in FAMILIES} & set(MODULES)
 
 
 def test_no_file_imports_in_a_circle() -> None:
@@ -189,9 +174,9 @@ def imported(path: Path) -> set[str]:
 def test_memory_at_addresses_is_touched_in_one_folder() -> None:
     """The docstring of ``lowlevel`` says what each of its files relies on."""
     users = {name for name, path in MODULES.items() if imported(path) & {"ctypes", "_ctypes", "cffi"}}
-    assert {room_of(name) for name in users} == {"lowlevel"}
-    described = importlib.import_module("torchdevice.lowlevel").__doc__
-    files = {name.partition(".")[2] for name in MODULES if room_of(name) == "lowlevel"} - {""}
+    assert {name.rpartition(".")[0] for name in users} == {"kernel.lowlevel"}
+    described = importlib.import_module("torchdevice.kernel.lowlevel").__doc__
+    files = {name.removeprefix("kernel.lowlevel.") for name in MODULES if name.startswith("kernel.lowlevel.")}
     assert files == set(re.findall(r"^``(\w+)``$", str(described), re.MULTILINE))
 
 
@@ -210,9 +195,9 @@ def named(path: Path) -> set[str]:
 
 
 def test_kernels_have_one_owner_and_none_is_kept() -> None:
-    """A kernel is put once, and is never taken out: see `foundation/registered_kernels.py`."""
+    """A kernel is put once, and is never taken out: see `kernel/registered_kernels.py`."""
     files = {path.relative_to(PACKAGE).as_posix(): named(path) for path in PACKAGE.rglob("*.py")}
-    assert {name for name, names in files.items() if names & REGISTERING} == {"foundation/registered_kernels.py"}
+    assert {name for name, names in files.items() if names & REGISTERING} == {"kernel/registered_kernels.py"}
     # A view's kernel for the CPU is torch's own.
     assert {name for name, names in files.items() if names & KEEPING} == {"simulation/kernels/cpu_kernels.py"}
 
@@ -263,9 +248,11 @@ def compared(path: Path) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, text) for text in constants.get(part.id, ()))
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name in MODULES if room_of(name) not in ("devices", "simulation", "target_selection"))
-)
+OF_DEVICES = ("kernel.devices.", "simulation.", "scope.target_selection")
+"""The modules that may ask which device there is."""
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if not name.startswith(OF_DEVICES)))
 def test_no_device_type_is_asked_for_outside_the_devices(name: str) -> None:
     """A comparison such as ``target == "mps"`` belongs in a runtime. One with what programs spell is allowed."""
     assert list(compared(MODULES[name])) == []

@@ -11,9 +11,9 @@ import pytest
 from places import ROOT
 from processes import run_python
 
-from torchdevice import options
-from torchdevice.cli import main
-from torchdevice.foundation.environment import SWITCH
+from torchdevice.kernel import options
+from torchdevice.kernel.python.environment import SWITCH
+from torchdevice.tools.cli import main
 
 pytestmark = pytest.mark.one_engine
 

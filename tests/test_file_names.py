@@ -25,8 +25,8 @@ from processes import run_fresh_python
 from rich.console import Console
 
 import torchdevice
-from torchdevice.cli import main, report
 from torchdevice.report import Report
+from torchdevice.tools.cli import main, report
 
 pytestmark = [
     pytest.mark.one_engine,

@@ -20,7 +20,7 @@ from places import ROOT
 from processes import run_fresh_python
 
 import torchdevice
-from torchdevice.foundation import garbage_collection
+from torchdevice.kernel.python import garbage_collection
 
 PACKAGE = Path(torchdevice.__file__).parent
 
@@ -67,9 +67,9 @@ class TestNamesake:
         assert self.ask(place, "-W", "error", "-c", "import torch, torchdevice") == (0, "")
 
     def test_names_that_nobody_has_are_looked_up_as_ever(self, place: Path) -> None:
-        program = "import torchdevice; print(hasattr(torchdevice, '__wrapped__'), hasattr(torchdevice, 'options'))"
+        program = "import torchdevice; print(hasattr(torchdevice, '__wrapped__'), hasattr(torchdevice, 'kernel'))"
         assert self.ask(place, "-c", program) == (0, "False False\n")
-        status, said = self.ask(place, "-c", "from torchdevice import options; import torchdevice; torchdevice.options")
+        status, said = self.ask(place, "-c", "from torchdevice import kernel; import torchdevice; torchdevice.kernel")
         assert (status, said) == (0, "")
 
     def test_programs_that_do_not_import_it_still_run(self, place: Path) -> None:
@@ -96,11 +96,11 @@ def test_what_the_package_of_the_other_project_finds(monkeypatch: pytest.MonkeyP
     for use in (refuse, lambda: theirs.portable, lambda: theirs.simulate):
         with pytest.raises(ImportError, match=r"^torchdevice\.\w+ is not there: .* pip uninstall torchdevice"):
             use()
-    for name in ("__wrapped__", "options"):
+    for name in ("__wrapped__", "kernel"):
         with pytest.raises(AttributeError, match=f"^module 'torchdevice' has no attribute '{name}'"):
             getattr(theirs, name)
     with pytest.raises(AttributeError, match=r"^module 'torchdevice\.cuda' has no attribute 'nothing'"):
-        assert torchdevice.cuda.nothing
+        assert sys.modules[refuse.__module__].nothing
 
 
 class TestImport:
@@ -140,9 +140,9 @@ class TestImport:
             print(gc.isenabled(), "afterwards")
         """
         lines = run_fresh_python("-c", textwrap.dedent(program)).stdout.splitlines()
-        loaded = {line[5:] for line in lines if line.startswith("True ")} - {"torchdevice.foundation"}
+        loaded = {line[5:] for line in lines if line.startswith("True ")} - {"torchdevice.kernel.python"}
         pause = {"garbage_collection", "interrupt_safe_exit"}
-        assert loaded == {"afterwards", *(f"torchdevice.foundation.{name}" for name in pause)}
+        assert loaded == {"afterwards", *(f"torchdevice.kernel.python.{name}" for name in pause)}
         assert len(lines) > 50
 
     def test_a_run_loads_torch_without_a_full_collection(self) -> None:

@@ -19,11 +19,11 @@ import torch
 from facade_cases import CASES, MODULES
 
 import torchdevice
-from torchdevice import installed
 from torchdevice.check.public_names import PUBLIC_NAMES, TARGETS, UNTOUCHED
-from torchdevice.core import bindings
 from torchdevice.errors import FidelityError, NotSupportedError, PortabilityWarning
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.kernel import bindings
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.scope import installed
 
 pytestmark = pytest.mark.one_engine
 
@@ -31,17 +31,17 @@ FAMILIES = r"_cuda\w*|_Cuda\w+|_CUDA\w+|_cudart\w*|_nvtx\w*|_nccl\w+|_cudnn\w*|_
 FAMILIES += r"|_xpu\w*|_Xpu\w+|_XPU\w+"
 
 SUPPLIED_OTHERWISE = {
-    "_CUDAGraph": "the class above it makes a stand-in (cuda/graphs.py)",
-    "_MemPool": "the class above it makes a stand-in (cuda/memory.py)",
-    "_CudaEventBase": "the class above it makes a stand-in (cuda/streams.py)",
-    "_CudaStreamBase": "the class above it makes a stand-in (cuda/streams.py)",
-    "_MPSStreamBase": "the class above it refuses (cuda/unsupported.json)",
-    "_XPUGraph": "the class above it refuses (cuda/unsupported.json)",
+    "_CUDAGraph": "the class above it makes a stand-in (torch_modules/cuda/graphs.py)",
+    "_MemPool": "the class above it makes a stand-in (torch_modules/cuda/memory.py)",
+    "_CudaEventBase": "the class above it makes a stand-in (torch_modules/cuda/streams.py)",
+    "_CudaStreamBase": "the class above it makes a stand-in (torch_modules/cuda/streams.py)",
+    "_MPSStreamBase": "the class above it refuses (torch_modules/cuda/unsupported.json)",
+    "_XPUGraph": "the class above it refuses (torch_modules/cuda/unsupported.json)",
     "_XPUMemPool": "the class above it makes a stand-in (xpu.py)",
     "_XpuEventBase": "the class above it makes a stand-in (xpu.py)",
     "_XpuStreamBase": "the class above it makes a stand-in (xpu.py)",
     "_xpu_XPUAllocator": "a type, named in annotations",
-    "_CUDAGreenContext": "the class above it refuses (cuda/unsupported.json)",
+    "_CUDAGreenContext": "the class above it refuses (torch_modules/cuda/unsupported.json)",
     "_accelerator_getAllocatorSettings": "named in a list of Dynamo's; torch calls it nowhere",
     "_mps_is_on_macos_13_or_newer": "named in a list of Dynamo's; torch has it no more",
     **dict.fromkeys(
@@ -51,11 +51,11 @@ SUPPLIED_OTHERWISE = {
         ),
         "torch.mtia asks them, on torch 2.10",
     ),
-    "_acceleratorGraph": "the class above it refuses (accelerators/accelerator_api.py)",
+    "_acceleratorGraph": "the class above it refuses (torch_modules/accelerators/accelerator_api.py)",
     "_cuda_CUDAAllocator": "a type, named in annotations",
     "_cuda_CUDAAllocator_AllocatorState": "a type, named in annotations",
-    "_cudart": "torch.cuda keeps it in a global (cuda/cudart.py)",
-    "_nvtx": "torch.cuda.nvtx keeps it in a global (cuda/nvtx.py)",
+    "_cudart": "torch.cuda keeps it in a global (torch_modules/cuda/cudart.py)",
+    "_nvtx": "torch.cuda.nvtx keeps it in a global (torch_modules/cuda/nvtx.py)",
     "_cudnn": "a module that torch.backends.cudnn imports; asked for its version only",
     "_CudaKernel": "a class of Python, of torch.cuda._compile_kernel, which compiles CUDA code",
     "_CudaModule": "a class of Python, of torch.cuda._compile_kernel, which compiles CUDA code",

@@ -15,8 +15,8 @@ from places import ROOT
 from processes import run_command, run_python
 
 import torchdevice
-from torchdevice import options as record
-from torchdevice.options import Options
+from torchdevice.kernel import options as record
+from torchdevice.kernel.options import Options
 
 sys.path.append(str(ROOT / "docs"))
 import make_options

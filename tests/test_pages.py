@@ -194,7 +194,9 @@ def project(tmp_path: Path) -> Path:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "train.py").write_text(TRAIN)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    report = "import sys, torchdevice.cli.main as m; sys.exit(m.main(['run', '--report=monday.json', 'train.py']))"
+    report = (
+        "import sys, torchdevice.tools.cli.main as m; sys.exit(m.main(['run', '--report=monday.json', 'train.py']))"
+    )
     assert run_python("-c", report, cwd=tmp_path).returncode == 0
     shutil.copy(tmp_path / "monday.json", tmp_path / "tuesday.json")
     return tmp_path

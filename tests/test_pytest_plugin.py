@@ -11,7 +11,7 @@ import pytest
 from processes import run_command, run_python
 from test_options import OTHER_VALUES
 
-from torchdevice import options as record
+from torchdevice.kernel import options as record
 
 # Each test starts processes, so the default run takes a sample.
 pytestmark = [pytest.mark.sampled(5, of="runs of pytest"), pytest.mark.one_engine]
@@ -302,7 +302,7 @@ class TestFile:
 WORKERS = """
 import os
 import pytest, torch
-from torchdevice.core import thread_state
+from torchdevice.kernel import thread_state
 
 
 @pytest.mark.parametrize("number", range(4))

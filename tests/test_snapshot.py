@@ -6,7 +6,7 @@ import pytest
 import snapshot
 import torch
 
-from torchdevice.core.patching import subclass_in_place_of
+from torchdevice.kernel.patching import subclass_in_place_of
 
 pytestmark = pytest.mark.one_engine
 

@@ -12,7 +12,7 @@ from processes import run_command, run_python
 from test_pytest_plugin import run_pytest
 
 import torchdevice
-from torchdevice.scope import Scope
+from torchdevice.scope.scope import Scope
 
 MAC = "simulated:mps"
 """On which tensors say that they are on mps, as on a real Mac."""

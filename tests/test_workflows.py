@@ -12,8 +12,8 @@ import pytest
 import yaml
 from places import ROOT
 
-from torchdevice import target_selection
-from torchdevice.cli import main
+from torchdevice.scope import target_selection
+from torchdevice.tools.cli import main
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 

@@ -38,19 +38,19 @@ def __getattr__(name: str) -> Any:
 def _loaded(module: str) -> Any:
     """Import a module of the package that needs torch."""
     importlib.import_module("torch")  # first, so that its entry point finds this package whole
-    with importlib.import_module("torchdevice.foundation.garbage_collection").paused():
-        importlib.import_module("torchdevice.foundation.torch_internals")  # before a private name of torch is read
+    with importlib.import_module("torchdevice.kernel.python.garbage_collection").paused():
+        importlib.import_module("torchdevice.kernel.torch_internals")  # before a private name of torch is read
         return importlib.import_module(module)
 
 
 def load_ipython_extension(ipython: Any) -> None:
     """Add the magic commands ``%torchdevice`` and ``%%torchdevice``: what ``%load_ext torchdevice`` calls."""
-    _loaded("torchdevice.magics").add(ipython)
+    _loaded("torchdevice.tools.magics").add(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
     """Leave the scope of ``%torchdevice``, and remove the magic commands."""
-    _loaded("torchdevice.magics").remove(ipython)
+    _loaded("torchdevice.tools.magics").remove(ipython)
 
 
 def __dir__() -> list[str]:

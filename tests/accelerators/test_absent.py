@@ -16,8 +16,8 @@ import torch
 from facade_cases import MODULES
 
 import torchdevice
-from torchdevice import target_selection
-from torchdevice.devices.accelerators import FAMILIES, of_module
+from torchdevice.kernel.devices.accelerators import FAMILIES, of_module
+from torchdevice.scope import target_selection
 
 TARGETS = ("cpu", "simulated:cuda")
 

@@ -11,10 +11,10 @@ import torch
 from processes import run_program, run_python
 
 import torchdevice
-from torchdevice import target_selection
-from torchdevice.devices import module as module_runtime
-from torchdevice.devices import registry
 from torchdevice.errors import NotSupportedError
+from torchdevice.kernel.devices import module as module_runtime
+from torchdevice.kernel.devices import registry
+from torchdevice.scope import target_selection
 
 MAC = "simulated:mps"
 SIMULATES = torch._C._get_privateuse1_backend_name() != "privateuseone"

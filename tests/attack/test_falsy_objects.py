@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.core import patching
+from torchdevice.kernel import patching
 
 
 class Falsy:

@@ -25,7 +25,7 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.core import thread_state
+from torchdevice.kernel import thread_state
 from torchdevice.simulation import device_guard
 from torchdevice.simulation.allocator.caching_allocator import Device
 from torchdevice.simulation.allocator.memory_blocks import Block

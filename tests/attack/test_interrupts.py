@@ -26,11 +26,11 @@ import torch
 from torch.overrides import BaseTorchFunctionMode
 
 import torchdevice
-from torchdevice import installed
-from torchdevice.core import thread_state
-from torchdevice.core.thread_state import ContextMode
-from torchdevice.engines import wrap
-from torchdevice.foundation import garbage_collection
+from torchdevice.calls import wrap
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.python import garbage_collection
+from torchdevice.kernel.thread_state import ContextMode
+from torchdevice.scope import installed
 from torchdevice.simulation.native import calling
 
 # Python reports an exception in a destructor, an injected interrupt too, as unraisable.

@@ -23,11 +23,11 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import torchdevice
-from torchdevice.fallback.fallback_kernels import overload_of
-from torchdevice.mps_workarounds.guards import FAULTS
+from torchdevice.calls.lacking.fallback_kernels import overload_of
+from torchdevice.calls.lacking.mps_guards import FAULTS
 from torchdevice.simulation.kernels import fused_attention, handwritten_kernels, recurrent_networks
 from torchdevice.simulation.refusals.cuda_rules import COMPOSED
-from torchdevice.torch_apis import autocast_lists, batch_norm
+from torchdevice.torch_modules.apis import autocast_lists, batch_norm
 
 KIND, KEY = "hpu", "AutocastHPU"
 """The autocast of a device that is not here, whose kernels come first: under it calls are recorded as they are made."""

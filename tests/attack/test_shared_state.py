@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice import installed
-from torchdevice.core import bindings, thread_state
 from torchdevice.errors import ScopeError
+from torchdevice.kernel import bindings, thread_state
+from torchdevice.scope import installed
 
 
 def supplied_names() -> list[str]:
@@ -169,7 +169,7 @@ class TestThreads:
         def fail(values: Any) -> Any:
             raise OSError("no environment")
 
-        monkeypatch.setattr("torchdevice.options.set_environment", fail)
+        monkeypatch.setattr("torchdevice.kernel.options.set_environment", fail)
         with pytest.raises(OSError, match="no environment"):
             torchdevice.enable(propagate=True)
         assert not torch.cuda.is_available() and torchdevice.current() is None

@@ -20,9 +20,9 @@ from processes import run_command, run_fresh_python
 from rich.console import Console
 
 from torchdevice.check import RULES, Finding, Target, check_file, check_source, checker, formats
-from torchdevice.cli import main
-from torchdevice.foundation import styled_text
+from torchdevice.kernel.python import styled_text
 from torchdevice.simulation.profiles import missing_operators
+from torchdevice.tools.cli import main
 
 pytestmark = pytest.mark.one_engine
 
@@ -816,9 +816,8 @@ class TestCommand:
 
     def test_torch_is_imported_only_for_its_tables(self, tmp_path: Path) -> None:
         (tmp_path / "a.py").write_text("import torch\nx = 1\n")
-        words = (
-            "import sys; from torchdevice.cli import main; main.main(['check', 'a.py']); print('torch' in sys.modules)"
-        )
+        words = "import sys; from torchdevice.tools.cli.main import main; main(['check', 'a.py'])"
+        words += "\nprint('torch' in sys.modules)"
         result = run_fresh_python("-c", words, cwd=tmp_path)
         assert result.stdout.endswith("\nFalse\n"), result.stderr
 

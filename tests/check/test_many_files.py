@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from torchdevice.check import RULES, Target, check_file, check_files
-from torchdevice.cli.main import main
-from torchdevice.foundation.styled_text import counted
+from torchdevice.kernel.python.styled_text import counted
+from torchdevice.tools.cli.main import main
 
 SOURCES = ['import torch\ntorch.ones(3, device="cuda")\n', "import flash_attn\n", "def broken(:\n", "x = 1\n"]
 

@@ -12,9 +12,9 @@ import pytest
 from processes import run_command, run_fresh_python, run_program, run_torch_python
 
 import torchdevice
-from torchdevice import autoload
-from torchdevice.core import thread_state
-from torchdevice.foundation import garbage_collection, logs
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.python import garbage_collection, logs
+from torchdevice.tools import autoload
 
 # Each test starts processes, so the default run takes a sample.
 pytestmark = [pytest.mark.sampled(9, of="runs of the command line"), pytest.mark.one_engine]
@@ -146,7 +146,7 @@ class TestRun:
         """Only the scope of the command is active, not one by ``TORCHDEVICE=1``."""
         program = """
             import torch
-            from torchdevice.core.thread_state import state
+            from torchdevice.kernel.thread_state import state
             print(torch.cuda.device_count(), len(state.entries))
         """
         environment = {"TORCHDEVICE": "1", "TORCHDEVICE_DEVICES": "2", "TORCHDEVICE_LOG": "ERROR"}
@@ -173,8 +173,8 @@ class TestActivation:
         """Neither a broken installation nor an invalid variable has any effect then."""
         (tmp_path / "psutil.py").write_text("raise RuntimeError('psutil is broken')")
         result = run_torch_python("-c", OWN_MODULES, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCHDEVICE_DEVICES="many")
-        foundation = ["torchdevice.foundation", "torchdevice.foundation.environment"]
-        imported = ["torchdevice", "torchdevice.autoload", *foundation, "torchdevice_autoload"]
+        foundation = ["torchdevice.kernel.python", "torchdevice.kernel.python.environment"]
+        imported = ["torchdevice", "torchdevice.tools.autoload", *foundation, "torchdevice_autoload"]
         assert (result.stdout, result.stderr) == (f"{imported}\n", "")
 
     @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from processes import run_command, run_fresh_python
 
 import torchdevice
 from torchdevice.check import Target
-from torchdevice.cli import diagnostics, main, programs, run
+from torchdevice.tools.cli import diagnostics, main, programs, run
 
 COMMANDS = ("run", "check", "doctor", "report")
 
@@ -354,7 +354,7 @@ class TestDoctor:
             start = time.process_time()
             import torch
             imported = time.process_time()
-            from torchdevice.cli import diagnostics
+            from torchdevice.tools.cli import diagnostics
             diagnostics.examine(None)
             print((time.process_time() - imported) / (imported - start))
         """

@@ -398,7 +398,7 @@ class TestWorkers:
         (tmp_path / "links" / "link.py").symlink_to(os.path.join("..", "package", "inner.py"))
         # Multiprocessing calls __main__ also __mp_main__, and sets that name when it is imported.
         (tmp_path / "command.py").write_text(
-            "import multiprocessing, sys\nfrom torchdevice.cli.main import main\nsys.exit(main())\n"
+            "import multiprocessing, sys\nfrom torchdevice.tools.cli.main import main\nsys.exit(main())\n"
         )
         for launcher in (("-m", "torchdevice"), ("command.py",)):
             plain, run = outcomes(tmp_path, *STARTS[start], method, launcher=launcher)

@@ -13,7 +13,7 @@ from test_mps_workarounds import PLANTED, planted
 
 import torchdevice
 import torchdevice_selftest
-from torchdevice.mps_workarounds.guards import FAULTS
+from torchdevice.calls.lacking.mps_guards import FAULTS
 from torchdevice.simulation.profiles import PROFILES
 from torchdevice_selftest import GUARDED
 

@@ -25,9 +25,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import torchdevice
-from torchdevice.devices import cpu as cpu_runtime
-from torchdevice.devices import module as module_runtime
 from torchdevice.errors import NotSupportedError, UnknownTargetError
+from torchdevice.kernel.devices import cpu as cpu_runtime
+from torchdevice.kernel.devices import module as module_runtime
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

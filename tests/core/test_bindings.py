@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import torchdevice
-from torchdevice.core import bindings
+from torchdevice.kernel import bindings
 
 
 def present(name: str) -> Any:

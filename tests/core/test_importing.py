@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import torchdevice
-from torchdevice.core import thread_state
-from torchdevice.core.bindings import Late, LateModules
-from torchdevice.core.patching import Patch, Replaced
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.bindings import Late, LateModules
+from torchdevice.kernel.patching import Patch, Replaced
 
 pytestmark = pytest.mark.one_engine
 
@@ -27,7 +27,7 @@ NAME = "a_late_module"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     tmp_path.joinpath(f"{NAME}.py").write_text(
-        "from torchdevice.core.thread_state import state\nnumber, loader = 1, __loader__\ncontext = state.context\n"
+        "from torchdevice.kernel.thread_state import state\nnumber, loader = 1, __loader__\ncontext = state.context\n"
     )
     finders = list(sys.meta_path)
     yield tmp_path

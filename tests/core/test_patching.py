@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from torchdevice import installed
-from torchdevice.core import patching
-from torchdevice.core.patching import Callback, Guarded, Installation, Replaced, ReplacedItem, Together
 from torchdevice.errors import TorchVersionError
+from torchdevice.kernel import patching
+from torchdevice.kernel.patching import Callback, Guarded, Installation, Replaced, ReplacedItem, Together
+from torchdevice.scope import installed
 
 pytestmark = pytest.mark.one_engine
 

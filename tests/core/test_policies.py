@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
 from torchdevice.errors import FidelityError
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.kernel.fidelity import Fidelity
 
 FIELDS_OF_CUDA = """
     name major minor total_memory multi_processor_count uuid is_integrated is_multi_gpu_board warp_size clock_rate
@@ -83,7 +83,7 @@ class TestProperties:
     def test_a_bad_variable_is_named_in_the_error(
         self, variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from torchdevice import options
+        from torchdevice.kernel import options
 
         monkeypatch.setenv("TORCHDEVICE", "1")
         monkeypatch.setenv(variable, value)

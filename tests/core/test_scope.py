@@ -25,9 +25,9 @@ from processes import run_python
 from torch.overrides import TorchFunctionMode
 
 import torchdevice
-from torchdevice import activation, options
-from torchdevice.core import thread_state
 from torchdevice.errors import NotSupportedError, ScopeError
+from torchdevice.kernel import options, thread_state
+from torchdevice.scope import activation
 
 pytestmark = pytest.mark.usefixtures("chosen")
 
@@ -736,8 +736,8 @@ class TestUndo:
             scope.__exit__(None, None, None)
 
     def test_failure_half_way_through_entry(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from torchdevice import installed
-        from torchdevice.core import patching
+        from torchdevice.kernel import patching
+        from torchdevice.scope import installed
 
         with torchdevice.portable():
             pass  # builds the list of patches

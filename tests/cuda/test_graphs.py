@@ -12,9 +12,9 @@ import torch
 from conftest import ALONE, plain_torch
 
 import torchdevice
-from torchdevice.cuda import graph_capture
 from torchdevice.errors import NotSupportedError
-from torchdevice.foundation.stand_ins import same_bits
+from torchdevice.kernel.stand_ins import same_bits
+from torchdevice.torch_modules.cuda import graph_capture
 
 pytestmark = pytest.mark.usefixtures("cuda")
 

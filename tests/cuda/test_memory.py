@@ -16,8 +16,8 @@ import torch._dynamo  # torch imports it in the middle of some first call, and s
 from torch.cuda import _memory_viz
 
 import torchdevice
-from torchdevice.cuda import memory_history
 from torchdevice.errors import FidelityError
+from torchdevice.torch_modules.cuda import memory_history
 
 MIB = 2**20
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.cuda import sleeping
 from torchdevice.simulation.observe import happens_before
+from torchdevice.torch_modules.cuda import sleeping
 
 SECOND = int(sleeping.CYCLES_PER_SECOND)
 
@@ -171,7 +171,7 @@ def test_a_scope_begins_without_sleepers(clock: Clock) -> None:
 
 
 def test_a_target_without_streams_sleeps_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchdevice.cuda import device_queries
+    from torchdevice.torch_modules.cuda import device_queries
 
     stopped = Clock()
     monkeypatch.setattr(device_queries, "time", stopped)

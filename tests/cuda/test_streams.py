@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.devices import current_streams
 from torchdevice.errors import NotSupportedError
+from torchdevice.kernel.devices import current_streams
 
 
 @pytest.fixture

@@ -475,7 +475,7 @@ class TestLegacyTypes:
         assert torch.ones(1).device.type == "cpu" and torch.Tensor(1).device.type == kind
         torch.set_default_device(None)
         assert kinds() == {kind}
-        with torchdevice.core.thread_state.suspended():
+        with torchdevice.kernel.thread_state.suspended():
             assert torch.Tensor(1).device.type == "cpu"
         torch.set_default_tensor_type(torch.FloatTensor)
         assert kinds() == {"cpu"} and "__new__" not in vars(torch.Tensor)
@@ -588,8 +588,8 @@ class TestProfilingAndInternals:
 
 
 def test_replacements_keep_torchs_signatures() -> None:
-    from torchdevice import installed
-    from torchdevice.core import patching
+    from torchdevice.kernel import patching
+    from torchdevice.scope import installed
 
     compared = 0
     runs = [patch for patch in installed.INSTALLATION._patches or [] if isinstance(patch, patching.Together)]

@@ -14,8 +14,8 @@ from places import ROOT
 from processes import run_python
 
 import torchdevice
-from torchdevice.devices.device_models import MODELS
 from torchdevice.errors import UnknownTargetError
+from torchdevice.kernel.devices.device_models import MODELS
 
 pytestmark = pytest.mark.one_engine
 
@@ -155,7 +155,7 @@ def test_a_model_of_ones_own(way: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 def children(scope: torchdevice.Scope) -> dict[str, str]:
     """Return the variables of a child of a scope."""
-    from torchdevice import options
+    from torchdevice.kernel import options
 
     return {name: value for name, value in options.to_environment(scope.options).items() if value is not None}
 

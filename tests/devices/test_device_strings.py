@@ -8,8 +8,8 @@ import numpy
 import pytest
 import torch
 
-from torchdevice.devices import device_strings
-from torchdevice.devices.device_strings import Spelling, parse
+from torchdevice.kernel.devices import device_strings
+from torchdevice.kernel.devices.device_strings import Spelling, parse
 
 pytestmark = pytest.mark.one_engine
 

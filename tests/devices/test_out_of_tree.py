@@ -15,7 +15,7 @@ from conftest import OUT_OF_TREE, OUT_OF_TREE_PATH
 from places import TESTS
 from processes import run_fresh_python
 
-from torchdevice.devices.module import ModuleRuntime
+from torchdevice.kernel.devices.module import ModuleRuntime
 
 QUICK = "amp autograd batch_norm data engines memory profiling scope streams torch_cuda transfer written_for_xpu"
 """Files of contract tests, of which one runs by default, drawn with the seed."""

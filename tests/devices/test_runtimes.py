@@ -22,15 +22,15 @@ from conftest import MetaRuntime
 from processes import run_python
 
 import torchdevice
-from torchdevice import target_selection
-from torchdevice.devices import cpu, cpu_memory, registry
-from torchdevice.devices.cpu import CpuRuntime
-from torchdevice.devices.module import ModuleRuntime
-from torchdevice.devices.mps_runtime import MpsRuntime
-from torchdevice.devices.runtime import Runtime
-from torchdevice.engines.error_texts import reword
+from torchdevice.calls.error_texts import reword
 from torchdevice.errors import NotSupportedError
-from torchdevice.options import chosen
+from torchdevice.kernel.devices import cpu, cpu_memory, registry
+from torchdevice.kernel.devices.cpu import CpuRuntime
+from torchdevice.kernel.devices.module import ModuleRuntime
+from torchdevice.kernel.devices.mps_runtime import MpsRuntime
+from torchdevice.kernel.devices.runtime import Runtime
+from torchdevice.kernel.options import chosen
+from torchdevice.scope import target_selection
 from torchdevice.simulation.simulated_runtime import SimulatedRuntime
 
 REAL = [CpuRuntime, MpsRuntime, ModuleRuntime, SimulatedRuntime]

@@ -17,8 +17,8 @@ from processes import run_python
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
-from torchdevice.core import thread_state
-from torchdevice.engines import moves, wrap
+from torchdevice.calls import moves, wrap
+from torchdevice.kernel import thread_state
 from torchdevice.simulation.native import building
 
 pytestmark = [

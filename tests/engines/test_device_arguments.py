@@ -13,7 +13,7 @@ from conftest import plain_torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
-from torchdevice.engines import rewriters
+from torchdevice.calls import rewriters
 from torchdevice.errors import FidelityError, PortabilityWarning
 
 # The device reads "meta" where the spelling was understood, so nothing here can pass by accident.

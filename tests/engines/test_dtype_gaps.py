@@ -14,9 +14,9 @@ from test_op_sweep import EXCLUDED_SIMULATED
 from torch.testing._internal import common_methods_invocations as database
 
 import torchdevice
-from torchdevice.engines import dtype_gaps
+from torchdevice.calls.lacking import dtype_gaps
 from torchdevice.errors import FidelityError
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.kernel.fidelity import Fidelity
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -27,10 +27,10 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
-from torchdevice.core import thread_state
-from torchdevice.engines import lookup, rewriters, wrap
+from torchdevice.calls import lookup, rewriters, wrap
 from torchdevice.errors import EngineUnavailableError, FidelityError
-from torchdevice.lowlevel import replace_new
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.lowlevel import replace_new
 from torchdevice.simulation import torch_functions
 
 pytestmark = pytest.mark.one_engine
@@ -379,7 +379,7 @@ class TestDevice:
             pytest.skip("a sub-interpreter of Python 3.12 cannot import ctypes, nor the module that refuses it")
         interpreters = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
         kind = "'legacy'" if sys.version_info >= (3, 13) else ""  # in which extension modules can be imported
-        inside = "from torchdevice.lowlevel import replace_new; print(replace_new.refusal(), flush=True)"
+        inside = "from torchdevice.kernel.lowlevel import replace_new; print(replace_new.refusal(), flush=True)"
         program = f"""
             import {interpreters} as interpreters
             {inside}
@@ -579,7 +579,7 @@ class TestImportedByValue:
             import torch
             from torch.nn.functional import linear
             import torchdevice
-            from torchdevice.engines.wrap import EntryPoint
+            from torchdevice.calls.wrap import EntryPoint
 
             for products, wraps in (("float32", True), ("target", False), ("float32", True)):
                 with torchdevice.portable("cpu", engine="wrap", half_products=products):

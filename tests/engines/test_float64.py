@@ -16,9 +16,9 @@ from processes import run_program, run_python
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import torchdevice
+from torchdevice.calls.lacking.doubles import HostDouble
 from torchdevice.errors import FidelityError, NotSupportedError, PortabilityWarning
-from torchdevice.fallback.doubles import HostDouble
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.kernel.fidelity import Fidelity
 
 F64 = torch.float64
 

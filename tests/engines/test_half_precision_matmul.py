@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 
 import torchdevice
-from torchdevice.devices import cpu
-from torchdevice.engines import half_precision_matmul
+from torchdevice.calls.lacking import half_precision_matmul
 from torchdevice.errors import FidelityError
+from torchdevice.kernel.devices import cpu
 
 ENGINES = ("mode", "wrap")
 HALF = (torch.float16, torch.bfloat16)

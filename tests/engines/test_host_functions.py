@@ -7,9 +7,9 @@ from processes import run_python
 
 FAILS_ONCE = """
 import torch, torchdevice
-from torchdevice.core import thread_state
-from torchdevice.engines import host_functions
-from torchdevice.foundation import registered_kernels
+from torchdevice.kernel import thread_state
+from torchdevice.calls import host_functions
+from torchdevice.kernel.python import registered_kernels
 
 make, left = registered_kernels._make_library, [{turns}]
 

@@ -41,7 +41,7 @@ def test_only_a_thread_in_a_scope_comes_to_them(as_mps: None) -> None:
     before = included()
     with pytest.raises(KeyError), torchdevice.portable("meta"):
         assert included() != before
-        with torchdevice.core.thread_state.suspended():
+        with torchdevice.kernel.thread_state.suspended():
             thread.start()
             thread.join()
         raise KeyError

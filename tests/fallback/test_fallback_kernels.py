@@ -15,11 +15,11 @@ from places import ROOT
 from processes import run_fresh_python
 
 import torchdevice
-from torchdevice.fallback import fallback_kernels
-from torchdevice.fallback.cpu_fallback import CpuFallback
-from torchdevice.fallback.fallback_kernels import VARIABLE
-from torchdevice.foundation import registered_kernels
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.calls.lacking import fallback_kernels
+from torchdevice.calls.lacking.cpu_fallback import CpuFallback
+from torchdevice.calls.lacking.fallback_kernels import VARIABLE
+from torchdevice.kernel import registered_kernels
+from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.simulation.profiles import PROFILES
 
 MISSING = r"The operator 'aten::linalg_eig' is not currently implemented for the MPS device\. If you want"
@@ -203,7 +203,7 @@ class TestRegistration:
         with torchdevice.simulate("cuda") as scope, lacking(scope, "aten::linalg_eig"):
             x = matrix().cuda()
             thread = threading.Thread(target=lambda: found.append(torch.ops.aten.linalg_eig.default(x)))
-            with torchdevice.core.thread_state.suspended():
+            with torchdevice.kernel.thread_state.suspended():
                 thread.start()
                 thread.join()
             assert len(found) == 1 and not scope.journal.degraded
@@ -244,7 +244,7 @@ def refusing(operator: str, error: Exception) -> Iterator[None]:
         raise error
 
     library = torch.library.Library("aten", "IMPL")
-    with torchdevice.core.thread_state.suspended():
+    with torchdevice.kernel.thread_state.suspended():
         library.impl(operator, refuse, "PrivateUse1", allow_override=True)
     try:
         yield

@@ -13,7 +13,7 @@ import torch
 
 import torchdevice
 from torchdevice import errors
-from torchdevice.devices import registry
+from torchdevice.kernel.devices import registry
 
 
 @pytest.mark.parametrize("target", ["gpu", "cudaa", "simulated:vax", "cpu:1:2"])
@@ -105,7 +105,7 @@ def test_another_patcher_that_is_not_installed() -> None:
 
 
 def test_a_private_name_of_torch_that_is_gone() -> None:
-    from torchdevice.foundation.torch_internals import require
+    from torchdevice.kernel.torch_internals import require
 
     with pytest.raises(
         errors.TorchVersionError, match=rf"torch {torch.__version__.split('+')[0]}.* has no 'torch\._C\._gone'"

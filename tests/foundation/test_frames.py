@@ -17,8 +17,8 @@ import torch
 from processes import run_python
 
 import torchdevice
-from torchdevice import installed
-from torchdevice.core import patching
+from torchdevice.kernel import patching
+from torchdevice.scope import installed
 
 SCRIPTED = """
     import sys
@@ -66,7 +66,7 @@ SCRIPTED = """
         assert made.tolist() == [10, 11] and made.device.type == sys.argv[2], made
         of_object = torch.jit.script(Undecorated(3))
         assert of_object.twice(torch.device("cuda")).device.type == sys.argv[2]
-        with torchdevice.core.thread_state.suspended():  # patched, and without a scope in this thread
+        with torchdevice.kernel.thread_state.suspended():  # patched, and without a scope in this thread
             assert define()(1).x == 2
         from torch.distributed.optim import ZeroRedundancyOptimizer  # scripts classes, and functions that are replaced
     print("done")
@@ -147,7 +147,7 @@ class TestWarnings:
 
     def test_a_thread_without_a_scope_is_left_alone(self, cuda: torchdevice.Scope) -> None:
         def warn() -> None:
-            with torchdevice.core.thread_state.suspended():
+            with torchdevice.kernel.thread_state.suspended():
                 warnings.warn_explicit("text", UserWarning, torch.overrides.__file__, 1)
 
         with warnings.catch_warnings(record=True) as caught:
@@ -168,7 +168,7 @@ def test_a_custom_operator_is_said_to_be_defined_where_it_is(cuda: torchdevice.S
         entry = torch._library.simple_registry.singleton.find(f"torchdevice_tests::{name}")
         return entry.fake_impl.kernel.source
 
-    with torchdevice.core.thread_state.suspended():
+    with torchdevice.kernel.thread_state.suspended():
         outside = define("outside")
     assert define("inside").partition(":")[0] == outside.partition(":")[0]
 

@@ -11,7 +11,7 @@ import pytest
 from processes import run_command, run_program, run_python
 
 import torchdevice
-from torchdevice.foundation import logs
+from torchdevice.kernel.python import logs
 
 # Each test starts processes, so the default run takes a sample.
 pytestmark = [pytest.mark.sampled(5, of="messages of processes"), pytest.mark.one_engine]

@@ -19,11 +19,11 @@ import torchdevice
 from torchdevice import errors
 from torchdevice.check.checker import UnreadableError
 from torchdevice.errors import Access, TorchDeviceError
-from torchdevice.foundation.foreign_files import RefusedFileError
-from torchdevice.journal.callers import Site
-from torchdevice.journal.discrepancies import Finding
+from torchdevice.kernel.journal.callers import Site
+from torchdevice.kernel.journal.discrepancies import Finding
+from torchdevice.kernel.python.foreign_files import RefusedFileError
 
-importlib.import_module("torchdevice.compile.unstacked_mode")  # which has a class of its own
+importlib.import_module("torchdevice.torch_modules.compile.unstacked_mode")  # which has a class of its own
 
 WAYS: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,

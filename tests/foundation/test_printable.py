@@ -15,10 +15,10 @@ import torch
 from processes import run_command, run_python
 
 import torchdevice
-from torchdevice.cli import main, parsing, programs
 from torchdevice.errors import NotSupportedError
-from torchdevice.foundation import logs, printable, run_folder, styled_text
+from torchdevice.kernel.python import logs, printable, run_folder, styled_text
 from torchdevice.report import Report
+from torchdevice.tools.cli import main, parsing, programs
 
 pytestmark = pytest.mark.one_engine
 

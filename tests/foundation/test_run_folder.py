@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import psutil
 import pytest
 
-from torchdevice.foundation import run_folder
+from torchdevice.kernel.python import run_folder
 
 pytestmark = pytest.mark.one_engine
 
@@ -113,7 +113,7 @@ def test_a_first_process_of_another_host_may_run(tmp_path: Path, ended: int, mon
 
 @pytest.mark.skipif(sys.platform != "linux", reason="containers number processes by namespaces of Linux")
 def test_a_container_is_another_place() -> None:
-    ask = "from torchdevice.foundation import run_folder; print(run_folder._here())"
+    ask = "from torchdevice.kernel.python import run_folder; print(run_folder._here())"
     again = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
     assert again == run_folder._here()
     unshare = ["unshare", "--fork", "--pid", "--mount-proc", "--map-root-user"]

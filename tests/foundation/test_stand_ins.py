@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.fallback.cpu_fallback import call_on_cpu
-from torchdevice.foundation.stand_ins import Converted, StandIns, mapped, same_bits, tensors
+from torchdevice.calls.lacking.cpu_fallback import call_on_cpu
+from torchdevice.kernel.stand_ins import Converted, StandIns, mapped, same_bits, tensors
 
 pytestmark = pytest.mark.one_engine
 

@@ -12,10 +12,10 @@ import torch
 from private_names import NOT_OF_TORCH, Reads, is_listed, is_private, listed, own_names, sources
 from processes import run_torch_python
 
-from torchdevice import installed
-from torchdevice.core.bindings import LateModules
 from torchdevice.errors import TorchVersionError
-from torchdevice.foundation import torch_internals
+from torchdevice.kernel import torch_internals
+from torchdevice.kernel.bindings import LateModules
+from torchdevice.scope import installed
 
 pytestmark = pytest.mark.one_engine
 
@@ -33,7 +33,7 @@ def unlisted(tree: ast.Module) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("path", sorted(SOURCES))
 def test_every_private_name_that_is_read_is_listed(path: str) -> None:
-    assert unlisted(SOURCES[path]) == [], "add it to foundation/torch_names.json"
+    assert unlisted(SOURCES[path]) == [], "add it to kernel/torch_names.json"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_each_module_that_is_checked_later_is_checked() -> None:
 
 def test_the_installed_torch_has_all_names() -> None:
     # In a process of its own, because modules of torch are imported that other tests expect not to be.
-    code = "from torchdevice.foundation.torch_internals import missing; print(*missing('at import'), *missing('later'))"
+    code = "from torchdevice.kernel.torch_internals import missing; print(*missing('at import'), *missing('later'))"
     done = run_torch_python("-c", code)
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
 
@@ -124,13 +124,13 @@ def test_the_installed_torch_has_all_names() -> None:
             "rewriting device arguments",
         ),
         (
-            "import torchdevice.activation",
+            "import torchdevice.scope.activation",
             "del torch.jit._state._python_cu",
             "torch.jit._state._python_cu.find_function",
             "TorchScript",
         ),
         (
-            "import torchdevice.scope",
+            "import torchdevice.scope.scope",
             "del torch.nn.Module._apply",
             "torch.nn.Module._apply",
             "rewriting device arguments",

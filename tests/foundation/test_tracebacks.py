@@ -15,8 +15,8 @@ import torch
 from processes import run_program, run_python
 
 import torchdevice
-from torchdevice.cli import run
-from torchdevice.core.context import Context
+from torchdevice.kernel.context import Context
+from torchdevice.tools.cli import run
 
 
 def matmul(device: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from processes import run_program, run_torch_python
 
 import torchdevice
-from torchdevice.journal.journal import Journal
+from torchdevice.kernel.journal.journal import Journal
 
 pytestmark = pytest.mark.one_engine
 
@@ -49,7 +49,7 @@ def test_a_full_journal_looks_no_line_up(monkeypatch: pytest.MonkeyPatch) -> Non
     """Finding the number of a line reads the function's table of lines, so it must end when nothing is kept."""
     journal = Journal(max_entries=1)
     journal.record("cuda:0", "cpu", torchdevice.Fidelity.EXACT)
-    monkeypatch.setattr("torchdevice.journal.journal.site_of", lambda frame: pytest.fail("a line was looked up"))
+    monkeypatch.setattr("torchdevice.kernel.journal.journal.site_of", lambda frame: pytest.fail("a line was looked up"))
     assert journal.record("cuda:1", "cpu", torchdevice.Fidelity.EXACT) is None
     assert journal.overflow == 1
 

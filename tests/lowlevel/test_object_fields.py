@@ -7,8 +7,8 @@ import ctypes
 import pytest
 
 from torchdevice.errors import TorchVersionError
-from torchdevice.lowlevel import object_fields
-from torchdevice.lowlevel.object_fields import word_at
+from torchdevice.kernel.lowlevel import object_fields
+from torchdevice.kernel.lowlevel.object_fields import word_at
 
 pytestmark = pytest.mark.one_engine
 

@@ -14,11 +14,11 @@ from conftest import MetaRuntime
 from places import ROOT
 
 import torchdevice
-from torchdevice.fallback.cpu_fallback import CpuFallback
-from torchdevice.foundation import registered_kernels
-from torchdevice.foundation.registered_kernels import overload
-from torchdevice.mps_workarounds import guards
-from torchdevice.mps_workarounds.guards import FAULTS
+from torchdevice.calls.lacking import mps_guards
+from torchdevice.calls.lacking.cpu_fallback import CpuFallback
+from torchdevice.calls.lacking.mps_guards import FAULTS
+from torchdevice.kernel import registered_kernels
+from torchdevice.kernel.registered_kernels import overload
 
 KEY = "PrivateUse1"
 
@@ -250,7 +250,7 @@ def convolved_backward(device: str) -> list[torch.Tensor]:
 
 ON_OLD_MACOS = next(fault for fault in FAULTS if fault.macos_before is not None)
 
-LONG_PRODUCTS = [name for fault in FAULTS if fault.guard is guards.long_products for name in fault.operators]
+LONG_PRODUCTS = [name for fault in FAULTS if fault.guard is mps_guards.long_products for name in fault.operators]
 
 NORM = ("native_layer_norm", "native_layer_norm_backward")
 SOLVE = ("_linalg_solve_ex.result", "_linalg_solve_ex")
@@ -298,7 +298,7 @@ PLANTED = {
 def planted(operators: tuple[str, ...], kernel: Callable[[str], Kernel]) -> Iterator[None]:
     """Let the simulated device's kernels of some operators have a fault."""
     library = torch.library.Library("aten", "IMPL")
-    with torchdevice.core.thread_state.suspended():
+    with torchdevice.kernel.thread_state.suspended():
         for name in operators:
             library.impl(name, kernel(name), KEY, allow_override=True)
     try:
@@ -310,8 +310,8 @@ def planted(operators: tuple[str, ...], kernel: Callable[[str], Kernel]) -> Iter
 @contextlib.contextmanager
 def guarded(scope: torchdevice.Scope) -> Iterator[None]:
     """Let a scope on the simulated device have the guards of MPS, all of them."""
-    guards.put_for(KEY, FAULTS)
-    guards.put_for(KEY, FAULTS)  # as after an interrupt
+    mps_guards.put_for(KEY, FAULTS)
+    mps_guards.put_for(KEY, FAULTS)  # as after an interrupt
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scope.runtime, "corrected_key", KEY)
         yield
@@ -319,9 +319,9 @@ def guarded(scope: torchdevice.Scope) -> Iterator[None]:
 
 @pytest.fixture
 def scope(monkeypatch: pytest.MonkeyPatch) -> Iterator[torchdevice.Scope]:
-    monkeypatch.setattr(guards, "MOST_ELEMENTS", LIMIT)
-    monkeypatch.setattr(guards, "MOST_COUNTED", LIMIT)
-    monkeypatch.setattr(guards, "LONGEST", LIMIT)
+    monkeypatch.setattr(mps_guards, "MOST_ELEMENTS", LIMIT)
+    monkeypatch.setattr(mps_guards, "MOST_COUNTED", LIMIT)
+    monkeypatch.setattr(mps_guards, "LONGEST", LIMIT)
     with torchdevice.simulate("mps") as scope:
         monkeypatch.setattr(scope.runtime, "corrected_key", None)  # without guards but those of `guarded`
         yield scope
@@ -395,7 +395,7 @@ class TestInstallation:
         assert own_kernels("aten::addcmul_") == torchs and len(scope.journal.entries) == 1
 
     def test_what_has_no_kernel_there_has_no_guard(self) -> None:
-        guards.put_for("MPS", FAULTS)  # this torch has no kernels for it
+        mps_guards.put_for("MPS", FAULTS)  # this torch has no kernels for it
         put = {by for each in registered_kernels._in_front.values() for by in each.kernels.get(MPS, ())}
         assert not put & {fault.done for fault in FAULTS}
 
@@ -403,7 +403,7 @@ class TestInstallation:
         x = transposed("cuda")
         before = x.cpu()
         with planted(("addcmul_",), drops_strided_writes), guarded(scope):
-            with torchdevice.core.thread_state.suspended():
+            with torchdevice.kernel.thread_state.suspended():
                 torch.ops.aten.addcmul_.default(x, x, x)
             assert torch.equal(x.cpu(), before)
 
@@ -416,15 +416,15 @@ class TestInstallation:
     ) -> None:
         monkeypatch.setattr(platform, "mac_ver", lambda: (macos, ("", "", ""), ""))
         monkeypatch.setattr(torch, "__version__", torch_version)
-        assert (ON_OLD_MACOS in guards.here()) is expected
-        assert len(guards.here()) == len(FAULTS) - (not expected)
+        assert (ON_OLD_MACOS in mps_guards.here()) is expected
+        assert len(mps_guards.here()) == len(FAULTS) - (not expected)
 
     def test_a_fault_ends_with_the_torch_that_mends_it(self) -> None:
         mended = ON_OLD_MACOS._replace(torch_before=(2, 14))
         assert mended.is_in((2, 13, 1), None) and not mended.is_in((2, 14, 0), None)
 
     def test_versions_are_read_as_numbers(self) -> None:
-        assert guards.version("2.10.0+cpu") == (2, 10, 0) > (2, 9) and guards.version("") is None
+        assert mps_guards.version("2.10.0+cpu") == (2, 10, 0) > (2, 9) and mps_guards.version("") is None
 
 
 NOT_GUARDED = {

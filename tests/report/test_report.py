@@ -23,14 +23,14 @@ import torch
 from processes import run_command, run_program
 
 import torchdevice
-from torchdevice.cli import main
-from torchdevice.cli import report as report_command
-from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.journal import callers, journal
-from torchdevice.journal.discrepancies import LEFT_OUT
-from torchdevice.journal.journal import Journal
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.journal import callers, journal
+from torchdevice.kernel.journal.discrepancies import LEFT_OUT
+from torchdevice.kernel.journal.journal import Journal
 from torchdevice.report import Report, content, formatting, source
 from torchdevice.report.content import Content, Group, Process, Row
+from torchdevice.tools.cli import main
+from torchdevice.tools.cli import report as report_command
 
 pytestmark = pytest.mark.one_engine
 

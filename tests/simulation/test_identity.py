@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import torchdevice
-from torchdevice.torch_apis import autocast_lists
+from torchdevice.torch_modules.apis import autocast_lists
 
 ENGINES = ("mode", "wrap")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.core.thread_state import state
+from torchdevice.kernel.thread_state import state
 from torchdevice.simulation import machine
 
 MIB = 1 << 20

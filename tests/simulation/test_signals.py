@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.core import thread_state
-from torchdevice.foundation import interrupt_safe_exit
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.python import interrupt_safe_exit
 from torchdevice.simulation import device_guard
 from torchdevice.simulation.allocator import storages
 

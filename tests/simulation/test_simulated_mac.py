@@ -17,9 +17,9 @@ from torch.distributed import tensor as dtensor
 from torch.distributed.fsdp._common_utils import _FSDPDeviceHandle
 
 import torchdevice
-from torchdevice.devices.mps_runtime import MpsRuntime
 from torchdevice.errors import PortabilityWarning, TargetUnavailableError
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.kernel.devices.mps_runtime import MpsRuntime
+from torchdevice.kernel.fidelity import Fidelity
 
 
 @pytest.fixture

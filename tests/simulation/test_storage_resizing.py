@@ -13,7 +13,7 @@ import torch
 from conftest import plain_torch
 
 import torchdevice
-from torchdevice.devices import cpu_memory
+from torchdevice.kernel.devices import cpu_memory
 
 
 def _through_a_file(value: Any, folder: Path) -> Any:

@@ -2,7 +2,7 @@
 
 import sys
 
-from torchdevice.cli.main import main
+from torchdevice.tools.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

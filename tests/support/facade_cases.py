@@ -28,7 +28,7 @@ import torch.cuda.tunable
 
 import torchdevice
 from torchdevice.check.public_names import PUBLIC_NAMES
-from torchdevice.core import thread_state
+from torchdevice.kernel import thread_state
 
 _SUBMODULES = """
     amp comm gds graphs green_contexts jiterator memory nccl nvtx profiler random sparse streams tunable _sanitizer

@@ -170,7 +170,7 @@ if __name__ == "__main__":
     import torchdevice_autoload
 
     if sys.argv[2] == "package":
-        for part in ("activation", "cli.main", "report"):
+        for part in ("scope.activation", "tools.cli.main", "report"):
             importlib.import_module(f"torchdevice.{part}")
     torch.set_num_threads(1)
     gc.collect()

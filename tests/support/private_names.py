@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import torchdevice
-from torchdevice.foundation import data_files, torch_internals
+from torchdevice.kernel import torch_internals
+from torchdevice.kernel.python import data_files
 
 PACKAGE = Path(torchdevice.__file__).parent
 

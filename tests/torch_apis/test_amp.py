@@ -10,9 +10,9 @@ import torch
 from conftest import ALONE
 
 import torchdevice
-from torchdevice.devices import cpu
-from torchdevice.devices.cpu import computes_in_bfloat16
 from torchdevice.errors import FidelityError
+from torchdevice.kernel.devices import cpu
+from torchdevice.kernel.devices.cpu import computes_in_bfloat16
 
 pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")]
 

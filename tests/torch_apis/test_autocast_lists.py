@@ -21,8 +21,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import torchdevice
-from torchdevice.devices.registry import runtime
-from torchdevice.torch_apis import autocast_lists
+from torchdevice.kernel.devices.registry import runtime
+from torchdevice.torch_modules.apis import autocast_lists
 
 LOWER = torch.bfloat16
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import torchdevice
-from torchdevice.accelerators.mps import MACOS
+from torchdevice.torch_modules.accelerators.mps import MACOS
 
 pytestmark = pytest.mark.one_engine
 

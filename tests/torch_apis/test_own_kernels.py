@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.core import thread_state
+from torchdevice.kernel import thread_state
 
 Made = tuple[Callable[[Any], Any], Any]
 """An operator, and what keeps it."""

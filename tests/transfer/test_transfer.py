@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
 from torchdevice import DeviceSpec, Prefetcher, ToDevice
-from torchdevice.cuda import streams
 from torchdevice.errors import FidelityError, WrongDeviceError
+from torchdevice.torch_modules.cuda import streams
 from torchdevice.transfer import batch_moves
 from torchdevice.transfer.batch_moves import mapped
 

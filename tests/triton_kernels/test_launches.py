@@ -105,7 +105,7 @@ def test_threads_without_a_scope_see_tritons_own() -> None:
     with torchdevice.simulate():
         thread = threading.Thread(target=look)
         # A thread inherits the scope in which it is started, unless it is started from outside.
-        with torchdevice.core.thread_state.suspended():
+        with torchdevice.kernel.thread_state.suspended():
             thread.start()
         thread.join()
     assert "0 active drivers" in str(seen[1])

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from torchdevice.check.rules import RULES, SYNTAX, Finding, Found, Rule, Verdict, View
 from torchdevice.check.target import Target
-from torchdevice.foundation import foreign_files, garbage_collection
+from torchdevice.kernel.python import foreign_files, garbage_collection
 
 NOTEBOOK = ".ipynb"
 _SUFFIXES = (".py", ".pyw", NOTEBOOK)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdevice.check.rules import Finding
-from torchdevice.foundation import data_files, foreign_files
+from torchdevice.kernel.python import data_files, foreign_files
 
 _TABLE = "[tool.torchdevice.check]"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torchdevice.check.names import argument
 from torchdevice.check.rules import WORDS, Found, Verdict, View, names_option, rule, without_trace
-from torchdevice.devices.accelerators import FAMILIES, SPELLED
+from torchdevice.kernel.devices.accelerators import FAMILIES, SPELLED
 
 _PREFIX = re.compile(rf"({'|'.join(FAMILIES)}):(?:%[ds]|\{{[^}}]*\}})?")
 """The beginning of a text that becomes a device when a number is put into it or behind it."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from torchdevice.check.names import argument
 from torchdevice.check.rules import Found, Verdict, View, names_option, rule, without_trace
 from torchdevice.errors import PATCHERS
-from torchdevice.foundation import data_files
+from torchdevice.kernel.python import data_files
 
 _TABLES: Mapping[str, Mapping[str, str]] = data_files.read(__file__, "environment.json")
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from torchdevice.check.rules import RULES, Finding, Verdict
-from torchdevice.foundation.styled_text import Line
+from torchdevice.kernel.python.styled_text import Line
 from torchdevice.version import __version__
 
 SAID = {Verdict.CHANGE: "must be changed", Verdict.APPROXIMATE: "approximate", Verdict.HANDLED: "handled"}

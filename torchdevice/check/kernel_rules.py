@@ -14,7 +14,7 @@ from typing import Any
 from torchdevice.check.names import argument
 from torchdevice.check.rules import WORDS, Found, Verdict, View, rule, without_trace
 from torchdevice.check.target import MAC, torch_object
-from torchdevice.devices.accelerators import FAMILIES, SPELLED
+from torchdevice.kernel.devices.accelerators import FAMILIES, SPELLED
 
 _CONVERSIONS = {"double": "torch.float64", "cdouble": "torch.complex128"}
 

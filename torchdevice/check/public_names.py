@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from torchdevice import installed
-from torchdevice.core.bindings import SUPPLIED
-from torchdevice.foundation import data_files
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.kernel.bindings import SUPPLIED
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.python import data_files
+from torchdevice.scope import installed
 
 assert installed.AREAS  # importing these modules has registered the names that they supply
 

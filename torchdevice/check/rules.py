@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torchdevice.check.names import Names
 from torchdevice.check.target import Target
-from torchdevice.foundation import data_files
+from torchdevice.kernel.python import data_files
 
 
 class Verdict(enum.Enum):

@@ -11,12 +11,12 @@ import operator
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchdevice.devices.accelerators import FAMILIES
-from torchdevice.devices.device_models import SIMULATED_MAC
-from torchdevice.foundation import data_files
+from torchdevice.kernel.devices.accelerators import FAMILIES
+from torchdevice.kernel.devices.device_models import SIMULATED_MAC
+from torchdevice.kernel.python import data_files
 
 if TYPE_CHECKING:
-    from torchdevice.foundation.fidelity import Fidelity
+    from torchdevice.kernel.fidelity import Fidelity
     from torchdevice.simulation.profiles import Profile
 
 
@@ -50,7 +50,7 @@ class Target(NamedTuple):
         """
         if name in _REAL:
             return _REAL[name]
-        from torchdevice import target_selection
+        from torchdevice.scope import target_selection
 
         if name in SIMULATED_MAC:
             return MAC._replace(name=name, plain_graphs=True)

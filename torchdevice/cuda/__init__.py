@@ -1,14 +1,48 @@
-"""``torch.cuda``: one file for each file of it, with its supplied names, its patches and its stand-in types."""
+"""What to say where the other project of this name, ``torchdevice`` on PyPI, was installed over this one.
+
+Its package has the same name, so its ``torchdevice/__init__.py`` takes the place of this package's. Everything else of
+this package stays, and torch must be importable all the same. That project has a file ``cuda.py``, before which Python
+finds this folder.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib.util
+import sys
+from typing import Any, NoReturn
+
+NAME = "set_cuda_visible_devices"
+"""What the other project's package imports from ``torchdevice.cuda``."""
+
+REMEDY = "pip uninstall torchdevice, then pip install --force-reinstall --no-deps torchdevice-portable"
+
+
+def explain() -> None:
+    """Let ``torchdevice.portable`` and the like say why they are not there."""
+    sys.modules["torchdevice"].__getattr__ = _missing  # type: ignore[method-assign]
+
+
+def refuse(*args: object, **kwargs: object) -> NoReturn:
+    """Stand for the other project's function.
+
+    Raises:
+        ImportError: Always.
+    """
+    _missing(NAME)
+
+
+def _missing(name: str) -> NoReturn:
+    if name.startswith("__") or importlib.util.find_spec(f"torchdevice.{name}") is not None:
+        raise AttributeError(f"module 'torchdevice' has no attribute {name!r}")
+    # Not an AttributeError, whose text `from torchdevice import portable` would drop.
+    raise ImportError(
+        f"torchdevice.{name} is not there: the projects torchdevice and torchdevice-portable are both installed, "
+        f"and their packages have one name. To use torchdevice-portable: {REMEDY}."
+    )
 
 
 def __getattr__(name: str) -> Any:
-    from torchdevice.foundation import pypi_conflict
-
-    if name != pypi_conflict.NAME:
+    if name != NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    pypi_conflict.explain()
-    return pypi_conflict.refuse
+    explain()
+    return refuse

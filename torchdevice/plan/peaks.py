@@ -21,17 +21,17 @@ import torch
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from torchdevice.core import thread_state
-from torchdevice.devices import device_models
-from torchdevice.devices.device_memory import Block
-from torchdevice.foundation.byte_sizes import written
-from torchdevice.foundation.stand_ins import tensors
-from torchdevice.foundation.uncaught_errors import last_place
-from torchdevice.journal.callers import Site, caller_frame, program_frame, site_of
-from torchdevice.options import declarations
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.devices import device_models
+from torchdevice.kernel.devices.device_memory import Block
+from torchdevice.kernel.journal.callers import Site, caller_frame, program_frame, site_of
+from torchdevice.kernel.options import declarations
+from torchdevice.kernel.python.byte_sizes import written
+from torchdevice.kernel.python.uncaught_errors import last_place
+from torchdevice.kernel.stand_ins import tensors
 from torchdevice.report import Report, formatting, source
 from torchdevice.simulation.observe.assumed_values import ASSUMED
-from torchdevice.torch_apis.distributed.process_groups import FAKE_RANKS
+from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS
 
 WEIGHTS, GRADIENTS, STATE, OTHER = "weights", "gradients", "optimizer state", "activations"
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils import checkpoint
 
-from torchdevice.core import Context, replaces
+from torchdevice.kernel.bindings import replaces
+from torchdevice.kernel.context import Context
 from torchdevice.random_numbers import gpus
 
 

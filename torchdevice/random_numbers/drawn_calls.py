@@ -2,7 +2,7 @@
 
 A call draws for the accelerator if it says so by its device, by its generator or by the device of its tensors. On a CPU
 target, whose tensors do not tell, the numbers of tensors on an unknown side are the accelerator's, see
-:mod:`torchdevice.engines.moves`.
+:mod:`torchdevice.calls.moves`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from torch.nn import functional, init
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice.core import Context
-from torchdevice.engines import moves
-from torchdevice.engines.rewriters import native_device, with_device_keyword
-from torchdevice.foundation import dispatch_modes
-from torchdevice.foundation.interrupt_safe_exit import block
+from torchdevice.calls import moves
+from torchdevice.calls.rewriters import native_device, with_device_keyword
+from torchdevice.kernel import dispatch_modes
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.python.interrupt_safe_exit import block
 from torchdevice.random_numbers import operators
 from torchdevice.random_numbers.generators import GpuGenerator
 from torchdevice.random_numbers.operators import OPERATORS, Drawing

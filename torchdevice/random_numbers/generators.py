@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context, thread_state
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.context import Context
 from torchdevice.random_numbers import gpus
 from torchdevice.random_numbers.operators import Drawing
 from torchdevice.random_numbers.philox import Source

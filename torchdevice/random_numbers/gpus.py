@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torchdevice.core import Context
-from torchdevice.devices.device_models import MODELS
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices.device_models import MODELS
 from torchdevice.random_numbers.philox import Gpu
 
 MODEL = "a100"

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.devices.runtime import Runtime
+from torchdevice.calls import interruptions
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.devices.runtime import Runtime
 from torchdevice.random_numbers import drawn_calls
 from torchdevice.random_numbers.generators import GpuGenerator, default_generator
+
+interruptions.handles_calls(__file__)
 
 
 class _WithGpuNumbers(Runtime):

@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
-from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.journal.callers import Site
-from torchdevice.journal.discrepancies import Finding, merged
-from torchdevice.journal.journal import Entry, Journal
-from torchdevice.options import Options
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.journal.callers import Site
+from torchdevice.kernel.journal.discrepancies import Finding, merged
+from torchdevice.kernel.journal.journal import Entry, Journal
+from torchdevice.kernel.options import Options
 from torchdevice.report import source
 from torchdevice.version import versions
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from multiprocessing import current_process, util
 from pathlib import Path
 
-from torchdevice.foundation import forks, run_folder
-from torchdevice.foundation.environment import REPORT
-from torchdevice.foundation.uncaught_errors import told_failure
-from torchdevice.journal.journal import Journal
+from torchdevice.kernel.journal.journal import Journal
+from torchdevice.kernel.python import forks, run_folder
+from torchdevice.kernel.python.environment import REPORT
+from torchdevice.kernel.python.uncaught_errors import told_failure
 from torchdevice.report.content import MAIN, Process
 from torchdevice.report.rendering import Report
 

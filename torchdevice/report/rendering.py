@@ -8,9 +8,9 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, TextIO
 
-from torchdevice.foundation import data_files, styled_text
-from torchdevice.foundation.fidelity import Fidelity
-from torchdevice.foundation.styled_text import Line
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.python import data_files, styled_text
+from torchdevice.kernel.python.styled_text import Line
 from torchdevice.report import formatting, source
 from torchdevice.report.content import Content, Group, Row, Totals
 

@@ -6,8 +6,8 @@ import linecache
 import os
 import re
 
-from torchdevice.foundation import printable
-from torchdevice.foundation.uncaught_errors import ipython
+from torchdevice.kernel.python import printable
+from torchdevice.kernel.python.uncaught_errors import ipython
 
 AROUND = 3
 """How many lines are kept on each side of a line."""

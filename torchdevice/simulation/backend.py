@@ -16,14 +16,16 @@ from typing import Any
 import torch
 import torch.multiprocessing.reductions
 
-from torchdevice.core import Context, Fidelity, thread_state
+from torchdevice.calls import interruptions
+from torchdevice.calls.lacking import fallback_kernels, mps_guards
+from torchdevice.calls.lacking.fallback_kernels import composite, of_aten, overload_of, shadowed
 from torchdevice.errors import BackendTakenError, ScopeError
-from torchdevice.fallback import fallback_kernels
-from torchdevice.fallback.fallback_kernels import composite, of_aten, overload_of, shadowed
-from torchdevice.foundation import forks, garbage_collection, registered_kernels
-from torchdevice.foundation.logs import warn_once
-from torchdevice.lowlevel import page_locked
-from torchdevice.mps_workarounds import guards
+from torchdevice.kernel import registered_kernels, thread_state
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.lowlevel import page_locked
+from torchdevice.kernel.python import forks, garbage_collection
+from torchdevice.kernel.python.logs import warn_once
 from torchdevice.simulation import device_guard, policy, storage_resizing, torch_functions
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import handwritten_kernels, layouts, recurrent_networks
@@ -32,7 +34,7 @@ from torchdevice.simulation.native import serving
 from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.simulation.refusals.cuda_rules import COMPOSED
 from torchdevice.simulation.refusals.refusal_rules import guarded
-from torchdevice.torch_apis import autocast_lists
+from torchdevice.torch_modules.apis import autocast_lists
 
 _reduce_tensor = torch.multiprocessing.reductions.reduce_tensor
 
@@ -159,6 +161,7 @@ def _register() -> None:
         share_with_processes()
         torch_functions.show_texts()
         _register_kernels()
+        interruptions.handles_calls(__file__)
 
 
 def _guard_storage() -> None:
@@ -244,7 +247,7 @@ def _named() -> set[str]:
     whole = of_aten(composite())
     found = shadowed("CPU").union(_FREQUENT)
     found.update(name for name in whole if name.startswith("_foreach_") or name in _RUN_WHOLE)
-    found.update(of_aten(guards.guarded_on("CPU")), of_aten(fallback_kernels.operators("CPU")))
+    found.update(of_aten(mps_guards.guarded_on("CPU")), of_aten(fallback_kernels.operators("CPU")))
     return found
 
 

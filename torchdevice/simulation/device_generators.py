@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.cuda.capture_rules import current_capture, not_while_capturing
-from torchdevice.foundation.torch_texts import text
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.torch_texts import text
 from torchdevice.random_numbers import gpus, operators
 from torchdevice.random_numbers.philox import Source
 from torchdevice.simulation import machine, policy
+from torchdevice.torch_modules.cuda.capture_rules import current_capture, not_while_capturing
 
 Drawing = Callable[[Callable[..., Any], int, list[Any], dict[str, Any]], Any]
 

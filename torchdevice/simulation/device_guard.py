@@ -3,8 +3,8 @@
 torch asks when it records an operator for ``backward`` and around every node of ``backward``, also while it unwinds
 from an error that a hook raised. An answer that is an error ends the process there. Two things would make it one: an
 error that is pending in Python, and a handler of a signal that raises. So looking ``type_`` up takes a pending error
-away, which ``torch_apis/autograd.py`` raises where the engine returns; and handlers wait until torch has its answer
-(``engines/interruptions.py``).
+away, which ``torch_modules/apis/autograd.py`` raises where the engine returns; and handlers wait until torch has its
+answer (``calls/interruptions.py``).
 
 No function in Python may do this: Python runs handlers where one begins, and from 3.12 on collects garbage there, which
 drops a pending error. Generators do it, which wait in ``yield from`` for functions in C.
@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.engines import interruptions
-from torchdevice.torch_apis.autograd import taken
+from torchdevice.calls import interruptions
+from torchdevice.torch_modules.apis.autograd import taken
 
 _looked_up, _called = itertools.count(), itertools.count()
 """How often torch has looked methods up, and called them. Iterators in C count also where an error is pending."""

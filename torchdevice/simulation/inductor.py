@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchdevice.foundation.per_thread import PerThread, having
+from torchdevice.kernel.python.per_thread import PerThread, having
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, without_mode, wrapped
 from torchdevice.simulation.policy import DEVICE_TYPE
-from torchdevice.torch_apis import dispatch
+from torchdevice.torch_modules.apis import dispatch
 
 _CPU = torch.device("cpu")
 

@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from torchdevice.core import Context
-from torchdevice.devices import device_models
-from torchdevice.devices.mps_runtime import MpsRuntime
-from torchdevice.foundation.registered_kernels import overload
-from torchdevice.journal.journal import Journal
-from torchdevice.options import Options
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices import device_models
+from torchdevice.kernel.devices.mps_runtime import MpsRuntime
+from torchdevice.kernel.journal.journal import Journal
+from torchdevice.kernel.options import Options
+from torchdevice.kernel.registered_kernels import overload
 from torchdevice.simulation import backend, device_generators, policy
 from torchdevice.simulation.profiles import PROFILES
 from torchdevice.simulation.simulated_runtime import SimulatedRuntime

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from torchdevice.core import Context, thread_state
-from torchdevice.devices.device_memory import Observer
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices.device_memory import Observer
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Settings
 
 

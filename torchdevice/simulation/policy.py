@@ -14,16 +14,18 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context, Fidelity, thread_state
-from torchdevice.devices.runtime import MEMORY_FRACTION
-from torchdevice.fallback import fallback_kernels
-from torchdevice.fallback.cpu_fallback import counted
-from torchdevice.foundation import forks
-from torchdevice.foundation.byte_sizes import written
-from torchdevice.foundation.per_thread import PerThread, having
-from torchdevice.foundation.stand_ins import tensors
-from torchdevice.foundation.torch_texts import text
-from torchdevice.journal.callers import program_line, site_of
+from torchdevice.calls.lacking import fallback_kernels
+from torchdevice.calls.lacking.cpu_fallback import counted
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices.runtime import MEMORY_FRACTION
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.journal.callers import program_line, site_of
+from torchdevice.kernel.python import forks
+from torchdevice.kernel.python.byte_sizes import written
+from torchdevice.kernel.python.per_thread import PerThread, having
+from torchdevice.kernel.stand_ins import tensors
+from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation.machine import Machine
 from torchdevice.simulation.profiles import Profile, missing_on_cuda
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
@@ -120,8 +122,9 @@ class Policy:
     def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator through the recorders, or one that the profile's device lacks.
 
-        The latter runs on the CPU by :mod:`torchdevice.fallback.fallback_kernels` as on a Mac, or by the real device's
-        own fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that. It is counted, with its time and bytes.
+        The latter runs on the CPU by :mod:`torchdevice.calls.lacking.fallback_kernels` as on a Mac, or by the real
+        device's own fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that. It is counted, with its time and
+        bytes.
         """
         looking = self.recorder()
         if looking:

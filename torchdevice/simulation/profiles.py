@@ -8,8 +8,8 @@
   nothing that either of the two lacks.
 
 The table is torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries. What a device lacks
-besides, a profile or a model of the device says (``devices/device_models.json``). A real device's operators without a
-kernel are those that are not registered with torch, see ``fallback/fallback_kernels.py``.
+besides, a profile or a model of the device says (``kernel/devices/device_models.json``). A real device's operators
+without a kernel are those that are not registered with torch, see ``calls/lacking/fallback_kernels.py``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.devices import device_models
-from torchdevice.foundation.torch_texts import text
+from torchdevice.kernel.devices import device_models
+from torchdevice.kernel.torch_texts import text
 
 _DELEGATE = re.compile(r"\n  structured_delegate: ([\w.]+)")
 _DISPATCH = re.compile(r"\n    ([A-Z][\w, ]+):")

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context, thread_state
-from torchdevice.devices import registry
-from torchdevice.devices.cpu import bytes_wanted
-from torchdevice.devices.device_memory import Block, Observer, Segment
-from torchdevice.devices.mps_runtime import says_refused
-from torchdevice.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Runtime
-from torchdevice.devices.stream_order import Stream, StreamObserver
-from torchdevice.lowlevel import page_locked
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices import registry
+from torchdevice.kernel.devices.cpu import bytes_wanted
+from torchdevice.kernel.devices.device_memory import Block, Observer, Segment
+from torchdevice.kernel.devices.mps_runtime import says_refused
+from torchdevice.kernel.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Runtime
+from torchdevice.kernel.devices.stream_order import Stream, StreamObserver
+from torchdevice.kernel.lowlevel import page_locked
 from torchdevice.simulation import backend, device_generators, device_guard, inductor, machine, policy, torch_functions
 from torchdevice.simulation.allocator import allocator_settings, storages
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, host_alias
@@ -25,7 +26,7 @@ from torchdevice.simulation.observe import assumed_values, async_copies, happens
 from torchdevice.simulation.observe.unwritten_memory import Pattern
 from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention
-from torchdevice.torch_apis import sanitizer
+from torchdevice.torch_modules.apis import sanitizer
 
 
 def _of_memory(name: str) -> Any:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.journal.callers import program_line, site_of
-from torchdevice.lowlevel.dlpack_alias import on_device
-from torchdevice.lowlevel.object_fields import copy, offset_of, word_at
+from torchdevice.kernel.journal.callers import program_line, site_of
+from torchdevice.kernel.lowlevel.dlpack_alias import on_device
+from torchdevice.kernel.lowlevel.object_fields import copy, offset_of, word_at
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.policy import DEVICE_TYPE
 

@@ -14,17 +14,18 @@ import torch
 from torch.nn import functional
 from torch.utils.dlpack import DLDeviceType
 
-from torchdevice.core import Context, Fidelity
-from torchdevice.cuda.capture_rules import not_while_capturing
-from torchdevice.devices import module
-from torchdevice.engines import rewriters
-from torchdevice.engines.interruptions import dropping
-from torchdevice.engines.rewriters import native_device, with_device_keyword
-from torchdevice.foundation.torch_texts import text
+from torchdevice.calls import rewriters
+from torchdevice.calls.interruptions import dropping
+from torchdevice.calls.rewriters import native_device, with_device_keyword
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices import module
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.allocator.storages import has_no_values, meaning
 from torchdevice.simulation.policy import DEVICE_TYPE
-from torchdevice.torch_apis.library_patches import array_interface
+from torchdevice.torch_modules.apis.library_patches import array_interface
+from torchdevice.torch_modules.cuda.capture_rules import not_while_capturing
 
 _shown = torch._tensor_str._str_intern
 _contents = torch._tensor_str._tensor_str

@@ -20,9 +20,9 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from torchdevice.devices import registry
-from torchdevice.devices.sparse_parts import plain_parts
 from torchdevice.errors import WrongDeviceError
+from torchdevice.kernel.devices import registry
+from torchdevice.kernel.devices.sparse_parts import plain_parts
 from torchdevice.transfer.specification import DeviceSpec, current_stream, is_same, own_specification
 
 

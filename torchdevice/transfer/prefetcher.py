@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.options import is_number
+from torchdevice.kernel.options import is_number
 from torchdevice.transfer.batch_moves import leaves, mapped, may_copy_alone, memory_of, moved_by_itself
 from torchdevice.transfer.specification import current_stream, have_streams, own_specification
 

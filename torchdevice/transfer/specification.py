@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.devices import registry
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.devices import registry
 
 _STREAMS = "transfer streams"
 """Setting of a context: the transfer stream of each pair of its devices."""

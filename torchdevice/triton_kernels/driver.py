@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context
-from torchdevice.cuda.device_queries import properties_of
-from torchdevice.foundation import data_files
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.python import data_files
+from torchdevice.torch_modules.cuda.device_queries import properties_of
 from torchdevice.triton_kernels.triton_internals import CudaDriver, knobs
 
 _PROPERTIES: dict[str, str] = data_files.read(__file__, "device_properties.json")

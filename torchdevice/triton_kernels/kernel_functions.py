@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from torchdevice.foundation.per_thread import PerThread
+from torchdevice.kernel.python.per_thread import PerThread
 from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.numpy_builder import SMALL_FLOATS, NumpyBuilder, encoded
 from torchdevice.triton_kernels.triton_internals import TensorHandle, core, numpy_dtype, tl

@@ -1,6 +1,6 @@
 """A launch: its arguments as Triton specialises them, an operator of torch, and the instances of the grid in turn.
 
-The operator is that of ``engines/host_functions.py``.
+The operator is that of ``calls/host_functions.py``.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdevice.core import Context, Fidelity, Replaced, thread_state
-from torchdevice.cuda.device_queries import properties_of
-from torchdevice.engines import host_functions
-from torchdevice.engines.rewriters import native_device
+from torchdevice.calls import host_functions
+from torchdevice.calls.rewriters import native_device
 from torchdevice.errors import KernelRaceError, RaceWarning, UninitializedReadError
-from torchdevice.foundation.logs import logger
-from torchdevice.foundation.per_thread import having
-from torchdevice.journal.callers import program_line, warn_at
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.journal.callers import program_line, warn_at
+from torchdevice.kernel.patching import Replaced
+from torchdevice.kernel.python.logs import logger
+from torchdevice.kernel.python.per_thread import having
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS, cuda_error
+from torchdevice.torch_modules.cuda.device_queries import properties_of
 from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.kernel_functions import as_jit, function_of, running, tensor_of
 from torchdevice.triton_kernels.memory_checks import Memory, Races

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdevice.core.thread_state import refuse
-from torchdevice.foundation import data_files
+from torchdevice.kernel.python import data_files
+from torchdevice.kernel.thread_state import refuse
 
 
 def by_torch(function: Callable[..., torch.Tensor], *args: Any) -> Any:

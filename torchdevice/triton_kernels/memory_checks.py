@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
-from torchdevice.lowlevel import memory_windows
+from torchdevice.kernel.lowlevel import memory_windows
 from torchdevice.simulation.observe.unwritten_memory import PATTERN
 from torchdevice.triton_kernels.outer_sums import OuterSum, compact
 

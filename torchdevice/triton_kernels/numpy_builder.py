@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdevice.core.thread_state import refuse
-from torchdevice.foundation import data_files
-from torchdevice.lowlevel import memory_windows
+from torchdevice.kernel.lowlevel import memory_windows
+from torchdevice.kernel.python import data_files
+from torchdevice.kernel.thread_state import refuse
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.triton_kernels import libdevice
 from torchdevice.triton_kernels.memory_checks import Memory

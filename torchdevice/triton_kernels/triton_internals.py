@@ -7,7 +7,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from torchdevice.errors import TritonVersionError
-from torchdevice.foundation import data_files
+from torchdevice.kernel.python import data_files
 
 
 def _require(module: str, name: str = "") -> Any:

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context, Patch, Replaced, replaced_function, thread_state, without_cache
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.patching import Patch, Replaced, replaced_function, without_cache
 from torchdevice.triton_kernels import driver, kernel_functions, launching
 from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.triton_internals import core

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.core import Context
-from torchdevice.engines.rewriters import native_device
-from torchdevice.foundation.stand_ins import same_bits, tensors
-from torchdevice.journal.discrepancies import Finding
+from torchdevice.calls.rewriters import native_device
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.journal.discrepancies import Finding
+from torchdevice.kernel.stand_ins import same_bits, tensors
 from torchdevice.verify import reference, tolerances
 from torchdevice.verify.inputs import WIDE, Copies, Inputs, Place, is_plain, on_cpu
 from torchdevice.verify.lines import Lines

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.engines.rewriters import native_device
-from torchdevice.foundation.stand_ins import StandIns, extent, tensors, with_bits
+from torchdevice.calls.rewriters import native_device
+from torchdevice.kernel.stand_ins import StandIns, extent, tensors, with_bits
 
 Alias = Callable[[torch.Tensor], torch.Tensor | None]
 """Returns the CPU tensor with the memory of a tensor; None where there is none (``Runtime.host_alias``)."""

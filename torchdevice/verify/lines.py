@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from torchdevice.devices.stream_order import StreamObserver
-from torchdevice.journal import callers
-from torchdevice.journal.callers import OURS, PROGRAM, Site, program_line, site_of
+from torchdevice.kernel.devices.stream_order import StreamObserver
+from torchdevice.kernel.journal import callers
+from torchdevice.kernel.journal.callers import OURS, PROGRAM, Site, program_line, site_of
 
 _current_node = torch._C._current_autograd_node
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.foundation import data_files
-from torchdevice.foundation.stand_ins import given_to, is_written
-from torchdevice.torch_apis import dispatch
+from torchdevice.kernel.python import data_files
+from torchdevice.kernel.stand_ins import given_to, is_written
+from torchdevice.torch_modules.apis import dispatch
 
 _FACTS = {name: frozenset(operators) for name, operators in data_files.read(__file__, "operator_facts.json").items()}
 """Lists of operators.

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchdevice.foundation.stand_ins import tensors
-from torchdevice.foundation.torch_internals import ExcludeDispatchKeyGuard
+from torchdevice.kernel.stand_ins import tensors
+from torchdevice.kernel.torch_internals import ExcludeDispatchKeyGuard
 from torchdevice.verify.inputs import WIDE, Copies, Inputs
 
 T = TypeVar("T")

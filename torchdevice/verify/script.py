@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.core import Context
-from torchdevice.engines.rewriters import native_device
-from torchdevice.foundation import data_files
-from torchdevice.foundation.logs import logger
-from torchdevice.foundation.stand_ins import given_to, tensors
-from torchdevice.journal.discrepancies import Finding
-from torchdevice.options import Options
+from torchdevice.calls.rewriters import native_device
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.journal.discrepancies import Finding
+from torchdevice.kernel.options import Options
+from torchdevice.kernel.python import data_files
+from torchdevice.kernel.python.logs import logger
+from torchdevice.kernel.stand_ins import given_to, tensors
 from torchdevice.verify.inputs import WIDE, Inputs, Place
 from torchdevice.verify.operator_facts import Operator
 from torchdevice.version import versions

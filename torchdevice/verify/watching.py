@@ -13,13 +13,14 @@ from typing import Any
 import torch._dynamo  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdevice.core import Context, thread_state
-from torchdevice.engines.rewriters import native_device
+from torchdevice.calls.rewriters import native_device
 from torchdevice.errors import DivergenceError, DivergenceWarning
-from torchdevice.foundation import dispatch_modes, run_folder
-from torchdevice.foundation.logs import logger
-from torchdevice.foundation.stand_ins import tensors
-from torchdevice.journal.discrepancies import Finding
+from torchdevice.kernel import dispatch_modes, thread_state
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.journal.discrepancies import Finding
+from torchdevice.kernel.python import run_folder
+from torchdevice.kernel.python.logs import logger
+from torchdevice.kernel.stand_ins import tensors
 from torchdevice.report import Report
 from torchdevice.verify import operator_facts, script
 from torchdevice.verify.call import Call

@@ -18,9 +18,9 @@ from torchdevice.simulation import policy
 # The modules below read the name when they are imported.
 policy.DEVICE_TYPE = "npu_like"
 
-from torchdevice.devices.cpu import bytes_wanted  # noqa: E402
-from torchdevice.devices.module import ModuleRuntime  # noqa: E402
-from torchdevice.devices.registry import register_runtime  # noqa: E402
+from torchdevice.kernel.devices.cpu import bytes_wanted  # noqa: E402
+from torchdevice.kernel.devices.module import ModuleRuntime  # noqa: E402
+from torchdevice.kernel.devices.registry import register_runtime  # noqa: E402
 from torchdevice.simulation import backend, device_generators, device_guard, storage_resizing  # noqa: E402
 from torchdevice.simulation.kernels import handwritten_kernels, pipeline  # noqa: E402
 

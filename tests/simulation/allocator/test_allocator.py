@@ -21,9 +21,9 @@ import torch
 from processes import run_python
 
 import torchdevice
-from torchdevice.devices.device_memory import Block as AllocatedBlock
-from torchdevice.devices.device_memory import Segment, Stat
-from torchdevice.foundation.byte_sizes import written
+from torchdevice.kernel.devices.device_memory import Block as AllocatedBlock
+from torchdevice.kernel.devices.device_memory import Segment, Stat
+from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Settings, parsed
@@ -812,7 +812,7 @@ OF_THE_ALLOCATOR = (
     "segments.py",
     "memory_blocks.py",
     "memory_figures.py",
-    "cuda/memory.py",
+    "torch_modules/cuda/memory.py",
     "memory_statistics.py",
 )
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchdevice.devices.device_memory import Block as AllocatedBlock
-from torchdevice.devices.device_memory import Stat
+from torchdevice.kernel.devices.device_memory import Block as AllocatedBlock
+from torchdevice.kernel.devices.device_memory import Stat
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, parsed
 from torchdevice.simulation.allocator.caching_allocator import Device
 from torchdevice.simulation.allocator.memory_blocks import NOBODY, Block

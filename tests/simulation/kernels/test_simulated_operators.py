@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import torchdevice
 from torchdevice.errors import NotSupportedError, TorchVersionError
-from torchdevice.lowlevel.object_fields import offset_of
+from torchdevice.kernel.lowlevel.object_fields import offset_of
 
 
 @pytest.fixture(params=["mode", "wrap"])

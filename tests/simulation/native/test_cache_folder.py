@@ -15,7 +15,7 @@ import pytest
 from processes import run_python
 
 from torchdevice.errors import NativeKernelsError
-from torchdevice.foundation import owned_files
+from torchdevice.kernel.python import owned_files
 from torchdevice.simulation.native import building
 
 pytestmark = [

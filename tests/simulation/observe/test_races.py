@@ -14,8 +14,8 @@ from processes import run_program
 from torch import nn
 
 import torchdevice
-from torchdevice.core import thread_state
 from torchdevice.errors import RaceError, RaceWarning
+from torchdevice.kernel import thread_state
 
 N = 64
 

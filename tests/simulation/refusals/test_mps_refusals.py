@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.foundation.fidelity import Fidelity
+from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.simulation.refusals.device_refusals import MPS_GAPS
 
 COMPLEX = "Trying to convert ComplexFloat to the MPS backend but it does not have support for that dtype."

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from processes import free_port, run_program
 
-from torchdevice.torch_apis.distributed.collective_checks import Awaited, Note, stuck
+from torchdevice.torch_modules.distributed.collective_checks import Awaited, Note, stuck
 
 RANKS = """
     import datetime, os, sys, time
     import torch, torch.distributed as dist, torch.multiprocessing as mp
-    from torchdevice.torch_apis.distributed import collective_checks
+    from torchdevice.torch_modules.distributed import collective_checks
 
     def other_collective(rank, x, pair):
         if rank == 0:

@@ -22,9 +22,9 @@ from places import PROGRAMS
 from processes import free_port, run_command, run_torch_python
 
 import torchdevice
-from torchdevice.cli import main, programs
-from torchdevice.core import thread_state
-from torchdevice.torch_apis.distributed import nccl_group, process_groups
+from torchdevice.kernel import thread_state
+from torchdevice.tools.cli import main, programs
+from torchdevice.torch_modules.distributed import nccl_group, process_groups
 
 
 def torchrun(
@@ -43,7 +43,7 @@ def torchrun(
 def test_a_build_without_process_groups_gets_no_patches_of_them(there: bool) -> None:
     code = f"import torch.distributed as dist; dist.is_available = lambda: {there}; from torchdevice import installed; "
     code += (
-        "from torchdevice.core.bindings import REPLACED; owners = [getattr(each, 'owner', 0) for each in REPLACED]; "
+        "from torchdevice.kernel.bindings import REPLACED; owners = [getattr(each, 'owner', 0) for each in REPLACED]; "
     )
     code += "print(dist in owners, any('init_process' in str(getattr(each, '_function', '')) for each in REPLACED))"
     done = run_torch_python("-c", code)

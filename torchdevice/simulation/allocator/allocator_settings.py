@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchdevice.core import thread_state
-from torchdevice.foundation import allocator_texts, data_files
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.python import allocator_texts, data_files
 
 SMALL = 1 << 20
 """``kSmallSize``: blocks of at most so many bytes come from the small pools."""

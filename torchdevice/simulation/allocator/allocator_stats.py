@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from torchdevice.devices.device_memory import Stat
-from torchdevice.foundation import data_files, torch_texts
-from torchdevice.foundation.byte_sizes import written
+from torchdevice.kernel import torch_texts
+from torchdevice.kernel.devices.device_memory import Stat
+from torchdevice.kernel.python import data_files
+from torchdevice.kernel.python.byte_sizes import written
 
 
 class Figures:

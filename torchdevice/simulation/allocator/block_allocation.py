@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchdevice.cuda import capture_rules
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, SMALL, Settings
 from torchdevice.simulation.allocator.allocator_stats import Limits, Statistics, out_of_memory_text
 from torchdevice.simulation.allocator.memory_blocks import (
@@ -34,6 +33,7 @@ from torchdevice.simulation.allocator.memory_blocks import (
 )
 from torchdevice.simulation.allocator.pool_choice import Pools
 from torchdevice.simulation.allocator.segments import Segments, Tell, best_expandable, expand, unmap
+from torchdevice.torch_modules.cuda import capture_rules
 
 # 2^62 is beyond the addresses of every device; the step leaves room for the largest block.
 _LATE_ADDRESSES = itertools.count(1 << 62, 1 << 40)

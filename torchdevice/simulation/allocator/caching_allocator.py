@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
-from torchdevice.devices.device_memory import Block as Place
-from torchdevice.devices.device_memory import Memory, Observer
-from torchdevice.foundation import forks
+from torchdevice.kernel.devices.device_memory import Block as Place
+from torchdevice.kernel.devices.device_memory import Memory, Observer
+from torchdevice.kernel.python import forks
 from torchdevice.simulation.allocator import checkpoints
 from torchdevice.simulation.allocator.allocator_settings import Settings
 from torchdevice.simulation.allocator.allocator_stats import EXBIBYTE, OF_EXBIBYTES

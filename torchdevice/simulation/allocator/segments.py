@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torchdevice.devices.device_memory import Part, Segment
+from torchdevice.kernel.devices.device_memory import Part, Segment
 from torchdevice.simulation.allocator import memory_blocks
 from torchdevice.simulation.allocator.allocator_stats import Statistics
 from torchdevice.simulation.allocator.memory_blocks import FREE, SHIFT, UNMAPPED, USED, Block, Pool, cut, joined

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import thread_state
-from torchdevice.devices.device_memory import Block, Observer
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.per_thread import PerThread, having
-from torchdevice.foundation.stand_ins import conj, extent, with_bits
-from torchdevice.journal.callers import Site
-from torchdevice.lowlevel.dlpack_alias import on_cpu, on_device, without_values
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.devices.device_memory import Block, Observer
+from torchdevice.kernel.journal.callers import Site
+from torchdevice.kernel.lowlevel.dlpack_alias import on_cpu, on_device, without_values
+from torchdevice.kernel.python.per_thread import PerThread, having
+from torchdevice.kernel.stand_ins import conj, extent, with_bits
 from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import memory_blocks
 from torchdevice.simulation.allocator.caching_allocator import Device

@@ -15,17 +15,17 @@ import torch
 from torch._C import DispatchKey
 from torch.autograd.graph import increment_version
 
-from torchdevice.core import state
-from torchdevice.cuda.capture_rules import not_while_capturing
-from torchdevice.devices.sparse_parts import parts_of
-from torchdevice.engines import dtype_gaps
+from torchdevice.calls.lacking import dtype_gaps
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.stand_ins import StandIns, extent, is_written, tensors, with_bits
+from torchdevice.kernel.devices.sparse_parts import parts_of
+from torchdevice.kernel.stand_ins import StandIns, extent, is_written, tensors, with_bits
+from torchdevice.kernel.thread_state import state
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import machine, policy, storage_resizing
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.storages import fresh, host_waited, meaning, memory_of, set_storage
 from torchdevice.simulation.kernels import device_mismatch
+from torchdevice.torch_modules.cuda.capture_rules import not_while_capturing
 
 Kernel = Callable[..., Any]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchdevice.foundation.stand_ins import given_to, tensors
-from torchdevice.foundation.torch_texts import text
+from torchdevice.kernel.stand_ins import given_to, tensors
+from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.profiles import is_structured, unchecked_operators
 

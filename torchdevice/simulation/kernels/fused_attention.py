@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from torchdevice.fallback.fallback_kernels import overload_of
-from torchdevice.foundation import data_files
-from torchdevice.foundation.stand_ins import given_to
+from torchdevice.calls.lacking.fallback_kernels import overload_of
+from torchdevice.kernel.python import data_files
+from torchdevice.kernel.stand_ins import given_to
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases
 from torchdevice.simulation.kernels.pipeline import Pipeline

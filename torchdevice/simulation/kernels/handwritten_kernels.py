@@ -14,9 +14,9 @@ import torch.nn.attention
 from torch._C import DispatchKey
 from torch.backends.cuda import SDPAParams
 
-from torchdevice.core import thread_state
-from torchdevice.engines import interruptions
-from torchdevice.fallback.fallback_kernels import overload_of
+from torchdevice.calls import interruptions
+from torchdevice.calls.lacking.fallback_kernels import overload_of
+from torchdevice.kernel import thread_state
 from torchdevice.random_numbers import operators
 from torchdevice.simulation import device_generators, policy, storage_resizing
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, index_meant, meant, set_storage
@@ -25,8 +25,8 @@ from torchdevice.simulation.kernels.cpu_kernels import aliased, count_copy, host
 from torchdevice.simulation.kernels.pipeline import Pipeline, none_of
 from torchdevice.simulation.refusals import attention
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS
-from torchdevice.torch_apis import batch_norm
-from torchdevice.torch_apis.distributed import sharded_attention
+from torchdevice.torch_modules.apis import batch_norm
+from torchdevice.torch_modules.distributed import sharded_attention
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
 

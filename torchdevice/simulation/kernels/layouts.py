@@ -18,13 +18,14 @@ from typing import Any, NoReturn
 import torch
 from torch._C import DispatchKey
 
-from torchdevice.devices.sparse_parts import parts_of
+from torchdevice.calls.lacking.fallback_kernels import of_aten, overload_of, shadowed
 from torchdevice.errors import NotSupportedError
-from torchdevice.fallback.fallback_kernels import of_aten, overload_of, shadowed
-from torchdevice.foundation import data_files, registered_kernels
-from torchdevice.foundation.stand_ins import with_bits, written
-from torchdevice.foundation.torch_internals import registrations_for_dispatch_key
-from torchdevice.lowlevel.dlpack_alias import on_cpu
+from torchdevice.kernel import registered_kernels
+from torchdevice.kernel.devices.sparse_parts import parts_of
+from torchdevice.kernel.lowlevel.dlpack_alias import on_cpu
+from torchdevice.kernel.python import data_files
+from torchdevice.kernel.stand_ins import with_bits, written
+from torchdevice.kernel.torch_internals import registrations_for_dispatch_key
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import index_meant, meaning, owner_of
 from torchdevice.simulation.kernels import cpu_kernels

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
-from torchdevice.core import state
-from torchdevice.fallback.fallback_kernels import overload_of, schema_of
+from torchdevice.calls.lacking.fallback_kernels import overload_of, schema_of
+from torchdevice.kernel.thread_state import state
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import fresh

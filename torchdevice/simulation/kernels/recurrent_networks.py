@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdevice.foundation.stand_ins import mapped, tensors
-from torchdevice.foundation.torch_texts import text
-from torchdevice.journal.callers import program_line, warn_at
+from torchdevice.kernel.journal.callers import program_line, warn_at
+from torchdevice.kernel.stand_ins import mapped, tensors
+from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation import policy
 
 Results = tuple[Tensor | None, ...]

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from torchdevice.errors import NativeKernelsError
-from torchdevice.foundation import owned_files
-from torchdevice.foundation.logs import warn_once
+from torchdevice.kernel.python import owned_files
+from torchdevice.kernel.python.logs import warn_once
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _INCLUDED = tuple(sorted(_SOURCE.parent.glob("*.h")))

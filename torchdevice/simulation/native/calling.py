@@ -1,4 +1,4 @@
-"""Lets C++ make the calls of ``engines/wrap.py`` that name a device which the thread has named before.
+"""Lets C++ make the calls of ``calls/wrap.py`` that name a device which the thread has named before.
 
 While a scope with ``engine="wrap"`` is active that may use C++, the classes of the entry points have functions of C++
 (``entry_points.h``) in the place of those by which Python calls their objects. The objects stay the same. Calls in a
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 
-from torchdevice.core import Context, Installation
-from torchdevice.core.patching import Callback
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.patching import Callback, Installation
 from torchdevice.simulation.native import building
 
 

@@ -1,5 +1,5 @@
 // The entry points of engine "wrap" without a frame of Python, for calls that name a device which the thread has named
-// before. They do what `_Naming`, `_Move` and `_new_device` of `engines/wrap.py` do, and leave all other calls to these.
+// before. They do what `_Naming`, `_Move` and `_new_device` of `calls/wrap.py` do, and leave all other calls to these.
 //
 // All of this runs with Python's lock, and no handler of a signal comes between its steps.
 
@@ -387,7 +387,7 @@ PyObject* new_device(PyTypeObject* cls, PyObject* args, PyObject* kwargs) {
 
 void prepare(const py::module_& m) {
   const auto module = [](const char* name) { return py::module_::import(name); };
-  const auto moves = module("torchdevice.engines.moves"), wrap = module("torchdevice.engines.wrap");
+  const auto moves = module("torchdevice.calls.moves"), wrap = module("torchdevice.calls.wrap");
   const auto kept = [](const py::object& object) { return py::object(object).release().ptr(); };
   const auto type = [&](const py::object& object) { return reinterpret_cast<PyTypeObject*>(kept(object)); };
   const auto name = [](const char* text) { return PyUnicode_InternFromString(text); };

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context, thread_state
-from torchdevice.devices import current_streams
-from torchdevice.devices.device_memory import Memory
 from torchdevice.errors import NativeKernelsError
-from torchdevice.foundation.stand_ins import is_written
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices import current_streams
+from torchdevice.kernel.devices.device_memory import Memory
+from torchdevice.kernel.stand_ins import is_written
 from torchdevice.random_numbers import philox
 from torchdevice.simulation import device_generators
 from torchdevice.simulation.allocator import storages

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context, Fidelity
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.stand_ins import tensors
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.stand_ins import tensors
 from torchdevice.simulation.allocator.storages import has_no_values
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, index_of
 from torchdevice.simulation.observe.meta_kernels import WithoutValues, gives_values, like_on_meta

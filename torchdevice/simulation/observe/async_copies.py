@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context
-from torchdevice.devices.stream_order import Stream
 from torchdevice.errors import CopyInFlightError
-from torchdevice.foundation.stand_ins import same_bits
-from torchdevice.journal.callers import program_line, site_of
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices.stream_order import Stream
+from torchdevice.kernel.journal.callers import program_line, site_of
+from torchdevice.kernel.stand_ins import same_bits
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
 from torchdevice.simulation.observe.happens_before import Order, in_flight, knows, of_device, sparse_indices
 

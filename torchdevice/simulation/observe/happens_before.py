@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context
-from torchdevice.devices.sparse_parts import parts_of, plain_parts
-from torchdevice.devices.stream_order import COLLECTIVES, Stream, StreamObserver
-from torchdevice.foundation.stand_ins import given_to, is_written, tensors
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices.sparse_parts import parts_of, plain_parts
+from torchdevice.kernel.devices.stream_order import COLLECTIVES, Stream, StreamObserver
+from torchdevice.kernel.stand_ins import given_to, is_written, tensors
 from torchdevice.simulation.kernels.cpu_kernels import index_of
 
 Clock = dict[Stream, int]

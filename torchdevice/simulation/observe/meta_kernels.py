@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchdevice.devices.stream_order import StreamObserver
 from torchdevice.errors import NoValueError
-from torchdevice.foundation.stand_ins import StandIns, extent, given_to, mapped, tensors, written
+from torchdevice.kernel.devices.stream_order import StreamObserver
+from torchdevice.kernel.stand_ins import StandIns, extent, given_to, mapped, tensors, written
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import forget_values, has_no_values, meta_of, owner_at
 from torchdevice.simulation.kernels import device_mismatch, recurrent_networks

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from torchdevice.core import Context
-from torchdevice.devices.device_memory import Block
-from torchdevice.devices.stream_order import COLLECTIVES, Stream
 from torchdevice.errors import Access, GraphRaceError, RaceError, RaceWarning
-from torchdevice.foundation.stand_ins import extent
-from torchdevice.journal.callers import program_line, site_of, warn_at
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices.device_memory import Block
+from torchdevice.kernel.devices.stream_order import COLLECTIVES, Stream
+from torchdevice.kernel.journal.callers import program_line, site_of, warn_at
+from torchdevice.kernel.stand_ins import extent
 from torchdevice.simulation.kernels.cpu_kernels import index_of
 from torchdevice.simulation.observe.happens_before import Clock, Order, knows
 

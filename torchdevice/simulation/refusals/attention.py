@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.backends.cuda import SDPAParams
 
-from torchdevice.foundation import data_files
+from torchdevice.kernel.python import data_files
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import INVALID_VALUE, cuda_error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchdevice.foundation.torch_texts import text
+from torchdevice.kernel.torch_texts import text
 
 DEVICE_ASSERT = ("device-side assert triggered", "cudaErrorAssert")
 ILLEGAL_ADDRESS = ("an illegal memory access was encountered", "cudaErrorIllegalAddress")

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from torchdevice.foundation.stand_ins import tensors
-from torchdevice.foundation.torch_texts import text
+from torchdevice.kernel.stand_ins import tensors
+from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.kernels.recurrent_networks import is_on_cudnn

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from torchdevice.foundation import data_files
-from torchdevice.foundation.stand_ins import given_to, tensors
-from torchdevice.foundation.torch_texts import text
+from torchdevice.kernel.python import data_files
+from torchdevice.kernel.stand_ins import given_to, tensors
+from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.profiles import is_cpu_only, missing_on_cuda

@@ -1,0 +1,148 @@
+"""What is done about an error of the target: its words become those of the program's accelerator, or the call is made
+in another way that the target does not refuse.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.calls.lacking import dtype_gaps, float64_policy
+from torchdevice.calls.lacking.cpu_fallback import call_on_cpu, counted
+from torchdevice.calls.lacking.fallback_kernels import is_refusal
+from torchdevice.calls.rewriters import Rewriter
+from torchdevice.errors import TorchDeviceError
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.stand_ins import tensors
+
+OF_TORCH = (RuntimeError, TypeError, ValueError, AttributeError)
+"""The types of errors in which torch names devices."""
+
+_TOLD = "_torchdevice_told"
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def reword(context: Context, error: BaseException) -> None:
+    """Name the device in an error as the program spells it, and raise CUDA's out-of-memory error for the target's.
+
+    Raises:
+        torch.OutOfMemoryError: ``error`` is the target's out-of-memory error.
+    """
+    if not error.args or not isinstance(error.args[0], str):
+        return
+    if context.shown_as is not None and context.device_type in error.args[0]:
+        error.args = (_renamed(error.args[0], context.device_type, context.shown_as), *error.args[1:])
+    text = _out_of_memory_text(context, error)
+    if isinstance(error, torch.OutOfMemoryError):
+        if text is not None:
+            error.args = (text,)
+        _told(context, error)
+    elif text is not None:
+        raise _told(context, torch.OutOfMemoryError(text)) from error
+
+
+def is_final(context: Context, error: BaseException) -> bool:
+    """Return whether a call that raised an error is not to be made again. Its text is then in the program's words.
+
+    What memory was short of is counted once, and what was found out is told once.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        reword(context, error)
+    return isinstance(error, (TorchDeviceError, torch.OutOfMemoryError))
+
+
+def class_for_out_of_memory(context: Context, error: BaseException | None) -> type[RuntimeError]:
+    """Return the class by which a program catches ``error``, if it is the target's out-of-memory error.
+
+    An operator that no mode sees raises the target's own RuntimeError. A program that names the class in an ``except``
+    clause reads the name while Python handles that error, whose text is then made CUDA's.
+    """
+    if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+        return torch.OutOfMemoryError
+    text = _out_of_memory_text(context, error)
+    if text is not None:
+        error.args = (text,)
+        _told(context, error)
+        setattr(error, _TOLD, True)
+    return RuntimeError if hasattr(error, _TOLD) else torch.OutOfMemoryError
+
+
+def _out_of_memory_text(context: Context, error: BaseException) -> str | None:
+    text = context.runtime.out_of_memory(error)
+    if text is None or text.startswith("CUDA out of memory."):
+        return text
+    return f"CUDA out of memory. {text.rstrip()} ({context.family} stands in.)"
+
+
+def _renamed(text: str, own: str, programs: str) -> str:
+    """Return a text with the device as torch would name the program's: of a device, of a type and of a backend."""
+    text = re.sub(rf"\b{own}(?=:\d)|(?<=torch\.){own}(?=\.)|(?<=['\"]){own}(?=['\"](?! backend))", programs, text)
+    text = re.sub(rf"\b{own}(\w+)Type\b", rf"torch.{programs}.\1Tensor", text)
+    return re.sub(rf"{own}(?=' backend)", programs.upper(), text)
+
+
+def _told(context: Context, error: RuntimeError) -> RuntimeError:
+    """Call the context's out-of-memory observers, once for an error that passes here from several torch functions."""
+    if not context.out_of_memory_observers or hasattr(error, _TOLD):
+        return error
+    setattr(error, _TOLD, True)
+    wanted = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
+    size = int(float(wanted[1]) * _UNITS.get(wanted[2], 1)) if wanted else 0
+    device = context.thread.device_index
+    index = context.target_index(device)
+    total, free = context.runtime.total_memory(index), context.runtime.free_memory(index)
+    for observer in list(context.out_of_memory_observers):
+        observer(device, size, total, free)
+    return error
+
+
+Detour = Callable[[Any, Any], Any]
+"""Makes a call, given its arguments and keyword arguments."""
+
+
+def detour_after(error: BaseException, context: Context, func: Any, rewriter: Rewriter | None) -> Detour | None:
+    """Return how to make a call that raised ``error``; None where the error is the program's.
+
+    Args:
+        error: The error.
+        context: The active context.
+        func: The torch function that was called.
+        rewriter: Its rewriter, if it has one.
+    """
+    lacked = dtype_gaps.lacking(error)
+    # The kernels of a GPU, a simulated one too, have CUDA's dtypes, and tensors of the CPU beside it the CPU's. But
+    # torch refuses float16 in transforms before it asks for a kernel.
+    may_be_cudas = context.runtime.location_tag != "cuda" or getattr(func, "__name__", "").startswith("fft_")
+    if lacked is not None and may_be_cudas and dtype_gaps.can_be_repeated(func):
+        return functools.partial(dtype_gaps.compute, context, lacked, func, func.__name__.partition(".")[0])
+    if float64_policy.refused(context, error) and dtype_gaps.can_be_repeated(func):
+        return functools.partial(float64_policy.again, context, _rewritten(context, func, rewriter))
+    if is_refusal(context, error) and dtype_gaps.can_be_repeated(func):
+        return functools.partial(_on_cpu, context, func, error)
+    return None
+
+
+def _on_cpu(context: Context, func: Any, error: BaseException, args: Any, kwargs: Any) -> Any:
+    """Make a call on the CPU, counted at its line with the operator and the dtypes that the target refused.
+
+    Raises:
+        BaseException: The target's error, where all tensors of the call are the CPU's already.
+    """
+    found = list(tensors((args, kwargs)))
+    given = sorted({str(value.dtype) for value in found})
+    if all(value.is_cpu for value in found):
+        try:
+            raise error
+        finally:
+            del error  # whose traceback has this frame
+    name = f"{func.__name__} in {', '.join(given)}"
+    return counted(context, name, lambda: call_on_cpu(func, args, kwargs), (args, kwargs))
+
+
+def _rewritten(context: Context, func: Any, rewriter: Rewriter | None) -> Any:
+    """Return the function with its device argument rewritten: the call that failed may name a device."""
+    return func if rewriter is None else lambda *args, **kwargs: rewriter(context, func, args, kwargs)

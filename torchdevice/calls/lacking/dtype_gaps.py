@@ -1,0 +1,196 @@
+"""Dtypes in which CUDA has a kernel and the CPU has none: the call is made again in a wider dtype.
+
+There is no check before a call: torch's error names the missing kernel and the dtype. Only listed kernels and dtypes
+are tried again, and a kernel that CUDA lacks too stays an error. ``tests/engines/test_dtype_gaps.py`` holds the list
+against torch's own database of operators, the difference between its ``dtypesIfCUDA`` and ``dtypes``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.python import data_files
+from torchdevice.kernel.stand_ins import Converted
+
+
+class Lacking(NamedTuple):
+    """A kernel and dtype that the CPU lacks, by its error.
+
+    Attributes:
+        wider: The dtypes to compute in, by the dtypes that are given.
+        fidelity: How close that comes to CUDA.
+        done: The replacement, in a few words.
+        rounded: Whether results come back in the dtype that was given.
+    """
+
+    wider: Mapping[torch.dtype, torch.dtype]
+    fidelity: Fidelity
+    done: str
+    rounded: bool = True
+
+
+_TABLE = data_files.read(__file__, "dtype_gaps.json")
+
+
+def _lacking(row: Mapping[str, Any]) -> Lacking:
+    wider = {getattr(torch, narrow): getattr(torch, wide) for narrow, wide in row["wider"].items()}
+    return Lacking(wider, Fidelity(row["fidelity"]), row["done"], row.get("rounded", True))
+
+
+_REPLACEMENTS = {name: _lacking(row) for name, row in _TABLE["replacements"].items()}
+
+# Float16 has 11 bits of precision, so rounding from float32 happens once.
+_HALF = _REPLACEMENTS["float32"].wider
+
+
+def _rows(part: str) -> list[dict[str, str]]:
+    """Return the rows of this release of torch: CUDA lacks some kernels in earlier releases too."""
+    return [row for row in _TABLE[part] if torch.__version__ >= row.get("since", "0")]
+
+
+KERNELS: Mapping[tuple[str, str], Lacking] = {
+    (kernel, dtype): _REPLACEMENTS[row["by"]]
+    for row in _rows("kernels")
+    for kernel in row["kernels"].split()
+    for dtype in row["dtypes"].split()
+}
+"""Kernel and dtype as the error names them -> what is done."""
+
+TEXTS: Mapping[str, Lacking] = {row["text"]: _REPLACEMENTS[row["by"]] for row in _rows("texts")}
+"""Errors with a text of their own."""
+
+LEFT_OUT: Mapping[str, str] = _TABLE["left out"]
+"""Operators of torch's database with dtypes that only CUDA has, which raise torch's error here: name -> reason."""
+
+ASKED_LAST = frozenset(_TABLE["asked last"].split())
+"""Names of the functions that ``engine="wrap"`` watches for this, beside those of ``torch.fft``. Watching takes a
+tenth of a microsecond, so functions that are short and lack nothing but complex32 are left alone."""
+
+# Fullmatch below: an error that only quotes this is the program's.
+_NOT_IMPLEMENTED = re.compile(r'"(\w+)" not implemented for \'(\w+)\'')
+_WIDER_PRODUCT = re.compile("Could not run 'aten::(|b|add|baddb)mm[.]dtype(_out)?' with arguments from the 'CPU'")
+_COMPUTING = ("torch.nn.functional", "torch.functional", "torch._tensor")
+
+
+def lacking(error: BaseException) -> Lacking | None:
+    """Return the missing kernel that an error names, if CUDA has the kernel and this package a replacement."""
+    text = error.args[0] if error.args else None
+    if not isinstance(text, str):  # an error of the program's, which may have no text
+        return None
+    found = _NOT_IMPLEMENTED.fullmatch(text)
+    if _WIDER_PRODUCT.match(text):
+        return _REPLACEMENTS["other operators"]
+    return KERNELS.get((found[1], found[2])) if found else TEXTS.get(text)
+
+
+def can_be_repeated(func: Any) -> bool:
+    """Return whether a torch function does nothing but compute: of those written in Python, some do more."""
+    # Python functions of these modules only compose operators; others may have effects that must not come twice.
+    if isinstance(func, types.FunctionType):
+        return func.__module__ in _COMPUTING and func.__name__ != "backward"
+    return True
+
+
+def asked_last(func: Any) -> bool:
+    """Return whether ``engine="wrap"`` asks the mode for a function after torch's own has failed."""
+    name = func.__name__
+    return name.removesuffix("_") in ASKED_LAST or name.startswith("fft_")
+
+
+def compute(
+    context: Context | None, lacked: Lacking, func: Callable[..., Any], name: str, args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """Make a call again in a way for which the CPU has kernels.
+
+    Args:
+        context: The active context, which reports it; None where there is none.
+        lacked: The missing kernel.
+        func: The function that was called.
+        name: The operator's name, without a namespace.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+    if context is not None:
+        context.report(f"{name} in a dtype without a kernel on the CPU", lacked.done, lacked.fidelity)
+    # Functions that no wider dtype computes are written out below.
+    other = _OTHERWISE.get(name)
+    if other is not None and not lacked.wider:
+        named = {**kwargs}
+        out = named.pop("out", None)
+        found = other(*args, **named)
+        return found if out is None else out.resize_(found.shape).copy_(found)
+    return _Wider(func, lacked.wider, lacked.rounded).call(args, kwargs)
+
+
+class _Wider(Converted):
+    """A call in wider dtypes: arguments are converted, results are converted back, and so is what was written to."""
+
+    def __init__(self, func: Any, wider: Mapping[torch.dtype, torch.dtype], rounded: bool = True):
+        super().__init__(func)
+        self._wider = wider
+        self._narrower = {wide: narrow for narrow, wide in wider.items()} if rounded else {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._wider.get(tensor.dtype, tensor.dtype))
+
+    def other(self, value: Any) -> Any:
+        return self._wider.get(value, value) if isinstance(value, torch.dtype) else value
+
+    def back(self, result: torch.Tensor) -> torch.Tensor:
+        return result.to(self._narrower.get(result.dtype, result.dtype))
+
+
+# ---- by other operators ----------------------------------------------------------------------------------------------
+
+
+def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> torch.Tensor:
+    """``torch.histc`` of integers, in CUDA's arithmetic: ``getBin`` of aten/src/ATen/native/cuda/SummaryOps.cu."""
+    # Int64, so that the product with the number of bins cannot overflow narrow integers.
+    values = input.flatten().long()
+    least, most = int(min), int(max)
+    if least == most and values.numel():
+        least, most = int(values.min()), int(values.max())
+    # As CUDA does for a histogram of equal values.
+    if least == most:
+        least, most = least - 1, most + 1
+    inside = values[(values >= least) & (values <= most)]
+    # The largest value belongs to the last bin.
+    places = torch.div((inside - least) * bins, most - least, rounding_mode="floor").clamp(max=bins - 1)
+    return torch.bincount(places, minlength=bins).to(input.dtype)
+
+
+def _nansum(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """``torch.nansum`` of complex numbers."""
+    filled = torch.where(input.isnan(), torch.zeros((), dtype=input.dtype, device=input.device), input)
+    wider = _Wider(torch.sum, _HALF if input.dtype is torch.complex32 else {})
+    return wider.call((filled, dim, keepdim), {"dtype": dtype})
+
+
+def _nanmean(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """``torch.nanmean`` of complex numbers, composed as torch composes it."""
+    count = torch.sum(~input.isnan(), dim, keepdim)
+    total = _nansum(input, dim, keepdim, dtype=dtype)
+    return _Wider(torch.div, _HALF if total.dtype is torch.complex32 else {}).call((total, count), {})
+
+
+def _product(function: Callable[..., Any], *args: Any, out_dtype: Any = None, **named: Any) -> Any:
+    """A product with ``out_dtype``: the factors' own, or float32 of float16 and bfloat16, in which CUDA sums them."""
+    wide = next((each for each in args if isinstance(each, torch.dtype)), out_dtype)
+    wider = _Wider(function, {torch.float16: wide, torch.bfloat16: wide}, rounded=False)
+    return wider.call([each for each in args if each is not wide], named)
+
+
+_OTHERWISE: dict[str, Callable[..., Any]] = {"histc": _histc, "nansum": _nansum, "nanmean": _nanmean}
+PRODUCTS = (torch.mm, torch.bmm, torch.addmm, torch.baddbmm)
+"""Products that take ``out_dtype``, for which no CPU has kernels."""
+
+for _function in PRODUCTS:
+    _OTHERWISE[_function.__name__] = functools.partial(_product, _function)

@@ -1,0 +1,121 @@
+"""The mode: it passes each torch call to the rewriter of the function, or calls a function that has none."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+from torchdevice.calls import lookup, rewriters
+from torchdevice.calls.error_texts import OF_TORCH, detour_after, reword
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.torch_internals import is_torch_function_all_disabled
+
+_UNSEEN = object()
+
+
+def _find_nothing(func: Any, default: Any = None) -> None:
+    """Return None, so that a mode that serves no context rewrites nothing."""
+
+
+class DeviceMode(thread_state.ContextMode):
+    """Handles every torch call of a thread. A thread has one mode: nested scopes exchange its ``context``.
+
+    The mode is on torch's stack, or beside it, where wrappers call it (``wrap.py``).
+
+    Attributes:
+        table: The rewriters for the context, see :func:`lookup.table_of`.
+        find: ``table.get``. The handler does not use ``table``, because Dynamo would guard on its length, which grows.
+        known: What :meth:`Context.redirect` knows in this thread, where a call that names a device needs nothing else.
+        native: What C++ needs of the mode, from the first call that it may make for the context; None before.
+    """
+
+    def __init__(self, context: Context | None):
+        super().__init__()
+        self.context: Context | None = None
+        self.table: rewriters.Table = {}
+        self.find: Any = _find_nothing
+        self.known: dict[Any, Any] = {}
+        self.native: Any = None
+        self.serve(context)
+
+    def __reduce__(self) -> Any:
+        # Compiled code that is kept on disk keeps its guards, which compare the context's key.
+        return _with_key, ("" if self.context is None else self.context.key,)
+
+    def serve(self, context: Context | None) -> None:
+        # Compared first, since nested scopes of one context call this at each entry.
+        if context is not self.context:
+            self.table = {} if context is None else lookup.table_of(context)
+            self.find = _find_nothing if context is None else self.table.get
+            self.known = context.thread.redirects if context is not None and context.redirects_only else {}
+            self.native = None
+            self.context = context
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # One lookup for known functions; None is a valid answer, hence the sentinel.
+        rewriter: Any = self.find(func, _UNSEEN)
+        if rewriter is _UNSEEN:
+            rewriter = lookup.classify(func, self.table)
+        try:
+            if rewriter is None:
+                # Most calls have no keyword arguments, and passing an empty dictionary takes time.
+                return func(*args, **kwargs) if kwargs else func(*args)
+            return rewriter(self.context, func, args, kwargs or {})
+        except OF_TORCH as error:
+            # The mode's scope has ended inside the call, so the error is none of ours to explain.
+            if self.context is None:
+                raise
+            reword(self.context, error)
+            detour = detour_after(error, self.context, func, rewriter)
+            if detour is None:
+                raise
+        # Outside the `except` clause, so that the second attempt's error does not carry the first as its context.
+        return detour(args, kwargs or {})
+
+
+def _with_key(key: str) -> DeviceMode:
+    """Return a mode that serves nothing, for guards of compiled code that were kept on disk."""
+    mode = DeviceMode(None)
+    mode.context = types.SimpleNamespace(key=key)  # type: ignore[assignment]
+    return mode
+
+
+def of_this_thread() -> thread_state.ContextMode | None:
+    """Return the mode that handles this thread's calls, beside torch's stack or on it; None while it handles one."""
+    if (beside := thread_state.state.mode) is not None:
+        return beside
+    stacked = thread_state.stacked_modes()
+    # An interrupt may have lost the mode while torch had it off.
+    if thread_state.state.stacked.keys() - stacked:
+        thread_state.put_back_lost()
+        stacked = thread_state.stacked_modes()
+    for mode in stacked:
+        if isinstance(mode, DeviceMode) and mode.context is not None:
+            return mode
+    return None
+
+
+def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function while a mode is active; a thread without one gets a mode on torch's stack for the call."""
+    if is_torch_function_all_disabled():  # by a kernel of the simulated device that calls operators above autograd
+        with torch._C._EnableTorchFunction():
+            return with_mode(context, function, *args, **kwargs)
+    if of_this_thread() is not None:
+        return function(*args, **kwargs)
+    with thread_state.lent(DeviceMode(context), context):
+        return function(*args, **kwargs)
+
+
+def as_program(function: Any, *args: Any) -> Any:
+    """Call a function of the program that Python runs at any time, in the scope and with the mode of the program."""
+    context: Context | None = thread_state.innermost()
+    if context is None or context.is_native:
+        return function(*args)
+    # The usual case, without another entry.
+    if context is thread_state.state.context:
+        return with_mode(context, function, *args)
+    with thread_state.entered(thread_state.Entry(context)):  # a compiler has suspended the scope
+        return with_mode(context, function, *args)

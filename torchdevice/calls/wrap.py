@@ -1,0 +1,570 @@
+"""The engine without a mode on torch's stack: it wraps the entry points of torch that can carry a device.
+
+A mode on the stack costs time in every torch call. With ``engine="wrap"`` the thread's mode stays beside the stack, and
+only wrappers call it: those of functions and methods whose schema has a device argument, of those with a registered
+rewriter, and of operators called as ``torch.ops.aten...``. Everything else is torch's own.
+
+All threads share the wrappers. In a thread without a mode beside the stack, a wrapper calls its original.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import types
+from collections.abc import Collection, Iterator, Set
+from typing import Any, Literal
+
+import torch
+from torch.overrides import handle_torch_function
+
+from torchdevice.calls import lookup, moves, rewriters
+from torchdevice.calls.error_texts import OF_TORCH, detour_after, is_final
+from torchdevice.calls.lacking import dtype_gaps, half_precision_matmul
+from torchdevice.errors import TorchDeviceError
+from torchdevice.kernel import patching, thread_state
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.lowlevel import replace_new
+from torchdevice.kernel.lowlevel.replace_new import Call, Constructor
+from torchdevice.kernel.patching import Installation, OwnModule, Patch, Replaced, loaded, put_in, stands_for, take_out
+from torchdevice.kernel.torch_internals import is_torch_function_all_disabled
+
+_state = thread_state.state
+
+_DEVICE, _EXACT = moves.Side.DEVICE, Fidelity.EXACT  # reading a member of an enumeration takes longer
+
+_SIZES = frozenset({int, tuple, list, float, torch.Size})
+
+_ABSENT: Any = object()
+
+_MOVES = {rewriters.move, rewriters.move_to_family}
+
+_Method, _TO = types.MethodType, torch.Tensor.to
+
+_stack_length = torch._C._len_torch_function_stack
+
+
+def _ask(mode: thread_state.ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let the mode handle a call. As on torch's stack, a mode is not active while it handles a call."""
+    # As torch does by taking a mode off its stack.
+    _state.mode = None
+    try:
+        return mode.__torch_function__(original, (), args, kwargs)
+    finally:
+        _state.mode = mode if mode.context is not None else None  # the call may have left the scope
+
+
+class EntryPoint:
+    """The wrapper of a function or method of torch that can carry a device.
+
+    It compares, hashes, pickles and inspects as the original, because torch and programs keep tables of functions.
+    """
+
+    __module__ = OwnModule(__name__)
+    original: Any = None  # until __init__ has run, before which Dynamo asks what the object is
+
+    def __init_subclass__(cls) -> None:
+        cls.__module__ = OwnModule(cls.__module__)
+
+    def __init__(self, original: Any):
+        functools.update_wrapper(self, original)
+        self.original = original
+        stands_for(self, original)
+        self._method: Any = self
+        self._hash = hash(original)  # kept: hashing a method descriptor takes longer than reading an attribute
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        mode = _state.mode
+        # In this order: outside scopes only one attribute of the thread is read.
+        if mode is None or is_torch_function_all_disabled():
+            return self.original(*args, **kwargs)
+        if _stack_length():
+            return self._by_modes_above(args, kwargs)
+        return _ask(mode, self.original, args, kwargs)
+
+    def _by_modes_above(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the uppermost mode on torch's stack, one of the program's, handle a call.
+
+        That mode calls the entry point again, with one mode less on the stack. So the program's modes see the call as
+        it is written, and none of the calls that this package makes for it.
+        """
+        # torch finds these by name where entry points are; of other functions it would name the originals.
+        if isinstance(self.original, (types.FunctionType, types.MethodDescriptorType)):
+            return self.original(*args, **kwargs)
+        relevant = [value for value in args if type(value) is not torch.Tensor]
+        return handle_torch_function(self, relevant, *args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        if _state.mode is None:  # also while Dynamo traces, which recognizes only torch's own methods
+            return self.original.__get__(instance, owner)
+        # As a method of Python binds: the tensor becomes the first argument.
+        return _Method(self._method, instance)
+
+    # Tables of torch are keyed by the originals, and `==` of two entry points compares what they wrap.
+    def __eq__(self, other: object) -> bool:
+        # Never calls `__eq__` of the other, which may be an entry point too.
+        return other is self or self.original == other
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    # `__self__`, `__text_signature__` and such, which update_wrapper does not copy.
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+    def __repr__(self) -> str:
+        return repr(self.original)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if isinstance(self.original, types.FunctionType):  # pickle knows these by their type
+            # Pickle takes a text as the name of a global object, which it finds in `__module__`.
+            return self.original.__qualname__
+        return self.original.__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any = None) -> EntryPoint:
+        # Functions are copied as themselves.
+        return self
+
+    __copy__ = __deepcopy__
+
+    @property
+    def __class__(self) -> Any:
+        # `isinstance(f, types.BuiltinFunctionType)`, which inspect asks, stays true.
+        return type(self.original)
+
+
+class _Naming(EntryPoint):
+    """A factory with a keyword ``device``. A device that the thread has named before needs no mode.
+
+    A call that fails is repeated by the mode, which may have another way, or a better text.
+    """
+
+    def __call__(self, /, *args: Any, device: Any = _ABSENT, **kwargs: Any) -> Any:
+        mode: Any = _state.mode
+        if mode is not None and device is not _ABSENT and not (is_torch_function_all_disabled() or _stack_length()):
+            known = mode.known.get(device) if device.__class__ is str else _own(mode, device)
+            # A tensor that a factory is given may be its result.
+            plain = (not args or args[0].__class__ in _SIZES) and kwargs.keys().isdisjoint(("pin_memory", "generator"))
+            if known is not None and plain and mode.find(self.original) in rewriters.NAMING:
+                target, requested, done = known
+                context = mode.context
+                _state.mode = None
+                try:
+                    result = self.original(*args, device=target, **kwargs)
+                    if requested:
+                        context.journal.record(requested, done, _EXACT, 1)
+                    return moves.mark(result, _DEVICE) if context.runtime.shares_host_memory else result
+                except OF_TORCH as error:
+                    if is_final(context, error):
+                        raise
+                    # The mode repeats the call below, outside this clause, as in `LastResort`.
+                finally:
+                    _state.mode = mode if mode.context is not None else None
+        if device is not _ABSENT:
+            kwargs["device"] = device
+        return EntryPoint.__call__(self, *args, **kwargs)
+
+
+def _own(mode: Any, asked: Any) -> Any:
+    """Return what ``mode.known`` has for a device, or would have for the target's first, which is no request.
+
+    On a target that shares the CPU's memory a device's side is known by the object: a device of the same value may be
+    the host's, see `moves.py`.
+    """
+    runtime = mode.context.runtime
+    if asked.__class__ is torch.device and not runtime.shares_host_memory:
+        return mode.known.get(asked)
+    return (asked, "", "") if mode.known and asked is runtime.device(0) else None
+
+
+class _Move(EntryPoint):
+    """``Tensor.to(device)`` and ``Tensor.cuda()``, which need no mode for a device that the thread has named before."""
+
+    def __init__(self, original: Any):
+        super().__init__(original)
+        rewriter, family = rewriters.REGISTERED[original], "" if original == _TO else original.__name__
+        count = 1 if family else 2
+
+        @functools.wraps(original)
+        def move(*args: Any, **kwargs: Any) -> Any:
+            mode: Any = _state.mode
+            if mode is None or kwargs or len(args) != count or is_torch_function_all_disabled() or _stack_length():
+                return EntryPoint.__call__(self, *args, **kwargs)
+            tensor, context = args[0], mode.context
+            asked = f"{family}:{context.thread.device_text}" if family else args[1]
+            known = mode.known.get(asked) if asked.__class__ is str else _own(mode, asked)
+            if known is not None and mode.find(original) is rewriter:
+                if family:
+                    mode.known[original] = known  # for C++, until the current device changes
+                device, requested, done = known
+                shares = context.runtime.shares_host_memory
+                if shares and moves.stays(context, tensor):
+                    if requested:
+                        context.journal.record(requested, done, _EXACT, 1)
+                    return tensor
+                _state.mode = None
+                try:
+                    result = _TO(tensor, device)
+                    if requested:
+                        context.journal.record(requested, done, _EXACT, 1)
+                    return moves.moved(context, tensor, result, _DEVICE) if shares else result
+                except OF_TORCH as error:
+                    if is_final(context, error):
+                        raise  # as in `_Naming`
+                finally:
+                    _state.mode = mode if mode.context is not None else None
+            return EntryPoint.__call__(self, *args, **kwargs)
+
+        self._method = move  # Python takes longer to call an object
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._method(*args, **kwargs)
+
+
+class LastResort(EntryPoint):
+    """An entry point that calls the mode only after the original has failed, so that it costs next to nothing.
+
+    Attributes:
+        comes_first: Returns whether the mode comes first for these arguments; None where it never does.
+    """
+
+    comes_first: Any = None
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if _stack_length() or (self.comes_first is not None and self.comes_first(args)):
+            return EntryPoint.__call__(self, *args, **kwargs)
+        try:
+            return self.original(*args, **kwargs)
+        except (RuntimeError, TypeError) as error:  # torch's errors for missing kernels and dtypes
+            if _state.mode is None or isinstance(error, TorchDeviceError):
+                raise
+        # Outside the `except` clause, so that an error of the mode's own attempt has no other one as its context.
+        return EntryPoint.__call__(self, *args, **kwargs)
+
+
+class _Product(LastResort):
+    """A product of tensors, or attention: a last resort, except where half precision is computed in float32.
+
+    Half precision does not fail, it is only slow.
+    """
+
+    @staticmethod
+    def comes_first(args: tuple[Any, ...]) -> bool:
+        mode: Any = None if half_precision_matmul.begins_in_float32(args) else _state.mode
+        return mode is not None and mode.context is not None and bool(mode.context.product_dtypes)
+
+
+def kinds(cls: type[EntryPoint] = EntryPoint) -> Iterator[type[EntryPoint]]:
+    """Yield the classes of entry points."""
+    yield cls
+    for derived in cls.__subclasses__():
+        yield from kinds(derived)
+
+
+class _Attribute:
+    """The wrapper of an attribute of tensors, such as ``Tensor.device``. Read from the class, it is the original."""
+
+    # Getter and setter are functions of torch that the mode knows by these very objects.
+    def __init__(self, original: Any):
+        self._original, self._read = original, original.__get__
+        self._getter, self._setter = EntryPoint(self._read), EntryPoint(original.__set__)
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        if tensor is None:
+            return self._original
+        mode = _state.mode
+        # Gradients are read often, and wrapped for what writes them.
+        if mode is None or (mode.find(self._read, self) is None and not _stack_length()):
+            return self._read(tensor)
+        return self._getter(tensor)
+
+    def __set__(self, tensor: Any, value: Any) -> None:
+        self._setter(tensor, value)
+
+    def __delete__(self, tensor: Any) -> None:
+        self._original.__delete__(tensor)
+
+
+def _new_device(original: Call) -> Any:
+    """Replace ``torch.device.__new__``."""
+
+    def __new__(cls: type, /, *args: Any, **kwargs: Any) -> torch.device:
+        mode = _state.mode
+        if mode is None or _stack_length() or is_torch_function_all_disabled():
+            return original(cls, args, kwargs)  # the program's modes call the class again
+        if len(args) == 1 and args[0].__class__ is str and not kwargs:
+            context: Any = mode.context
+            known = context.thread.redirects.get(args)
+            if known is not None:
+                device, requested, done = known
+                if requested:
+                    context.journal.record(requested, done, _EXACT, 1)
+                return device  # type: ignore[no-any-return]
+        return _ask(mode, cls, args, kwargs)
+
+    return __new__
+
+
+class _VariableFunctions:
+    """The object in which ``torch._VF`` looks its functions up: one patch instead of a hundred."""
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        # `getattr` of torch's own object for each use: a program may have replaced the function meanwhile.
+        return _stand_in(getattr(self._original, name))
+
+
+def _operator_call(original: Any) -> Any:
+    """Replace ``OpOverload.__call__`` or ``OpOverloadPacket.__call__``, through which every operator is called."""
+
+    @functools.wraps(original)
+    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        mode: Any = _state.mode
+        if mode is None or _stack_length() or is_torch_function_all_disabled():
+            return original(self, *args, **kwargs)
+        # The usual case: an operator that carries no device.
+        if lookup.rewriter_of(mode.table, self) is None:
+            try:
+                return original(self, *args, **kwargs)
+            except (RuntimeError, TypeError) as error:
+                if mode.context is None or detour_after(error, mode.context, self, None) is None:
+                    raise
+        # Outside the `except` clause, as in `LastResort`.
+        return _ask(mode, self, args, kwargs)
+
+    return __call__
+
+
+_entry_points: dict[int, EntryPoint] = {}
+"""``id`` of an original function -> its entry point. Aliases such as ``mm`` and ``dsmm`` are equal, and two objects."""
+
+
+def _entry_point(function: Any) -> EntryPoint:
+    """Return the entry point of a function, or what is one already."""
+    if isinstance(function, EntryPoint):
+        return function
+    if id(function) not in _entry_points:
+        _entry_points[id(function)] = _kind_for(function)(function)
+    return _entry_points[id(function)]
+
+
+def _stand_in(original: Any) -> Any:
+    """Return the entry point of a function. A replacement that a program has put in its place is returned as it is."""
+    # By `id` of the original, so an object that a program put there is not found.
+    return _entry_points.get(id(original), original)
+
+
+# ---- where the entry points are --------------------------------------------------------------------------------------
+
+_NAMESPACES = (torch, torch.nn.functional, torch._C._nn, torch.fft, torch.linalg, torch.special, torch.sparse)
+
+_BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
+_FUNCTIONS = (*_BUILTINS, types.FunctionType)
+
+_WITHOUT_SCHEMA = frozenset({torch.Tensor.new, torch.Tensor.new_tensor})
+
+
+def _members() -> Iterator[tuple[Any, str, Any]]:
+    """Yield owner, name and value of each member of torch's namespaces and of tensors."""
+    for namespace in _NAMESPACES:
+        for name, value in list(vars(namespace).items()):
+            yield namespace, name, value
+    # Methods that torch.Tensor overrides in Python take the place of those in C.
+    for name, value in {**vars(torch._C.TensorBase), **vars(torch.Tensor)}.items():
+        yield torch.Tensor, name, value
+    for name in dir(torch._C._VariableFunctions):  # torch._VF looks its functions up there
+        yield torch._VF, name, getattr(torch._C._VariableFunctions, name)
+
+
+def _listed(functions: Collection[Any]) -> list[Patch]:
+    """Return a patch for each place in torch that holds one of these functions, methods or accessors of attributes."""
+    found: list[Patch] = []
+    # By `id`, because equal functions may be several objects (see `_entry_points`).
+    wrapped: set[int] = set()
+    for owner, name, value in _members():
+        if isinstance(value, types.GetSetDescriptorType):
+            if value.__get__ in functions or value.__set__ in functions:
+                found.append(Replaced(owner, name, _Attribute))
+        elif isinstance(value, _FUNCTIONS) and value in functions:
+            wrapped.add(id(_entry_point(value).original))
+            if owner is not torch._VF:  # see _VariableFunctions
+                found.append(Replaced(owner, name, _stand_in))
+    return [*found, _ImportedByValue(wrapped)]
+
+
+def _kind_for(function: Any) -> type[EntryPoint]:
+    """Return the class of a function's entry point."""
+    rewriter = lookup.rewriter_of(dict(rewriters.REGISTERED), function)
+    if rewriter in _MOVES:
+        return _Move
+    if rewriter is rewriters.with_device_keyword:
+        return _Naming
+    if function in half_precision_matmul.TABLE:
+        return _Product
+    takes_dtype = isinstance(function, _BUILTINS) and lookup.takes_dtype(function)
+    repeated = function in _may_be_refused() or dtype_gaps.asked_last(function) or takes_dtype
+    # A function with a rewriter must come to the mode first. Without one the mode is needed for a second attempt only.
+    return LastResort if repeated and rewriter is None else EntryPoint
+
+
+def _for_every_scope() -> list[Patch]:
+    """Return the patches for every scope.
+
+    They are for what has a rewriter of its own, what takes a device by its schema, and what may be made again.
+    """
+    # A set, since torch holds many functions in several namespaces.
+    functions = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS)}
+    builtins = {function for function in functions if isinstance(function, _BUILTINS)}
+    found = {*filter(lookup.takes_device, builtins), *_WITHOUT_SCHEMA, *filter(dtype_gaps.asked_last, functions)}
+    # Not by name: `torch.mm` equals `torch.dsmm`, and the set of all functions may hold either.
+    found.update(dtype_gaps.PRODUCTS)
+    operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    return [
+        *_listed(found | rewriters.REGISTERED.keys()),
+        *(Replaced(operator, "__call__", _operator_call) for operator in operators),
+        Constructor(torch.device, _new_device),
+        Replaced(torch._VF, "vf", _VariableFunctions),
+        Replaced(torch.fx.node, "_find_module_of_method", patching.in_every_thread(_find_module)),
+    ]
+
+
+def _for_dtypes() -> list[Patch]:
+    """Return the patches for targets that lack dtypes: the functions that take one and no device."""
+    found = (value for _, _, value in _members() if isinstance(value, _BUILTINS) and lookup.takes_dtype(value))
+    return _listed({value for value in found if lookup.classify(value, {}) is None})
+
+
+@functools.cache
+def _may_be_refused() -> frozenset[Any]:
+    """Return the functions that a device's kernels may refuse, without the short ones, which are methods of tensors."""
+    spaces = (torch.nn.functional, torch._C._nn, torch.linalg, torch.special, torch.fft)
+    found = {value for space in spaces for value in vars(space).values() if isinstance(value, _FUNCTIONS)}
+    found = {value for value in found if value.__module__ != "torch._C"}  # has_torch_function and its siblings
+    return frozenset(filter(dtype_gaps.can_be_repeated, found))
+
+
+class _ImportedByValue:
+    """The patch of modules that imported functions by value before the scope, torch's own among them.
+
+    A function held by a class, a closure or a default argument is not found.
+    """
+
+    def __init__(self, originals: Set[int]) -> None:
+        self._originals = originals
+        self._seen: set[str] = set()
+        self._loaded = 0, ""
+        self._patches: dict[tuple[types.ModuleType, str], Replaced] = {}
+
+    def install(self) -> None:
+        originals = self._originals
+        now = loaded()
+        if now != self._loaded:
+            # The main module grows while a program is typed in, without an import.
+            for key in (sys.modules.keys() - self._seen) | {"__main__"}:
+                module = sys.modules.get(key)
+                # The modules of this package hold originals on purpose.
+                if not isinstance(module, types.ModuleType) or key.startswith("torchdevice."):
+                    continue
+                held = vars(module)
+                if not originals.isdisjoint(map(id, list(held.values()))):  # of all at once: most modules hold none
+                    for name in [name for name, value in list(held.items()) if id(value) in originals]:
+                        # `may_be_absent`, because the name can be deleted between the search and here.
+                        place = Replaced(module, name, _stand_in, may_be_absent=True)
+                        self._patches.setdefault((module, name), place)
+            self._seen, self._loaded = set(sys.modules), now
+        # Only places that hold an original now: the program may have assigned another value since.
+        put_in([patch for patch in self._patches.values() if id(patch.present_value(patch.name, None)) in originals])
+
+    def remove(self) -> None:
+        take_out(list(self._patches.values()))
+
+
+def _find_module(original: Any, orig_method: Any) -> str:
+    """Stand in for the function by which ``torch.fx`` finds a function's module: it searches by identity."""
+    entry = _entry_points.get(id(orig_method))
+    # torch searches its modules by identity for a function without `__module__`, and they hold the entry point.
+    return original(orig_method if entry is None or orig_method.__module__ else entry)  # type: ignore[no-any-return]
+
+
+_FOR_EVERY_SCOPE = Installation(_for_every_scope)
+
+_INSTALLATIONS = {
+    operator.attrgetter("shown_as"): Installation(lambda: _listed(rewriters.READS)),
+    operator.attrgetter("runtime.blocking_copies_only"): Installation(lambda: _listed(rewriters.COPIES)),
+    operator.attrgetter("product_dtypes"): Installation(lambda: _listed(half_precision_matmul.TABLE)),
+    operator.attrgetter("unsupported_dtypes"): Installation(_for_dtypes),
+    operator.attrgetter("runtime.refusing_key"): Installation(lambda: _listed(_may_be_refused())),
+}
+"""What a context must have -> what it then needs."""
+
+_OF_RUNTIMES: dict[int, Installation] = {}
+"""The `id` of a runtime's own table of rewriters, which the installation keeps -> what wraps the functions in it."""
+
+
+def needed(context: Context) -> list[Installation]:
+    """Return the installations that wrap the entry points a context needs."""
+    found = [_FOR_EVERY_SCOPE]
+    for asked, each in _INSTALLATIONS.items():  # a comprehension would be a frame more for each entry
+        if asked(context):
+            found.append(each)
+    own = context.runtime.rewriters
+    kind = id(own)
+    if own and kind not in _OF_RUNTIMES:
+        _OF_RUNTIMES[kind] = Installation(functools.partial(_listed, own))
+    return [*found, _OF_RUNTIMES[kind]] if own else found
+
+
+# ---- functions of torch that a program holds -------------------------------------------------------------------------
+
+# Wrappers do not reach a function that a closure, a default argument, an object or `functools.partial` has held since
+# before the scope. Only modules that use torch can hold one, so none is held before such a module has been imported.
+
+_ROOTS_OF_TORCH = ("torch", "torchgen", "functorch", "torchdevice")
+
+_PLAIN_VALUES = (bool, int, float, complex, str, bytes, type(None))
+
+_NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
+
+
+def automatic() -> Literal["mode", "wrap"]:
+    """Return what ``engine="auto"`` means for a scope of the whole process that is entered now."""
+    return "mode" if may_be_held() or replace_new.refusal() else "wrap"
+
+
+def may_be_held() -> bool:
+    """Return whether a module outside torch uses torch, or ``__main__`` has anything that can hold a function."""
+    for key, module in list(sys.modules.items()):
+        root = key.partition(".")[0]
+        if not isinstance(module, types.ModuleType) or root in _ROOTS_OF_TORCH or root in sys.stdlib_module_names:
+            continue
+        is_main = key in ("__main__", "__mp_main__")
+        if _can_hold(module) if is_main else any(map(_is_of_torch, list(vars(module).values()))):
+            return True
+    return False
+
+
+def _is_of_torch(value: object) -> bool:
+    """Return whether a value is a module, a class or a function of torch, without a call of the value's own."""
+    if type(value) is types.ModuleType:
+        name = vars(value).get("__name__")
+    elif issubclass(type(value), _NAMED):
+        name = value.__module__ or type(getattr(value, "__self__", None)).__module__
+    else:
+        return False
+    return isinstance(name, str) and name.partition(".")[0] == "torch"
+
+
+def _can_hold(main: types.ModuleType) -> bool:
+    """Return whether ``__main__`` defines or keeps anything but modules, plain values and what it has imported."""
+    for name, value in list(vars(main).items()):
+        named = issubclass(type(value), (*_NAMED, types.ModuleType))
+        imported = named and getattr(value, "__module__", None) != "__main__"
+        if not (imported or type(value) in _PLAIN_VALUES or (name.startswith("__") and name.endswith("__"))):
+            return True
+    return False

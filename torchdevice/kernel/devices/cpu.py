@@ -1,0 +1,101 @@
+"""The CPU standing in for an accelerator."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+from torchdevice.kernel.devices.device_memory import Memory
+from torchdevice.kernel.devices.runtime import Runtime, device_of
+from torchdevice.kernel.python.byte_sizes import written
+
+
+@functools.cache
+def computes_in_bfloat16() -> bool:
+    """Return whether the CPU has instructions that multiply matrices in bfloat16; without them float32 is faster."""
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        # oneDNN also says yes where it converts to float32 and back, and no where ONEDNN_MAX_CPU_ISA forbids it.
+        has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return bool(has_instructions and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@functools.cache
+def computes_in_float16() -> bool:
+    """Return whether the CPU has instructions that multiply matrices in float16; without them float32 is faster."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+@functools.lru_cache(maxsize=1)
+def processor_name() -> str:
+    """Return the processor's name, from /proc/cpuinfo or from Python's platform module."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+class CpuRuntime(Runtime):
+    """The CPU standing in for an accelerator. Memory figures are those of the process (see ``cpu_memory.py``)."""
+
+    device_type = "cpu"
+    compiles_flex_backward = False
+    synchronizes_batch_norm = False
+    shares_host_memory = True
+    # CPU autocast in float16 leaves exp, softmax, layer_norm, sum and others in half: a public toy task gives NaN at
+    # its first step.
+    float16_autocast_is_finite = False
+    autocast_key = "AutocastCPU"
+    degraded_notice = "no accelerator is in use: what the program asks of CUDA runs on the CPU"
+    exact_memory = False
+    is_torch_accelerator = False
+
+    def __init__(self) -> None:
+        from torchdevice.kernel.devices import cpu_memory  # here, since psutil takes long to import
+
+        self._memory = cpu_memory.ProcessMemory()
+
+    def is_available(self) -> bool:
+        return True
+
+    def device(self, index: int) -> torch.device:
+        return device_of("cpu", None)
+
+    def name(self, index: int) -> str:
+        return f"{processor_name()} (CPU standing in)"
+
+    def memory(self, index: int) -> Memory:
+        return self._memory.figures()
+
+    def reset_peak_memory(self, index: int) -> None:
+        self._memory.reset_peak()
+
+    def empty_cache(self) -> None:
+        from torchdevice.kernel.devices import cpu_memory
+
+        cpu_memory.trim_heap()
+
+    def default_generator(self, index: int) -> torch.Generator:
+        return torch.default_generator
+
+    @property
+    def slow_product_dtypes(self) -> frozenset[torch.dtype]:
+        has_instructions = {torch.float16: computes_in_float16(), torch.bfloat16: computes_in_bfloat16()}
+        return frozenset(dtype for dtype, has in has_instructions.items() if not has)
+
+    def out_of_memory(self, error: BaseException) -> str | None:
+        wanted = bytes_wanted(error)
+        return None if wanted is None else f"Tried to allocate {written(wanted)}. "
+
+
+def bytes_wanted(error: BaseException) -> int | None:
+    """Return how many bytes the CPU's allocator could not allocate; None for another error."""
+    found = re.search(
+        r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).*?allocate (\d+) bytes", str(error), re.S
+    )
+    return int(found[1]) if found else None

@@ -1,0 +1,254 @@
+"""Simulated devices by model: ``simulated:t4``, ``simulated:a100:8``, and models that a user describes.
+
+A model is one of the profiles of :mod:`torchdevice.simulation.profiles` with figures of its own. They are the defaults
+of the options ``capability``, ``memory``, ``context`` and ``properties``; an option that the call, a variable or a
+configuration gives comes first, and memory that is given so is the program's alone. Every simulated device but a Mac
+also implies ``identity="program"``, so that ``x.is_cuda`` is True.
+
+:class:`DeviceProperties` is what ``get_device_properties`` returns: the fields, their defaults, and those that a scope
+may set.
+
+Sources of :data:`MODELS`: the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming
+Guide (threads, shared memory), NVIDIA's data sheets and white papers (name, multiprocessors, L2 cache, bus). The memory
+is what torch reports for such a GPU in its out-of-memory errors, or NVIDIA's deviceQuery; it is less than the data
+sheet's, because the driver and error correction keep a part. From compute capability 8.0 on
+CUDA keeps 1 KiB of each block's shared memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import uuid as uuids
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from torchdevice.kernel.python import data_files, foreign_files
+from torchdevice.kernel.torch_texts import text
+
+SIMULATED = "simulated"
+
+SIMULATED_MAC = f"{SIMULATED}:mps", f"{SIMULATED}:mps:1"
+"""The names of a simulated Mac as a target. A program that is written for CUDA runs on it as on a real Mac."""
+
+TARGET = re.compile(SIMULATED + r"(?::([a-z][a-z0-9]*|[^{}]+\.(?:toml|json)|\{.*\}))?(?::([1-9][0-9]*))?", re.DOTALL)
+"""The name of a simulated device as a target: the profile or model, or a file or JSON object with one; and a number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceModel:
+    """A model of a device.
+
+    Attributes:
+        base: The profile whose rules hold: ``"cuda"``, ``"mps"`` or ``"strict"``.
+        capability: The option of that name; None for its default.
+        memory: The option of that name; None for no limit.
+        context: The option of that name; None for no memory.
+        properties: The option of that name.
+        unsupported_dtypes: Names of dtypes that the device cannot hold, besides those of the profile.
+        missing_operators: Operators of ATen that the device has no kernel for, besides those of the profile, such as
+            ``"_fft_r2c"``. A name without an overload means all overloads.
+    """
+
+    base: str = "cuda"
+    capability: Any = None
+    memory: Any = None
+    context: Any = None
+    properties: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unsupported_dtypes: tuple[str, ...] = ()
+    missing_operators: tuple[str, ...] = ()
+
+
+def find(profile: str) -> DeviceModel | None:
+    """Return the model that a target names, by its name, as a file or as a JSON object; None for a name without one.
+
+    Raises:
+        ValueError: The file cannot be read, or what it says is not a model.
+    """
+    if profile.startswith("{"):
+        return _described(_parsed(json.loads, profile, "it"), "The description")
+    if profile.endswith((".toml", ".json")):
+        return _described(_read(profile), profile)
+    return MODELS.get(profile)
+
+
+def options_of(target: object) -> dict[str, Any]:
+    """Return the options that a target implies: of each simulated device its identity, and the figures of its model."""
+    found = TARGET.fullmatch(target) if isinstance(target, str) else None
+    if found is None or target in SIMULATED_MAC:
+        return {}
+    model = (find(found[1]) if found[1] else None) or DeviceModel()
+    figures = {name: getattr(model, name) for name in ("capability", "memory", "context", "properties")}
+    return {"identity": "program", **{name: value for name, value in figures.items() if value not in (None, {})}}
+
+
+def absolute(target: str) -> str:
+    """Return a target with the whole path of its file, so that it means the same in processes in other folders."""
+    found = TARGET.fullmatch(target)
+    if found is None or not found[1] or not found[1].endswith((".toml", ".json")):
+        return target
+    return f"{SIMULATED}:{os.path.abspath(found[1])}" + (f":{found[2]}" if found[2] else "")
+
+
+_LARGEST = 1 << 20
+"""The greatest size of a description in bytes."""
+
+
+def _read(path: str) -> Any:
+    try:
+        text = foreign_files.read(path, _LARGEST).decode("utf-8")
+    except OSError as error:
+        raise ValueError(f"{path!r} cannot be read: {error.strerror}. Name a file with a device's figures.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path!r} is not UTF-8: {error}. Write the file in UTF-8.") from None
+    return _parsed(json.loads if path.endswith(".json") else data_files.toml, text, repr(path))
+
+
+def _parsed(parse: Any, text: str, name: str) -> Any:
+    try:
+        return parse(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"The description of the device: {name} cannot be parsed: {error}. Correct it.") from None
+
+
+def _described(found: Any, name: str) -> DeviceModel:
+    known = [field.name for field in dataclasses.fields(DeviceModel)]
+    unknown = sorted(found.keys() - set(known)) if isinstance(found, Mapping) else [found]
+    if unknown:
+        raise ValueError(f"{name} has {unknown[0]!r}, which is not known. Use keys among {', '.join(known)}.")
+    for key, (fits, wanted) in _VALUES.items():
+        if key in found and not fits(found[key]):
+            raise ValueError(f"{name} has {key}={found[key]!r}, which is not {wanted}. Write {key} as {wanted}.")
+    lists = {name: tuple(found[name]) for name in ("unsupported_dtypes", "missing_operators") if name in found}
+    return DeviceModel(**{**found, **lists})
+
+
+_NAMES = (
+    lambda value: isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value),
+    'a list of names, such as ["float64"]',
+)
+
+_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "base": (lambda value: isinstance(value, str), "the name of a profile"),
+    "properties": (lambda value: isinstance(value, Mapping), "a table of figures"),
+    "unsupported_dtypes": _NAMES,
+    "missing_operators": _NAMES,
+}
+"""Which values a key may have, and how to call them. The other keys are options, which check theirs."""
+
+CONTEXT = 1 << 29
+"""The memory that CUDA and its libraries take of a GPU for themselves, in bytes: half a GiB is usual."""
+
+MODELS: Mapping[str, DeviceModel] = {
+    name: dataclasses.replace(_described(row, name), capability=tuple(row["capability"]), context=CONTEXT)
+    for name, row in data_files.read(__file__, "device_models.json").items()
+}
+
+
+_TABLE = data_files.read(__file__, "device_properties.json")
+
+CAPABILITY: tuple[int, int] = tuple(_TABLE["capability"])
+"""CUDA's compute capability where a scope names none."""
+
+
+def _constants(name: str) -> Any:
+    """Return a class with the fields that are documented constants."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in _TABLE[name].items()}
+    fields = [(name, type(value), dataclasses.field(default=value)) for name, value in values.items()]
+    return dataclasses.make_dataclass(name, fields, frozen=True, repr=False, eq=False, kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
+class DeviceProperties(_constants("_CudaDeviceProperties")):  # type: ignore[misc]
+    """The fields of torch's own ``_CudaDeviceProperties``.
+
+    A field that is not measured is a documented constant (fidelity *declared*): the value for compute capability 8.0
+    in the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming Guide, or 0 where
+    the value would describe a particular chip.
+
+    Attributes:
+        name: The name of the target.
+        major: Compute capability, major; the scope's ``capability``.
+        minor: Compute capability, minor.
+        total_memory: Bytes of the target's memory.
+        multi_processor_count: The number of units that compute in parallel; on a CPU the number of torch's threads.
+        uuid: Computed from the name and the ordinal. It is not the identifier of a GPU.
+        is_integrated: 1 if the target computes in the host's memory, else 0.
+        L2_cache_size: Bytes; 0, because it is not measured.
+    """
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    uuid: uuids.UUID
+    is_integrated: int
+
+    def __repr__(self) -> str:
+        return text("properties of CUDA", self, self.total_memory // 2**20, self.L2_cache_size // 2**20)
+
+
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
+class XpuDeviceProperties(_constants("_XpuDeviceProperties")):  # type: ignore[misc]
+    """The fields of torch's own ``_XpuDeviceProperties``, which ``torch.xpu.get_device_properties`` returns.
+
+    A field that is not measured is a documented constant (fidelity *declared*): a limit or a feature that all of
+    Intel's GPUs for data centers have, or 0 or an empty text where the value would describe a particular chip or
+    driver.
+
+    Attributes:
+        name: The name of the target.
+        total_memory: Bytes of the target's memory.
+        max_compute_units: The number of units that compute in parallel; on a CPU the number of torch's threads.
+        has_fp64: Whether the target holds float64.
+        is_integrated_gpu: Whether the target computes in the host's memory.
+        uuid: Computed from the name and the ordinal. It is not the identifier of a GPU.
+    """
+
+    name: str
+    total_memory: int
+    max_compute_units: int
+    has_fp64: bool
+    is_integrated_gpu: bool
+    uuid: uuids.UUID
+
+    def __repr__(self) -> str:
+        return text("properties of XPU", self, self.total_memory // 2**20)
+
+
+SETTABLE: Mapping[str, type] = {
+    name: kind for name, kind in get_type_hints(DeviceProperties).items() if name not in ("major", "minor")
+}
+"""The fields that a scope's ``properties`` may set, and their types."""
+
+
+def checked(properties: Any) -> dict[str, Any]:
+    """Return the fields of :class:`DeviceProperties` to set, as a dictionary.
+
+    Raises:
+        TypeError: ``properties`` is not a mapping, or a value has another type than its field.
+        ValueError: A field does not exist or cannot be set, or a size is below 0.
+    """
+    if not isinstance(properties, Mapping):
+        raise TypeError(f"properties={properties!r} is not a mapping. Use a dict such as {{'name': 'a GPU'}}.")
+    unknown = sorted(map(str, properties.keys() - SETTABLE.keys()))
+    if unknown:
+        raise ValueError(
+            f"properties={properties!r} has {unknown!r}, which cannot be set. Use fields of "
+            f"torch.cuda.get_device_properties: {', '.join(sorted(SETTABLE))}; capability= sets major and minor."
+        )
+    return {name: _checked_field(name, value) for name, value in properties.items()}
+
+
+def _checked_field(name: str, value: Any) -> Any:
+    wanted: Any = SETTABLE[name]
+    if wanted is uuids.UUID and isinstance(value, str):
+        return uuids.UUID(value)
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        raise TypeError(f"properties[{name!r}]={value!r} is not of type {wanted.__name__}. Use a value of that type.")
+    if wanted is int and value < 0:
+        raise ValueError(f"properties[{name!r}]={value!r} is below 0. Use 0 or more.")
+    return value

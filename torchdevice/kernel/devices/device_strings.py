@@ -1,0 +1,81 @@
+"""Which accelerator a device argument spells. Pure functions without state.
+
+A spelling is a whole device argument: ``"cuda"``, ``"cuda:1"``, ``torch.device("mps")``, an int where torch takes one.
+Any other argument, also a malformed one such as ``"cuda:x"``, is passed to torch, which raises its own error.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchdevice.kernel.devices.accelerators import FAMILIES, SPELLED
+from torchdevice.kernel.python import data_files
+
+FORCE_CPU = "cpu:-1"
+"""The spelling that sends the rest of the active scope to the CPU. torch itself refuses a negative index."""
+
+_FORCING = ((FORCE_CPU,), (FORCE_CPU.partition(":")[0], -1))
+
+
+def forces_cpu(*args: object) -> bool:
+    """Return whether arguments of ``torch.device`` send the rest of the active scope to the CPU."""
+    return args in _FORCING
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """An accelerator as the program wrote it.
+
+    Attributes:
+        accelerator: ``"cuda"``, ``"mps"`` or ``"xpu"``.
+        index: The ordinal, None where the program wrote none.
+    """
+
+    accelerator: str
+    index: int | None
+
+    def __str__(self) -> str:
+        return self.accelerator if self.index is None else f"{self.accelerator}:{self.index}"
+
+
+def parse(value: object) -> Spelling | None:
+    """Return the accelerator that ``value`` spells, or None if it spells no accelerator.
+
+    An int, or an integer of NumPy, is the ordinal of the program's accelerator and is returned as ``"cuda"``. A bool is
+    not an ordinal.
+    """
+    if isinstance(value, str):
+        match = SPELLED.fullmatch(value)
+        return Spelling(match[1], None if match[2] is None else int(match[2])) if match else None
+    if isinstance(value, torch.device):
+        return Spelling(value.type, value.index) if value.type in FAMILIES else None
+    ordinal = ordinal_of(value)
+    return Spelling("cuda", ordinal) if ordinal is not None and ordinal >= 0 else None
+
+
+def ordinal_of(value: object) -> int | None:
+    """Return an int, or an integer of NumPy, as an int; None for a bool and for any other value."""
+    return operator.index(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
+
+
+LEGACY_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, dtype) for name, dtype in data_files.read(__file__, "legacy_dtypes.json").items()
+}
+"""The dtypes of legacy tensor types such as ``torch.cuda.FloatTensor``, by the type's name."""
+
+_LEGACY_TYPE = re.compile(rf"torch\.({'|'.join(FAMILIES)})\.(?:sparse\.)?(\w+)")
+
+
+def legacy_dtype(wanted: Any, families: Collection[str] = FAMILIES) -> torch.dtype | None:
+    """Return the dtype of an accelerator's legacy tensor type, given as a class or by its dotted name; else None."""
+    if not isinstance(wanted, str):
+        wanted = f"{getattr(wanted, '__module__', '')}.{getattr(wanted, '__name__', '')}"
+    match = _LEGACY_TYPE.fullmatch(wanted)
+    return LEGACY_DTYPES.get(match[2]) if match and match[1] in families else None

@@ -1,0 +1,66 @@
+"""Lines of text in colours on a terminal, and plain elsewhere. rich is imported only where colours are shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TextIO, TypeVar
+
+from torchdevice.kernel.python import printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+T = TypeVar("T")
+
+Line = str | tuple[tuple[str, str], ...]
+"""A line: a text, or parts of it with a style of rich each."""
+
+
+def _parts(line: Line) -> Iterable[tuple[str, str]]:
+    """Yield the parts of a line, in which texts from outside neither command the terminal nor begin another line."""
+    parts = ((line, ""),) if isinstance(line, str) else line
+    return ((printable.line(text), style) for text, style in parts)
+
+
+def plain(lines: Iterable[Line]) -> str:
+    """Return lines as a text without colours."""
+    return "\n".join("".join(text for text, _ in _parts(line)) for line in lines)
+
+
+def coloured(lines: Iterable[Line]) -> Text:
+    """Return lines as rich prints them."""
+    from rich.text import Text
+
+    return Text("\n").join(Text.assemble(*_parts(line)) for line in lines)
+
+
+def show(lines: Iterable[Line], file: TextIO | None = None) -> None:
+    """Print lines, in colours on a terminal.
+
+    Args:
+        lines: The lines.
+        file: Where to; None for stdout.
+    """
+    stream = file or sys.stdout
+    if not stream.isatty():
+        print(plain(lines), file=stream)
+        return
+    from rich.console import Console
+
+    Console(file=stream).print(coloured(lines))
+
+
+def counted(items: Iterable[T], number: int, done: str) -> Iterator[T]:
+    """Yield items. Where stderr is a terminal, a line there says how many there were, until the last one came.
+
+    Args:
+        items: The items.
+        number: How many there will be.
+        done: What was done with them, such as ``"files checked"``.
+    """
+    for count, item in enumerate(items, 1):
+        if sys.stderr.isatty():
+            end = "\r\033[K" if count == number else ""
+            print(f"\r{count:,} of {number:,} {done}", end=end, file=sys.stderr, flush=True)
+        yield item

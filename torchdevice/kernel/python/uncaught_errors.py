@@ -1,0 +1,213 @@
+"""Tracebacks without the frames of this package, so that an error of torch's ends at the program's line.
+
+A call that succeeds pays nothing: an error is looked at where it leaves a scope, and where nobody catches it while
+``enable`` is in force. ``TORCHDEVICE_TRACEBACKS=full`` keeps all frames.
+
+Each rank says in a line where it failed. Of the ranks that fail alike one leaves its traceback to the command that
+started them, which shows it below these lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import sys
+import threading
+import traceback
+import zlib
+from collections.abc import Callable
+from itertools import zip_longest
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torchdevice
+from torchdevice.kernel.python import printable, run_folder
+from torchdevice.kernel.python.environment import COLLECTED
+
+PACKAGE = os.path.join(os.path.abspath(torchdevice.__path__[0]), "")
+"""The folder of this package, whose frames are not the program's."""
+FRAMES = "TORCHDEVICE_TRACEBACKS"
+_ASKING = os.path.join("torch", "overrides.py")
+
+_OF_DEFECTS = (AttributeError, NameError, LookupError, AssertionError)
+"""Errors that torch's operators do not raise. Where one comes from this package itself, its frames are wanted."""
+
+_REMEDIES = {
+    "triton": "Install Triton by `pip install triton` (Linux). Its kernels then run without a GPU, in NumPy.",
+    r"(cupy|cupyx|cupy_backends)(\..*)?": "CuPy runs CUDA's own code. Use torch or NumPy where there is no GPU.",
+    r"numba\.cuda\.(api|cudadrv|dispatcher)(\..*)?": "Set NUMBA_ENABLE_CUDASIM=1 before numba is imported.",
+}
+"""Modules that are missing, or in whose code an error was raised -> a note on the error."""
+
+
+def trim(error: BaseException | None) -> None:
+    """Take this package's frames out of the traceback of an error, and of those that it came from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        kept = without_ours(error)
+        if kept is not None:
+            error.__traceback__ = kept
+        error = error.__cause__ or error.__context__
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an error; Python 3.10 has none."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+
+
+def without_ours(error: BaseException) -> TracebackType | None:
+    """Return an error's traceback without this package's frames; None where there are no others.
+
+    The entries that are kept are linked anew, in place. Where torch's Python asked a mode, it called itself again: of
+    the two frames of one function the second is kept.
+    """
+    entries = _entries(error.__traceback__)
+    raised_in = [str(entry.tb_frame.f_globals.get("__name__")) for entry in entries]
+    names = [str(error.name)] if isinstance(error, ModuleNotFoundError) else raised_in
+    for pattern, remedy in _REMEDIES.items():
+        if any(re.fullmatch(pattern, name) for name in names) and remedy not in getattr(error, "__notes__", ()):
+            add_note(error, remedy)
+    if os.environ.get(FRAMES) == "full":
+        return error.__traceback__
+    handled = error.__context__
+    if handled is not None and handled is not error.__cause__:
+        frames = _entries(handled.__traceback__)
+        if frames and all(map(_is_ours, frames)):  # raised and handled in this package: it is not the program's
+            error.__context__ = handled.__context__
+    if entries and _is_ours(entries[-1]) and isinstance(error, _OF_DEFECTS) and not isinstance(error, IndexError):
+        return error.__traceback__
+    kept: list[TracebackType] = []
+    crossed = False
+    for entry, following in zip_longest(entries, entries[1:]):
+        if _is_ours(entry) or (following and _is_ours(following) and _file(entry) == contextlib.__file__):
+            crossed = True
+            if kept and _file(kept[-1]).endswith(_ASKING):
+                kept.pop()
+            continue
+        if crossed and kept and kept[-1].tb_frame.f_code is entry.tb_frame.f_code:
+            kept.pop()
+        crossed = False
+        kept.append(entry)
+    for entry, following in zip_longest(kept, kept[1:]):
+        entry.tb_next = following
+    return kept[0] if kept else None
+
+
+def _entries(entry: TracebackType | None) -> list[TracebackType]:
+    found = []
+    while entry is not None:
+        found.append(entry)
+        entry = entry.tb_next
+    return found
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return _file(entry).startswith(PACKAGE)
+
+
+def _file(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
+
+
+def last_place(error: BaseException) -> str:
+    """Return the program's last line in an error's traceback, with the file's name; nothing where there is none."""
+    frames = _entries(without_ours(error))
+    frames = [each for each in frames if "site-packages" not in _file(each)] or frames
+    return f"{os.path.basename(_file(frames[-1]))}:{frames[-1].tb_lineno}" if frames else ""
+
+
+def ipython() -> Any:
+    """Return IPython's session, an ``InteractiveShell``; None in other programs."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
+_HOOKS = ((sys, "excepthook"), (threading, "excepthook"), (sys, "unraisablehook"), (sys, "exit"))
+
+
+class Hooks:
+    """The hooks that show errors of the main thread, of other threads, of destructors and, in a notebook, of cells.
+
+    Args:
+        of_main: Whether errors of the main thread are shown, too. Under ``torchdevice run`` the command shows them.
+
+    Attributes:
+        exit_said: Where the program of a rank called ``sys.exit``, and with what; empty where it did not.
+    """
+
+    def __init__(self, of_main: bool = True):
+        self._before = tuple(getattr(module, name) for module, name in _HOOKS)
+        self.exit_said = ""
+        exits: Callable[..., NoReturn] = self._exit if "RANK" in os.environ else sys.exit
+        self._own = (self._show if of_main else sys.excepthook, self._show_of_thread, self._show_ignored, exits)
+        self._shell = ipython()
+        self._types = (Exception,)
+
+    @functools.wraps(sys.exit)
+    def _exit(self, status: Any = None, /) -> NoReturn:
+        code, caller = status or 0, sys._getframe(1)
+        place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
+        self.exit_said = f" at {place} with exit code {code if isinstance(code, int) else 1}"
+        raise SystemExit(status)
+
+    def begin(self) -> None:
+        """Show errors from now on."""
+        for (module, name), own in zip(_HOOKS, self._own, strict=True):
+            setattr(module, name, own)
+        # A program that shows the errors of its cells itself goes on doing so.
+        if self._shell is not None and not self._shell.custom_exceptions:
+            self._shell.set_custom_exc(self._types, _show_in_cell)
+
+    def end(self) -> None:
+        """Put the hooks back, but not those in whose place the program has put others. May be called again."""
+        for (module, name), own, before in zip(_HOOKS, self._own, self._before, strict=True):
+            if getattr(module, name) is own:
+                setattr(module, name, before)
+        if self._shell is not None and self._shell.custom_exceptions is self._types:
+            self._shell.set_custom_exc((), None)
+
+    def _show(self, kind: type[BaseException], value: BaseException, frames: TracebackType | None) -> None:
+        trim(value)
+        frames = value.__traceback__ or frames
+        said = "".join(traceback.format_exception_only(kind, value)).rstrip()
+        # The text of the error is not part of the place: it may name the rank's own device.
+        places = [(each.filename, each.lineno) for each in traceback.extract_tb(frames)]
+        shown, alike = (_another_rank_shows(kind.__qualname__, places, *text) for text in ((), (said,)))
+        rank = os.environ.get("RANK")
+        told = f"torchdevice: the traceback of rank {rank}:\n{''.join(traceback.format_exception(value))}"
+        if shown or (COLLECTED in os.environ and run_folder.leave(".failed", told)):
+            text = ", as another rank did." if alike else f": {said}"
+            print(printable.lines(f"rank {rank} failed at {last_place(value)}{text}"), file=sys.stderr)
+        else:
+            self._before[0](kind, value, frames)
+
+    def _show_of_thread(self, args: threading.ExceptHookArgs) -> None:
+        trim(args.exc_value)
+        self._before[1](args)
+
+    def _show_ignored(self, args: Any) -> None:
+        kind, value, _, *rest = args
+        trim(value)
+        # A handler of a signal that C calls has no other frames.
+        frames = None if value is None else without_ours(value)  # an error may be falsy
+        self._before[2](type(args)((kind, value, frames, *rest)))
+
+
+def _show_in_cell(
+    shell: Any, kind: type[BaseException], value: BaseException, frames: Any, tb_offset: Any = None
+) -> None:
+    trim(value)
+    shell.showtraceback((kind, value, value.__traceback__), tb_offset=tb_offset)
+
+
+def _another_rank_shows(*what: Any) -> bool:
+    return "RANK" in os.environ and not run_folder.claim(f"{zlib.crc32(repr(what).encode()):08x}")
+
+
+def told_failure() -> str:
+    """Return at which line an error ended this process, and the error; nothing where none did."""
+    error = getattr(sys, "last_value", None)
+    return "" if error is None else f"failed at {last_place(error)} with {type(error).__name__}: {error}"

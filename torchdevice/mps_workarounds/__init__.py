@@ -1,1 +1,0 @@
-"""Operators of torch's MPS build that give wrong results, and what is done about each while a scope is active."""

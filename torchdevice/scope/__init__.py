@@ -1,0 +1,1 @@
+"""Entering and leaving a scope, and choosing its target."""

@@ -1,0 +1,222 @@
+"""Chooses the target: the device that stands in for the program's accelerator.
+
+The target is that of the call, else that of ``TORCHDEVICE_TARGET``, else the first available of CUDA, MPS, XPU, a
+PrivateUse1 backend and the CPU. It is chosen when a scope is entered, never at import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchdevice.errors import TargetUnavailableError, UnknownTargetError
+from torchdevice.kernel import options as _options
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices import device_models
+from torchdevice.kernel.devices.accelerators import FAMILIES
+from torchdevice.kernel.devices.mps_runtime import MpsRuntime
+from torchdevice.kernel.devices.registry import registered, runtime
+from torchdevice.kernel.devices.runtime import Runtime
+from torchdevice.kernel.options import Options
+from torchdevice.kernel.python import garbage_collection
+from torchdevice.random_numbers.runtimes import with_gpu_numbers
+
+if TYPE_CHECKING:
+    from torchdevice.simulation.profiles import Profile
+
+_NO_MAC = (
+    "torch.backends.mps.is_available() is False: it needs macOS on Apple silicon. Use 'simulated:mps' for a simulated "
+    "Mac, or leave the target out."
+)
+
+SIMULATED = device_models.SIMULATED
+
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+
+_ALLOCATING = "aten::empty.memory_format"
+
+
+def resolve(options: Options) -> tuple[Runtime, Options]:
+    """Return the target's runtime, and the options without those that contradict the target.
+
+    Raises:
+        UnknownTargetError: The target is not a device type of the installed torch.
+        TargetUnavailableError: The target is a device type, but not available here.
+        ValueError: An option contradicts the target.
+    """
+    machine = machine_of(options)
+    with thread_state.suspended():
+        name = _name_of(options.target)
+        simulated = device_models.TARGET.fullmatch(name) if name is not None else None
+        found = None
+        if machine is not None:
+            found, options = _on_machine(machine, options)
+        elif simulated is None:
+            best = (each for each in target_names() if each != "cpu" and runtime(each).is_available())
+            found = runtime(next(best, "cpu")) if name is None else _named(options.target, name)
+        fitting = options.for_target(
+            simulated=simulated is not None,
+            shares_host_memory=found is not None and found.shares_host_memory,
+            names_count=name is not None and names_count(name),
+        )
+        if simulated is not None and found is None:
+            found = _simulated(simulated[0], fitting)
+            if simulated[0] in device_models.SIMULATED_MAC and fitting.identity is None:
+                fitting = dataclasses.replace(fitting, identity="program")  # a Mac's tensors are on mps
+        assert found is not None
+        if fitting.random == "cuda" and not found.is_simulated_gpu:
+            found = with_gpu_numbers(found)
+        return found, fitting
+
+
+def machine_of(options: Options) -> Context | None:
+    """Return the context of the simulated Mac on which a scope with these options runs; None for this machine."""
+    name = _name_of(options.target)
+    if name in device_models.SIMULATED_MAC and options.written_for != MpsRuntime.device_type:
+        from torchdevice.simulation import mac
+
+        return mac.standing(options.memory)  # type: ignore[arg-type]  # which the option's check has made a number
+    return simulated_machine() if name in (None, MpsRuntime.device_type) else None
+
+
+def simulated_machine() -> Context | None:
+    """Return the context of the simulated Mac that this thread is in, innermost first; None where it is in none."""
+    for entry in reversed(thread_state.state.entries):
+        context = entry.context
+        if context is not None and context.simulated_by is not None:
+            return context.simulated_by
+        if context is not None and context.runtime.location_tag == context.shown_as == MpsRuntime.device_type:
+            return context
+    return None
+
+
+def _on_machine(machine: Context, options: Options) -> tuple[Runtime, Options]:
+    """Return the runtime of MPS on a simulated Mac; for a program written for MPS, the simulated Mac itself."""
+    from torchdevice.simulation import mac
+
+    if options.written_for != MpsRuntime.device_type:
+        return mac.runtime_on(machine), options
+    return machine.runtime, dataclasses.replace(options, identity="program")
+
+
+def is_simulated(target: object) -> bool:
+    """Return whether a target is the name of a simulated device."""
+    return isinstance(target, str) and device_models.TARGET.fullmatch(target) is not None
+
+
+def names_count(target: str) -> bool:
+    """Return whether the name of a target contains a number of devices, as ``"simulated:cuda:2"`` does."""
+    found = device_models.TARGET.fullmatch(target)
+    return found is not None and found[2] is not None
+
+
+def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile, int]:
+    """Return the profile that the name of a simulated device means, and the number of devices.
+
+    Args:
+        target: The name.
+        devices: The number where the name contains none; None for one device.
+
+    Raises:
+        UnknownTargetError: It is not such a name.
+        ValueError: The profile has one device and more are asked for, or more than torch can number.
+    """
+    from torchdevice.simulation import profiles
+
+    found = device_models.TARGET.fullmatch(target)
+    profile = profiles.find(found[1] or "cuda") if found else None
+    if found is None or profile is None:
+        raise _unknown(target, target)
+    count = int(found[2] or devices or 1)
+    if count > _options.MOST_DEVICES:
+        raise ValueError(
+            f"target={target!r} cannot have {count} devices: torch numbers {_options.MOST_DEVICES} at most. Use fewer."
+        )
+    if profile.single and count > 1:
+        raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
+    return profile, count
+
+
+def target_names() -> tuple[str, ...]:
+    """Return the names of real devices that :func:`resolve` understands."""
+    private = torch._C._get_privateuse1_backend_name()
+    conventional = [private] if hasattr(torch, private) and private != SIMULATED else []
+    return (*FAMILIES, "cpu", *dict.fromkeys([*registered(), *conventional]))
+
+
+def known_targets() -> tuple[str, ...]:
+    """Return the names of devices that can be targets, available here or not: real ones, and profiles and models."""
+    from torchdevice.simulation import profiles
+
+    return (*target_names(), *(f"{SIMULATED}:{each}" for each in (*profiles.PROFILES, *device_models.MODELS)))
+
+
+def _name_of(target: str | torch.device | None) -> str | None:
+    return target.type if isinstance(target, torch.device) else target
+
+
+def _named(target: object, name: str) -> Runtime:
+    if name not in target_names():
+        raise _unknown(target, name)
+    found = runtime(name)
+    if not found.is_available():
+        other = f"torch.{name}.is_available() is False: install a build of torch for it and a driver"
+        raise TargetUnavailableError(name, _NO_MAC if name == "mps" else f"{other}, or leave the target out.")
+    if name == torch._C._get_privateuse1_backend_name() and not _has_kernel(_ALLOCATING, "PrivateUse1"):
+        raise TargetUnavailableError(
+            name, f"The backend has no kernel of {_ALLOCATING!r}, which allocates: import its extension in C++ first."
+        )
+    return found
+
+
+def _simulated(target: str, options: Options) -> Runtime:
+    # Imported only where a program simulates, because the import reads torch's table of operators, which takes time.
+    with garbage_collection.paused():
+        from torchdevice.simulation import simulated_runtime as simulated
+
+    profile, count = simulated_profile(target, options.devices)
+    return simulated.runtime(profile, count, options.memory, options.context or 0)
+
+
+_OTHER_NAMES = {"nvidia": "cuda", "metal": "mps", "apple": "mps", "mac": "mps", "intel": "xpu", "gpu": "simulated:cuda"}
+"""What people call a target. A GPU that is there is chosen without being named."""
+
+
+def _unknown(target: object, name: str) -> UnknownTargetError:
+    known = known_targets()
+    lowered = name.strip().lower()
+    lowered = _OTHER_NAMES.get(lowered, lowered)
+    near = difflib.get_close_matches(lowered, known, n=1)
+    found = device_models.TARGET.fullmatch(lowered)
+    # A number behind a known name is right, so only the spelling of the name was wrong.
+    exists = lowered in known or (found is not None and f"{SIMULATED}:{found[1] or 'cuda'}" in known)
+    meant = near[0] if near else None
+    return UnknownTargetError(target, known, lowered if exists else meant)
+
+
+class TorchDevice:
+    """The device that a scope would choose as its target.
+
+    Args:
+        target: The target (see :func:`torchdevice.portable`); None chooses the first available one.
+
+    Attributes:
+        device: The ``torch.device``.
+        name: The name of the device, such as a model of CPU.
+
+    Raises:
+        UnknownTargetError: ``target`` is not a device type.
+        TargetUnavailableError: ``target`` is not available here.
+    """
+
+    def __init__(self, target: str | torch.device | None = None):
+        found, _ = resolve(_options.chosen({"target": target}))
+        self.device = found.device(0)
+        self.name = found.name(0)
+
+    def __repr__(self) -> str:
+        return f"TorchDevice(device={str(self.device)!r}, name={self.name!r})"

@@ -1,0 +1,79 @@
+"""Activation by environment: ``TORCHDEVICE=1`` makes ``import torch`` enable a scope.
+
+torch calls :func:`activate` through its entry point in ``torch.backends``, ``torchdevice_autoload``, at the end of
+its import, wherever this package is installed. So this module reads the variable before it imports the rest of the
+package, and it never makes the import of torch fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+
+from torchdevice.kernel.python.environment import SWITCH, switched_on
+
+
+def activate() -> None:
+    """Enable a scope with the options of the environment if ``TORCHDEVICE`` is set and no scope is active."""
+    if not switched_on():
+        return
+    try:
+        from torchdevice.kernel.python import garbage_collection
+
+        with garbage_collection.paused():
+            _enable()
+    except Exception as error:
+        _report(error)
+
+
+def _enable() -> None:
+    from torchdevice.kernel import options
+    from torchdevice.scope import activation
+
+    if activation.current() is not None:
+        return
+    _load_backends()
+    chosen = options.chosen(options.from_environment())
+    activation.take_part(activation.enable_chosen(chosen, propagate=False, enabled_by="variable"))
+
+
+def _load_backends() -> None:
+    """Load the backends that torch would load after this package, because one of them may be the target.
+
+    torch calls their entry points again, so an error is torch's to raise.
+    """
+    from importlib.metadata import entry_points
+
+    from_own_on = itertools.dropwhile(lambda each: each.name != "torchdevice", entry_points(group="torch.backends"))
+    for backend in list(from_own_on)[1:]:
+        with contextlib.suppress(Exception):
+            backend.load()()
+
+
+def _report(error: Exception) -> None:
+    """Print one line: why there is no scope, and what to do."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+    line = (
+        f"torchdevice: {SWITCH}={os.environ[SWITCH]} asks for a scope, which could not be activated: {reason}. "
+        f"torch is imported without a scope. Unset {SWITCH} to run without this message."
+    )
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed, and torch must be importable all the same
+        if _is_first_to_say(line):
+            print(_printable(line), file=sys.stderr)
+
+
+def _printable(text: str) -> str:
+    from torchdevice.kernel.python import printable  # here, because few imports of torch have anything to say
+
+    return printable.line(text)
+
+
+def _is_first_to_say(line: str) -> bool:
+    try:
+        from torchdevice.kernel.python import logs
+
+        return logs.claim(line)
+    except Exception:  # the installation is broken, which is what is to be said
+        return True

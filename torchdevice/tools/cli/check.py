@@ -1,0 +1,98 @@
+"""``torchdevice check``: what will differ on a target, from a program's source."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchdevice.kernel.python import styled_text
+from torchdevice.kernel.python.environment import switched_off
+from torchdevice.tools.cli.parsing import add_command, did_you_mean, refusals
+from torchdevice.tools.cli.report import output_file
+
+if TYPE_CHECKING:
+    from torchdevice.check import Finding
+    from torchdevice.check.configuration import Configuration
+
+
+def add(commands: Any) -> None:
+    """Add the command to a command line."""
+    add_command(commands, "check", _check, sarif=output_file(".sarif", ".json"))
+
+
+def _check(options: argparse.Namespace) -> int:
+    if options.rules:
+        from torchdevice.check import RULES
+
+        for rule in RULES.values():
+            print(f"{rule.name}\n{textwrap.fill(rule.finds, 100, initial_indent='  ', subsequent_indent='  ')}")
+        return 0
+    if not options.paths:
+        options.parser.error("which files? Name a PATH: a file, a notebook or a folder")
+    from torchdevice.check import Target, Verdict, check_files, checker, configuration
+
+    with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
+        project = configuration.of_project(Path.cwd())
+        options.target = options.target or project.target or "cpu"
+        target, rules = Target.named(options.target), _chosen_rules(options, project)
+        sources = checker.found(options.paths)
+        files = [file for file in sources.paths if not project.excludes(file)]
+        _report_links([link for link in sources.outside if not project.excludes(link)])
+        found = check_files([(file, rules - project.ignored_in(file)) for file in files], target)
+        findings = [*chain.from_iterable(styled_text.counted(found, len(files), "files checked"))]
+        baseline = options.baseline or (project.baseline and project.folder / project.baseline)
+        if baseline and not options.write_baseline:
+            findings = configuration.without_known(Path(baseline), findings)
+        changes = [finding for finding in findings if finding.verdict is Verdict.CHANGE]
+        if options.write_baseline:
+            if not baseline:
+                raise ValueError("--write-baseline names no file. Add --baseline FILE, or set it in pyproject.toml.")
+            configuration.write_baseline(Path(baseline), changes)
+            return 0
+        _show(findings, findings if options.all else changes, len(files), options)
+    return int(bool(changes))
+
+
+def _report_links(outside: list[str]) -> None:
+    for link in outside:
+        said = f"{link!r} leads out of what is checked, to {os.path.realpath(link)!r}. Name that, too, to check it."
+        print(f"torchdevice: not checked: {said}", file=sys.stderr)
+
+
+def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[str]:
+    """Return the names of the rules to apply: those of the command line, else those of the project.
+
+    Raises:
+        ValueError: A rule does not exist.
+    """
+    from torchdevice.check import RULES
+
+    selected, ignored = (
+        {name for given in on_command_line for name in given.split(",")} or {*in_project}
+        for on_command_line, in_project in ((options.select, project.select), (options.ignore, project.ignore))
+    )
+    for name in sorted((selected | ignored | {*chain(*project.per_file_ignores.values())}) - set(RULES)):
+        meant = did_you_mean(name, RULES)
+        raise ValueError(f"there is no rule {name!r}{meant}. 'torchdevice check --rules' lists them.")
+    return (selected or set(RULES)) - ignored
+
+
+def _show(findings: list[Finding], shown: list[Finding], files: int, options: argparse.Namespace) -> None:
+    from torchdevice.check import formats
+
+    if options.json:
+        print(json.dumps([finding.to_dict() for finding in shown], indent=1))
+    elif options.sarif:
+        document = json.dumps(formats.document(shown), indent=1)
+        if isinstance(options.sarif, str):
+            Path(options.sarif).write_text(document, encoding="utf-8")
+        else:
+            print(document)
+    else:
+        styled_text.show(formats.rendered(findings, shown, files, options.target))

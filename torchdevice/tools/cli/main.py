@@ -1,0 +1,43 @@
+"""The command line: parses the arguments and runs the command."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+
+from torchdevice.tools.cli import check, doctor, native, plan, report, run
+from torchdevice.tools.cli.parsing import COMMANDS, CommandParser, output
+from torchdevice.version import __version__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The arguments after the command's name; None takes ``sys.argv``.
+
+    Returns:
+        The exit status of the command.
+
+    Raises:
+        SystemExit: With status 2 if the command line is invalid or cannot be carried out.
+        BaseException: What the program of ``torchdevice run`` raises, ``SystemExit`` included.
+    """
+    with output():
+        options = parser().parse_args(argv)
+        if not hasattr(options, "rest"):  # else the output is the program's
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not text
+            return options.action(options)
+    return options.action(options)
+
+
+def parser() -> CommandParser:
+    """Return the parser of the command line, with all commands."""
+    found = CommandParser(prog="torchdevice", **COMMANDS["torchdevice"])
+    found.add_argument("--version", action="version", version=f"torchdevice {__version__}")
+    commands = found.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
+    for command in (run, plan, check, doctor, report, native):
+        command.add(commands)
+    return found

@@ -1,0 +1,147 @@
+"""How the command line is parsed, beyond what argparse does, and how commands print tables and end."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from torchdevice.errors import TorchDeviceError
+from torchdevice.kernel.python import data_files, printable
+from torchdevice.kernel.python.interrupt_safe_exit import block
+
+
+@block
+def refusals() -> Iterator[None]:
+    """Turn an error of the options or of the installation into one line on stderr.
+
+    Raises:
+        SystemExit: With status 2, for every such error.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (TorchDeviceError, ValueError, TypeError, ImportError, OSError) as error:
+        print(f"torchdevice: {printable.line(' '.join(str(error).split()))}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@block
+def output() -> Iterator[None]:
+    """End a command quietly where nobody reads on what it prints, as ``head`` does not.
+
+    Raises:
+        SystemExit: With status 1, where nobody reads on.
+    """
+    try:
+        try:
+            yield
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes what is left at its end
+        raise SystemExit(1) from None
+
+
+COMMANDS = data_files.read(__file__, "commands.json")
+"""Command -> its texts, as lines where they have several, and its arguments; the command line's own texts; and the flag
+that asks for a report. A flag without its text is true: a text would be checked as a path."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of one command: it refuses what it does not know itself, with its own usage.
+
+    Attributes:
+        ends_in_program: Whether the command ends in words of a program, which become ``rest`` in the namespace.
+    """
+
+    ends_in_program = False
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        # A flag must be spelled out, so that a new one never takes the meaning from an old one that was shortened.
+        kwargs.setdefault("allow_abbrev", False)
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command, and refuse the words that it does not know."""
+        rest: Sequence[str] = []
+        if self.ends_in_program:
+            args, rest = self._split(args)
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            meant = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        if self.ends_in_program:
+            found.own, found.rest = args, rest
+        return found, unknown
+
+    def _split(self, words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the words of this command, and those from the program on."""
+        index = 0
+        while index < len(words) and words[index].startswith("-") and words[index] != "-":
+            if words[index][:2] in ("-m", "-c"):
+                break
+            if words[index] == "--":
+                return words[:index], words[index + 1 :]
+            flag = self._option_string_actions.get(words[index])
+            index += 2 if flag is not None and flag.nargs is None else 1
+        return words[:index], words[index:]
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage of this command and what is wrong, and exit with status 2."""
+        invalid = re.search(r"invalid choice: '(\S+)' \(choose from (.*)\)$", message)
+        if invalid:
+            message += did_you_mean(invalid[1], re.findall(r"[\w-]+", invalid[2]))
+        super().error(printable.lines(message))
+
+
+def add_command(commands: Any, name: str, action: Callable[[Any], int], **types: Any) -> CommandParser:
+    """Add a command to a command line. The list of commands shows the first sentence of its description.
+
+    Args:
+        commands: The commands of the command line.
+        name: The command.
+        action: Runs it with what was parsed, and returns the exit status. ``parser`` in the namespace is its parser.
+        **types: Argument -> the function that makes its value from a text.
+    """
+    texts = COMMANDS[name]
+    description = texts["description"]
+    usage, epilog = ("\n".join(texts.get(part, ())) or None for part in ("usage", "epilog"))
+    help = (description[0].lower() + description[1:]).partition(". ")[0].rstrip(".")
+    parser: CommandParser = commands.add_parser(name, help=help, description=description, usage=usage, epilog=epilog)
+    for argument, more in texts["arguments"].items():
+        name = argument.lstrip("-").replace("-", "_")
+        parser.add_argument(argument, **more, **({"type": types[name]} if name in types else {}))
+    parser.set_defaults(action=action, parser=parser)
+    return parser
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``" (did you mean ...?)"`` for a word that resembles a known one, else ``""``."""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), names, n=1)
+    return f" (did you mean {names[near[0]]!r}?)" if near else ""
+
+
+_LEAST = 30
+"""The least width of the last column."""
+
+
+def show_columns(rows: Sequence[Sequence[str]], indent: str = "") -> None:
+    """Print rows of texts as columns. The last one is wrapped between words, unless the output goes to a file."""
+    rows = [[printable.line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    screen = shutil.get_terminal_size((1 << 20, 0)).columns
+    for row in rows:
+        first = indent + "".join(f"{cell:{width}}  " for cell, width in zip(row, widths, strict=False))
+        wrapper = textwrap.TextWrapper(max(screen, len(first) + _LEAST), first, " " * len(first))
+        wrapper.break_long_words = wrapper.break_on_hyphens = False
+        print(wrapper.fill(row[-1]).rstrip() or first.rstrip())

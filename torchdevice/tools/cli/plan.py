@@ -1,0 +1,73 @@
+"""``torchdevice plan``: how much memory of a GPU a program needs, and which GPUs have that much."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchdevice.kernel.python import printable
+from torchdevice.kernel.python.byte_sizes import written
+from torchdevice.tools.cli import programs, run
+from torchdevice.tools.cli.parsing import add_command, show_columns
+
+if TYPE_CHECKING:
+    from torchdevice.report import Report
+
+
+def add(commands: Any) -> None:
+    """Add the command to a command line."""
+    run.take_program(add_command(commands, "plan", _plan, world_size=programs.number))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    file = None
+    if options.json:
+        file = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+    options.plan = functools.partial(_begin, options.world_size, file)
+    if options.target is None:
+        options.target, options.memory = "simulated:cuda", options.memory or 1 << 40
+    if options.world_size is not None:
+        rank = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
+        size = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(options.world_size))
+        os.environ.update(rank | size | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+    options.compute, options.values = "meta", "assume"
+    return run.start(options)
+
+
+def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report], dict[str, Any]]:
+    """Follow the memory of the devices from now on, and return what prints the plan at the end and returns it."""
+    from torchdevice.plan import peaks
+
+    found = peaks.Peaks()
+    found.follow(ranks)
+
+    def show(report: Report) -> dict[str, Any]:
+        plan = peaks.data(found, report)
+        _show(plan, peaks.tables, file)
+        return {**plan, "over time": {f"cuda:{index}": found.timeline(index) for index in sorted(found.devices)}}
+
+    return show
+
+
+def _show(plan: dict[str, Any], tables: Callable[[Any], Any], file: TextIO | None) -> None:
+    """Print a plan, as data where a file for them is given."""
+    if file is not None:
+        print(json.dumps(plan, indent=1), file=file, flush=True)
+        return
+    print(f"torchdevice: plan of {plan['program']}")
+    if not plan["finished"]:
+        # The text of the error is above: the interpreter has printed it.
+        print(printable.line(f"The program did not finish: {plan['ended']}."))
+        print(f"It needs at least {written(plan['at least'])}. A GPU that is not named below may have too little, too.")
+        if plan["advice"]:
+            print(plan["advice"])
+    if not plan["devices"]:
+        print("No memory was asked for in this process. If it starts others, plan what they run.")
+    for heading, table in tables(plan):
+        print(heading)
+        show_columns(table, indent="  ")

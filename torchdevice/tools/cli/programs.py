@@ -1,0 +1,187 @@
+"""Which program a command line names, and ``--ranks N``: a program in N processes, started by torchrun's own launcher.
+
+A command line names a script, a module, code, stdin, or a command such as ``torchrun``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import pkgutil
+import re
+import shutil
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torchdevice.kernel.devices.device_models import TARGET
+from torchdevice.kernel.options import variable_of
+from torchdevice.kernel.python import printable, run_folder
+from torchdevice.kernel.python.environment import COLLECTED
+from torchdevice.kernel.python.interrupt_safe_exit import block
+
+_PYTHON = re.compile(r"python(?:3(?:\.[0-9]+t?)?)?(?:\.exe)?")
+
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+"""Flags of the interpreter that take the next word, too."""
+
+
+class Program(NamedTuple):
+    """A program, and what it finds in ``sys.argv``.
+
+    Attributes:
+        argv: The program's ``sys.argv``, as Python sets it before the program begins.
+        module: The name of a module that is to be run; else None.
+        path: The absolute path of a script, or of a folder or archive that holds a ``__main__.py``; or empty.
+        source: The program, as bytes or text, which may be compiled already; None for what runpy has to find.
+        interpreter: Flags of Python, for which another interpreter must be started.
+        is_command: Whether this is no program of Python's, and is to be started as a process.
+    """
+
+    argv: list[str]
+    module: str | None = None
+    path: str = ""
+    source: bytes | str | None = None
+    interpreter: tuple[str, ...] = ()
+    is_command: bool = False
+
+    @property
+    def file(self) -> str:
+        """What tracebacks call the file of the source."""
+        return self.path or ("<string>" if self.argv[0] == "-c" else "<stdin>")
+
+
+def named(words: Sequence[str]) -> Program:
+    """Return the program that words name as they do after ``python``; or after ``python`` itself, or a command.
+
+    Raises:
+        SystemExit: With status 2, as Python does, if the file cannot be read.
+        ValueError: A flag is there without what it needs.
+    """
+    first, *arguments = words
+    if first[:2] in ("-m", "-c"):
+        given = [first[2:], *arguments] if len(first) > 2 else arguments
+        if not given:
+            raise ValueError(f"{first} needs {'a module' if first == '-m' else 'code'} after it.")
+        what, *rest = given
+        argv = [first[:2], *rest]
+        return Program(argv, module=what) if first[1] == "m" else Program(argv, source=what + "\n")  # as Python has it
+    if first == "-":
+        return Program([first, *arguments], source=sys.stdin.buffer.read())
+    if _is_this_python(first):
+        flags: list[str] = []
+        while arguments and re.match(r"-(?![mc]|$)", arguments[0]):
+            flags.append(arguments.pop(0))
+            if flags[-1] in _WITH_VALUE and arguments:
+                flags.append(arguments.pop(0))
+        return Program(arguments, interpreter=tuple(flags)) if flags else named(arguments or ["-"])
+    found = None if os.path.dirname(first) or os.path.exists(first) else shutil.which(first)
+    if found is None:
+        return _script(first, arguments)
+    return _script(found, arguments) if _is_python_script(found) else Program([found, *arguments], is_command=True)
+
+
+def _script(path: str, arguments: list[str]) -> Program:
+    absolute = os.path.join(os.getcwd(), path)  # not normalized, as Python does not
+    argv = [path, *arguments]
+    if pkgutil.get_importer(absolute) is not None:
+        return Program(argv, path=absolute)
+    try:
+        with io.open_code(absolute) as file:
+            return Program(argv, path=absolute, source=file.read())
+    except OSError as error:
+        reason = f"[Errno {error.errno}] {error.strerror}"  # Python's own words
+        print(f"{sys.executable}: can't open file {absolute!r}: {reason}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _is_this_python(word: str) -> bool:
+    """Return whether a word names the interpreter: by its name alone, or by a path to the one that runs this."""
+    if not _PYTHON.fullmatch(os.path.basename(word)):
+        return False
+    if os.path.dirname(word):
+        return os.path.realpath(word) == os.path.realpath(sys.executable)
+    return not os.path.exists(word)
+
+
+def _is_python_script(path: str) -> bool:
+    with open(path, "rb") as file:
+        first = file.readline(200)
+    return first.startswith(b"#!") and b"python" in first
+
+
+def launched(options: argparse.Namespace) -> list[str]:
+    """Return the words that start a program in the ranks that were asked for, and give each rank a device.
+
+    Raises:
+        ValueError: The program is one that the launcher cannot start.
+    """
+    # The program sees a device for each rank, where nothing says how many it sees.
+    if options.devices is None and variable_of("devices") not in os.environ:
+        simulated = TARGET.fullmatch(options.target or os.environ.get(variable_of("target"), ""))
+        if simulated is None or simulated[2] is None:
+            options.devices = options.ranks
+    if options.ranks > 1:  # else the launcher says in five lines that it sets one thread
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.ranks)))
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
+    return [*launcher, *_program(options.rest)]
+
+
+@block
+def failing() -> Iterator[None]:
+    """Say in a few lines which ranks failed, in place of the launcher's traceback, and show theirs below.
+
+    Raises:
+        SystemExit: With status 1, where a rank failed.
+    """
+    os.environ[COLLECTED] = "1"
+    # What the launcher logs of signals and exit codes is said below, in one line for all ranks that agree.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:
+        failures = getattr(error, "failures", None)
+        if type(error).__name__ != "ChildFailedError" or not failures:
+            raise
+        print(*_told(failures), sep="\n", file=sys.stderr)
+        raise SystemExit(1) from None
+    finally:
+        print(*map(printable.lines, run_folder.left(".failed")), sep="", end="", file=sys.stderr)
+
+
+def _told(failures: Mapping[int, Any]) -> Iterator[str]:
+    """Yield a line for the rank that failed first, and one for each way in which others ended."""
+    first = min(failures, key=lambda rank: failures[rank].timestamp)
+    yield f"torchdevice: rank {first} failed first: {_end(failures[first])}."
+    others = defaultdict(list)
+    for rank in sorted(failures.keys() - {first}):
+        others[_end(failures[rank])].append(str(rank))
+    for end, ranks in others.items():
+        yield f"torchdevice: {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}: {end}."
+
+
+def _end(failure: Any) -> str:
+    if failure.exitcode >= 0:
+        return f"exit code {failure.exitcode}"
+    name = signal.Signals(-failure.exitcode).name
+    return f"ended by {name}" + (", which the launcher sends to the others" if name == "SIGTERM" else "")
+
+
+def number(text: str) -> int:
+    """Return a number of ranks."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks. Use a whole number from 1.")
+    return int(text)
+
+
+def _program(words: Sequence[str]) -> list[str]:
+    first, *arguments = words
+    if first.startswith("-m"):
+        return [*words] if first == "-m" else ["-m", first[2:], *arguments]
+    if first.startswith("-") or not os.path.isfile(first):
+        raise ValueError(f"--ranks cannot start {first!r} in each rank. Name a SCRIPT, or -m MODULE.")
+    return [*words]

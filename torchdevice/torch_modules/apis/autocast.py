@@ -1,0 +1,208 @@
+"""``torch.autocast("cuda")`` and its older spellings.
+
+The program's autocast object enables autocast for cuda, as torch wrote it, so that ``torch.is_autocast_enabled()`` and
+similar functions report that. With it autocast of the target is switched on and off, and CUDA's lists of operators
+(``autocast_lists.py``) where the target has others.
+
+torch accepts any dtype for cuda; for other devices torch warns of some and leaves autocast off. The operators that
+autocast casts make no such difference, so autocast of the target accepts any dtype too.
+
+The dtype in which the target computes is chosen by :func:`dtype_on_target`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+from torch.amp import autocast_mode
+from torch.amp.autocast_mode import autocast
+
+from torchdevice.calls.lacking import float64_policy
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.bindings import replaces
+from torchdevice.kernel.context import Context, WhileInside
+from torchdevice.kernel.devices.runtime import HALF
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.torch_modules.apis import autocast_lists
+
+_NO_BACKEND = "privateuseone"
+"""The name of the out-of-tree backend where none is registered."""
+
+_COMPANIONS = "_torchdevice_companions"
+
+# The function by which graphs of Dynamo enter autocast. Only torch 2.11 and later make objects of a class of their own.
+_ENTER_IN_GRAPH = autocast_mode._enter_autocast.__code__
+
+# torch.is_autocast_enabled() without a device asks about torch's accelerator, which is an out-of-tree backend where one
+# is registered, even if the target is another device. Before torch 2.14 it asks about CUDA.
+_ASKS_ABOUT_ACCELERATOR = torch.__version__ >= "2.14"
+
+
+def dtype_on_target(context: Context, requested: torch.dtype, *, enabled: bool = True) -> torch.dtype:
+    """Return the dtype in which autocast of the target gives finite results where CUDA's does, and which it can hold.
+
+    Raises:
+        FidelityError: It is another dtype than the requested one, and the scope is strict.
+    """
+    fitting = _finite_dtype(context, requested)
+    if enabled and fitting is not requested:
+        context.report(f"autocast({requested})", str(fitting), Fidelity.DOWNCAST)
+    return fitting
+
+
+def _finite_dtype(context: Context, requested: torch.dtype) -> torch.dtype:
+    runtime = context.runtime
+    if requested in runtime.unsupported_dtypes:
+        return float64_policy.FALLBACKS[requested]
+    if requested is torch.bfloat16 and not runtime.supports_bfloat16():
+        return torch.float16
+    if requested not in HALF or runtime.float16_autocast_is_finite:
+        return requested
+    if context.options.autocast != "auto":
+        return getattr(torch, context.options.autocast)
+    # bfloat16 has float32's range. Without instructions for it, products are many times slower than in float32.
+    return torch.float32 if torch.bfloat16 in runtime.slow_product_dtypes else torch.bfloat16
+
+
+class _Enabled:
+    """Autocast of a device in any dtype. ``torch.autocast`` warns of some, and takes longer to make and to enter."""
+
+    def __init__(self, device_type: str, dtype: torch.dtype, enabled: bool):
+        self._device_type, self._wanted = device_type, (enabled, dtype)
+        self._before = self._wanted
+
+    def __enter__(self) -> None:
+        self._before = torch.is_autocast_enabled(self._device_type), torch.get_autocast_dtype(self._device_type)
+        self._set(*self._wanted)
+
+    def __exit__(self, *raised: object) -> None:
+        self._set(*self._before)
+
+    def _set(self, enabled: bool, dtype: torch.dtype) -> None:
+        torch.set_autocast_enabled(self._device_type, enabled)
+        torch.set_autocast_dtype(self._device_type, dtype)
+
+
+class _Companion(WhileInside):
+    """Autocast of other devices, enabled while the program's autocast is entered and the thread is in the scope.
+
+    Args:
+        context: The context of the thread.
+        requested: The program's autocast.
+        others: Autocast of the target and of the device that torch asks about, and CUDA's lists of operators.
+    """
+
+    def __init__(self, context: Context, requested: autocast, others: list[Any]):
+        def enter() -> None:
+            for other in others:
+                other.__enter__()
+
+        def leave() -> None:
+            for other in reversed(others):
+                other.__exit__(None, None, None)
+
+        super().__init__(context.thread, enter, leave, lambda: not torch.is_autocast_enabled(requested.device))
+
+    def _pause(self) -> None:
+        super()._pause()
+        autocast_lists.clear_cache()
+
+
+@replaces(autocast, "__enter__", makes=True)
+def _enter(original: Any) -> Any:
+    @functools.wraps(original)
+    def __enter__(self: autocast) -> Any:
+        companion = _companion(thread_state.state.context, self)
+        result = original(self)
+        if companion is not None:
+            companion.begin()
+        # A list, because an autocast object can be entered again while it is entered.
+        self.__dict__.setdefault(_COMPANIONS, []).append(companion)
+        return result
+
+    return __enter__
+
+
+@replaces(autocast, "__exit__", makes=True)
+def _exit(original: Any) -> Any:
+    @functools.wraps(original)
+    def __exit__(self: autocast, exc_type: Any, exc_val: Any, exc_tb: Any) -> Any:
+        companions = self.__dict__.get(_COMPANIONS)
+        companion = companions.pop() if companions else None
+        if companion is not None:
+            companion.end()
+        return original(self, exc_type, exc_val, exc_tb)
+
+    return __exit__
+
+
+def _companion(context: Context | None, requested: autocast) -> _Companion | None:
+    """Return autocast of other devices; None where the program's autocast suffices or is for another device."""
+    enabled, entered = requested._enabled, thread_state.innermost()  # in a graph of Dynamo torch may answer for itself
+    if entered is not None:
+        entered.runtime.begin_autocast()
+    if requested.device == autocast_lists.SPARE:
+        of_target = _Enabled(entered.device_type, requested.fast_dtype, enabled)
+        return _Companion(entered, requested, [of_target, autocast_lists.Region(entered.runtime, enabled)])
+    if context is None:
+        return None
+    device_type = context.device_type
+    # A program that writes torch.autocast(device.type) spells the target, because device was rewritten.
+    if requested.device not in (device_type, context.family, *context.families):
+        return None
+    dtype = dtype_on_target(context, requested.fast_dtype, enabled=enabled)
+    chosen = dict.fromkeys((device_type, context.family), dtype)
+    if _ASKS_ABOUT_ACCELERATOR and (backend := torch._C._get_privateuse1_backend_name()) != _NO_BACKEND:
+        chosen.setdefault(backend, requested.fast_dtype)
+    if chosen.get(requested.device) is requested.fast_dtype:
+        del chosen[requested.device]
+    others: list[Any] = [_Enabled(each, dtype, enabled) for each, dtype in chosen.items()]
+    if context.runtime.autocast_key is not None:
+        others.append(autocast_lists.Region(context.runtime, enabled))
+    return _Companion(context, requested, others) if others else None
+
+
+@replaces(autocast, "__init__", makes=True)
+def _init_in_graph(original: Any) -> Any:
+    """``autocast.__init__``: let autocast of the target be in the dtype that the scope chose.
+
+    A graph of Dynamo makes it so, and a checkpoint, which recomputes in the dtype of the forward pass.
+    """
+
+    @functools.wraps(original)
+    def __init__(self: autocast, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        state = thread_state.state
+        context = state.context
+        in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH and (state.compiling or context is not None)
+        answered = (_ACCEPTED, device_type, dtype, None if context is None else context.thread.device_index)
+        is_known = context is not None and answered in context.settings and context.is_initialized
+        is_computed_in = context is not None and _is_what_is_computed_in(context, device_type, dtype)
+        chosen = (in_graph and dtype is not None) or is_known or is_computed_in
+        # torch accepts float16 on every device. It refuses other dtypes, or reads the device's properties.
+        original(self, device_type, torch.float16 if chosen else dtype, *args, **kwargs)
+        if chosen:
+            self.fast_dtype = dtype
+        elif context is not None and dtype is torch.bfloat16 and self._enabled:
+            context.settings[answered] = True
+        if context is not None and context.shown_as is not None:
+            self.custom_backend_name = _NO_BACKEND
+
+    return __init__
+
+
+_ACCEPTED = "autocast accepts"
+
+
+def _is_what_is_computed_in(context: Context, device_type: Any, dtype: Any) -> bool:
+    if dtype is not torch.float32 or device_type != context.device_type:
+        return False
+    return dtype_on_target(context, torch.float16, enabled=False) is torch.float32
+
+
+@replaces(torch, "clear_autocast_cache")
+def _clear_cache(context: Context, original: Any) -> None:
+    original()
+    autocast_lists.clear_cache()

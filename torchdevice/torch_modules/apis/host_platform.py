@@ -1,0 +1,63 @@
+"""Python's ``platform`` on a simulated Mac: a Mac's operating system and processor.
+
+Programs that support Macs split ``platform.mac_ver()[0]`` or compare ``platform.system()``. They get a Mac's answers.
+torch, Python's own library and this package choose code for the processor that runs them, so they get the truth, as
+does everybody with the option ``platform="host"``. ``sys.platform`` is data, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from types import FrameType
+from typing import Any
+
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.bindings import replaces
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.python.uncaught_errors import PACKAGE
+from torchdevice.torch_modules.accelerators.mps import MACOS
+
+_SYSTEM, _MACHINE = "Darwin", "arm64"
+
+_DARWIN = f"{MACOS[0] + 9}.{MACOS[1]}.0"
+"""The version of the kernel. macOS 11 to 15 have 20 to 24."""
+
+_ASK_THE_HOST = frozenset({"torch", "triton", *sys.stdlib_module_names})
+"""Packages that choose instructions, compilers and files for the processor that runs them."""
+
+
+def _answers_as_mac(asking: FrameType | None) -> bool:
+    """Return whether this thread is on a simulated Mac and its innermost frame but ours gets a Mac's answers."""
+    contexts = [entry.context for entry in thread_state.state.entries if entry.context is not None]
+    if not any(context.runtime.is_simulated_mac and context.options.platform == "target" for context in contexts):
+        return False
+    while asking is not None and asking.f_code.co_filename.startswith(PACKAGE):
+        asking = asking.f_back
+    name = "" if asking is None else str(asking.f_globals.get("__name__", ""))
+    return name == "__main__" or name.partition(".")[0] not in _ASK_THE_HOST
+
+
+@replaces(platform, "system")
+def _system(context: Context, original: Any) -> str:
+    return _SYSTEM if _answers_as_mac(sys._getframe()) else original()
+
+
+@replaces(platform, "machine")
+def _machine(context: Context, original: Any) -> str:
+    return _MACHINE if _answers_as_mac(sys._getframe()) else original()
+
+
+@replaces(platform, "mac_ver")
+def _mac_ver(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _answers_as_mac(sys._getframe()):
+        return original(*args, **kwargs)
+    return ".".join(map(str, MACOS)), ("", "", ""), _MACHINE
+
+
+@replaces(platform, "uname")
+def _uname(context: Context, original: Any) -> Any:
+    found = original()
+    if not _answers_as_mac(sys._getframe()):
+        return found
+    return type(found)(_SYSTEM, found.node, _DARWIN, f"{_SYSTEM} Kernel Version {_DARWIN}", _MACHINE)

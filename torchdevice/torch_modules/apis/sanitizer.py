@@ -1,0 +1,90 @@
+"""``torch.cuda._sanitizer`` and the events on which it runs, for ``torch/cuda/_gpu_trace.py``.
+
+In a build with CUDA, ``torch._C._activate_gpu_trace`` lets C++ call the registered functions from then on. Here the
+calls come from the scope's streams and events and from the allocator of the simulated device.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch.cuda._gpu_trace as gpu_trace
+
+from torchdevice.calls.mode import with_mode
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.bindings import replaces, supplied_function
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices.device_memory import Block
+from torchdevice.kernel.devices.stream_order import StreamObserver
+from torchdevice.kernel.python import data_files
+from torchdevice.torch_modules.cuda.streams import handle_of
+
+
+class Trace(StreamObserver):
+    """Calls what is registered with ``torch.cuda._gpu_trace``, with the handles of streams and events."""
+
+    def device_synchronized(self, index: int) -> None:
+        gpu_trace.DeviceSynchronizationCallbacks.fire_callbacks()
+
+    def allocated(self, block: Block) -> None:
+        """Call what is registered for allocations."""
+        gpu_trace.MemoryAllocationCallbacks.fire_callbacks(block.address)
+
+    def freed(self, address: int) -> None:
+        """Call what is registered for deallocations."""
+        gpu_trace.MemoryDeallocationCallbacks.fire_callbacks(address)
+
+    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
+        """Do nothing: torch's trace knows blocks only."""
+
+    def fire(self, event: str, *told: Any) -> None:
+        """Call what is registered for an event, with the handles of streams."""
+        handles = (handle_of(each) if isinstance(each, tuple) else each for each in told)
+        getattr(gpu_trace, f"{event}Callbacks").fire_callbacks(*handles)
+
+
+for _method, _event in data_files.read(__file__, "gpu_trace.json").items():
+    setattr(Trace, _method, functools.partialmethod(Trace.fire, _event))
+
+
+class _Activation:
+    """Whether the program has asked for the trace, for the life of the process as in C++."""
+
+    asked = False
+
+
+@supplied_function("_activate_gpu_trace")
+def activate_gpu_trace(context: Context) -> None:
+    """Call what is registered with ``torch.cuda._gpu_trace`` from now on."""
+    if not context.runtime.has_handles:
+        thread_state.refuse("torch._C._activate_gpu_trace", "Use a simulated device: simulate() or --target simulated.")
+    _Activation.asked = True
+    begin(context)
+
+
+def begin(context: Context) -> None:
+    """Let a context fire the trace, if the program has ever asked for it. May be called again."""
+    if not _Activation.asked or any(isinstance(each, Trace) for each in context.stream_observers):
+        return
+    trace = Trace()
+    context.stream_observers.append(trace)
+    context.settings[Trace] = context.runtime.watch_allocations(trace, context)
+    context.runtime.watch_host_waits(context)
+
+
+def end(context: Context) -> None:
+    """Let a context fire the trace no more. May be called again."""
+    context.stream_observers[:] = [each for each in context.stream_observers if not isinstance(each, Trace)]
+    context.settings.pop(Trace, int)()  # `int()` does nothing
+
+
+# It asks tensors whether they are on CUDA.
+replaces("torch.cuda._sanitizer:CUDASanitizerDispatchMode", "__torch_dispatch__", sees_scope=True)(with_mode)
+
+
+def enable() -> None:
+    """Enable torch's sanitizer, as ``TORCH_CUDA_SANITIZER`` does in a build with CUDA while torch is imported."""
+    import torch.cuda._sanitizer
+
+    torch.cuda._sanitizer.enable_cuda_sanitizer()

@@ -1,0 +1,99 @@
+"""The CUDA runtime module, for ``torch.cuda.cudart()`` and ``torch/cuda/profiler.py``."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.bindings import replaces
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.lowlevel.object_fields import word_at
+from torchdevice.kernel.python import data_files
+from torchdevice.torch_modules.cuda.memory import mem_get_info
+from torchdevice.torch_modules.cuda.streams import create_external
+
+
+class CudaError(enum.IntEnum):
+    """The result codes of the CUDA runtime. Any number is one: torch makes them of what functions return."""
+
+    success = 0
+
+    @classmethod
+    def _missing_(cls, value: object) -> CudaError | None:
+        if not isinstance(value, int):
+            return None
+        code = int.__new__(cls, value)
+        code._name_, code._value_ = f"error_{value}", value
+        return code
+
+
+_TEXTS: dict[str, str] = data_files.read(__file__, "cudart_errors.json")
+"""The texts of ``cudaGetErrorString`` (driver_types.h of the CUDA toolkit)."""
+
+_INVALID_HANDLE, _ALREADY_REGISTERED, _NOT_REGISTERED = CudaError(400), CudaError(712), CudaError(713)
+
+
+@replaces(torch.cuda, "_cudart", makes=True)
+class Cudart:
+    """The CUDA runtime module, as ``torch.cuda.cudart()`` returns it.
+
+    All threads share the attribute ``torch.cuda._cudart``. A thread in a scope gets the stand-in's functions. Other
+    threads get those of the build's own module, which is None in a build without CUDA.
+    """
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        context = thread_state.state.for_cuda
+        if context is None:
+            return getattr(self._original, name)
+        if name == "cudaError":
+            return CudaError
+        if name not in _CUDART:
+            thread_state.refuse(f"torch.cuda.cudart().{name}", "It needs the CUDA runtime. Use a torch function.")
+        return context.bound(_CUDART[name])
+
+    def __bool__(self) -> bool:
+        return thread_state.state.for_cuda is not None or self._original is not None
+
+
+def _success(context: Context, *args: Any) -> CudaError:
+    return CudaError.success
+
+
+def _done(found: object, error: CudaError) -> CudaError:
+    return error if found is None else CudaError.success
+
+
+def _host_register(context: Context, address: int, size: int, flags: int) -> CudaError:
+    """Lock the pages of some memory of the host: tensors in it say that they are pinned."""
+    ranges = context.registered_memory
+    if any(start < address + size and address < start + length for start, length in ranges.items()):
+        return _ALREADY_REGISTERED
+    ranges[address] = size
+    return CudaError.success
+
+
+def _stream_create(context: Context, place: int) -> CudaError:
+    """Write the handle of a new stream to an address."""
+    if not context.runtime.has_handles:
+        thread_state.refuse("torch.cuda.cudart().cudaStreamCreate", "There is no cudaStream_t. Use torch.cuda.Stream.")
+    word_at(int(place)).value = create_external(context)
+    return CudaError.success
+
+
+_CUDART: dict[str, Callable[..., Any]] = {
+    "cudaGetErrorString": lambda context, error: _TEXTS.get(str(int(error)), "unrecognized error code"),
+    "cudaMemGetInfo": mem_get_info,
+    "cudaProfilerStart": _success,
+    "cudaProfilerStop": _success,
+    "cudaHostRegister": _host_register,
+    "cudaHostUnregister": lambda context, address: _done(context.registered_memory.pop(address, None), _NOT_REGISTERED),
+    "cudaStreamCreate": _stream_create,
+    "cudaStreamDestroy": lambda context, handle: _done(context.stream_handles.pop(handle, None), _INVALID_HANDLE),
+}

@@ -1,0 +1,144 @@
+"""Collectives as torch's ``c10d`` operators, which dispatch modes, profilers and tracers see.
+
+torch's own group in C++ calls the operators. Their kernels would ask that group for a backend in C++, so a mode below
+all others of the thread runs the collective of a group in Python instead.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils import _python_dispatch
+
+from torchdevice.kernel import dispatch_modes
+from torchdevice.kernel.python.interrupt_safe_exit import block
+from torchdevice.torch_modules.distributed import flight_recorder
+
+_stack = _python_dispatch._get_current_dispatch_mode_stack
+_pop, _push = _python_dispatch._pop_mode, _python_dispatch._push_mode
+
+_CPU = torch.device("cpu")
+
+_Kind = dist.ReduceOp.RedOpType
+
+
+class _Kernel(_python_dispatch.TorchDispatchMode):
+    """Runs a collective in place of the kernel of its operator.
+
+    Args:
+        group: The group.
+        name: The name of its method.
+        collective: Is called with the group, the operator's tensors, or lists of them, and its other arguments by name.
+            It returns work.
+        reduce_op: The operation, which Python cannot read from the operator's argument.
+    """
+
+    def __init__(self, group: Any, name: str, collective: Callable[..., Any], reduce_op: Any):
+        super().__init__()
+        self._group, self._name, self._collective, self._reduce_op = group, name, collective, reduce_op
+        self.works: list[Any] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import Dynamo in every distributed program
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the work, after the tensors that the operator changes if its schema returns them."""
+        # A class of tensors that takes operators apart comes first: it may have no memory of its own.
+        if any(kind is not torch.Tensor for kind in kinds):
+            return NotImplemented
+        if func.namespace != "c10d":  # the tensor that torch makes for a barrier
+            return dispatch_modes.run(func, args, kwargs or {})
+        group = next(place for place, each in enumerate(args) if isinstance(each, torch.ScriptObject))
+        values = {each.name: each.default_value for each in func._schema.arguments}
+        values.update(zip(values, args, strict=False))
+        values["reduce_op"] = self._reduce_op
+        values["timeout"] = datetime.timedelta(milliseconds=values.get("timeout", -1))
+        with torch._C.DisableTorchFunction():  # again: the handler of a mode above has enabled it
+            tensors, opts = args[:group], types.SimpleNamespace(**values)
+            collective = functools.partial(self._collective, self._group, *tensors, opts)
+            self.works.append(flight_recorder.recorded(self._group, self._name, tensors, opts, collective))
+        boxed = _held(self.works[-1]).boxed()
+        return (args[0], boxed) if len(func._schema.returns) > 1 else boxed
+
+
+class _Held(dist.ProcessGroup):
+    """A group whose barrier returns given work."""
+
+    work: Any
+
+    def barrier(self, opts: Any = None) -> Any:
+        return self.work
+
+
+def _held(work: Any) -> Any:
+    """Return work for torch's C++, which may hold it longer than the program does.
+
+    Of work of Python C++ keeps its own part alone, whose ``wait`` never ends. Where torch asks a group of Python for
+    work, it holds both parts (pytorch/pytorch#146376).
+    """
+    if type(work) is dist.distributed_c10d.Work:
+        return work
+    group = _Held(0, 1)  # type: ignore[call-arg]  # the stub lacks the constructor
+    group.work = work
+    return dist.ProcessGroup.barrier(group, dist.distributed_c10d.BarrierOptions())
+
+
+def as_operator(collective: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+    """Return a method of a group, in every form of torch's method, which calls the operator.
+
+    Args:
+        collective: Is called with the group, the operator's tensors and its other arguments, see :class:`_Kernel`.
+        name: The name of the method of torch's group, by default that of the collective.
+    """
+
+    @functools.wraps(collective)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        values = (*args, *kwargs.values())
+        for each in values:
+            if isinstance(each, dist.distributed_c10d.BarrierOptions):
+                each.device = _CPU  # torch makes a tensor there
+        # Neither a function mode nor a subclass of tensors sees a method of torch's group.
+        kernel = _Kernel(self, method, collective, _reduce_op(values))
+        with torch._C.DisableTorchFunction(), _innermost(kernel):
+            work = getattr(self.in_cpp, method)(*args, **kwargs)
+        return kernel.works.pop() if kernel.works else work  # none where shapes only are computed
+
+    method = name or collective.__name__
+    return called
+
+
+def _reduce_op(values: Sequence[Any]) -> Any:
+    """Return the operation that one of the arguments of a method is, or that its options name."""
+    given = (getattr(each, "reduceOp", each) for each in values)
+    # torch says of a kind of operations too that it is an operation.
+    found = next((each for each in given if isinstance(each, dist.ReduceOp)), _Kind.SUM)
+    return dist.ReduceOp(found) if isinstance(found, _Kind) else found
+
+
+@block
+def _innermost(mode: _python_dispatch.TorchDispatchMode) -> Iterator[None]:
+    """Put a mode below all others of this thread's stack, but for those that stand for torch's compilers."""
+    above = _stack()
+    if any(each.is_infra_mode() for each in above):  # they compute shapes only, or record the operator
+        yield
+        return
+    try:
+        _become([mode, *above])
+        yield
+    finally:
+        _become(above)
+
+
+def _become(modes: list[_python_dispatch.TorchDispatchMode]) -> None:
+    """Replace this thread's stack of modes."""
+    while _stack():
+        _pop()
+    for mode in modes:
+        _push(mode)

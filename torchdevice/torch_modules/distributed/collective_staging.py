@@ -1,0 +1,210 @@
+"""The CPU tensors that stand for tensors of the target during a collective: one-dimensional, numbers or bytes.
+
+The thread that calls a collective makes them. The exchange with the other ranks needs nothing of a scope, so that it
+can go on in another thread while the program computes, as with ``async_op=True``. That thread does one after the other,
+since the ranks of a group do theirs in one order. The program waits for them by their works, by its next collective of
+the group that does not go on, and where it waits for the whole device, as NCCL's own stream is one of the device's.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.devices.stream_order import StreamObserver
+from torchdevice.kernel.journal import callers
+from torchdevice.torch_modules.distributed import collective_checks, gloo_waits
+from torchdevice.torch_modules.distributed.nccl_group import NcclGroup, Work, finished, observers
+
+
+class Staging:
+    """The CPU tensors that stand for tensors of the target during one collective.
+
+    Args:
+        group: The group of the collective.
+        name: The collective.
+        connects: Whether all ranks take part, so that they can tell each other on which devices they are.
+    """
+
+    def __init__(self, group: NcclGroup, name: str, *, connects: bool = True):
+        self._group, self._name, self._connects = group, name, connects
+        self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._ordinals: list[int] = []
+
+    def numbers(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
+        """Return a tensor's elements as one-dimensional CPU tensor.
+
+        Args:
+            tensor: A tensor of the target.
+            written: Whether what the collective writes there is written to the tensor by :meth:`write_back`.
+        """
+        # Outside autograd: torch's collectives are not differentiated either.
+        tensor = tensor.detach()
+        alias = self._group.checked_alias(tensor, between_two=not self._connects)
+        # CPU tensors of a mixed group are on no GPU that could be used twice.
+        if self._connects and alias is not tensor:
+            self._ordinals.append(tensor.get_device())
+        for observer in observers():
+            observer.collective_used(self._name, tensor, written)
+        # Without a CPU alias of the memory the values are copied.
+        host = tensor.cpu() if alias is None else alias
+        # Gloo knows no lazy conjugation, and wants one dimension.
+        flat = host.resolve_conj().resolve_neg().reshape(-1)
+        # A tensor in other memory has to be written back: a copy, or a reshape of gaps.
+        if written and (alias is None or flat.data_ptr() != host.data_ptr()):
+            self._copied.append((tensor, flat))
+        return flat
+
+    def bytes(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
+        """Return the bytes of a tensor's elements as one-dimensional CPU tensor, see :meth:`numbers`."""
+        return self.numbers(tensor, written=written).view(torch.uint8)
+
+    def write_back(self) -> None:
+        """Bring what was written into the tensors of the target that do not share their memory with the CPU."""
+        for tensor, flat in self._copied:
+            tensor.copy_(flat.view(tensor.shape))
+
+
+class Collective(Staging):
+    """A collective of all ranks.
+
+    Args:
+        group: The group of the ranks.
+        opts: The arguments of the operator, with the time-out of the call.
+        name: The name of the collective.
+        tensors: The tensors that are sent, or received where not every rank sends.
+        alike: Further values that must be the same on all ranks.
+    """
+
+    def __init__(self, group: NcclGroup, opts: Any, name: str, tensors: Sequence[torch.Tensor], *alike: Any):
+        super().__init__(group, name)
+        # Ranks must agree on dtypes in any case.
+        parts_differ = name in ("all_gather", "all_to_all")  # in numbers of elements, from rank to rank
+        dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in tensors]
+        # In these only the root's tensors are sent.
+        if name not in ("broadcast", "scatter") or opts.root_rank == group.rank():
+            group.check_for_nan(tensors)
+        self._opts = opts
+        self._call = collective_checks.Call(name, tensors, (dtypes, *map(_named, alike)))
+
+    def run(self, result: Any, exchange: Callable[[], object]) -> Any:
+        """Return work with a result, once all ranks are in the collective, or at once where the program goes on.
+
+        Args:
+            result: The tensors of the target.
+            exchange: Does the collective for the CPU tensors. It uses nothing of a scope.
+        """
+        group, call, began = self._group, self._call, datetime.datetime.now()
+        times = group.begin()
+        if self._goes_on():
+            # What another thread says names the line all the same.
+            call = call._replace(line=callers.site_of(callers.program_line()))
+            mode = torch.inference_mode(torch.is_inference_mode_enabled())
+            run = functools.partial(self._exchange, call, mode(exchange), operator.methodcaller("wait"))
+            return Work(result, [Ongoing(group, call, times, run)])
+        if group.ongoing is not None:
+            group.ongoing.settle()
+        self._exchange(
+            call, exchange, lambda work: group.wait_for(functools.partial(collective_checks.ended, work), call, times)
+        )
+        # After an error nothing is written to the tensors.
+        self.write_back()
+        group.completed(self._name, began)
+        return finished(result)
+
+    def _goes_on(self) -> bool:
+        """Return whether the program goes on before the other ranks have come."""
+        # Copies, hooks and captures are of the thread that has called the collective.
+        context = thread_state.state.context
+        is_of_thread = self._copied or self._group.hooks or (context is not None and context.thread.capture is not None)
+        return self._opts.async_op and self._group.size() > 1 and not is_of_thread
+
+    def _exchange(
+        self, call: collective_checks.Call, exchange: Callable[[], object], wait: Callable[[Any], object]
+    ) -> None:
+        group = self._group
+        with group.naming(self._name):
+            group.agree(call, self._opts.timeout, wait)
+            for ordinal in self._ordinals:
+                group.know_devices(ordinal)
+            exchange()
+
+
+def _named(value: Any) -> Any:
+    """Return the name of a reduction's operation, and any other value unchanged."""
+    return value.__getstate__()[0].name if isinstance(value, dist.ReduceOp) else value
+
+
+class Ongoing(StreamObserver):
+    """A collective in another thread.
+
+    Args:
+        group: The group of the ranks.
+        call: What this rank calls.
+        times: How many collectives of the group this rank has begun.
+        exchange: Does the collective. It uses nothing of a scope.
+    """
+
+    def __init__(self, group: NcclGroup, call: collective_checks.Call, times: int, exchange: Callable[[], object]):
+        self._group, self._call, self._times = group, call, times
+        self._context = thread_state.state.context
+        before = None if group.ongoing is None else group.ongoing._result
+        self._result = gloo_waits.begin(functools.partial(_in_order, before, exchange))
+        group.ongoing = self
+        if self._context is not None:
+            # Those that have ended go, which hold tensors: the program may wait for none of them.
+            known = self._context.stream_observers
+            known[:] = [*(each for each in known if not (isinstance(each, Ongoing) and each.is_completed())), self]
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+        """Wait until it has ended.
+
+        Raises:
+            RuntimeError: It has failed.
+            DistBackendError: It has not ended within the time-out.
+        """
+        if timeout is not None and not gloo_waits.ended(self._result, timeout):
+            reason = f"Watchdog caught collective operation timeout: {self._call.name}"
+            self._group.abort(reason)
+            raise dist.DistBackendError(reason)
+        try:
+            has_ended = functools.partial(gloo_waits.ended, self._result, collective_checks.PATIENCE)
+            self._group.wait_for(has_ended, self._call, self._times)
+        finally:
+            self._drop()
+
+    def is_completed(self) -> bool:
+        """Return whether it has ended, also by an error."""
+        return self._result.done()
+
+    def device_synchronized(self, index: int) -> None:
+        """The host has waited for a device."""
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until it has ended. Its error is for :meth:`wait` to raise, unless it can never end."""
+        try:
+            self.wait()
+        except Exception:
+            if not self.is_completed():
+                raise
+
+    def _drop(self) -> None:
+        if self._group.ongoing is self:
+            self._group.ongoing = None
+        if self._context is not None:
+            known = self._context.stream_observers
+            known[:] = [each for each in known if each is not self]
+
+
+def _in_order(before: futures.Future[Any] | None, exchange: Callable[[], object]) -> None:
+    futures.wait([before] if before is not None else [])
+    exchange()

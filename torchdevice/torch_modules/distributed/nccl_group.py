@@ -1,0 +1,451 @@
+"""The names and refusals of an NCCL group, the agreement of its ranks before a collective, by gloo, and its work.
+
+Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import types
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.context import visible_ordinals
+from torchdevice.kernel.devices.runtime import Runtime
+from torchdevice.kernel.python.interrupt_safe_exit import block
+from torchdevice.kernel.stand_ins import tensors
+from torchdevice.kernel.torch_texts import text
+from torchdevice.torch_modules.cuda.constants import NCCL
+from torchdevice.torch_modules.distributed import collective_checks, flight_recorder
+
+_memory_format_of = torch._prims_common.suggest_memory_format
+_OpType = torch._C._distributed_c10d.OpType
+_register_backend = torch._C._distributed_c10d.ProcessGroup._register_backend
+
+_CPU = torch.device("cpu")
+
+_UNKNOWN_TO_NCCL = {torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt32", torch.uint64: "UInt64"}
+"""dtype -> how the error calls it. Of complex tensors torch gives the real view."""
+
+
+class Gloo(dist.ProcessGroupGloo):
+    """The gloo backend of a group, with what programs ask of NCCL's."""
+
+    counts: Counter[str]
+    nccl_options: Any = None
+    """The settings of NCCL, where the group stands in for NCCL's."""
+
+    @property
+    def options(self) -> Any:
+        """The settings of the backend that the program asked for."""
+        of_gloo = super().options
+        if self.nccl_options is None:
+            return of_gloo
+        self.nccl_options._timeout = of_gloo._timeout
+        return self.nccl_options
+
+    def comm_split_count(self) -> int:
+        """Return how many groups torch has made of this one's communicator, as it does where it knows the device."""
+        return self.counts["split"]
+
+    def _is_initialized(self) -> bool:
+        """Return whether NCCL would have connected the ranks, which it does for the first collective."""
+        return any(self.counts.values())
+
+
+class NcclGroup(dist.ProcessGroup):
+    """A process group of NCCL without its collectives.
+
+    Args:
+        gloo: The gloo backend of the group.
+        runtime: The runtime of the target.
+        kind: ``"nccl"``, ``"gloo"`` or ``"nccl and gloo"``. CPU tensors are taken where it names gloo.
+        store: The store by which the ranks found each other.
+        waiting: How this process waits for other ranks.
+    """
+
+    def __init__(self, gloo: Any, runtime: Runtime, kind: str, store: Any, waiting: collective_checks.Waiting):
+        # The stub lacks the constructor.
+        super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]
+        self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
+        self._store = store
+        self._checks_nan = is_set("TORCH_NCCL_NAN_CHECK")
+        self._ended: str | None = None  # why no collective can begin any more
+        self.timeout = gloo.options._timeout
+        self.counts = gloo.counts = Counter()
+        """How many collectives, and tensors to one rank or from one, this rank has begun, and the group's divisions."""
+        self.ongoing: Any = None
+        """The last collective that goes on in another thread, see ``collective_staging.py``."""
+        self.batch: list[Any] | None = None
+        """The works of the batch that has begun, see :meth:`_start_coalescing`."""
+        self.recorder = flight_recorder.of_thread()
+        self.pipe: flight_recorder.Pipe | None = None
+        self.hooks: list[Callable[[Any], Any]] = []
+        self._has_gloo, self.is_gloo = "gloo" in kind, kind == "gloo"
+        self._takes_cpu = self._has_gloo or runtime.shares_host_memory
+        context = thread_state.state.context
+        # To torch gloo has the CPU and CUDA, so a program for MPS moves its tensors to the CPU before.
+        self._lacks = "mps" if self.is_gloo and context is not None and context.program == "mps" else None
+        self.in_cpp = dist.ProcessGroup(store, self.rank(), self.size())
+        """torch's own group, whose methods call the operators."""
+        for group in (self, self.in_cpp):
+            # For C++ that asks for a backend, and operators that are called again by themselves.
+            _register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
+        # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
+        self._knows_devices = self.size() == 1 or runtime.shared_by_processes or self.is_gloo
+
+    def know_devices(self, index: int) -> None:
+        """Refuse, as NCCL does when it connects the ranks, that two of them are on one device."""
+        if not self._knows_devices:
+            check_devices(self.rank(), index, self._gathered)
+            self._knows_devices = True
+
+    def _gathered(self, mine: torch.Tensor) -> torch.Tensor:
+        of_all = [torch.empty_like(mine) for _ in range(self.size())]
+        # By gloo directly: the group's own collectives would ask for this check again.
+        self.gloo.allgather([of_all], [mine]).wait()
+        return torch.cat(of_all)
+
+    def checked_alias(self, tensor: torch.Tensor, *, between_two: bool = False) -> torch.Tensor | None:
+        """Return the CPU tensor with a tensor's memory, if there is one, after NCCL's checks.
+
+        Raises:
+            RuntimeError: The tensor is on a device that the group does not serve.
+            TypeError: NCCL does not have the tensor's dtype.
+            ValueError: The tensor is sparse, or not contiguous in a memory format. Between two ranks the latter is
+                allowed, unless the tensor has gaps in memory, or shares memory with itself.
+        """
+        if tensor.layout is not torch.strided:
+            raise ValueError("Tensors must be CUDA and dense")
+        alias = self.runtime.host_alias(tensor)
+        # `host_alias` returns a CPU tensor itself.
+        on_cpu, kind = alias is tensor, tensor.device.type
+        if not (self._takes_cpu or self.runtime.runs_on_host() if on_cpu else kind == self.runtime.device_type):
+            raise RuntimeError(f"No backend type associated with device type {kind}")
+        if self._lacks and not on_cpu:
+            raise RuntimeError(f"No backend type associated with device type {self._lacks}")
+        name = _UNKNOWN_TO_NCCL.get(tensor.dtype)
+        if name is not None and not self.is_gloo and not (self._has_gloo and on_cpu):
+            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {name}")
+        if between_two and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+            raise ValueError("Tensors for P2P must be non-overlapping and dense")
+        if not between_two and not tensor.is_contiguous(memory_format=_memory_format_of(tensor)):
+            raise ValueError("Tensors must be contiguous")
+        return alias
+
+    def check_for_nan(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse NaN in what is sent, where ``TORCH_NCCL_NAN_CHECK`` asked for it when the group was made.
+
+        Raises:
+            RuntimeError: There is one.
+        """
+        if self._checks_nan and any(each.is_floating_point() and each.isnan().any() for each in tensors):
+            raise RuntimeError("NaN found in input tensor.")
+
+    # ---- what torch asks of a group --------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        """Return the name that torch's C++ asks for: of a group named for gloo it would want gloo's class."""
+        return "nccl"
+
+    def name(self) -> str:
+        """Return the name of the backend that the program asked for."""
+        return "gloo" if self.is_gloo else "nccl"
+
+    def shutdown(self) -> None:
+        """End the group, as ``destroy_process_group`` does."""
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
+        super().shutdown()
+        self.abort()
+
+    def abort(self, reason: str = "") -> None:
+        """Let no collective begin any more.
+
+        Args:
+            reason: The error after which the ranks are no longer connected.
+        """
+        self._ended = self._ended or (reason and f" Original reason for failure was: {reason}")
+
+    def get_group_store(self) -> Any:
+        """Return the store by which the ranks found each other."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors the group takes. Object collectives use the first, or the CPU if it is one."""
+        context = thread_state.state.context
+        # As torch's own code spells it, which looks for it in this list; the scope rewrites both.
+        types = [self.runtime.device_type if context is None else context.program]
+        if self._takes_cpu and not self.runtime.shares_host_memory:
+            # The CPU first: object collectives then stay on the host.
+            types.insert(0, "cpu")
+        return [torch.device(each) for each in types]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self.gloo
+
+    def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Refuse what NCCL alone does not have, where torch takes the CPU target's device for gloo's.
+
+        Raises:
+            ValueError: The group has no gloo. The text is torch's, from 2.14 on.
+        """
+        if not self._has_gloo:
+            raise ValueError("monitored_barrier requires a group with a CPU-capable backend (e.g. GLOO).")
+        limit = self.timeout if timeout is None else timeout
+        super().monitored_barrier(limit, wait_all_ranks)  # type: ignore[misc]
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Begin to count. torch calls it for each group that it makes."""
+        self.counts["collective"] = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many collectives this rank has begun."""
+        return self.counts["collective"]
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the flight recorder shows times."""
+        return bool(self.counts["timed"])
+
+    def _enable_collectives_timing(self) -> None:
+        """Show times in the flight recorder."""
+        self.counts["timed"] = 1
+
+    def _wait_for_pending_works(self) -> None:
+        """Wait for the collectives that go on."""
+        if self.ongoing is not None:
+            self.ongoing.settle()
+
+    def _register_on_completion_hook(self, hook: Callable[[Any], Any]) -> None:
+        """Call a hook after each collective, in the thread that has called the collective."""
+        self.hooks.append(hook)
+
+    def completed(self, name: str, began: datetime.datetime) -> None:
+        """Tell the hooks that a collective has finished, as torch does by ``WorkInfo``, which Python cannot make."""
+        ended = datetime.datetime.now()
+        times = {"time_started": began, "time_finished": ended, "active_duration": ended - began}
+        for hook in self.hooks:
+            kind = getattr(_OpType, name.upper(), None) or getattr(_OpType, name.replace("_", "").upper())
+            hook(types.SimpleNamespace(op_type=kind, seq=self.counts["collective"], **times))
+
+    def _start_coalescing(self, device: torch.device | None) -> None:
+        """Begin a batch, which NCCL starts together. Here each of its collectives begins when it is called."""
+        self.batch = []
+
+    def _end_coalescing(self, device: torch.device | None) -> Any:
+        works, self.batch = self.batch, None
+        if not works:  # torch makes no work then
+            return None
+        return flight_recorder.shown(self, "nccl:coalesced", [[]], self.timeout, lambda: Work(None, works))
+
+    # ---- how ranks agree -------------------------------------------------------------------------------------------
+
+    def begin(self) -> int:
+        """Count a collective that this rank begins, and return how many there were.
+
+        Raises:
+            DistBackendError: The group was destroyed, or has lost a rank.
+        """
+        if self._ended is not None:
+            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.{self._ended}")
+        return self.waiting.begin(self.group_name) if self.size() > 1 else 0
+
+    def wait_for(self, ended: Callable[[], bool], call: collective_checks.Call, times: int) -> None:
+        """Wait for the other ranks to begin as many collectives as this one has.
+
+        Args:
+            ended: Waits as long as this rank is patient, and returns whether the collective has ended.
+            call: What this rank calls.
+            times: How many it has begun.
+
+        Raises:
+            DistBackendError: They will never come.
+        """
+        self.waiting.wait(ended, call, lambda: collective_checks.Awaited([self.group_name], times, self.ranks()))
+
+    def agree(self, call: collective_checks.Call, timeout: datetime.timedelta, wait: Callable[[Any], object]) -> None:
+        """Wait until all ranks are in a collective.
+
+        Args:
+            call: What this rank calls.
+            timeout: How long to wait; below 0 for the group's time-out.
+            wait: Waits for gloo's work.
+
+        Raises:
+            DistBackendError: They are in different ones, or will never come.
+        """
+        # A single rank agrees with itself.
+        if self.size() == 1:
+            return
+        mine, options = call.digest(), dist.distributed_c10d.AllreduceOptions()
+        of_all, options.reduceOp, options.timeout = mine.clone(), dist.ReduceOp(dist.ReduceOp.BAND), timeout
+        wait(self.gloo.allreduce([of_all], options))
+        # Each rank compares by itself, and all come to the same result.
+        if of_all != mine:
+            raise collective_checks.mismatch(self.group_desc or self.group_name, self._gathered_texts(str(call)))
+
+    def ranks(self) -> list[int]:
+        """Return the ranks of the group, as numbers in the whole program."""
+        # A group that the program made itself, by its class, is none of torch's.
+        return list(dist.distributed_c10d._world.pg_group_ranks.get(self, range(self.size())))
+
+    def _gathered_texts(self, said: str) -> list[str]:
+        """Return the texts of all ranks."""
+        mine = torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8)
+        # Sizes first, since gloo gathers tensors of one size only.
+        sizes = self._gathered(torch.tensor([mine.numel()], device="cpu")).tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
+        padded[: mine.numel()] = mine
+        rows = self._gathered(padded).view(self.size(), -1)
+        return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
+
+    @block
+    def naming(self, collective: str) -> Iterator[None]:
+        """Name the collective and the rank in errors of gloo.
+
+        Raises:
+            DistBackendError: A rank has ended, or has not come within the time-out of the group.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            # Only errors of connections, which name a file of that folder, mean a lost rank. Others are torch's own.
+            is_lost = "gloo/transport/" in str(error)
+            if is_lost or isinstance(error, dist.DistBackendError):
+                self.recorder.write(self.waiting.rank)
+            if not is_lost:
+                raise
+            # gloo tells a rank that ended from one that is late by no type.
+            reason = str(error) if "Timed out" in str(error) else self.waiting.ended_rank()
+            where = f"{collective} of the group {self.group_desc!r} of {self.size()} ranks"
+            raise dist.DistBackendError(f"{where} cannot end: {reason}. The other ranks wait for it.") from None
+
+
+def is_set(variable: str) -> bool:
+    """Return whether a variable of NCCL's groups is true.
+
+    Raises:
+        DistBackendError: It is neither true nor false. The text is torch's (torch/csrc/distributed/c10d/Utils.hpp).
+    """
+    value = os.environ.get(variable, "0").lower()
+    if value not in _TRUE + _FALSE:
+        raise dist.DistBackendError(f"Invalid value for environment variable: {variable}")
+    return value in _TRUE
+
+
+_TRUE, _FALSE = ("y", "yes", "1", "t", "true"), ("n", "no", "0", "f", "false")
+
+
+# ---- ranks on one GPU ------------------------------------------------------------------------------------------------
+
+_BITS_OF_ORDINAL = 16
+
+
+def check_devices(rank: int, index: int, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Refuse a group of which two ranks are on one device, at its first collective, as NCCL does.
+
+    Source of the text: ``C10D_NCCL_CHECK`` (torch/csrc/distributed/c10d/NCCLUtils.hpp) and NCCL (src/init.cc).
+
+    Args:
+        rank: The rank of this process.
+        index: The ordinal of the device of this rank's tensors.
+        gather: Returns the values of all ranks, of shape (ranks,), for the value of this rank, of shape (1,).
+
+    Raises:
+        torch.distributed.DistBackendError: Another rank is on the device of this one. The text is NCCL's.
+    """
+    mine = _identity(index)
+    devices = gather(torch.tensor([mine], dtype=torch.int64, device="cpu")).tolist()
+    for other, device in enumerate(devices):
+        if other != rank and device == mine:
+            # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses count from 1 here.
+            bus = (mine % (1 << _BITS_OF_ORDINAL) + 1) << 12
+            raise dist.DistBackendError(text("duplicate GPU", version=NCCL, rank=rank, other=other, bus=bus))
+
+
+def _identity(index: int) -> int:
+    """Return a number for the device that all processes agree on. Nodes of a launcher on one machine count as
+    different."""
+    # As NCCL does: the variable comes first, then the name of the machine.
+    host = os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
+    visible = visible_ordinals() or []
+    return zlib.crc32(host.encode()) << _BITS_OF_ORDINAL | (visible[index] if index < len(visible) else index)
+
+
+# ---- work ------------------------------------------------------------------------------------------------------------
+
+
+def finished(result: Any) -> Any:
+    """Return finished work with that result."""
+    # Torch's own class where nobody records the order of streams: it costs no calls of Python.
+    return Work(result) if observers() else torch._C._distributed_c10d._create_work_from_future(done(result))
+
+
+def done(result: Any) -> torch.futures.Future[Any]:
+    """Return a future that has that result."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(result)
+    return future
+
+
+class Work(dist.distributed_c10d.Work):
+    """Work with a result, after parts that may go on. The program's streams are ordered after it once it has waited.
+
+    Args:
+        result: The tensors.
+        parts: The work that has to be done before.
+    """
+
+    def __init__(self, result: Any, parts: Sequence[Any] = ()):
+        super().__init__()
+        self._result, self._parts = result, parts
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait, and let the current stream of each device wait for the collectives so far.
+
+        Raises:
+            RuntimeError: The collective has failed, or has not ended within the time-out.
+        """
+        for part in self._parts:
+            part.wait(*([timeout] if timeout else ()))
+        collectives_waited()
+        if torch._C._distributed_c10d._get_work_registry_size():
+            for each in tensors(self._result):  # so that torch, where it keeps the work for these tensors, drops it
+                torch.ops._c10d_functional.wait_tensor(each)
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the collective has ended, also by an error."""
+        return all(part.is_completed() for part in self._parts)
+
+    def result(self) -> Any:
+        """Return the tensors, which are complete after :meth:`wait`."""
+        return self._result
+
+    def get_future(self) -> Any:
+        """Wait, and return the future of the result. torch's C++ waits for it in the place of :meth:`wait`."""
+        self.wait()
+        return done(self._result)
+
+
+def observers() -> Sequence[Any]:
+    """Return the observers of the order of this thread's work."""
+    context = thread_state.state.context
+    return () if context is None else context.stream_observers
+
+
+def collectives_waited() -> None:
+    """Tell that the program has waited for the collectives so far."""
+    for observer in observers():
+        observer.collectives_waited()
