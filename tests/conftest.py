@@ -22,6 +22,7 @@ os.environ.pop("PYTEST_ADDOPTS", None)  # this run has read it; other projects t
 import warnings
 import zlib
 
+import long_tests
 import pytest
 import snapshot
 import sweeping
@@ -95,6 +96,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TORCHDEVICE_ENGINE"] = config.getoption("--engine")
     os.environ["TORCHDEVICE_RANDOM"] = "cpu"  # most tests compare with the CPU; those of generators choose themselves
     os.environ["TORCHDEVICE_NATIVE"] = config.getoption("--native")
+    if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(long_tests.Recording())
     if config.getoption("--native") == "always":
         building.build()
 
@@ -152,6 +155,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engine", choices=engines, default="mode", help="the engine of scopes that name none")
     kernels = "the kernels of simulated devices: those in Python, or those in C++, which are built first"
     parser.addoption("--native", choices=("never", "always"), default="never", help=kernels)
+    parser.addoption(
+        "--long",
+        choices=("sample", "all"),
+        default="sample",
+        help="run a seeded sample of the tests that take long (the default) or all of them, as complete sweeps do",
+    )
+    recording = "record the seconds of long tests, for an idle machine and with --long all"
+    parser.addoption("--record-seconds", action="store_true", help=recording)
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
     orders = ("shuffled", "written")
     parser.addoption("--order", choices=orders, default="written", help="the order of files and of tests in a file")
@@ -161,7 +172,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     """Return the line of pytest's header that says what is run, and how the same is run again."""
     what = f"engine: {config.getoption('--engine')}; native kernels: {config.getoption('--native')}"
-    what = f"{what}; all of it takes about five minutes on two idle cores"
+    what = f"{what}; the default run takes about five minutes on two idle cores"
     if config.getoption("--share") > 1:
         what = f"{what}; files: one part of {config.getoption('--share')}"
     if config.getoption("--sweep") == "full":
@@ -189,6 +200,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--sweep") != "full":
         on_targets = items if config.getoption("--targets") else _on_their_targets(items, seed)
         _keep(config, items, sweeping.sample(on_targets, seed))
+        if config.getoption("--long") == "sample":
+            _keep(config, items, long_tests.affordable(items, seed, long_tests.recorded()))
     # A part of what the whole run draws: a sample of a part would have other cases.
     _keep(config, items, [item for item in items if (zlib.crc32(item.path.name.encode()) + seed) % share == 0])
     if config.getoption("--order") == "shuffled":
