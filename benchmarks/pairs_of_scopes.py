@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import torchdevice
-from torchdevice.simulation.native import building
+from torchdevice.native import building
 
 NATIVE = "native"
 """The kind that needs the kernels in C++."""

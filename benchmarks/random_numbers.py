@@ -12,7 +12,7 @@ import torch
 import torchdevice
 from benchmarks.measuring import Timing, compare
 from benchmarks.progress import track
-from torchdevice.simulation.native import building
+from torchdevice.native import building
 
 PLAIN = "torch's CPU"
 

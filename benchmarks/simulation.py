@@ -18,7 +18,7 @@ import torchdevice
 from benchmarks import small_programs, workloads
 from benchmarks.measuring import Timing, compare
 from benchmarks.progress import track
-from torchdevice.simulation.native import building
+from torchdevice.native import building
 
 PLAIN, NATIVE, PYTHON = "CPU", "simulated, native", "simulated, Python"
 

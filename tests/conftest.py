@@ -32,8 +32,8 @@ import torchdevice
 from torchdevice.calls.lacking import fallback_kernels
 from torchdevice.kernel import patching, thread_state
 from torchdevice.kernel.devices import runtime as runtimes
+from torchdevice.native import building
 from torchdevice.scope import target_selection
-from torchdevice.simulation.native import building
 
 torch.set_num_threads(1)
 

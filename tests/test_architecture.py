@@ -6,10 +6,12 @@ import ast
 import importlib
 import inspect
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import run_fresh_python, run_torch_python
 
 import torchdevice
 from torchdevice.kernel.devices.accelerators import FAMILIES
@@ -24,6 +26,7 @@ ROOMS = [
     "version",
     "cuda",
     "kernel",
+    "native",
     "calls",
     "random_numbers",
     "torch_modules",
@@ -262,3 +265,48 @@ def test_a_comparison_is_found_in_any_spelling(tmp_path: Path) -> None:
     path = tmp_path / "example.py"
     path.write_text('K = ("mps", "xpu")\na = x == "mps"\nb = x in {"cpu"}\nc = x in K\nd = x.startswith("xpu")\n')
     assert sorted({line for line, _ in compared(path)}) == [2, 3, 4, 5]
+
+
+# ---- features --------------------------------------------------------------------------------------------------------
+
+BELOW_FEATURES = ("kernel", "calls", "torch_modules")
+"""The rooms that know no feature."""
+
+FEATURES = ("check", "plan", "report", "simulation", "transfer", "triton_kernels", "verify")
+"""The folders of which a scope on a CPU target loads nothing, and any of which can be deleted."""
+
+IN_A_SCOPE = """
+import sys
+import torch, torchdevice
+
+layer = torch.nn.Linear(4, 4)
+with torchdevice.portable("cpu"):
+    layer.cuda()(torch.ones(2, 4, device="cuda")).sum().backward()
+    torch.cuda.synchronize()
+print(layer.weight.grad.sum().item())
+print(sorted({name.split(".")[1] for name in sys.modules if name.startswith("torchdevice.")}))
+"""
+
+
+def test_no_lower_room_imports_a_feature() -> None:
+    found = {
+        name: others
+        for name in GRAPH
+        if room_of(name) in BELOW_FEATURES and (others := {each for each in GRAPH[name] if room_of(each) in FEATURES})
+    }
+    assert found == {}
+
+
+def test_a_scope_on_a_cpu_loads_no_feature() -> None:
+    done = run_torch_python("-c", IN_A_SCOPE)
+    assert done.returncode == 0, done.stderr
+    assert not set(ast.literal_eval(done.stdout.splitlines()[-1])) & set(FEATURES)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_folder_of_a_feature_can_be_deleted(feature: str, tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "torchdevice", ignore=shutil.ignore_patterns("__pycache__", feature))
+    assert not (tmp_path / "torchdevice" / feature).exists()
+    done = run_fresh_python("-c", IN_A_SCOPE, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr

@@ -30,8 +30,8 @@ from torchdevice.calls import wrap
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.python import garbage_collection
 from torchdevice.kernel.thread_state import ContextMode
+from torchdevice.native import calling
 from torchdevice.scope import installed
-from torchdevice.simulation.native import calling
 
 # Python reports an exception in a destructor, an injected interrupt too, as unraisable.
 pytestmark = [

@@ -8,7 +8,7 @@ import pytest
 from places import ROOT, benchmark
 from processes import run_python
 
-from torchdevice.simulation.native import building
+from torchdevice.native import building
 
 PAIRED = benchmark("pairs_of_scopes")
 PAIRS = list(itertools.product(PAIRED.SCOPES, [kind for kind in PAIRED.SCOPES if kind != "none"]))

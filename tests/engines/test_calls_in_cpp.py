@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torchdevice
 from torchdevice.calls import moves, wrap
 from torchdevice.kernel import thread_state
-from torchdevice.simulation.native import building
+from torchdevice.native import building
 
 pytestmark = [
     pytest.mark.one_engine,
@@ -430,7 +430,7 @@ def test_the_library_is_loaded_by_a_scope_that_may_use_it(native: str) -> None:
     done = run_python(
         "-c",
         "import torch, torchdevice\n"
-        "from torchdevice.simulation.native import building\n"
+        "from torchdevice.native import building\n"
         "assert not building.load.cache_info().currsize\n"
         "torchdevice.enable('cpu', engine='wrap')\n"
         "torch.zeros(2, device='cuda'), torch.zeros(2, device='cuda')\n"

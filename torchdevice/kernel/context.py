@@ -138,6 +138,7 @@ class Context:
         family: The device type whose names in torch are the target's own, such as ``torch.mps``.
         asks: Whether each kernel of a simulated device must ask ``policy`` before it runs.
         machine: The devices that a scope on simulated devices works on, see ``simulation/machine.py``; else None.
+        features: What the scope's options ask for beyond running the program, see ``kernel/feature.py``.
         policy: The checks before kernels of simulated devices, see ``simulation/policy.py``; else None.
         simulated_by: The context that answers for these names, on a simulated machine; None where torch itself does.
         program: The accelerator that the program is written for.
@@ -170,6 +171,7 @@ class Context:
 
     way = ""
     asks = False
+    features: tuple[Any, ...] = ()
     machine: Any = None
     policy: Any = None
     user: int | None = None

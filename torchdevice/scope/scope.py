@@ -36,9 +36,8 @@ from torchdevice.kernel.python.interrupt_safe_exit import Exit, Leaving
 from torchdevice.kernel.python.logs import configure_logging
 from torchdevice.kernel.python.uncaught_errors import trim
 from torchdevice.kernel.thread_state import ContextMode, Entry, state, undo
-from torchdevice.scope import target_selection
+from torchdevice.scope import features, target_selection
 from torchdevice.scope.installed import INSTALLATION
-from torchdevice.simulation.native import calling
 from torchdevice.torch_modules.apis import dispatch
 
 if TYPE_CHECKING:
@@ -149,8 +148,9 @@ class Scope(AbstractContextManager["Scope"]):
         if context is not None and context.runtime is runtime:
             context.count_devices_again()
             return context
-        self._context = Context(fitting, runtime, self.journal, functools.partial(Joining, self))
-        return self._context
+        context = self._context = Context(fitting, runtime, self.journal, functools.partial(Joining, self))
+        context.features = features.wanted(fitting)
+        return context
 
     def __enter__(self, enabled_by: str = "") -> Scope:
         # Once per thread: nested entries need not look for other tools again.
@@ -226,8 +226,8 @@ def _enter(entry: Entry, context: Context) -> None:
         for installation in entry.parts:
             installation.hold(entry)
         context.runtime.enter_thread(entry)
-        if context.options.verify:
-            _verify().enter_thread(entry)
+        for feature in context.features:
+            feature.call("enter_thread", entry)
         thread_state.enter(entry)
         # Without parts (a native target) handlers need not wait.
         if entry.parts:
@@ -258,7 +258,11 @@ def _fill(entry: Entry, context: Context) -> None:
         return
     for put in _PUTTING:
         put(context)
-    entry.parts = [INSTALLATION, *([*wrap.needed(context), *calling.needed(context)] if wraps else ())]
+    entry.parts = [INSTALLATION]
+    if wraps:
+        entry.parts += wrap.needed(context)
+        for feature in context.features:
+            entry.parts += feature.call("needed", context) or ()
 
 
 _PUTTING = mps_guards.put, fallback_kernels.put, dispatch.put
@@ -283,10 +287,9 @@ def _drop_installations(entry: Entry) -> None:
         installation.drop(entry)
 
 
-def _verify() -> Any:
-    from torchdevice.verify import watching  # here, because most programs do not ask for it
-
-    return watching
+def _leave_features(entry: Any) -> None:
+    for feature in entry.context.features:
+        feature.call("leave_thread", entry)
 
 
 _LEAVING: tuple[Callable[[Any], None], ...] = (
@@ -295,7 +298,7 @@ _LEAVING: tuple[Callable[[Any], None], ...] = (
     lambda entry: entry.context.entries.discard(entry),
     _finish_thread,
     _drop_installations,
-    lambda entry: _verify().leave_thread(entry) if entry.context.options.verify else None,
+    _leave_features,
     lambda entry: entry.context.runtime.leave_thread(entry),
 )
 """The steps of leaving, in order. Each can be repeated, and is done even if another step failed."""

@@ -26,11 +26,10 @@ from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.lowlevel import page_locked
 from torchdevice.kernel.python import forks, garbage_collection
 from torchdevice.kernel.python.logs import warn_once
-from torchdevice.simulation import device_guard, policy, storage_resizing, torch_functions
+from torchdevice.simulation import device_guard, policy, serving, storage_resizing, torch_functions
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import handwritten_kernels, layouts, recurrent_networks
 from torchdevice.simulation.kernels.pipeline import Pipeline, fallback, kernel_of, refusals_of
-from torchdevice.simulation.native import serving
 from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.simulation.refusals.cuda_rules import COMPOSED
 from torchdevice.simulation.refusals.refusal_rules import guarded

@@ -17,11 +17,11 @@ from torchdevice.kernel.devices.mps_runtime import says_refused
 from torchdevice.kernel.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Runtime
 from torchdevice.kernel.devices.stream_order import Stream, StreamObserver
 from torchdevice.kernel.lowlevel import page_locked
+from torchdevice.native import building
 from torchdevice.simulation import backend, device_generators, device_guard, inductor, machine, policy, torch_functions
+from torchdevice.simulation import serving as native
 from torchdevice.simulation.allocator import allocator_settings, storages
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, host_alias
-from torchdevice.simulation.native import building
-from torchdevice.simulation.native import serving as native
 from torchdevice.simulation.observe import assumed_values, async_copies, happens_before, meta_kernels, races
 from torchdevice.simulation.observe.unwritten_memory import Pattern
 from torchdevice.simulation.profiles import FLOAT8, Profile

@@ -16,7 +16,7 @@ from processes import run_python
 
 from torchdevice.errors import NativeKernelsError
 from torchdevice.kernel.python import owned_files
-from torchdevice.simulation.native import building
+from torchdevice.native import building
 
 pytestmark = [
     pytest.mark.one_engine,
@@ -25,7 +25,7 @@ pytestmark = [
 
 _SCOPE = (
     "import torch, torchdevice\n"
-    "from torchdevice.simulation.native import building\n"
+    "from torchdevice.native import building\n"
     "for _ in range(2):\n"
     "    with torchdevice.simulate():\n"
     "        x = torch.ones(2, device='cuda') + 1\n"

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import torchdevice
+from torchdevice.native import building
 from torchdevice.simulation.allocator import storages
-from torchdevice.simulation.native import building
-from torchdevice.simulation.native.serving import NativeDevice
+from torchdevice.simulation.serving import NativeDevice
 
 pytestmark = [
     pytest.mark.one_engine,

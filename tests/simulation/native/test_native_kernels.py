@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import torchdevice
 from torchdevice.errors import NativeKernelsError, RaceError
+from torchdevice.native import building
 from torchdevice.simulation.kernels import pipeline
-from torchdevice.simulation.native import building
 
 pytestmark = [
     pytest.mark.one_engine,

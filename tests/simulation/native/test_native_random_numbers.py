@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import torchdevice
+from torchdevice.native import building
 from torchdevice.random_numbers import philox
 from torchdevice.random_numbers.philox import Gpu, Kind, Source
-from torchdevice.simulation.native import building
 
 pytestmark = [
     pytest.mark.one_engine,

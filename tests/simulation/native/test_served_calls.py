@@ -14,11 +14,11 @@ from torch.nn.functional import conv2d, conv_transpose2d, dropout, scaled_dot_pr
 from torch.utils._pytree import tree_map
 
 import torchdevice
+from torchdevice.native import building
 from torchdevice.simulation import machine
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import pipeline
-from torchdevice.simulation.native import building
-from torchdevice.simulation.native.serving import NativeDevice
+from torchdevice.simulation.serving import NativeDevice
 
 pytestmark = [
     pytest.mark.one_engine,

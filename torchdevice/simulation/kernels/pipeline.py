@@ -15,10 +15,9 @@ from torch._C import DispatchKey
 from torchdevice.calls.lacking.fallback_kernels import overload_of, schema_of
 from torchdevice.kernel.thread_state import state
 from torchdevice.simulation import device_generators as device_random
-from torchdevice.simulation import policy
+from torchdevice.simulation import policy, serving
 from torchdevice.simulation.allocator.storages import fresh
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values
-from torchdevice.simulation.native import serving
 from torchdevice.simulation.refusals import device_refusals
 from torchdevice.simulation.refusals.refusal_rules import Refusals, checks
 

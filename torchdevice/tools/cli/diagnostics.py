@@ -27,8 +27,8 @@ from torchdevice.kernel.python.environment import COLLECTED, REPORT, SAID, SWITC
 from torchdevice.kernel.python.logs import FILE, LEVEL, configure_logging
 from torchdevice.kernel.python.run_folder import VARIABLE as RUN_FOLDER
 from torchdevice.kernel.python.uncaught_errors import FRAMES
+from torchdevice.native import building
 from torchdevice.scope import activation, target_selection
-from torchdevice.simulation.native import building
 
 
 class Finding(NamedTuple):

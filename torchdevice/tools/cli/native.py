@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
 
 def _native(options: argparse.Namespace) -> int:
     with refusals(), switched_off():
-        from torchdevice.simulation.native import building
+        from torchdevice.native import building
 
         if options.step == "clean":
             for path in building.clean():

@@ -52,9 +52,7 @@ _asked_for: weakref.WeakKeyDictionary[Any, _Asked] = weakref.WeakKeyDictionary()
 
 def _stand_in(context: Context, backend: Any) -> tuple[Any, str | None]:
     """Return the backend to use, and the text with which the program asked for another one."""
-    from torchdevice.torch_modules.distributed import (
-        nccl_on_gloo,  # not before it is known that torch has process groups
-    )
+    from torchdevice.torch_modules.distributed import nccl_on_gloo
 
     names = str(backend).lower() if backend is not None else ""
     is_cpu = context.runtime.shares_host_memory

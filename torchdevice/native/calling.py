@@ -11,7 +11,7 @@ import functools
 
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.patching import Callback, Installation
-from torchdevice.simulation.native import building
+from torchdevice.native import building
 
 
 def needed(context: Context) -> list[Installation]:

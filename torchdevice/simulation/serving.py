@@ -22,6 +22,7 @@ from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices import current_streams
 from torchdevice.kernel.devices.device_memory import Memory
 from torchdevice.kernel.stand_ins import is_written
+from torchdevice.native import building
 from torchdevice.random_numbers import philox
 from torchdevice.simulation import device_generators
 from torchdevice.simulation.allocator import storages
@@ -30,7 +31,6 @@ from torchdevice.simulation.allocator.block_allocation import Blocks
 from torchdevice.simulation.allocator.caching_allocator import Device, changing
 from torchdevice.simulation.allocator.memory_blocks import FREE, NOBODY, USED, Block, chain_of
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values, device_mismatch
-from torchdevice.simulation.native import building
 
 devices: weakref.WeakValueDictionary[int, NativeDevice] = weakref.WeakValueDictionary()
 """Number of a ledger -> its device."""

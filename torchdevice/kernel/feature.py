@@ -1,0 +1,44 @@
+"""What a scope can do beyond running a program on another device: features, each in a folder of its own.
+
+The folders of the kernel, of calls and of torch's modules know no feature. A scope asks the records in
+``scope/features.py`` whether its options want a feature, and imports the feature's module only then. So the folder of a
+feature can be deleted, and scopes that do not ask for it work as before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torchdevice.kernel.options import Options
+
+
+class Feature(NamedTuple):
+    """A feature, by the module that is imported when a scope first wants the feature.
+
+    The module has any of these functions. The first two are called for each entry of a scope, and can be repeated:
+
+    - ``enter_thread(entry)``;
+    - ``leave_thread(entry)``, also for an entry that an error or an interrupt left half done;
+    - ``needed(context)``, which returns what must be in place while a scope with ``engine="wrap"`` is active.
+
+    Attributes:
+        module: The module's name.
+        wanted: Whether options ask for the feature.
+    """
+
+    module: str
+    wanted: Callable[[Options], object]
+
+    def call(self, name: str, argument: Any) -> Any:
+        """Call a function of the module, which is imported. Without such a function, return None."""
+        function = _function(self.module, name)
+        return None if function is None else function(argument)
+
+
+@functools.cache
+def _function(module: str, name: str) -> Callable[[Any], Any] | None:
+    found: Callable[[Any], Any] | None = getattr(importlib.import_module(module), name, None)
+    return found

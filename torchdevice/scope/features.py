@@ -1,0 +1,20 @@
+"""The features of a scope, each of which is a folder that no other part of the package needs.
+
+A feature that begins with the import of a module of the program's, such as Triton's kernels, registers by
+``bindings.later`` instead, see ``installed.py``.
+"""
+
+from __future__ import annotations
+
+from torchdevice.kernel.feature import Feature
+from torchdevice.kernel.options import Options
+
+FEATURES = (
+    Feature("torchdevice.native.calling", lambda options: options.native != "never"),
+    Feature("torchdevice.verify.watching", lambda options: options.verify),
+)
+
+
+def wanted(options: Options) -> tuple[Feature, ...]:
+    """Return the features that options ask for."""
+    return tuple(feature for feature in FEATURES if feature.wanted(options))
