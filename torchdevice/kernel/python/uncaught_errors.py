@@ -60,26 +60,47 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def without_ours(error: BaseException) -> TracebackType | None:
-    """Return an error's traceback without this package's frames; None where there are no others.
-
-    The entries that are kept are linked anew, in place. Where torch's Python asked a mode, it called itself again: of
-    the two frames of one function the second is kept.
-    """
+    """Return an error's traceback without this package's frames; None where there are no others."""
     entries = _entries(error.__traceback__)
-    raised_in = [str(entry.tb_frame.f_globals.get("__name__")) for entry in entries]
-    names = [str(error.name)] if isinstance(error, ModuleNotFoundError) else raised_in
+    _add_remedies(error, entries)
+    if os.environ.get(FRAMES) == "full":
+        return error.__traceback__
+    _drop_handled_here(error)
+    is_defect = isinstance(error, _OF_DEFECTS) and not isinstance(error, IndexError)
+    if is_defect and entries and _is_ours(entries[-1]):
+        return error.__traceback__
+    kept = _of_others(entries)
+    for entry, following in zip_longest(kept, kept[1:]):
+        entry.tb_next = following
+    return kept[0] if kept else None
+
+
+def _add_remedies(error: BaseException, entries: list[TracebackType]) -> None:
+    """Add the notes of :data:`_REMEDIES` about a module that is missing, or in which the error was raised."""
+    if isinstance(error, ModuleNotFoundError):
+        names = [str(error.name)]
+    else:
+        names = [str(entry.tb_frame.f_globals.get("__name__")) for entry in entries]
     for pattern, remedy in _REMEDIES.items():
         if any(re.fullmatch(pattern, name) for name in names) and remedy not in getattr(error, "__notes__", ()):
             add_note(error, remedy)
-    if os.environ.get(FRAMES) == "full":
-        return error.__traceback__
+
+
+def _drop_handled_here(error: BaseException) -> None:
+    """Take an error out of the context of another that was raised and handled in this package alone."""
     handled = error.__context__
-    if handled is not None and handled is not error.__cause__:
-        frames = _entries(handled.__traceback__)
-        if frames and all(map(_is_ours, frames)):  # raised and handled in this package: it is not the program's
-            error.__context__ = handled.__context__
-    if entries and _is_ours(entries[-1]) and isinstance(error, _OF_DEFECTS) and not isinstance(error, IndexError):
-        return error.__traceback__
+    if handled is None or handled is error.__cause__:
+        return
+    frames = _entries(handled.__traceback__)
+    if frames and all(map(_is_ours, frames)):
+        error.__context__ = handled.__context__
+
+
+def _of_others(entries: list[TracebackType]) -> list[TracebackType]:
+    """Return the entries of a traceback that are not this package's.
+
+    Where torch's Python asked a mode, it called itself again: of the two frames of one function the second is kept.
+    """
     kept: list[TracebackType] = []
     crossed = False
     for entry, following in zip_longest(entries, entries[1:]):
@@ -92,9 +113,7 @@ def without_ours(error: BaseException) -> TracebackType | None:
             kept.pop()
         crossed = False
         kept.append(entry)
-    for entry, following in zip_longest(kept, kept[1:]):
-        entry.tb_next = following
-    return kept[0] if kept else None
+    return kept
 
 
 def _entries(entry: TracebackType | None) -> list[TracebackType]:

@@ -306,6 +306,24 @@ def meaning(index: int) -> AbstractContextManager[None]:
     return having(meant, index=index)
 
 
+def _in_storage_of_argument(storage: Any, result: torch.Tensor, index: int, before: int) -> torch.Tensor | None:
+    """Return a tensor in the storage of an argument, whose memory the CPU kernel returned.
+
+    Args:
+        storage: The storage that was last known to begin at the memory; None if it has ended.
+        result: The result of the CPU kernel.
+        index: The index of the device.
+        before: The bytes of the storage before the result.
+
+    Returns:
+        The tensor; None where the memory is another one by now.
+    """
+    view = on_device(result, index)
+    if storage is None or before + view.untyped_storage().nbytes() > storage.nbytes():
+        return None
+    return set_storage(view, storage, result.storage_offset(), result.shape, result.stride())
+
+
 def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     """Return a new tensor of device ``index`` in the memory of ``result``, a CPU tensor without other users.
 
@@ -321,10 +339,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         return conj(fresh(conj(result), index))
     requested = result.nbytes
     if not requested:
-        # Nothing to count, and no memory whose address could be looked up.
-        if result.is_meta:
-            result = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="cpu")
-        return on_device(result, index)
+        return _fresh_without_memory(result, index)
     if result.is_meta:
         return _fresh_without_values(result, index)
     address = result.data_ptr()
@@ -332,10 +347,9 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     before = offset * result.itemsize if offset else 0
     known = _owners.get(address - before)
     if known is not None:
-        storage, view = known(), on_device(result, index)
-        if storage is not None and before + view.untyped_storage().nbytes() <= storage.nbytes():
-            # The CPU kernel returned an argument's memory, so the result shares the argument's storage here too.
-            return set_storage(view, storage, offset, result.shape, result.stride())
+        shared = _in_storage_of_argument(known(), result, index, before)
+        if shared is not None:
+            return shared
     # `device(index)` in short, without a call for the usual case.
     on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
     if on is None:
@@ -360,6 +374,13 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     except BaseException:
         _free_unowned(on, block)
         raise
+
+
+def _fresh_without_memory(result: torch.Tensor, index: int) -> torch.Tensor:
+    """Do as :func:`fresh` does, for a tensor of no bytes: nothing is counted, and no address can be looked up."""
+    if result.is_meta:
+        result = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="cpu")
+    return on_device(result, index)
 
 
 def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:

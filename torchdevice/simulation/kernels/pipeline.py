@@ -90,30 +90,27 @@ class Pipeline:
         # One attribute of the context decides for programs that ask for no checks.
         if context is not None and context.asks and context.policy.falls_back(self._may_lack, args, kwargs):
             return context.policy.run(self._op, self.run, args, kwargs)
-        body, random = self._body, self._random
-        taken: Any = args
-        if body is None:
-            taken, index, odd = self._take(args)
-            named = kwargs
-            if kwargs:
-                named, index, within = self._take_named(kwargs, index)
-                odd = odd or within
-            if odd and self._has_lists:  # tensors on several devices are computed one by one, as by CUDA
-                return self._op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
-            on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
-            if on is not None and on.ended:  # so that the kernel may use the memory of what has ended
-                on.release_ended()
-            # The overload packet goes by the dispatcher, which wraps numbers.
-            call = self._op._overloadpacket if odd and self._look_again(taken, args, kwargs, index) else self._compute
-        else:
-            call, named, index = body, kwargs, -1
+        body = self._body
+        if body is not None:
+            return self._by_hand(body, args, kwargs)
+        taken, index, odd = self._take(args)
+        named = kwargs
+        if kwargs:
+            named, index, within = self._take_named(kwargs, index)
+            odd = odd or within
+        if odd and self._has_lists:  # tensors on several devices are computed one by one, as by CUDA
+            return self._op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
+        if on is not None and on.ended:  # so that the kernel may use the memory of what has ended
+            on.release_ended()
+        # The overload packet goes by the dispatcher, which wraps numbers.
+        call = self._op._overloadpacket if odd and self._look_again(taken, args, kwargs, index) else self._compute
+        random = self._random
         try:
             result = call(*taken, **named) if random is None else random(call, index, taken, named)
         except (IndexError, RuntimeError) as error:
             device_refusals.check_assertion(self._op, error)
-            result = cpu_kernels.again(error, self._op, None if body is not None else call, taken, named)
-        if body is not None:  # which has wrapped its results
-            return result
+            result = cpu_kernels.again(error, self._op, call, taken, named)
         results = self._results
         if not results.only_new:
             return args[results.position] if results.position is not None else results.of(result, index, args, kwargs)
@@ -122,6 +119,14 @@ class Pipeline:
         if result.__class__ is _Tensor and result.layout is _STRIDED:
             return fresh(result, index)
         return cpu_kernels.wrapped(result, index)
+
+    def _by_hand(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a handwritten kernel, which makes tensors of the device itself."""
+        try:
+            return body(*args, **kwargs)
+        except (IndexError, RuntimeError) as error:
+            device_refusals.check_assertion(self._op, error)
+            return cpu_kernels.again(error, self._op, None, args, kwargs)
 
 
 def _looked_up(op: Any) -> Any:
