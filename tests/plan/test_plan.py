@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import run_command
 from torch.optim import optimizer as optimizers
 
 import torchdevice
@@ -155,8 +156,7 @@ def test_tensors_of_compilers_are_left_alone(peaks: Peaks) -> None:
 
 def planned(*words: str) -> Any:
     """Return what the command prints as data."""
-    command = [sys.executable, "-m", "torchdevice", "plan", "--json", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_command("plan", "--json", *words)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -274,6 +274,16 @@ FAILING = {
         "simulated:h100",
         dict.fromkeys(("t4", "h100"), "no"),
     ),
+    "an exit with a status": (
+        "import sys\nx = torch.empty(5 << 30, device='cuda')\nsys.exit(3)",
+        "",
+        {"t4": "no", "h100": "unknown"},
+    ),
+    "an exit with a text": (
+        "import sys\nx = torch.empty(1, device='cuda')\nsys.exit('no data')",
+        "",
+        {"t4": "unknown", "h100": "unknown"},
+    ),
     "memory at a limit": (
         "torch.empty(30 << 30, device='cuda')",
         "--memory=24GiB",
@@ -286,25 +296,35 @@ FAILING = {
 def test_a_program_that_does_not_finish_proves_no_yes(name: str) -> None:
     code, target, expected = FAILING[name]
     flag = [f"--target={target}"] if target.startswith("simulated") else [target] if target else []
-    command = [sys.executable, "-m", "torchdevice", "plan", *flag]
     program = ["-c", f"import torch\n{code}"]
-    done = subprocess.run([*command, "--json", *program], capture_output=True, text=True, timeout=300)
+    done = run_command("plan", *flag, "--json", *program)
     plan = json.loads(done.stdout)
-    assert done.returncode == 1 and not plan["finished"]
+    assert done.returncode == (3 if name == "an exit with a status" else 1) and not plan["finished"]
     found = {each["model"]: each["fits"] for each in plan["fits"]}
     assert found | expected == found and "yes" not in found.values()
     if name == "memory":
-        done = subprocess.run([*command, *program], capture_output=True, text=True, timeout=300)
+        done = run_command("plan", *flag, *program)
         assert done.returncode == 1
         assert "did not finish: OutOfMemoryError" in done.stdout and " yes " not in done.stdout
         assert (done.stdout + done.stderr).count("CUDA out of memory.") == 1
 
 
+def test_an_exit_without_a_status_finishes() -> None:
+    plan = planned("-c", "import sys, torch\nx = torch.ones(1, device='cuda')\nsys.exit(0)")
+    assert plan["finished"] and {each["fits"] for each in plan["fits"]} == {"yes"}
+
+
+def test_the_status_of_a_program_that_gave_up_is_shown() -> None:
+    done = run_command("plan", "-c", "import sys\nsys.exit('no data')")
+    assert done.returncode == 1 and done.stderr == "no data\n"
+    assert "The program did not finish: exit status 1 at <string>:2.\n" in done.stdout
+    assert "No memory was asked for" not in done.stdout
+
+
 def test_weights_that_cannot_be_had(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("def from_pretrained(name):\n    raise OSError('no connection')\nfrom_pretrained('model')\n")
-    command = [sys.executable, "-m", "torchdevice", "plan", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_command("plan", str(program))
     assert "A plan needs no weights" in done.stdout and "HF_HUB_OFFLINE=1" in done.stdout
 
 

@@ -207,15 +207,21 @@ def _parts(found: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
             yield each
 
 
-def data(peaks: Peaks, report: Report) -> dict[str, Any]:
-    """Return what a plan says, as data for JSON."""
+def data(peaks: Peaks, report: Report, exited: SystemExit | None = None) -> dict[str, Any]:
+    """Return what a plan says, as data for JSON.
+
+    Args:
+        peaks: The memory of the devices.
+        report: What the program asked for, by line.
+        exited: The ``SystemExit`` with which the program ended, if its status is not 0.
+    """
     devices = [_device(peaks, index) for index in sorted(peaks.devices)]
-    error = getattr(sys, "last_value", None)  # what the interpreter printed
+    error = exited or getattr(sys, "last_value", None)  # what the interpreter printed
     return {
         "program": formatting.program(report),
         "finished": error is None,
         "error": None if error is None else f"{type(error).__name__}: {error}",
-        "ended": "" if error is None else f"{type(error).__name__} at {last_place(error)}",
+        "ended": "" if error is None else f"{_named(error)} at {last_place(error)}",
         "advice": _advice(error),
         "devices": devices,
         "context": peaks.context,
@@ -231,6 +237,13 @@ def data(peaks: Peaks, report: Report) -> dict[str, Any]:
             if row.done.startswith(ASSUMED)
         ],
     }
+
+
+def _named(error: BaseException) -> str:
+    """Return the class of an error; for the end of a program, its status."""
+    if isinstance(error, SystemExit):
+        return f"exit status {error.code if isinstance(error.code, int) else 1}"
+    return type(error).__name__
 
 
 def _advice(error: BaseException | None) -> str:

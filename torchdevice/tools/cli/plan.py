@@ -39,15 +39,15 @@ def _plan(options: argparse.Namespace) -> int:
     return run.start(options)
 
 
-def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report], dict[str, Any]]:
+def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report, SystemExit | None], Any]:
     """Follow the memory of the devices from now on, and return what prints the plan at the end and returns it."""
     from torchdevice.plan import peaks
 
     found = peaks.Peaks()
     found.follow(ranks)
 
-    def show(report: Report) -> dict[str, Any]:
-        plan = peaks.data(found, report)
+    def show(report: Report, exited: SystemExit | None) -> dict[str, Any]:
+        plan = peaks.data(found, report, exited)
         _show(plan, peaks.tables, file)
         return {**plan, "over time": {f"cuda:{index}": found.timeline(index) for index in sorted(found.devices)}}
 
@@ -66,7 +66,7 @@ def _show(plan: dict[str, Any], tables: Callable[[Any], Any], file: TextIO | Non
         print(f"It needs at least {written(plan['at least'])}. A GPU that is not named below may have too little, too.")
         if plan["advice"]:
             print(plan["advice"])
-    if not plan["devices"]:
+    if plan["finished"] and not plan["devices"]:
         print("No memory was asked for in this process. If it starts others, plan what they run.")
     for heading, table in tables(plan):
         print(heading)

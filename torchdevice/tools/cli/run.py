@@ -54,6 +54,7 @@ def take_program(parser: CommandParser) -> None:
     add_report_flag(parser.add_argument)
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
     parser.set_defaults(plan=None, ranks=None)  # of the command that has none
+    parser.set_defaults(exited=None)  # the SystemExit of a program that ended with a status other than 0
     parser.ends_in_program = True
 
 
@@ -85,7 +86,11 @@ def start(options: argparse.Namespace) -> int:
     with refusals(), garbage_collection.paused():
         _activate(options, program)
     with contextlib.nullcontext() if options.ranks is None else programs.failing():
-        _execute(program, main)
+        try:
+            _execute(program, main)
+        except SystemExit as exited:
+            options.exited = exited if exited.code else None
+            raise
     return 0
 
 
@@ -278,7 +283,7 @@ def _show(options: argparse.Namespace, verify: str | bool | None, report: Report
     if verify:
         show_verified(verify, report, quiet=options.report is True)
     if options.plan:
-        report = dataclasses.replace(report, plan=options.plan(report))
+        report = dataclasses.replace(report, plan=options.plan(report, options.exited))
     if options.report is not None:
         show_report(options.report, report)
 
