@@ -45,6 +45,10 @@ def _remade(kind: type[TorchDeviceError], args: tuple[Any, ...]) -> TorchDeviceE
     return error
 
 
+_LISTED = 9
+"""How many targets a message lists."""
+
+
 class UnknownTargetError(TorchDeviceError, ValueError):
     """The requested target is not a device type of the installed torch.
 
@@ -60,9 +64,10 @@ class UnknownTargetError(TorchDeviceError, ValueError):
         self.meant = meant
         question = f" Did you mean {meant!r}?" if meant else ""
         registered = "" if meant else " A package that registers a device needs an entry point in 'torch.backends'."
+        others = f", another of the {len(known) - _LISTED} GPUs in docs/simulation.md" if len(known) > _LISTED else ""
         super().__init__(
-            f"{target!r} is not a target.{question} Use one of {', '.join(map(repr, known))}, or leave it out for the "
-            f"best device here.{registered}"
+            f"{target!r} is not a target.{question} Use one of {', '.join(map(repr, known[:_LISTED]))}{others}, or "
+            f"leave it out for the best device here.{registered}"
         )
 
 

@@ -15,11 +15,18 @@ from processes import run_python
 
 import torchdevice
 from torchdevice.errors import UnknownTargetError
-from torchdevice.kernel.devices.device_models import MODELS
+from torchdevice.kernel.devices.device_models import MODELS, absolute, known_name
+
+sys.path += [str(ROOT), str(ROOT / "docs")]  # last, so that the installed package is the one that is tested
+import make_gpus
+
+from benchmarks import device_models
 
 pytestmark = pytest.mark.one_engine
 
 PAGE = ROOT / "docs" / "simulation.md"
+
+MODELS_PAGE = ROOT / "docs" / "gpus.md"
 
 MINE = {
     "capability": [8, 6],
@@ -39,12 +46,60 @@ def row(model: str) -> str:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_figures_are_those_of_the_page(model: str) -> None:
     with torchdevice.simulate(model, count=2) as scope:
-        assert row(model) in PAGE.read_text()
+        assert row(model) in MODELS_PAGE.read_text()
         assert torch.cuda.device_count() == 2 and scope.runtime.target == f"simulated:{model}:2"
         assert torch.cuda.get_device_capability(1) == MODELS[model].capability
         assert torch.ones(1, device="cuda:1").is_cuda
         with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory"):
             torch.empty(torch.cuda.mem_get_info()[1] + 1, dtype=torch.uint8, device="cuda")
+
+
+def test_the_file_has_no_problems() -> None:
+    content = json.loads(device_models.FILE.read_text())
+    assert list(device_models.problems(content)) == []
+    content["models"]["t4"] |= {"memory": "17GiB", "capability": "7.9", "aliases": ["A100"]}
+    content["models"]["l4"]["memory"] = "22GiB"
+    content["models"]["v100"]["memory"] = "20GiB"
+    content["models"]["h100"]["sources"].pop("memory")
+    found = list(device_models.problems(content))
+    starts = ["'a100' is the name of 2 models", "t4: The capability 7.9 has", "v100: Memory of 20.00 GiB does not go"]
+    starts += ["l4: Memory of 22528 MiB is not what the rule derives of 23034MiB", "h100: A figure has no source"]
+    assert [any(each.startswith(start) for each in found) for start in starts] == [True] * 5 and len(found) == 5
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert make_gpus.page() == MODELS_PAGE.read_text(), "run python docs/make_gpus.py"
+
+
+@pytest.mark.parametrize(
+    ("said", "model"),
+    [
+        ("A100-80GB", "a100-80gb"),
+        ("RTX 3090", "rtx3090"),
+        ("nvidia geforce rtx 4070 ti super", "rtx4070tisuper"),
+        ("V100_16GB", "v100"),
+        ("A100-1G.5GB", "a100-1g.5gb"),
+        ("CUDA", "cuda"),
+        ("t5", "t5"),
+    ],
+)
+def test_names_of_models(said: str, model: str) -> None:
+    assert known_name(said) == model
+    assert absolute(f"simulated:{said}:2") == f"simulated:{model}:2"
+
+
+def test_each_name_that_torch_prints_means_a_model() -> None:
+    for name, model in MODELS.items():
+        assert MODELS[known_name(model.properties["name"])].properties["name"] == model.properties["name"]
+        assert known_name(name) == name
+
+
+def test_a_target_in_any_spelling() -> None:
+    with torchdevice.portable("simulated:A100-80GB:2") as scope:
+        assert scope.runtime.target == "simulated:a100-80gb:2" and scope.options.target == scope.runtime.target
+        assert torch.cuda.get_device_name() == "NVIDIA A100-SXM4-80GB"
+    with torchdevice.simulate("RTX 3090"):
+        assert torch.cuda.get_device_properties(0).max_threads_per_multi_processor == 1536
 
 
 @pytest.mark.usefixtures("no_collections")

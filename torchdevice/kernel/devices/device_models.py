@@ -8,11 +8,10 @@ also implies ``identity="program"``, so that ``x.is_cuda`` is True.
 :class:`DeviceProperties` is what ``get_device_properties`` returns: the fields, their defaults, and those that a scope
 may set.
 
-Sources of :data:`MODELS`: the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming
-Guide (threads, shared memory), NVIDIA's data sheets and white papers (name, multiprocessors, L2 cache, bus). The memory
-is what torch reports for such a GPU in its out-of-memory errors, or NVIDIA's deviceQuery; it is less than the data
-sheet's, because the driver and error correction keep a part. From compute capability 8.0 on
-CUDA keeps 1 KiB of each block's shared memory.
+``device_models.json`` names the source of each figure of :data:`MODELS`, and ``python -m
+benchmarks.device_models`` checks the file. Threads and shared memory are those of the compute capability. The memory is
+CUDA's total, which torch prints; it is less than the data sheet's, because the driver and error correction keep a part.
+A field that no source gives has the default of :class:`DeviceProperties`, which is 0 for a size.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SIMULATED = "simulated"
 SIMULATED_MAC = f"{SIMULATED}:mps", f"{SIMULATED}:mps:1"
 """The names of a simulated Mac as a target. A program that is written for CUDA runs on it as on a real Mac."""
 
-TARGET = re.compile(SIMULATED + r"(?::([a-z][a-z0-9]*|[^{}]+\.(?:toml|json)|\{.*\}))?(?::([1-9][0-9]*))?", re.DOTALL)
+TARGET = re.compile(SIMULATED + r"(?::([a-zA-Z][\w .-]*|[^{}]+\.(?:toml|json)|\{.*\}))?(?::([1-9][0-9]*))?", re.DOTALL)
 """The name of a simulated device as a target: the profile or model, or a file or JSON object with one; and a number."""
 
 
@@ -71,7 +70,20 @@ def find(profile: str) -> DeviceModel | None:
         return _described(_parsed(json.loads, profile, "it"), "The description")
     if profile.endswith((".toml", ".json")):
         return _described(_read(profile), profile)
-    return MODELS.get(profile)
+    return MODELS.get(known_name(profile))
+
+
+def known_name(name: str) -> str:
+    """Return the name of the model that a text means, in any case and spelling; the text where there is no such model.
+
+    ``A100-80GB``, ``rtx 3090`` and ``NVIDIA GeForce RTX 3090`` are names, too.
+    """
+    return _NAMES_OF_MODELS.get(_spelling(name), name.lower())
+
+
+def _spelling(name: str) -> str:
+    """Return a name without what people write in several ways: case, spaces, hyphens and the maker's name."""
+    return re.sub(r"^(nvidia|tesla|geforce|[\s_-])+|[\s_-]", "", name.lower())
 
 
 def options_of(target: object) -> dict[str, Any]:
@@ -85,11 +97,15 @@ def options_of(target: object) -> dict[str, Any]:
 
 
 def absolute(target: str) -> str:
-    """Return a target with the whole path of its file, so that it means the same in processes in other folders."""
+    """Return a target with the whole path of its file, so that it means the same in processes in other folders.
+
+    A model is called by its own name then.
+    """
     found = TARGET.fullmatch(target)
-    if found is None or not found[1] or not found[1].endswith((".toml", ".json")):
+    if found is None or not found[1] or found[1].startswith("{"):
         return target
-    return f"{SIMULATED}:{os.path.abspath(found[1])}" + (f":{found[2]}" if found[2] else "")
+    named = os.path.abspath(found[1]) if found[1].endswith((".toml", ".json")) else known_name(found[1])
+    return f"{SIMULATED}:{named}" + (f":{found[2]}" if found[2] else "")
 
 
 _LARGEST = 1 << 20
@@ -141,10 +157,32 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 CONTEXT = 1 << 29
 """The memory that CUDA and its libraries take of a GPU for themselves, in bytes: half a GiB is usual."""
 
-MODELS: Mapping[str, DeviceModel] = {
-    name: dataclasses.replace(_described(row, name), capability=tuple(row["capability"]), context=CONTEXT)
-    for name, row in data_files.read(__file__, "device_models.json").items()
+_FILE = data_files.read(__file__, "device_models.json")
+
+
+def _model(name: str, row: Mapping[str, Any]) -> DeviceModel:
+    """Return a model of the file, with the figures that all GPUs of its compute capability have in common."""
+    major, minor = map(int, row["capability"].split("."))
+    properties = {**row["properties"], **_FILE["capabilities"][row["capability"]]}
+    return DeviceModel(capability=(major, minor), memory=row["memory"], context=CONTEXT, properties=properties)
+
+
+MODELS: Mapping[str, DeviceModel] = {name: _model(name, row) for name, row in _FILE["models"].items()}
+
+ALIASES: Mapping[str, tuple[str, ...]] = {name: tuple(row.get("aliases", ())) for name, row in _FILE["models"].items()}
+"""Model -> its other names, besides those that differ in case, spaces and hyphens."""
+
+_NAMES_OF_MODELS = {
+    _spelling(each): name
+    for name, model in reversed(MODELS.items())  # of models with the same name of torch the first one counts
+    for each in (model.properties["name"], name, *ALIASES[name])
 }
+
+MACS: Mapping[int, int] = {
+    size: (size << 30) * (2 if size < 36 else 3) // (3 if size < 36 else 4)
+    for size in _FILE["macs"]["unified memory in GB"]
+}
+"""Unified memory of a Mac in GB -> the bytes of it that Metal recommends to use at most."""
 
 
 _TABLE = data_files.read(__file__, "device_properties.json")
