@@ -13,7 +13,7 @@ import itertools
 import sys
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +25,10 @@ from torchdevice.kernel import thread_state
 from torchdevice.kernel.devices import device_models
 from torchdevice.kernel.devices.device_memory import Block
 from torchdevice.kernel.journal.callers import Site, caller_frame, program_frame, site_of
-from torchdevice.kernel.options import declarations
-from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.kernel.python.uncaught_errors import last_place
 from torchdevice.kernel.stand_ins import tensors
-from torchdevice.report import Report, formatting, source
+from torchdevice.plan import fitting
+from torchdevice.report import Report, formatting
 from torchdevice.simulation.observe.assumed_values import ASSUMED
 from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS
 
@@ -217,6 +216,9 @@ def data(peaks: Peaks, report: Report, exited: SystemExit | None = None) -> dict
     """
     devices = [_device(peaks, index) for index in sorted(peaks.devices)]
     error = exited or getattr(sys, "last_value", None)  # what the interpreter printed
+    need, least = fitting.needed(devices, peaks.context), fitting.at_least(devices, peaks.context)
+    too_little = peaks.limit if isinstance(error, torch.OutOfMemoryError) else 0
+    fits = [*fitting.fits(need, least, finished=error is None, too_little=too_little)]
     return {
         "program": formatting.program(report),
         "finished": error is None,
@@ -225,8 +227,11 @@ def data(peaks: Peaks, report: Report, exited: SystemExit | None = None) -> dict
         "advice": _advice(error),
         "devices": devices,
         "context": peaks.context,
-        "at least": _at_least(devices, peaks.context),
-        "fits": list(_fits(devices, peaks, error)),
+        "needs": need,
+        "at least": least,
+        "smallest": (fitting.smallest(fits) or {}).get("model"),
+        "fits": fits,
+        "macs": [*fitting.macs(need, finished=error is None)],
         "assumed": [
             {
                 "lines": [f"{each.file}:{each.line}" for each in (row, *row.libraries[:1])],
@@ -269,52 +274,3 @@ def _device(peaks: Peaks, index: int) -> dict[str, Any]:
         "peak": peak.reserved,
         "lines": [f"{site.file}:{site.line}" for site in peak.sites],
     }
-
-
-def _at_least(devices: Sequence[dict[str, Any]], context: int) -> int:
-    """Return the bytes that the device with the highest peak needs without fragments."""
-    return int(max((each["peak"] - each["fragments"] for each in devices), default=0) + context)
-
-
-def _fits(devices: Sequence[dict[str, Any]], peaks: Peaks, error: BaseException | None) -> Iterator[dict[str, Any]]:
-    """Yield for each model of a GPU whether it has the memory that the device with the highest peak needs.
-
-    A GPU that lacks only the fragments may do: its allocator gives cached memory back before memory runs out. A program
-    that did not finish may need more than it got, and one that ran out of memory needs more than the device has.
-    """
-    needed = max((each["peak"] for each in devices), default=0) + peaks.context
-    least = _at_least(devices, peaks.context)
-    too_little = peaks.limit if isinstance(error, torch.OutOfMemoryError) else 0
-    for name, model in device_models.MODELS.items():
-        memory = declarations()["memory"].check(model.memory)
-        if least > memory or memory <= too_little:
-            fits = "no"
-        elif error is not None:
-            fits = "unknown"
-        else:
-            fits = "yes" if needed <= memory else "without fragments"
-        yield {"model": name, "name": model.properties["name"], "memory": memory, "fits": fits}
-
-
-def tables(plan: dict[str, Any]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
-    """Yield the tables of a plan, each with its heading, as rows of texts."""
-    devices, assumed = plan["devices"], [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
-    if devices:
-        sizes = [(name, *(written(each[name]) for each in devices)) for name in (*KINDS, "fragments", "peak")]
-        named = ("", *(each["device"] for each in devices))
-        yield "", [(first, *(f"{cell:>11}" for cell in cells), "") for first, *cells in (named, *sizes)]
-        yield "", [(f"peak of {each['device']} at", _place(each)) for each in devices]
-        models = [
-            (gpu["model"], f"{written(gpu['memory']):>11}", gpu["fits"], gpu["name"])
-            for gpu in plan["fits"]
-            if gpu["fits"] != "unknown"
-        ]
-        if models:
-            yield f"\nfits, with {written(plan['context'])} for CUDA itself", models
-    if assumed:
-        yield "\nassumed of values", assumed
-
-
-def _place(each: dict[str, Any]) -> str:
-    """Return the program's line as a person writes it, and the library's where that asked."""
-    return ", through ".join(map(source.short, each["lines"]))

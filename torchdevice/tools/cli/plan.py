@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchdevice.kernel.python import printable
-from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.tools.cli import programs, run
 from torchdevice.tools.cli.parsing import add_command, show_columns
 
@@ -24,11 +23,11 @@ def add(commands: Any) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    file = None
-    if options.json:
+    file, form = None, _form(options)
+    if form != "text":
         file = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-    options.plan = functools.partial(_begin, options.world_size, file)
+    options.plan = functools.partial(_begin, options.world_size, form, file)
     if options.target is None:
         options.target, options.memory = "simulated:cuda", options.memory or 1 << 40
     if options.world_size is not None:
@@ -39,7 +38,14 @@ def _plan(options: argparse.Namespace) -> int:
     return run.start(options)
 
 
-def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report, SystemExit | None], Any]:
+def _form(options: argparse.Namespace) -> str:
+    """Return how a plan is written: as text, JSON or Markdown."""
+    if options.json:
+        return "json"
+    return "markdown" if options.markdown else "text"
+
+
+def _begin(ranks: int | None, form: str, file: TextIO | None) -> Callable[[Report, SystemExit | None], Any]:
     """Follow the memory of the devices from now on, and return what prints the plan at the end and returns it."""
     from torchdevice.plan import peaks
 
@@ -48,26 +54,23 @@ def _begin(ranks: int | None, file: TextIO | None) -> Callable[[Report, SystemEx
 
     def show(report: Report, exited: SystemExit | None) -> dict[str, Any]:
         plan = peaks.data(found, report, exited)
-        _show(plan, peaks.tables, file)
+        _show(plan, form, file)
         return {**plan, "over time": {f"cuda:{index}": found.timeline(index) for index in sorted(found.devices)}}
 
     return show
 
 
-def _show(plan: dict[str, Any], tables: Callable[[Any], Any], file: TextIO | None) -> None:
-    """Print a plan, as data where a file for them is given."""
-    if file is not None:
+def _show(plan: dict[str, Any], form: str, file: TextIO | None) -> None:
+    """Print a plan, to the given file where it is not a text for a person."""
+    from torchdevice.plan import rendering
+
+    if form == "json":
         print(json.dumps(plan, indent=1), file=file, flush=True)
-        return
-    print(f"torchdevice: plan of {plan['program']}")
-    if not plan["finished"]:
-        # The text of the error is above: the interpreter has printed it.
-        print(printable.line(f"The program did not finish: {plan['ended']}."))
-        print(f"It needs at least {written(plan['at least'])}. A GPU that is not named below may have too little, too.")
-        if plan["advice"]:
-            print(plan["advice"])
-    if plan["finished"] and not plan["devices"]:
-        print("No memory was asked for in this process. If it starts others, plan what they run.")
-    for heading, table in tables(plan):
-        print(heading)
-        show_columns(table, indent="  ")
+    elif form == "markdown":
+        print(*map(printable.line, rendering.markdown(plan)), sep="\n", file=file, flush=True)
+    else:
+        print(f"torchdevice: plan of {plan['program']}")
+        print(*map(printable.line, rendering.answer(plan)), sep="\n")
+        for heading, table in rendering.tables(plan):
+            print(f"\n{heading}" if heading else "")
+            show_columns(table, indent="  ")

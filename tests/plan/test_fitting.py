@@ -1,0 +1,94 @@
+"""Which GPUs have the memory that a plan needs, and how a plan is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torchdevice.kernel.devices.device_models import MACS, MODELS
+from torchdevice.plan import fitting, rendering
+
+pytestmark = pytest.mark.one_engine
+
+GIB = 1 << 30
+
+
+def plan_of(peak: float, fragments: float = 0, *, finished: bool = True, devices: int = 1) -> dict[str, Any]:
+    """Return the data of a plan with this peak in GiB."""
+    context = GIB // 2
+    sizes = {"weights": 0, "gradients": 0, "optimizer state": 0, "activations": int((peak - fragments) * GIB)}
+    one = {**sizes, "fragments": int(fragments * GIB), "peak": int(peak * GIB), "lines": ["train.py:3"]}
+    found = [{"device": f"cuda:{index}", **one} for index in range(devices)]
+    need, least = fitting.needed(found, context), fitting.at_least(found, context)
+    return {
+        "program": "train.py",
+        "finished": finished,
+        "ended": "" if finished else "ValueError at train.py:4",
+        "advice": "",
+        "devices": found,
+        "context": context,
+        "needs": need,
+        "at least": least,
+        "fits": [*fitting.fits(need, least, finished=finished)],
+        "macs": [*fitting.macs(need, finished=finished)],
+        "assumed": [{"lines": ["train.py:5"], "operator": "item()", "value": "0.0"}],
+    }
+
+
+def test_every_model_is_compared_by_its_memory() -> None:
+    found = plan_of(20)["fits"]
+    assert {each["model"] for each in found} == set(MODELS)
+    memories = [each["memory"] for each in found]
+    assert memories == sorted(memories)
+    for each in found:
+        assert each["fits"] == (fitting.YES if each["memory"] >= 20.5 * GIB else fitting.NO)
+        assert each["headroom"] == pytest.approx(100 - 100 * 20.5 * GIB / each["memory"], abs=0.06)
+    smallest = fitting.smallest(found)
+    assert smallest is not None and smallest["model"] == "a10"
+
+
+def test_fragments_may_be_given_back() -> None:
+    fits = {each["model"]: each["fits"] for each in plan_of(16, fragments=2)["fits"]}
+    assert fits["t4"] == fitting.WITHOUT_FRAGMENTS and fits["rtx4080"] == fitting.WITHOUT_FRAGMENTS
+    assert fits["rtx3080"] == fitting.NO and fits["rtx4090"] == fitting.YES
+
+
+def test_a_program_that_did_not_finish_fits_nothing() -> None:
+    plan = plan_of(20, finished=False)
+    assert {each["fits"] for each in plan["fits"]} == {fitting.NO, fitting.UNKNOWN}
+    assert fitting.smallest(plan["fits"]) is None and fitting.smallest(plan["macs"]) is None
+    said = "\n".join(rendering.answer(plan))
+    assert "at least 20.50 GiB" in said and "smallest" not in said
+    assert "fits" not in dict(rendering.tables(plan)) and "Macs" not in dict(rendering.tables(plan))
+
+
+def test_macs_have_a_part_of_their_memory() -> None:
+    assert MACS[16] == 16 * GIB * 2 // 3 and MACS[64] == 48 * GIB
+    smallest = fitting.smallest(plan_of(20)["macs"])
+    assert smallest is not None and smallest["unified memory"] == "32 GB"
+
+
+def test_the_answer_comes_first() -> None:
+    assert [*rendering.answer(plan_of(20, devices=2))] == [
+        "It needs 20.50 GiB on the device that needs the most of 2, with 512.00 MiB for CUDA itself.",
+        "The smallest GPU that fits: a10 (21.99 GiB, 6.8 % left).",
+    ]
+    assert "No GPU known here has so much memory." in [*rendering.answer(plan_of(500))]
+
+
+def test_only_the_smallest_that_fit_are_listed() -> None:
+    rows = dict(rendering.tables(plan_of(0.1)))["fits"]
+    assert len(rows) == rendering.SHOWN + 1 and rows[-1][-1] == f"and {len(MODELS) - rendering.SHOWN} larger ones"
+    assert len(dict(rendering.tables(plan_of(150)))["fits"]) == 1
+
+
+def test_a_plan_in_markdown() -> None:
+    lines = [*rendering.markdown(plan_of(150))]
+    assert lines[:3] == ["### Memory of `train.py`", "", "It needs 150.50 GiB, with 512.00 MiB for CUDA itself."]
+    assert "|  | cuda:0 |\n|---|---|\n| weights | 0 bytes |" in "\n".join(lines)
+    assert "| GPU | memory | headroom | name |\n|---|---|---|---|\n| b200 | 178.35 GiB | 15.6 % left |" in "\n".join(
+        lines
+    )
+    assert "peak of cuda:0 at: train.py:3" in lines and "| 0.0 | item() | train.py:5 |" in lines
+    assert any(line.startswith("Too small: a100-1g.5gb, ") for line in lines)

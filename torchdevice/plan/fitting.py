@@ -1,0 +1,75 @@
+"""Which GPUs have the memory that a program needs, and how much of it they have left.
+
+A model of a GPU is compared with the device of the program that needs the most, so a program for several devices needs
+as many of that model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torchdevice.kernel.devices import device_models
+from torchdevice.kernel.options import declarations
+
+YES, NO, UNKNOWN, WITHOUT_FRAGMENTS = "yes", "no", "unknown", "without fragments"
+"""What is known of a model: it has the memory, too little, perhaps enough, or enough without the fragments."""
+
+
+def memory_of(model: str) -> int:
+    """Return the memory of a model of a GPU in bytes, as torch reports it."""
+    return int(declarations()["memory"].check(device_models.MODELS[model].memory))
+
+
+def needed(devices: Sequence[Mapping[str, Any]], context: int) -> int:
+    """Return the bytes that the device with the highest peak needs, with those that CUDA itself takes."""
+    return int(max((each["peak"] for each in devices), default=0) + context)
+
+
+def at_least(devices: Sequence[Mapping[str, Any]], context: int) -> int:
+    """Return the bytes that the device with the highest peak needs without fragments."""
+    return int(max((each["peak"] - each["fragments"] for each in devices), default=0) + context)
+
+
+def fits(need: int, least: int, *, finished: bool, too_little: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield for each model of a GPU whether it has the memory that is needed, those with the least memory first.
+
+    A GPU that lacks only the fragments may do: its allocator gives cached memory back before memory runs out. A program
+    that did not finish may need more than it got, and one that ran out of memory needs more than the device has.
+
+    Args:
+        need: The bytes that are needed.
+        least: The bytes without fragments.
+        finished: Whether the program came to its end.
+        too_little: The bytes of a device on which memory ran out.
+    """
+    for model in sorted(device_models.MODELS, key=memory_of):
+        memory = memory_of(model)
+        if least > memory or memory <= too_little:
+            found = NO
+        elif not finished:
+            found = UNKNOWN
+        else:
+            found = YES if need <= memory else WITHOUT_FRAGMENTS
+        name = device_models.MODELS[model].properties["name"]
+        yield {"model": model, "name": name, "memory": memory, "fits": found, "headroom": _headroom(need, memory)}
+
+
+def macs(need: int, *, finished: bool) -> Iterator[dict[str, Any]]:
+    """Yield for each size of a Mac's unified memory whether Metal recommends to use as much of it as is needed."""
+    for size, most in device_models.MACS.items():
+        if need > most:
+            found = NO
+        else:
+            found = YES if finished else UNKNOWN
+        yield {"unified memory": f"{size} GB", "memory": most, "fits": found, "headroom": _headroom(need, most)}
+
+
+def _headroom(need: int, memory: int) -> float:
+    """Return the part of a memory that is left, in percent; below 0 where it is too little."""
+    return round(100 * (memory - need) / memory, 1)
+
+
+def smallest(found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the first model that fits, of those with the least memory first; None where none does."""
+    return next((each for each in found if each["fits"] == YES), None)

@@ -1,0 +1,105 @@
+"""A plan as text and as Markdown, made of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torchdevice.kernel.python.byte_sizes import written
+from torchdevice.plan import fitting
+from torchdevice.plan.peaks import KINDS
+from torchdevice.report import source
+
+Rows = Sequence[tuple[str, ...]]
+
+SHOWN = 12
+"""How many GPUs that fit are listed: the smallest ones."""
+
+
+def answer(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the sentences that answer what the program needs, and which GPU has that."""
+    if not plan["finished"]:
+        # The text of the error is above: the interpreter has printed it.
+        yield f"The program did not finish: {plan['ended']}."
+        yield f"It needs at least {written(plan['at least'])}. A GPU that is not named below may have too little, too."
+        if plan["advice"]:
+            yield plan["advice"]
+    elif not plan["devices"]:
+        yield "No memory was asked for in this process. If it starts others, plan what they run."
+    else:
+        several = f" on the device that needs the most of {len(plan['devices'])}" if len(plan["devices"]) > 1 else ""
+        yield f"It needs {written(plan['needs'])}{several}, with {written(plan['context'])} for CUDA itself."
+        found = fitting.smallest(plan["fits"])
+        if found is None:
+            yield "No GPU known here has so much memory."
+        else:
+            left = f"{written(found['memory'])}, {found['headroom']:g} % left"
+            yield f"The smallest GPU that fits: {found['model']} ({left})."
+
+
+def tables(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
+    """Yield the tables of a plan, each with its heading, as rows of texts."""
+    devices, assumed = plan["devices"], [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
+    if devices:
+        sizes = [(name, *(written(each[name]) for each in devices)) for name in (*KINDS, "fragments", "peak")]
+        named = ("", *(each["device"] for each in devices))
+        yield "", [(first, *(f"{cell:>11}" for cell in cells), "") for first, *cells in (named, *sizes)]
+        yield "", [(f"peak of {each['device']} at", _place(each)) for each in devices]
+        yield from _gpus(plan)
+    if assumed:
+        yield "assumed of values", assumed
+
+
+def _gpus(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
+    """Yield the table of the GPUs that fit, with what is left of their memory, and the list of those that do not."""
+    fit = [each for each in plan["fits"] if each["fits"] in (fitting.YES, fitting.WITHOUT_FRAGMENTS)]
+    if fit:
+        rows = [(each["model"], f"{written(each['memory']):>11}", _left(each), each["name"]) for each in fit[:SHOWN]]
+        larger = [("", "", "", f"and {len(fit) - SHOWN} larger ones")] if len(fit) > SHOWN else []
+        yield "fits", [*rows, *larger]
+    rest = [each["model"] for each in plan["fits"] if each["fits"] == fitting.NO]
+    if rest:
+        yield "too small", [(", ".join(rest),)]
+    mac = fitting.smallest(plan["macs"])
+    if mac is not None:
+        yield "Macs", [(f"from {mac['unified memory']} of unified memory on, as far as a plan for CUDA tells",)]
+
+
+def _left(gpu: Mapping[str, Any]) -> str:
+    if gpu["fits"] == fitting.WITHOUT_FRAGMENTS:
+        return "without fragments"
+    return f"{gpu['headroom']:5.1f} % left"
+
+
+def _place(each: Mapping[str, Any]) -> str:
+    """Return the program's line as a person writes it, and the library's where that asked."""
+    return ", through ".join(map(source.short, each["lines"]))
+
+
+_HEADS = {"fits": ("GPU", "memory", "headroom", "name"), "assumed of values": ("value", "read by", "line")}
+"""The heads of tables in Markdown. A text has none."""
+
+
+def markdown(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a plan in Markdown, for the description of a pull request."""
+    yield f"### Memory of `{plan['program']}`"
+    yield ""
+    yield from answer(plan)
+    for heading, rows in tables(plan):
+        yield ""
+        if len(rows[0]) == 1:
+            yield from (f"{heading.capitalize()}: {text}" for (text,) in rows)
+        elif heading == "" and rows[0][0]:
+            yield from (f"{first}: {rest}" for first, rest in rows)
+        else:
+            yield from markdown_table(rows if rows[0][0] == "" else [_HEADS[heading], *rows])
+
+
+def markdown_table(rows: Rows) -> Iterator[str]:
+    """Yield the lines of a table in Markdown. The first row is its head; a column without a text is left out."""
+    cells = [[cell.strip().replace("|", "\\|") for cell in row] for row in rows]
+    kept = [index for index, column in enumerate(zip(*cells, strict=True)) if any(column)]
+    for index, row in enumerate(cells):
+        yield f"| {' | '.join(row[each] for each in kept)} |"
+        if index == 0:
+            yield f"|{'---|' * len(kept)}"
