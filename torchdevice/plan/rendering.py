@@ -88,11 +88,16 @@ def markdown(plan: Mapping[str, Any]) -> Iterator[str]:
     for heading, rows in tables(plan):
         yield ""
         if len(rows[0]) == 1:
-            yield from (f"{heading.capitalize()}: {text}" for (text,) in rows)
+            yield from (f"{sentence(heading)}: {text}" for (text,) in rows)
         elif heading == "" and rows[0][0]:
             yield from (f"{first}: {rest}" for first, rest in rows)
         else:
             yield from markdown_table(rows if rows[0][0] == "" else [_HEADS[heading], *rows])
+
+
+def sentence(text: str) -> str:
+    """Return a text that begins with a capital letter."""
+    return text[:1].upper() + text[1:]
 
 
 def markdown_table(rows: Rows) -> Iterator[str]:

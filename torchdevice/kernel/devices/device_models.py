@@ -174,7 +174,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {name: tuple(row.get("aliases", ())) fo
 
 _NAMES_OF_MODELS = {
     _spelling(each): name
-    for name, model in reversed(MODELS.items())  # of models with the same name of torch the first one counts
+    for name, model in reversed([*MODELS.items()])  # of models with the same name of torch the first one counts
     for each in (model.properties["name"], name, *ALIASES[name])
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchdevice.kernel.python import printable
-from torchdevice.tools.cli import programs, run
+from torchdevice.tools.cli import plans, programs, run
 from torchdevice.tools.cli.parsing import add_command, show_columns
 
 if TYPE_CHECKING:
@@ -19,10 +19,21 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    run.take_program(add_command(commands, "plan", _plan, world_size=programs.number))
+    run.take_program(add_command(commands, "plan", _plan, world_size=programs.number, sweep=_sweep))
+
+
+def _sweep(text: str) -> Any:
+    from torchdevice.plan.sweeping import Sweep  # here, because most commands need none
+
+    try:
+        return Sweep.parsed(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _plan(options: argparse.Namespace) -> int:
+    if options.sweep and options.rest:
+        return plans.sweep(options)
     file, form = None, _form(options)
     if form != "text":
         file = os.fdopen(os.dup(1), "w")

@@ -1,0 +1,108 @@
+"""``torchdevice plan --sweep``: plans of a program for several values of its flags and variables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import run_command
+
+from torchdevice.plan import fitting, sweeping
+from torchdevice.plan.sweeping import Sweep
+
+pytestmark = pytest.mark.one_engine
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("batch-size=1,2, 4", "batch-size", ("1", "2", "4")),
+        ("--batch_size=8", "batch_size", ("8",)),
+        ("LAYERS=2,", "LAYERS", ("2",)),
+    ],
+)
+def test_what_a_sweep_says(text: str, name: str, values: tuple[str, ...]) -> None:
+    assert Sweep.parsed(text) == Sweep(name, values)
+
+
+@pytest.mark.parametrize("text", ["batch", "batch=", "=1,2", "batch size=1", ""])
+def test_what_is_no_sweep(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a name with values. Write one such as batch-size=1,2,4"):
+        Sweep.parsed(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "expected", "variables"),
+    [
+        (["t.py"], {"batch-size": "2"}, ["t.py", "--batch-size", "2"], {}),
+        (["t.py", "--batch_size", "1", "x"], {"batch-size": "2"}, ["t.py", "--batch_size", "2", "x"], {}),
+        (["t.py", "--batch-size=1"], {"batch_size": "2"}, ["t.py", "--batch-size=2"], {}),
+        (["t.py", "-b", "1"], {"b": "2"}, ["t.py", "-b", "2"], {}),
+        (["t.py", "{n}", "--file=a{n}"], {"n": "2"}, ["t.py", "2", "--file=a2"], {}),
+        (["t.py"], {"LAYERS": "2", "lr": "3"}, ["t.py", "--lr", "3"], {"LAYERS": "2"}),
+        (["t.py", "--LAYERS", "1"], {"LAYERS": "2"}, ["t.py", "--LAYERS", "2"], {}),
+    ],
+)
+def test_where_a_value_goes(words: list[str], values: Any, expected: list[str], variables: Any) -> None:
+    assert sweeping.words_with(words, values) == (expected, variables)
+
+
+def plan(need: int, *, finished: bool = True) -> dict[str, Any]:
+    fits = [*fitting.fits(need * GIB, need * GIB, finished=finished)]
+    found = {"finished": finished, "ended": "" if finished else "ValueError at t.py:1", "fits": fits}
+    return {
+        **found,
+        "needs": need * GIB,
+        "at least": need * GIB,
+        "smallest": (fitting.smallest(fits) or {}).get("model"),
+    }
+
+
+def test_the_largest_value_that_fits_each_gpu() -> None:
+    sweeps = [Sweep("batch", ("8", "16", "32", "64"))]
+    # A larger batch may need less, where the program chooses another way for it.
+    found = sweeping.data(sweeps, {0: plan(10), 1: plan(9), 2: plan(20), 3: plan(30, finished=False)})
+    assert found["largest"]["t4"] == {"batch": "16"} and found["largest"]["h100"] == {"batch": "32"}
+    assert found["largest"]["rtx3060ti"] is None
+    (_, rows), (_, largest) = sweeping.tables(found)
+    assert rows[1] == ("8", f"{'10.00 GiB':>11}", "rtx2080ti")
+    assert rows[-1] == ("64", f"{'30.00 GiB':>11}", "at least, not finished: ValueError at t.py:1")
+    assert [row[0] for row in largest] == ["batch", "none", "16", "32"]
+
+
+def test_of_several_names_the_values_that_need_the_most_count() -> None:
+    sweeps = [Sweep("batch", ("1", "2")), Sweep("LAYERS", ("1", "2"))]
+    found = sweeping.data(sweeps, {0: plan(5), 1: plan(12), 2: plan(8), 3: plan(40)})
+    assert found["largest"]["t4"] == {"batch": "1", "LAYERS": "2"}
+    assert found["largest"]["h100"] == {"batch": "2", "LAYERS": "2"}
+    assert len(sweeping.data(sweeps, {0: plan(5)})["plans"]) == 1, "those that ended before Ctrl-C"
+
+
+PROGRAM = """
+import os, sys, torch
+if sys.argv[2] == "3":
+    sys.exit("no data")
+x = torch.empty(int(os.environ["SIZE"]) * int(sys.argv[2]) << 30, dtype=torch.uint8, device="cuda")
+"""
+
+
+def test_a_program_with_several_values(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    words = ["plan", "--json", "--sweep", "size=1,3", "--sweep=SIZE=6", "train.py", "--size", "8"]
+    done = run_command(*words, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert found["names"] == ["size", "SIZE"]
+    one, three = found["plans"]
+    assert one["values"] == {"size": "1", "SIZE": "6"} and one["devices"][0]["peak"] == 6 * GIB and one["finished"]
+    assert three["ended"] == "exit status 1 at train.py:4 (no data)"
+    assert found["largest"]["t4"] == {"size": "1", "SIZE": "6"}
+
+
+def test_a_sweep_that_says_nothing_is_refused() -> None:
+    done = run_command("plan", "--sweep", "batch", "train.py")
+    assert done.returncode == 2 and "'batch' is not a name with values" in done.stderr

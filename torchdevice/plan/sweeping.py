@@ -1,0 +1,186 @@
+"""Plans of a program for several values of its flags or variables, in processes side by side.
+
+A name means what the program's words say of it: ``{name}`` in a word, or a flag ``--name`` that is there. Another name
+in capitals is a variable of the environment, and any other becomes a flag at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from torchdevice.kernel.devices import device_models
+from torchdevice.kernel.python.byte_sizes import written
+from torchdevice.plan import fitting
+from torchdevice.plan.rendering import Rows
+
+Values = Mapping[str, str]
+"""Name -> the value of one plan."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A name, and the values that it has one after the other."""
+
+    name: str
+    values: tuple[str, ...]
+
+    @classmethod
+    def parsed(cls, text: str) -> Sweep:
+        """Return what a text such as ``batch-size=1,2,4`` says.
+
+        Raises:
+            ValueError: It is not of that form.
+        """
+        name, _, listed = text.lstrip("-").partition("=")
+        values = tuple(each.strip() for each in listed.split(",") if each.strip())
+        if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or not values:
+            raise ValueError(f"{text!r} is not a name with values. Write one such as batch-size=1,2,4.")
+        return cls(name, values)
+
+
+def combinations(sweeps: Sequence[Sweep]) -> list[Values]:
+    """Return each value of each name with each of the others."""
+    names = [each.name for each in sweeps]
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(each.values for each in sweeps))]
+
+
+def words_with(words: Sequence[str], values: Values) -> tuple[list[str], dict[str, str]]:
+    """Return a program's words with these values, and the variables of the environment that are among them."""
+    found, variables = list(words), {}
+    for name, value in values.items():
+        if any(f"{{{name}}}" in word for word in found):
+            found = [word.replace(f"{{{name}}}", value) for word in found]
+        elif not _replaced(found, name, value):
+            if name.isupper():
+                variables[name] = value
+            else:
+                found += [_flag(name), value]
+    return found, variables
+
+
+def _flag(name: str) -> str:
+    return f"-{name}" if len(name) == 1 else f"--{name}"
+
+
+def _replaced(words: list[str], name: str, value: str) -> bool:
+    """Replace the value of a flag that is among the words, spelled with hyphens or underscores."""
+    spellings = {_flag(each) for each in (name, name.replace("_", "-"), name.replace("-", "_"))}
+    for index, word in enumerate(words[1:], start=1):
+        flag, equals, _ = word.partition("=")
+        if flag in spellings and equals:
+            words[index] = f"{flag}={value}"
+            return True
+        if flag in spellings and index + 1 < len(words):
+            words[index + 1] = value
+            return True
+    return False
+
+
+class Interrupted(Exception):
+    """Ctrl-C was pressed, and the plans that had ended by then are all that there are."""
+
+
+def planned(own: Sequence[str], words: Sequence[str], all_values: Sequence[Values]) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each combination of values and its plan, as the plans end, in as many processes as cores.
+
+    Args:
+        own: The words of the command before the program, without those of the sweep.
+        words: The program's words.
+        all_values: The combinations.
+
+    Raises:
+        Interrupted: Ctrl-C was pressed.
+    """
+    running: list[subprocess.Popen[str]] = []
+    pool = ThreadPoolExecutor(min(len(all_values), os.cpu_count() or 1))
+    try:
+        jobs = {pool.submit(_plan, own, *words_with(words, each), running): i for i, each in enumerate(all_values)}
+        for job in as_completed(jobs):
+            yield jobs[job], job.result()
+    except KeyboardInterrupt:
+        raise Interrupted from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in running:
+            with contextlib.suppress(OSError):
+                process.terminate()
+
+
+def _plan(own: Sequence[str], words: list[str], variables: dict[str, str], running: list[Any]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "torchdevice", "plan", "--json", *own, *words]
+    # A session of its own, so that Ctrl-C reaches this process alone.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
+        start_new_session=True,
+    )
+    running.append(process)
+    printed, errors = process.communicate()
+    running.remove(process)
+    last = (errors.strip().splitlines() or [""])[-1]
+    try:
+        plan: dict[str, Any] = json.loads(printed)
+    except ValueError:
+        ended = last or f"exit status {process.returncode}"
+        return {"finished": False, "ended": ended, "at least": 0, "needs": 0, "fits": [], "smallest": None}
+    if plan["ended"].startswith("exit status") and last:
+        plan["ended"] += f" ({last})"  # what the program said of it
+    return plan
+
+
+def data(sweeps: Sequence[Sweep], plans: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return what a sweep says, as data for JSON.
+
+    Args:
+        sweeps: The names and their values.
+        plans: Number of a combination -> its plan, of those that have ended.
+    """
+    found = [{"values": values, **plans[i]} for i, values in enumerate(combinations(sweeps)) if i in plans]
+    largest = {model: _largest(model, found) for model in sorted(device_models.MODELS, key=fitting.memory_of)}
+    return {"names": [each.name for each in sweeps], "plans": found, "largest": largest}
+
+
+def _largest(model: str, plans: Sequence[Mapping[str, Any]]) -> Values | None:
+    """Return the values of the plan that fits a model and needs the most; of one name, those with the largest value."""
+    fit = [each for each in plans if (model, fitting.YES) in [(gpu["model"], gpu["fits"]) for gpu in each["fits"]]]
+    return max(fit, key=_size)["values"] if fit else None
+
+
+def _size(plan: Mapping[str, Any]) -> tuple[float, int]:
+    values = list(plan["values"].values())
+    number = float(values[0]) if len(values) == 1 and re.fullmatch(r"[0-9]+(\.[0-9]*)?", values[0]) else 0.0
+    return number, plan["needs"]
+
+
+def tables(found: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
+    """Yield the tables of a sweep, each with its heading, as rows of texts."""
+    head = (*found["names"], f"{'needs':>11}", "the smallest GPU that fits")
+    yield "", [head, *((*each["values"].values(), *_needs(each)) for each in found["plans"])]
+    if not any(each["finished"] for each in found["plans"]):
+        return
+    by_values: dict[tuple[str, ...], list[str]] = {}
+    for model, values in found["largest"].items():
+        by_values.setdefault(tuple((values or {}).values()), []).append(model)
+    none = ("none", *[""] * (len(found["names"]) - 1))
+    rows = [(*(values or none), ", ".join(models)) for values, models in by_values.items()]
+    yield "the largest that fits each GPU", [(*found["names"], "GPUs"), *rows]
+
+
+def _needs(plan: Mapping[str, Any]) -> tuple[str, str]:
+    if not plan["finished"]:
+        return f"{written(plan['at least']):>11}", f"at least, not finished: {plan['ended']}"
+    return f"{written(plan['needs']):>11}", plan["smallest"] or "none known here"
