@@ -44,7 +44,9 @@ def tables(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
         sizes = [(name, *(written(each[name]) for each in devices)) for name in (*KINDS, "fragments", "peak")]
         named = ("", *(each["device"] for each in devices))
         yield "", [(first, *(f"{cell:>11}" for cell in cells), "") for first, *cells in (named, *sizes)]
-        yield "", [(f"peak of {each['device']} at", _place(each)) for each in devices]
+        places = [(f"peak of {each['device']} at", _place(each)) for each in devices if each["lines"]]
+        if places:
+            yield "", places
         yield from _gpus(plan)
     if assumed:
         yield "assumed of values", assumed

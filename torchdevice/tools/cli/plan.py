@@ -7,9 +7,10 @@ import functools
 import json
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from torchdevice.kernel.python import printable
+from torchdevice.plan import model_words
 from torchdevice.tools.cli import plans, programs, run
 from torchdevice.tools.cli.parsing import add_command, show_columns
 
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    run.take_program(add_command(commands, "plan", _plan, world_size=programs.number, sweep=_sweep))
+    numbers = dict.fromkeys(("batch", "seq", "generate"), _number)
+    run.take_program(add_command(commands, "plan", _plan, world_size=programs.number, sweep=_sweep, **numbers))
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number. Use a whole number from 1.")
+    return int(text)
 
 
 def _sweep(text: str) -> Any:
@@ -32,13 +40,19 @@ def _sweep(text: str) -> Any:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    title = ""
+    if options.model is not None:
+        title = _take_model(options)
+    elif any(getattr(options, name) for name in model_words.FLAGS):
+        needing = next(name for name in model_words.FLAGS if getattr(options, name))
+        options.parser.error(f"--{needing} needs --model NAME; the flags of a program come after it")
     if options.sweep and options.rest:
         return plans.sweep(options)
     file, form = None, _form(options)
     if form != "text":
         file = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-    options.plan = functools.partial(_begin, options.world_size, form, file)
+    options.plan = functools.partial(_begin, options.world_size, _Output(form, file, title))
     if options.target is None:
         options.target, options.memory = "simulated:cuda", options.memory or 1 << 40
     if options.world_size is not None:
@@ -49,6 +63,17 @@ def _plan(options: argparse.Namespace) -> int:
     return run.start(options)
 
 
+def _take_model(options: argparse.Namespace) -> str:
+    """Let the program be the one that plans a model of transformers, and return what it does."""
+    if options.rest:
+        options.parser.error("--model plans a model without a program. Leave one of the two out")
+    if options.train and options.generate:
+        options.parser.error("--train and --generate are two plans. Leave one of the two out")
+    words = model_words.of(options.model, options)
+    options.rest = ["-m", "torchdevice.plan.models", *words]
+    return model_words.title(words)
+
+
 def _form(options: argparse.Namespace) -> str:
     """Return how a plan is written: as text, JSON or Markdown."""
     if options.json:
@@ -56,7 +81,21 @@ def _form(options: argparse.Namespace) -> str:
     return "markdown" if options.markdown else "text"
 
 
-def _begin(ranks: int | None, form: str, file: TextIO | None) -> Callable[[Report, SystemExit | None], Any]:
+class _Output(NamedTuple):
+    """How a plan is shown.
+
+    Attributes:
+        form: ``"text"``, ``"json"`` or ``"markdown"``.
+        file: Where to, if it is not a text for a person.
+        title: What to call the program; empty for its own words.
+    """
+
+    form: str
+    file: TextIO | None
+    title: str
+
+
+def _begin(ranks: int | None, output: _Output) -> Callable[[Report, SystemExit | None], Any]:
     """Follow the memory of the devices from now on, and return what prints the plan at the end and returns it."""
     from torchdevice.plan import peaks
 
@@ -65,23 +104,38 @@ def _begin(ranks: int | None, form: str, file: TextIO | None) -> Callable[[Repor
 
     def show(report: Report, exited: SystemExit | None) -> dict[str, Any]:
         plan = peaks.data(found, report, exited)
-        _show(plan, form, file)
+        if output.title:
+            _call(plan, output.title)
+        refused = output.title and exited and not plan["devices"]  # the program said why
+        if output.form == "json" or not refused:
+            try:
+                _show(plan, output)
+            except BrokenPipeError:  # nobody reads on, as after 'head'
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes what is left at its end
         return {**plan, "over time": {f"cuda:{index}": found.timeline(index) for index in sorted(found.devices)}}
 
     return show
 
 
-def _show(plan: dict[str, Any], form: str, file: TextIO | None) -> None:
-    """Print a plan, to the given file where it is not a text for a person."""
+def _call(plan: dict[str, Any], title: str) -> None:
+    """Give a plan the name of what was planned, and take out the lines of the program, which is this package's."""
+    plan["program"] = title
+    for each in (*plan["devices"], *plan["assumed"]):
+        each["lines"] = [line for line in each["lines"] if not line.startswith("<")]
+
+
+def _show(plan: dict[str, Any], output: _Output) -> None:
+    """Print a plan."""
     from torchdevice.plan import rendering
 
-    if form == "json":
-        print(json.dumps(plan, indent=1), file=file, flush=True)
-    elif form == "markdown":
-        print(*map(printable.line, rendering.markdown(plan)), sep="\n", file=file, flush=True)
+    if output.form == "json":
+        print(json.dumps(plan, indent=1), file=output.file, flush=True)
+    elif output.form == "markdown":
+        print(*map(printable.line, rendering.markdown(plan)), sep="\n", file=output.file, flush=True)
     else:
         print(f"torchdevice: plan of {plan['program']}")
         print(*map(printable.line, rendering.answer(plan)), sep="\n")
         for heading, table in rendering.tables(plan):
             print(f"\n{heading}" if heading else "")
             show_columns(table, indent="  ")
+        print(end="", flush=True)

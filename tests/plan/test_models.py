@@ -1,0 +1,155 @@
+"""``torchdevice plan --model``: models of transformers without a program, compared with programs that people write."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import run_command
+
+import torchdevice
+from torchdevice.plan import four_bits, model_words
+
+pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.one_engine
+
+SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "vocab_size": 1000,
+    "dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+
+LINEAR = 3 * (2 * 256 * 256 + 2 * 256 * 64 + 3 * 256 * 512)
+"""The elements of the linear layers but the last."""
+
+OTHERS = 2 * 1000 * 256 + 7 * 256
+"""The elements of both embeddings and the norms."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    return str(tmp_path)
+
+
+def planned(*words: str) -> Any:
+    done = run_command("plan", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    (device,) = plan["devices"]
+    return plan, device
+
+
+PROGRAM = """
+import sys, torch, transformers
+config = transformers.AutoConfig.from_pretrained(sys.argv[1])
+with torch.device("cuda"):
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+model.train()
+optimizer = torch.optim.AdamW(model.parameters())
+tokens = torch.zeros(4, 128, dtype=torch.long, device="cuda")
+for _ in range(2):
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_plan_is_that_of_the_program_that_it_stands_for(folder: str, tmp_path: Path) -> None:
+    plan, device = planned("--model", folder, "--batch", "4", "--seq", "128", "--train", "full")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    _, expected = planned(str(tmp_path / "train.py"), folder)
+    assert device["weights"] == expected["weights"] >= 2 * (LINEAR + OTHERS)
+    assert device["optimizer state"] == expected["optimizer state"]
+    assert device["peak"] - device["fragments"] == pytest.approx(expected["peak"] - expected["fragments"], rel=0.002)
+    assert plan["program"] == f"{folder}: full fine-tuning with AdamW, 4 x 128 tokens"
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--generate", "4"], "generating 4 tokens after 1 x 64 tokens"),
+        (["--dtype", "fp32"], "one call without gradients, 1 x 64 tokens"),
+        (["--train", "full", "--checkpointing"], "full fine-tuning with AdamW, checkpointed, 1 x 64 tokens"),
+    ],
+)
+def test_what_can_be_planned(flags: list[str], said: str, folder: str) -> None:
+    plan, device = planned("--model", folder, "--seq", "64", *flags)
+    assert plan["program"] == f"{folder}: {said}"
+    size = 4 if "fp32" in flags else 2
+    assert device["weights"] == pytest.approx(size * (LINEAR + OTHERS), rel=0.02)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("train", ["lora", "qlora"])
+def test_weights_that_are_not_trained_have_no_gradients(train: str, folder: str) -> None:
+    pytest.importorskip("peft")
+    _, device = planned("--model", folder, "--seq", "64", "--train", train)
+    # Of each linear layer: two matrices in float32, and AdamW's two states of them.
+    adapters = 3 * (4 * 256 * 2 + 2 * 64 + 3 * (256 + 512)) * model_words.RANK
+    base = LINEAR / 2 + 4 * OTHERS if train == "qlora" else 2 * (LINEAR + OTHERS)
+    assert device["weights"] == pytest.approx(base + 4 * adapters, rel=0.05)
+    assert device["optimizer state"] == pytest.approx(8 * adapters, rel=0.25)  # blocks of 512 bytes
+
+
+def test_a_name_that_means_nothing_is_refused() -> None:
+    done = run_command("plan", "--model", "no/such-model")
+    assert done.returncode == 1 and "plan of" not in done.stdout
+    assert "--model 'no/such-model' is no folder with a config.json" in done.stderr
+    assert "hf download no/such-model config.json" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--batch", "2", "train.py"], "--batch needs --model NAME"),
+        (["--model", "llama", "train.py"], "--model plans a model without a program"),
+        (["--model", "llama", "--train", "full", "--generate", "3"], "--train and --generate are two plans"),
+        (["--model", "llama", "--seq", "0"], "'0' is not a number. Use a whole number from 1."),
+    ],
+)
+def test_words_that_contradict_each_other(words: list[str], said: str) -> None:
+    done = run_command("plan", *words)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_the_memory_of_a_layer_in_four_bits() -> None:
+    with torchdevice.simulate(compute="meta", values="assume"):
+        plain = torch.nn.Linear(1024, 512, bias=True, device="cuda", dtype=torch.bfloat16)
+        layer = four_bits.FourBitLinear(plain)
+        before = torch.cuda.memory_allocated()
+        x = torch.ones(4, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        result = layer(x)
+        kept = torch.cuda.memory_allocated() - before
+        assert kept == 4 * 1024 * 2 + 4 * 512 * 2, "the weight in bfloat16 is gone"
+        result.sum().backward()
+        assert x.grad is not None and x.grad.shape == x.shape and result.dtype == torch.bfloat16
+        number = 1024 * 512
+        assert layer.weight.nbytes == number // 2 and layer.scales.nbytes == number // 64
+        assert layer.scales_of_scales.nbytes == 4 * math.ceil(number / 64 / 256)
+
+
+def test_only_plain_linear_layers_are_replaced() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear(2, 2)
+    )
+    four_bits.replace(model, keep=model[2])
+    assert [type(each).__name__ for each in model.modules() if isinstance(each, torch.nn.Linear)] == [
+        "FourBitLinear",
+        "FourBitLinear",
+        "Linear",
+    ]

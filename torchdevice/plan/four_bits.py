@@ -1,0 +1,69 @@
+"""Linear layers with weights in four bits, for the plan of QLoRA: their memory is that of bitsandbytes' ``Linear4bit``.
+
+The weight takes half a byte, and a scale of one byte for each block of 64, because the scales are quantized too
+(``bnb_4bit_use_double_quant``), with a float32 for each block of 256 of them. For each product the weight is written
+anew in the dtype of the activations, in the forward and in the backward pass. The layers have no values.
+
+Source: the documentation of bitsandbytes (``Linear4bit``, ``quantize_4bit``) and the paper on QLoRA, section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+BLOCK, BLOCK_OF_SCALES = 64, 256
+"""How many weights have one scale, and how many scales have one float32."""
+
+
+class _Product(torch.autograd.Function):
+    """The product with a weight that exists in the activations' dtype only meanwhile."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: FourBitLinear) -> torch.Tensor:
+        ctx.layer = layer
+        return torch.nn.functional.linear(x, layer.written(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (grad,) = grads
+        return grad @ ctx.layer.written(grad.dtype), None
+
+
+class FourBitLinear(torch.nn.Linear):
+    """A linear layer whose weight is packed. It is a class of ``torch.nn.Linear``, so that PEFT adapts it.
+
+    Args:
+        of: The layer whose sizes, bias and device it has.
+    """
+
+    def __init__(self, of: torch.nn.Linear):
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = of.in_features, of.out_features
+        self.bias = of.bias
+        number, device = of.weight.numel(), of.weight.device
+        packed = torch.empty((number + 1) // 2, 1, dtype=torch.uint8, device=device)
+        self.weight = torch.nn.Parameter(packed, requires_grad=False)
+        scales = -(-number // BLOCK)
+        self.register_buffer("scales", torch.empty(scales, dtype=torch.uint8, device=device))
+        self.register_buffer("scales_of_scales", torch.empty(-(-scales // BLOCK_OF_SCALES), device=device))
+
+    def written(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weight in a dtype."""
+        return self.weight.new_empty(self.out_features, self.in_features, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product; under autocast in its dtype."""
+        if torch.is_autocast_enabled("cuda"):
+            x = x.to(torch.get_autocast_dtype("cuda"))
+        found: torch.Tensor = _Product.apply(x, self)
+        return found if self.bias is None else found + self.bias.to(found.dtype)
+
+
+def replace(model: torch.nn.Module, keep: torch.nn.Module | None) -> None:
+    """Put such layers in the place of a model's linear layers, but for one."""
+    for module in [*model.modules()]:
+        for name, child in module.named_children():
+            if type(child) is torch.nn.Linear and child is not keep:
+                setattr(module, name, FourBitLinear(child))

@@ -1,0 +1,198 @@
+"""``torchdevice plan --model``: the program that is planned where only the name of a model of transformers is given.
+
+It makes the model of its configuration on the GPU, without weights, and trains it for two steps or lets it generate.
+What it takes for granted is what people mostly do: AdamW as torch has it, PEFT's LoRA on all linear layers, and for
+QLoRA weights in four bits as bitsandbytes stores them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchdevice.plan import four_bits, model_words
+from torchdevice.plan.model_words import RANK
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+STEPS = 2
+"""How many steps are trained: an optimizer makes its state in the first."""
+
+
+def configuration(name: str) -> Any:
+    """Return transformers' configuration of a model. Nothing is fetched.
+
+    Args:
+        name: A folder with a ``config.json``, a model in the Hub's cache, or an architecture such as ``llama``, which
+            has the sizes that transformers gives it by default.
+
+    Raises:
+        ValueError: There is no such configuration here.
+    """
+    import transformers
+
+    if name in transformers.CONFIG_MAPPING and not os.path.isdir(name):
+        return transformers.AutoConfig.for_model(name)
+    with contextlib.suppress(OSError, ValueError):
+        return transformers.AutoConfig.from_pretrained(name, local_files_only=True)
+    raise ValueError(
+        f"--model {name!r} is no folder with a config.json, is not in the Hub's cache, and is no architecture of "
+        f"transformers. Run 'hf download {name} config.json', or name a folder or an architecture such as llama."
+    )
+
+
+def make(config: Any, dtype: torch.dtype) -> Any:
+    """Return the model of a configuration on the meta device, of the class that the configuration names.
+
+    Raises:
+        ValueError: It is no model of language.
+    """
+    import transformers
+
+    names = getattr(config, "architectures", None) or []
+    found = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+    if found is None:
+        kinds = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
+        found = next((mapping[type(config)] for mapping in kinds if type(config) in mapping), None)
+    if found is None or not issubclass(found, transformers.GenerationMixin):
+        raise ValueError(f"--model makes models that generate text, and {config.model_type!r} is none. Plan a program.")
+    with torch.device("meta"):
+        return found._from_config(config, dtype=dtype)
+
+
+def materialized(model: torch.nn.Module, device: str) -> None:
+    """Give the parameters and buffers of a model on the meta device memory of a device. Those that are tied stay so."""
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, each in held.items():
+                if each is None or not each.is_meta:
+                    continue
+                if id(each) not in made:
+                    empty = torch.empty_like(each, device=device)
+                    grad = each.requires_grad
+                    made[id(each)] = torch.nn.Parameter(empty, grad) if isinstance(each, torch.nn.Parameter) else empty
+                held[name] = made[id(each)]
+
+
+def _with_lora(model: Any) -> Any:
+    """Return a model with PEFT's LoRA on its linear layers, without the output's.
+
+    Raises:
+        ValueError: PEFT is not installed.
+    """
+    try:
+        import peft
+    except ImportError:
+        raise ValueError("--train lora needs PEFT. Install it by 'pip install peft', or use --train full.") from None
+    return peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear"))
+
+
+def prepared(name: str, train: str | None, dtype: torch.dtype | None, *, checkpointing: bool = False) -> Any:
+    """Return a model on the GPU, as a way of training it begins.
+
+    Args:
+        name: See :func:`configuration`.
+        train: ``"full"``, ``"lora"``, ``"qlora"``, or None for no training.
+        dtype: The dtype of the weights; None for that of the configuration, else bfloat16.
+        checkpointing: Whether activations are computed again in the backward pass. They are for ``"qlora"``, too, as
+            ``peft.prepare_model_for_kbit_training`` has it.
+    """
+    config = configuration(name)
+    model = make(config, dtype or getattr(config, "dtype", None) or torch.bfloat16)
+    if train == "qlora":
+        four_bits.replace(model, keep=model.get_output_embeddings())
+        for each in model.parameters():  # as peft.prepare_model_for_kbit_training does
+            each.requires_grad_(False)
+            if each.is_floating_point():
+                each.data = each.data.float()
+    materialized(model, "cuda")
+    if checkpointing or train == "qlora":
+        _checkpoint(model)
+        if train in ("lora", "qlora"):
+            model.enable_input_require_grads()
+    if train in ("lora", "qlora"):
+        model = _with_lora(model)
+    return model.train(train is not None)
+
+
+def _checkpoint(model: Any) -> None:
+    """Let a model compute its activations again in the backward pass."""
+    enable = getattr(model, "activation_checkpointing_enable", None)  # its name from transformers 5.20 on
+    (enable or model.gradient_checkpointing_enable)()
+    model.config.use_cache = False
+
+
+def _step(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+
+    def step() -> None:
+        # As transformers' Trainer and accelerate do it, the loss alone outlives the forward pass.
+        with torch.autocast("cuda", torch.bfloat16, enabled=_is_mixed(model)):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _is_mixed(model: torch.nn.Module) -> bool:
+    """Return whether a model has weights of more than one precision, so that it is trained under autocast."""
+    return len({each.dtype for each in model.parameters() if each.is_floating_point()}) > 1
+
+
+def work(model: Any, batch: int, length: int, *, train: bool, generate: int | None) -> None:
+    """Train a model for two steps, let it generate, or call it once.
+
+    Args:
+        model: The model, on the GPU.
+        batch: The number of sequences.
+        length: The tokens of each.
+        train: Whether to train it.
+        generate: How many tokens to generate after them; None for none.
+    """
+    tokens = torch.zeros(batch, length, dtype=torch.long, device="cuda")
+    if train:
+        step = _step(model, tokens)
+        for _ in range(STEPS):
+            step()
+    elif generate:
+        model.generate(tokens, max_new_tokens=generate, min_new_tokens=generate, do_sample=False, pad_token_id=0)
+    else:
+        of_decoder = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+        with torch.no_grad():
+            model(input_ids=tokens, **of_decoder)
+
+
+def main(words: Sequence[str] | None = None) -> Any:
+    """Run the program, and return the model, which lives as long as that of a script.
+
+    Raises:
+        SystemExit: The words name no model that can be made here.
+    """
+    given = model_words.parser().parse_args(words)
+    try:
+        import transformers
+    except ImportError:
+        sys.exit("torchdevice: --model needs transformers. Install it by 'pip install transformers'.")
+    transformers.logging.set_verbosity_error()  # what they say is for authors of programs
+    warnings.simplefilter("ignore", FutureWarning)
+    try:
+        dtype = DTYPES[given.dtype] if given.dtype else None
+        model = prepared(given.model, given.train, dtype, checkpointing=given.checkpointing)
+    except ValueError as error:
+        sys.exit(f"torchdevice: {error}")
+    work(model, given.batch, given.seq, train=given.train is not None, generate=given.generate)
+    return model
+
+
+if __name__ == "__main__":
+    model = main()
