@@ -14,6 +14,7 @@ from torchdevice.kernel.journal.callers import Site as Site
 from torchdevice.kernel.journal.journal import Entry as Entry
 from torchdevice.kernel.journal.journal import Journal as Journal
 from torchdevice.kernel.options import Options as Options
+from torchdevice.plan.calls import plan as plan
 from torchdevice.report import Report as Report
 from torchdevice.scope.activation import current as current
 from torchdevice.scope.activation import disable as disable

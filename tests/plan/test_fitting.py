@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from torchdevice.kernel.devices.device_models import MACS, MODELS
-from torchdevice.plan import fitting, rendering
+from torchdevice.plan import fitting, rendering, workspaces
 
 pytestmark = pytest.mark.one_engine
 
@@ -18,7 +18,13 @@ def plan_of(peak: float, fragments: float = 0, *, finished: bool = True, devices
     """Return the data of a plan with this peak in GiB."""
     context = GIB // 2
     sizes = {"weights": 0, "gradients": 0, "optimizer state": 0, "activations": int((peak - fragments) * GIB)}
-    one = {**sizes, "fragments": int(fragments * GIB), "peak": int(peak * GIB), "lines": ["train.py:3"]}
+    one = {
+        **sizes,
+        "workspaces": 0,
+        "fragments": int(fragments * GIB),
+        "peak": int(peak * GIB),
+        "lines": ["train.py:3"],
+    }
     found = [{"device": f"cuda:{index}", **one} for index in range(devices)]
     need, least = fitting.needed(found, context), fitting.at_least(found, context)
     return {
@@ -26,6 +32,7 @@ def plan_of(peak: float, fragments: float = 0, *, finished: bool = True, devices
         "finished": finished,
         "ended": "" if finished else "ValueError at train.py:4",
         "advice": "",
+        "versions": {"torch": "2.13.0", "transformers": "5.24.0"},
         "devices": found,
         "context": context,
         "needs": need,
@@ -63,6 +70,18 @@ def test_a_program_that_did_not_finish_fits_nothing() -> None:
     assert "fits" not in dict(rendering.tables(plan)) and "Macs" not in dict(rendering.tables(plan))
 
 
+def test_some_gpus_have_larger_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = int(fitting.memory_of("h100"))
+    two = fitting.Workspaces(2, (8, 0))
+    fits = {each["model"]: each["fits"] for each in fitting.fits(need, need, two, finished=True)}
+    assert fits["h100"] == fitting.NO and fits["a100-80gb"] == fitting.YES
+    assert workspaces.size((8, 0)) == 8_519_680 and workspaces.size((9, 0)) == 32 << 20
+    monkeypatch.setenv(workspaces.VARIABLE, ":4096:2:16:8")
+    assert workspaces.size((9, 0)) == 8_519_680
+    monkeypatch.setenv(workspaces.VARIABLE, ":0:0")
+    assert workspaces.size((9, 0)) == 0
+
+
 def test_macs_have_a_part_of_their_memory() -> None:
     assert MACS[16] == 16 * GIB * 2 // 3 and MACS[64] == 48 * GIB
     smallest = fitting.smallest(plan_of(20)["macs"])
@@ -91,4 +110,5 @@ def test_a_plan_in_markdown() -> None:
         lines
     )
     assert "peak of cuda:0 at: train.py:3" in lines and "| 0.0 | item() | train.py:5 |" in lines
+    assert lines[-1] == "Holds for: torch 2.13.0, transformers 5.24.0"
     assert any(line.startswith("Too small: a100-1g.5gb, ") for line in lines)

@@ -30,13 +30,13 @@ def peaks() -> Any:
     """Follow the memory of a scope with two devices."""
     hooks = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
     before = [dict(each) for each in hooks]
-    with torchdevice.simulate(compute="meta", values="assume", count=2):
+    with torchdevice.simulate(compute="meta", values="assume", count=2) as scope:
         found = Peaks()
         found.follow()
         yield found
-    for each, kept in zip(hooks, before, strict=True):  # a plan follows until the process ends
-        each.clear()
-        each.update(kept)
+        found.stop()
+        assert found not in scope._context.policy.recorders and found not in scope._context.machine.observers
+    assert [dict(each) for each in hooks] == before
 
 
 class Half(torch.nn.Module):
@@ -88,6 +88,17 @@ def test_memory_over_time(peaks: Peaks, remembered: int, monkeypatch: pytest.Mon
         assert columns[0][1:] == [0, 0, 0] and columns[0][0] > 0, "the first tensors are weights"
     else:
         assert columns[0][0] == kinds[WEIGHTS], "what still lives was there before the picture begins"
+
+
+def test_workspaces_of_products(peaks: Peaks) -> None:
+    x = torch.ones(4, 4, device="cuda", requires_grad=True)
+    assert not peaks.devices[0].handles
+    y = x @ x
+    assert peaks.devices[0].handles == {False}
+    y.sum().backward()
+    assert peaks.devices[0].handles == {False, True}
+    torch.ones(4, 4, device="cpu") @ torch.ones(4, 4, device="cpu")
+    assert list(peaks.devices) == [0]
 
 
 def test_a_device_without_blocks_left(peaks: Peaks) -> None:
@@ -176,7 +187,10 @@ def test_programs_run_to_their_end(program: str, arguments: list[str], library: 
     assert list(tmp_path.glob("losses-*")), "the program did not come to its last line"
     (device,) = plan["devices"]
     kinds = [device[kind] for kind in (WEIGHTS, GRADIENTS, STATE, OTHER)]
-    assert all(kinds) and device["fragments"] > 0 and sum(kinds) + device["fragments"] == device["peak"]
+    assert all(kinds) and device["fragments"] > 0
+    assert sum(kinds) + device["workspaces"] + device["fragments"] == device["peak"]
+    assert device["workspaces"] == 2 * 8_519_680, "of the forward and the backward pass"
+    assert plan["versions"]["torch"] == torch.__version__ and plan["versions"][library]
     assert str(PROGRAMS / program) in device["lines"][0]
     assert plan["error"] is None and plan["fits"][0]["fits"] == "yes"
     read = [each for each in plan["assumed"] if each["operator"] == "item()"]

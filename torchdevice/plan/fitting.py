@@ -7,10 +7,11 @@ as many of that model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdevice.kernel.devices import device_models
 from torchdevice.kernel.options import declarations
+from torchdevice.plan import workspaces
 
 YES, NO, UNKNOWN, WITHOUT_FRAGMENTS = "yes", "no", "unknown", "without fragments"
 """What is known of a model: it has the memory, too little, perhaps enough, or enough without the fragments."""
@@ -31,7 +32,26 @@ def at_least(devices: Sequence[Mapping[str, Any]], context: int) -> int:
     return int(max((each["peak"] - each["fragments"] for each in devices), default=0) + context)
 
 
-def fits(need: int, least: int, *, finished: bool, too_little: int = 0) -> Iterator[dict[str, Any]]:
+class Workspaces(NamedTuple):
+    """The workspaces of cuBLAS that are in the bytes that are needed.
+
+    Attributes:
+        number: How many there are.
+        capability: The compute capability for which they were counted. Some GPUs have larger ones.
+    """
+
+    number: int = 0
+    capability: tuple[int, int] = device_models.CAPABILITY
+
+    def more_on(self, model: str) -> int:
+        """Return how many bytes more they take on a model of a GPU."""
+        sizes = [workspaces.size(each) for each in (device_models.MODELS[model].capability, self.capability)]
+        return self.number * (sizes[0] - sizes[1])
+
+
+def fits(
+    need: int, least: int, more: Workspaces | None = None, *, finished: bool, too_little: int = 0
+) -> Iterator[dict[str, Any]]:
     """Yield for each model of a GPU whether it has the memory that is needed, those with the least memory first.
 
     A GPU that lacks only the fragments may do: its allocator gives cached memory back before memory runs out. A program
@@ -40,19 +60,26 @@ def fits(need: int, least: int, *, finished: bool, too_little: int = 0) -> Itera
     Args:
         need: The bytes that are needed.
         least: The bytes without fragments.
+        more: The workspaces among them, where there are any.
         finished: Whether the program came to its end.
         too_little: The bytes of a device on which memory ran out.
     """
     for model in sorted(device_models.MODELS, key=memory_of):
-        memory = memory_of(model)
-        if least > memory or memory <= too_little:
+        memory, larger = memory_of(model), more.more_on(model) if more else 0
+        if least + larger > memory or memory <= too_little:
             found = NO
         elif not finished:
             found = UNKNOWN
         else:
-            found = YES if need <= memory else WITHOUT_FRAGMENTS
+            found = YES if need + larger <= memory else WITHOUT_FRAGMENTS
         name = device_models.MODELS[model].properties["name"]
-        yield {"model": model, "name": name, "memory": memory, "fits": found, "headroom": _headroom(need, memory)}
+        yield {
+            "model": model,
+            "name": name,
+            "memory": memory,
+            "fits": found,
+            "headroom": _headroom(need + larger, memory),
+        }
 
 
 def macs(need: int, *, finished: bool) -> Iterator[dict[str, Any]]:

@@ -56,7 +56,7 @@ def make(config: Any, dtype: torch.dtype) -> Any:
     import transformers
 
     names = getattr(config, "architectures", None) or []
-    found = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+    found: Any = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
     if found is None:
         kinds = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
         found = next((mapping[type(config)] for mapping in kinds if type(config) in mapping), None)

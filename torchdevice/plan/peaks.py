@@ -27,7 +27,7 @@ from torchdevice.kernel.devices.device_memory import Block
 from torchdevice.kernel.journal.callers import Site, caller_frame, program_frame, site_of
 from torchdevice.kernel.python.uncaught_errors import last_place
 from torchdevice.kernel.stand_ins import tensors
-from torchdevice.plan import fitting
+from torchdevice.plan import fitting, workspaces
 from torchdevice.report import Report, formatting
 from torchdevice.simulation.observe.assumed_values import ASSUMED
 from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS
@@ -64,11 +64,13 @@ class Peak:
         allocated: The bytes in use then.
         reserved: The most bytes that the allocator had of the driver; the figure of nvidia-smi without the context.
         sites: The line of the program that asked for the last block, and that of a library where that asked for it.
+        handles: Of which threads there is a handle of cuBLAS: of the backward pass (True), and of the others (False).
     """
 
     allocated: int = 0
     reserved: int = 0
     sites: tuple[Site, ...] = ()
+    handles: set[bool] = field(default_factory=set)
     _now: int = 0
     _segments: int = 0
     _born: int = 0
@@ -82,19 +84,22 @@ class Peaks:
         devices: Index -> the peak of the device.
         context: The bytes that CUDA's context takes of a GPU.
         limit: The bytes of memory that a device has.
+        capability: The compute capability of the devices.
     """
 
     context: Any = device_models.CONTEXT
     limit = 0
+    capability = device_models.CAPABILITY
 
     def __init__(self) -> None:
         self.devices: dict[int, Peak] = {}
         self._held: dict[int, _Held] = {}
         self._ended: deque[_Held] = deque(maxlen=_REMEMBERED)
         self._clock = itertools.count()
+        self._undo: list[Callable[[], object]] = []
 
     def follow(self, ranks: int | None = None) -> None:
-        """Follow the devices of this thread's scope until the process ends.
+        """Follow the devices of this thread's scope until :meth:`stop` is called, or the process ends.
 
         Args:
             ranks: How many ranks the program's process groups have, of which this process is the first.
@@ -103,14 +108,21 @@ class Peaks:
         assert context is not None
         if context.options.context is not None:
             self.context = context.options.context
-        self.limit = context.runtime.total_memory(0)
+        self.limit, self.capability = context.runtime.total_memory(0), context.options.capability
         if ranks is not None:
             context.settings[FAKE_RANKS] = ranks
-        context.runtime.watch_allocations(self, context)
         context.policy.recorders.append(self)
         context.policy.settle()
+        recorders = context.policy.recorders
+        self._undo += [context.runtime.watch_allocations(self, context), lambda: recorders.remove(self)]
+        self._undo.append(context.policy.settle)
         for register in (optimizers.register_optimizer_step_pre_hook, optimizers.register_optimizer_step_post_hook):
-            register(self._stepped)
+            self._undo.append(register(self._stepped).remove)
+
+    def stop(self) -> None:
+        """Follow the devices no more. The scope must still be active."""
+        while self._undo:
+            self._undo.pop(0)()
 
     def kinds(self, index: int) -> Counter[str]:
         """Return the bytes of each kind at the peak of a device."""
@@ -176,12 +188,20 @@ class Peaks:
     # ---- what they are for -------------------------------------------------------------------------------------------
 
     def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator, and note which of its arguments are parameters."""
+        """Run an operator, and note which of its arguments are parameters, and whether cuBLAS computes it."""
+        if op.overloadpacket in workspaces.PRODUCTS:
+            self._product(args)
         for each in tensors((args, kwargs)):
             # Most products are given a view of a parameter.
             if isinstance(each, _PARAMETER) or isinstance(each._base, _PARAMETER):
                 self._mark([each], WEIGHTS)
         return kernel(*args, **kwargs)
+
+    def _product(self, args: Iterable[Any]) -> None:
+        with torch._C.DisableTorchFunction():
+            index = next((each.get_device() for each in args if isinstance(each, torch.Tensor)), -1)
+        if index >= 0:
+            self.devices.setdefault(index, Peak()).handles.add(workspaces.in_backward())
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *rest: Any) -> None:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -206,19 +226,21 @@ def _parts(found: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
             yield each
 
 
-def data(peaks: Peaks, report: Report, exited: SystemExit | None = None) -> dict[str, Any]:
+def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str, Any]:
     """Return what a plan says, as data for JSON.
 
     Args:
         peaks: The memory of the devices.
         report: What the program asked for, by line.
-        exited: The ``SystemExit`` with which the program ended, if its status is not 0.
+        error: What ended the program early: an exception that nobody caught, or the ``SystemExit`` of a status that is
+            not 0.
     """
     devices = [_device(peaks, index) for index in sorted(peaks.devices)]
-    error = exited or getattr(sys, "last_value", None)  # what the interpreter printed
     need, least = fitting.needed(devices, peaks.context), fitting.at_least(devices, peaks.context)
     too_little = peaks.limit if isinstance(error, torch.OutOfMemoryError) else 0
-    fits = [*fitting.fits(need, least, finished=error is None, too_little=too_little)]
+    handles = max((len(each.handles) for each in peaks.devices.values()), default=0)
+    more = fitting.Workspaces(handles, peaks.capability)
+    fits = [*fitting.fits(need, least, more, finished=error is None, too_little=too_little)]
     return {
         "program": formatting.program(report),
         "finished": error is None,
@@ -232,6 +254,7 @@ def data(peaks: Peaks, report: Report, exited: SystemExit | None = None) -> dict
         "smallest": (fitting.smallest(fits) or {}).get("model"),
         "fits": fits,
         "macs": [*fitting.macs(need, finished=error is None)],
+        "versions": versions(),
         "assumed": [
             {
                 "lines": [f"{each.file}:{each.line}" for each in (row, *row.libraries[:1])],
@@ -242,6 +265,16 @@ def data(peaks: Peaks, report: Report, exited: SystemExit | None = None) -> dict
             if row.done.startswith(ASSUMED)
         ],
     }
+
+
+_LIBRARIES = ("torch", "transformers", "accelerate", "peft", "lightning", "diffusers", "deepspeed", "bitsandbytes")
+"""Libraries whose versions need different memory for the same program."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that the program has imported: a plan holds for these."""
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES}
+    return {name: str(version) for name, version in found.items() if version}
 
 
 def _named(error: BaseException) -> str:
@@ -267,10 +300,12 @@ _WITHOUT_WEIGHTS = (
 
 def _device(peaks: Peaks, index: int) -> dict[str, Any]:
     peak, kinds = peaks.devices[index], peaks.kinds(index)
+    workspace = len(peak.handles) * workspaces.size(peaks.capability)
     return {
         "device": f"cuda:{index}",
         **{kind: kinds[kind] for kind in KINDS},
+        "workspaces": workspace,
         "fragments": peak.reserved - peak.allocated,
-        "peak": peak.reserved,
+        "peak": peak.reserved + workspace,
         "lines": [f"{site.file}:{site.line}" for site in peak.sites],
     }

@@ -41,7 +41,9 @@ def tables(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
     """Yield the tables of a plan, each with its heading, as rows of texts."""
     devices, assumed = plan["devices"], [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
     if devices:
-        sizes = [(name, *(written(each[name]) for each in devices)) for name in (*KINDS, "fragments", "peak")]
+        sizes = [
+            (name, *(written(each[name]) for each in devices)) for name in (*KINDS, "workspaces", "fragments", "peak")
+        ]
         named = ("", *(each["device"] for each in devices))
         yield "", [(first, *(f"{cell:>11}" for cell in cells), "") for first, *cells in (named, *sizes)]
         places = [(f"peak of {each['device']} at", _place(each)) for each in devices if each["lines"]]
@@ -50,6 +52,8 @@ def tables(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
         yield from _gpus(plan)
     if assumed:
         yield "assumed of values", assumed
+    if devices:
+        yield "holds for", [(", ".join(f"{name} {version}" for name, version in plan["versions"].items()),)]
 
 
 def _gpus(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:

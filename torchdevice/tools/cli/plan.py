@@ -6,6 +6,7 @@ import argparse
 import functools
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
@@ -103,7 +104,7 @@ def _begin(ranks: int | None, output: _Output) -> Callable[[Report, SystemExit |
     found.follow(ranks)
 
     def show(report: Report, exited: SystemExit | None) -> dict[str, Any]:
-        plan = peaks.data(found, report, exited)
+        plan = peaks.data(found, report, exited or getattr(sys, "last_value", None))  # what the interpreter printed
         if output.title:
             _call(plan, output.title)
         refused = output.title and exited and not plan["devices"]  # the program said why

@@ -1,0 +1,39 @@
+"""The memory in which cuBLAS computes products: torch allocates it at the first product, and keeps it.
+
+torch has a handle of cuBLAS for each thread that computes products, and a workspace for each handle and stream. A step
+of training has two, because the backward pass has a thread of its own; other streams are not counted, and neither are
+cuDNN's workspaces, whose size its algorithms determine.
+
+Source: ``getChosenWorkspaceSize`` and ``getCurrentCUDABlasHandle`` in torch's
+``aten/src/ATen/cuda/CublasHandlePool.cpp``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import torch
+
+_NAMES = ("mm", "addmm", "bmm", "baddbmm", "addmv", "dot", "vdot", "_addmm_activation")
+
+PRODUCTS = frozenset(getattr(torch.ops.aten, name) for name in _NAMES)
+"""The operators whose kernels for CUDA take a handle of cuBLAS."""
+
+VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+
+_LARGE = (9, 10)
+"""The major compute capabilities with 32 MiB: Hopper and Blackwell for data centers."""
+
+
+def size(capability: tuple[int, int]) -> int:
+    """Return the bytes of one workspace on a GPU of a compute capability."""
+    pairs = re.findall(r":([0-9]+):([0-9]+)", os.environ.get(VARIABLE, ""))
+    if pairs:
+        return sum(int(kilobytes) * int(count) for kilobytes, count in pairs) << 10
+    return 8 * 4096 << 10 if capability[0] in _LARGE else (2 * 4096 + 8 * 16) << 10
+
+
+def in_backward() -> bool:
+    """Return whether this is a thread of the backward pass, on a GPU."""
+    return torch._C._current_graph_task_id() != -1
