@@ -90,6 +90,18 @@ def test_memory_over_time(peaks: Peaks, remembered: int, monkeypatch: pytest.Mon
         assert columns[0][0] == kinds[WEIGHTS], "what still lives was there before the picture begins"
 
 
+def test_progress(peaks: Peaks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from torchdevice.tools.cli import plan
+
+    monkeypatch.setattr(peaks_module, "_BETWEEN", 2)
+    monkeypatch.setattr(plan._Progress, "every", 0)
+    peaks.progress = plan._Progress().show
+    kept = [torch.empty(MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(kept) == 4 and len(lines) == 2
+    assert lines[1] == "torchdevice: 0 s, 2 blocks of memory, 2.00 MiB at the peak so far (Ctrl-C shows the plan)"
+
+
 def test_workspaces_of_products(peaks: Peaks) -> None:
     x = torch.ones(4, 4, device="cuda", requires_grad=True)
     assert not peaks.devices[0].handles

@@ -41,6 +41,9 @@ _PARAMETER = torch.nn.Parameter
 _REMEMBERED = 1 << 17
 """How many blocks that have ended are kept for the picture: a plan need not end."""
 
+_BETWEEN = 1024
+"""How many blocks come and go between two reports of progress."""
+
 COLUMNS = 240
 """How many moments a picture shows."""
 
@@ -85,11 +88,13 @@ class Peaks:
         context: The bytes that CUDA's context takes of a GPU.
         limit: The bytes of memory that a device has.
         capability: The compute capability of the devices.
+        progress: What is told now and then how many blocks came and went, and the most bytes in use.
     """
 
     context: Any = device_models.CONTEXT
     limit = 0
     capability = device_models.CAPABILITY
+    progress: Callable[[int, int], None] | None = None
 
     def __init__(self) -> None:
         self.devices: dict[int, Peak] = {}
@@ -163,6 +168,8 @@ class Peaks:
         peak = self.devices.setdefault(block.device, Peak())
         held = self._held[block.address] = _Held(block.device, block.size, next(self._clock))
         peak._now += block.size
+        if self.progress is not None and held.born % _BETWEEN == 0:
+            self.progress(held.born, max(each.allocated for each in self.devices.values()))
         if peak._now > peak.allocated:
             caller = caller_frame()
             program = program_frame(caller)[0] or caller

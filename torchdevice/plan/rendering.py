@@ -35,6 +35,13 @@ def answer(plan: Mapping[str, Any]) -> Iterator[str]:
         else:
             left = f"{written(found['memory'])}, {found['headroom']:g} % left"
             yield f"The smallest GPU that fits: {found['model']} ({left})."
+    yield from _verdicts(plan)
+
+
+def _verdicts(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was found by comparing a plan with a baseline and with a GPU."""
+    for each in plan.get("judged", ()):
+        yield f"{'Failed: ' if each['failed'] else ''}{each['said']}"
 
 
 def tables(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
+import re
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from torchdevice.kernel.python import printable
+from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.plan import model_words
 from torchdevice.tools.cli import plans, programs, run
-from torchdevice.tools.cli.parsing import add_command, show_columns
+from torchdevice.tools.cli.parsing import add_command
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    numbers = dict.fromkeys(("batch", "seq", "generate"), _number)
+    numbers: dict[str, Callable[[str], Any]] = dict.fromkeys(("batch", "seq", "generate"), _number)
+    numbers["grow"] = _percent
     run.take_program(add_command(commands, "plan", _plan, world_size=programs.number, sweep=_sweep, **numbers))
 
 
@@ -29,6 +31,12 @@ def _number(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number. Use a whole number from 1.")
     return int(text)
+
+
+def _percent(text: str) -> float:
+    if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of percent. Use a number of 0 or more.")
+    return float(text)
 
 
 def _sweep(text: str) -> Any:
@@ -48,12 +56,14 @@ def _plan(options: argparse.Namespace) -> int:
         needing = next(name for name in model_words.FLAGS if getattr(options, name))
         options.parser.error(f"--{needing} needs --model NAME; the flags of a program come after it")
     if options.sweep and options.rest:
-        return plans.sweep(options)
-    file, form = None, _form(options)
-    if form != "text":
+        return plans.sweep(options, title)
+    if (options.baseline or options.write_baseline or options.fits) and options.rest:
+        return plans.judge(options, title)
+    file = None
+    if options.json or options.markdown:
         file = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-    options.plan = functools.partial(_begin, options.world_size, _Output(form, file, title))
+    options.plan = functools.partial(_begin, options.world_size, _Output(options, file, title))
     if options.target is None:
         options.target, options.memory = "simulated:cuda", options.memory or 1 << 40
     if options.world_size is not None:
@@ -75,25 +85,35 @@ def _take_model(options: argparse.Namespace) -> str:
     return model_words.title(words)
 
 
-def _form(options: argparse.Namespace) -> str:
-    """Return how a plan is written: as text, JSON or Markdown."""
-    if options.json:
-        return "json"
-    return "markdown" if options.markdown else "text"
-
-
 class _Output(NamedTuple):
     """How a plan is shown.
 
     Attributes:
-        form: ``"text"``, ``"json"`` or ``"markdown"``.
+        options: Whether as text, JSON or Markdown.
         file: Where to, if it is not a text for a person.
         title: What to call the program; empty for its own words.
     """
 
-    form: str
+    options: argparse.Namespace
     file: TextIO | None
     title: str
+
+
+class _Progress:
+    """Says now and then how far a plan has come. Ctrl-C shows the plan up to there."""
+
+    every = 10.0
+    """Seconds between two lines."""
+
+    def __init__(self) -> None:
+        self._began = self._shown = time.monotonic()
+
+    def show(self, blocks: int, most: int) -> None:
+        now = time.monotonic()
+        if now - self._shown >= self.every:
+            self._shown = now
+            said = f"{now - self._began:.0f} s, {blocks:,} blocks of memory, {written(most)} at the peak so far"
+            print(f"torchdevice: {said} (Ctrl-C shows the plan)", file=sys.stderr)
 
 
 def _begin(ranks: int | None, output: _Output) -> Callable[[Report, SystemExit | None], Any]:
@@ -102,15 +122,17 @@ def _begin(ranks: int | None, output: _Output) -> Callable[[Report, SystemExit |
 
     found = peaks.Peaks()
     found.follow(ranks)
+    if sys.stderr.isatty():
+        found.progress = _Progress().show
 
     def show(report: Report, exited: SystemExit | None) -> dict[str, Any]:
         plan = peaks.data(found, report, exited or getattr(sys, "last_value", None))  # what the interpreter printed
         if output.title:
             _call(plan, output.title)
         refused = output.title and exited and not plan["devices"]  # the program said why
-        if output.form == "json" or not refused:
+        if output.options.json or not refused:
             try:
-                _show(plan, output)
+                plans.show(plan, output.options, output.file)
             except BrokenPipeError:  # nobody reads on, as after 'head'
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes what is left at its end
         return {**plan, "over time": {f"cuda:{index}": found.timeline(index) for index in sorted(found.devices)}}
@@ -123,20 +145,3 @@ def _call(plan: dict[str, Any], title: str) -> None:
     plan["program"] = title
     for each in (*plan["devices"], *plan["assumed"]):
         each["lines"] = [line for line in each["lines"] if not line.startswith("<")]
-
-
-def _show(plan: dict[str, Any], output: _Output) -> None:
-    """Print a plan."""
-    from torchdevice.plan import rendering
-
-    if output.form == "json":
-        print(json.dumps(plan, indent=1), file=output.file, flush=True)
-    elif output.form == "markdown":
-        print(*map(printable.line, rendering.markdown(plan)), sep="\n", file=output.file, flush=True)
-    else:
-        print(f"torchdevice: plan of {plan['program']}")
-        print(*map(printable.line, rendering.answer(plan)), sep="\n")
-        for heading, table in rendering.tables(plan):
-            print(f"\n{heading}" if heading else "")
-            show_columns(table, indent="  ")
-        print(end="", flush=True)

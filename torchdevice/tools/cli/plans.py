@@ -1,21 +1,25 @@
-"""``torchdevice plan --sweep`` and ``--baseline``: what is done with plans that other processes of the command make."""
+"""``torchdevice plan --sweep``, ``--baseline`` and ``--fits``: what is done with plans that other processes make."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from torchdevice.kernel.python import printable, styled_text
-from torchdevice.tools.cli.parsing import show_columns
+from torchdevice.plan import model_words
+from torchdevice.tools.cli.parsing import output, refusals, show_columns
 
-_OF_PARENT = {"--sweep": 1, "--json": 0, "--markdown": 0, "--report": 0}
-"""The command's flags that the other processes do not get, and the number of words after each."""
+_SWITCHES = {"--json", "--markdown", "--report", "--write-baseline", "--checkpointing"}
+
+_OF_PARENT = {"--sweep", "--baseline", "--grow", "--fits"} | {f"--{name}" for name in ("model", *model_words.FLAGS)}
+"""Flags with a word after them, if no sign joins it, that the other processes do not get, and neither the switches."""
 
 
-def sweep(options: argparse.Namespace) -> int:
+def sweep(options: argparse.Namespace, title: str) -> int:
     """Plan a program for each combination of the values that ``--sweep`` names, and show one table.
 
     Returns:
@@ -32,26 +36,57 @@ def sweep(options: argparse.Namespace) -> int:
     except sweeping.Interrupted:
         print(f"torchdevice: interrupted after {len(plans)} of {len(combinations)} plans", file=sys.stderr)
     found = sweeping.data(sweeps, plans)
-    _show(options, found, sweeping.tables(found), " ".join(options.rest))
+    with output():
+        _show_sweep(options, found, sweeping.tables(found), title or " ".join(options.rest))
     return int(len(plans) < len(combinations) or not all(each["finished"] for each in plans.values()))
 
 
 def _words_of_children(own: Sequence[str]) -> list[str]:
     """Return the command's words without the flags that only the process in front has."""
     found: list[str] = []
-    left_out = 0
+    left_out = False
     for word in own:
         flag, equals, _ = word.partition("=")
         if left_out:
-            left_out -= 1
+            left_out = False
         elif flag in _OF_PARENT:
-            left_out = 0 if equals else _OF_PARENT[flag]
-        else:
+            left_out = not equals
+        elif flag not in _SWITCHES:
             found.append(word)
     return found
 
 
-def _show(options: argparse.Namespace, found: Any, tables: Iterable[tuple[str, Any]], program: str) -> None:
+def judge(options: argparse.Namespace, title: str) -> int:
+    """Plan a program in another process, and compare the plan with a baseline, and with the GPU that it is to fit.
+
+    Returns:
+        The exit status: 1 if the program needs more than it may, or does not fit or finish.
+    """
+    from torchdevice.plan import judging
+
+    with refusals():
+        if options.fits:
+            options.fits = judging.checked_model(options.fits)
+        before = judging.read(options.baseline) if options.baseline and not options.write_baseline else None
+        if options.write_baseline and not options.baseline:
+            raise ValueError("--write-baseline names no file. Add --baseline FILE.")
+    command = [sys.executable, "-m", "torchdevice", "plan", "--json", *_words_of_children(options.own), *options.rest]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    try:
+        plan: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        return done.returncode or 1
+    plan["program"] = title or plan["program"]
+    plan["judged"] = [*judging.judged(plan, before, options.grow, options.fits)]
+    with refusals():
+        if options.write_baseline and plan["finished"]:
+            judging.write(options.baseline, plan)
+    with output():
+        show(plan, options)
+    return int(not plan["finished"] or any(each["failed"] for each in plan["judged"]))
+
+
+def _show_sweep(options: argparse.Namespace, found: Any, tables: Iterable[tuple[str, Any]], program: str) -> None:
     """Print a sweep as text, JSON or Markdown."""
     from torchdevice.plan import rendering
 
@@ -66,3 +101,26 @@ def _show(options: argparse.Namespace, found: Any, tables: Iterable[tuple[str, A
             print("", *map(printable.line, rendering.markdown_table(rows)), sep="\n")
         else:
             show_columns(rows, indent="  ")
+
+
+def show(plan: dict[str, Any], options: argparse.Namespace, file: TextIO | None = None) -> None:
+    """Print a plan as text, JSON or Markdown.
+
+    Args:
+        plan: Its data.
+        options: Which of the three.
+        file: Where to; None for stdout.
+    """
+    from torchdevice.plan import rendering
+
+    if options.json:
+        print(json.dumps(plan, indent=1), file=file)
+    elif options.markdown:
+        print(*map(printable.line, rendering.markdown(plan)), sep="\n", file=file)
+    else:
+        print(printable.line(f"torchdevice: plan of {plan['program']}"))
+        print(*map(printable.line, rendering.answer(plan)), sep="\n")
+        for heading, table in rendering.tables(plan):
+            print(f"\n{heading}" if heading else "")
+            show_columns(table, indent="  ")
+    print(end="", file=file, flush=True)

@@ -1,0 +1,95 @@
+"""Whether a plan is what it may be: not larger than that of a baseline, and no larger than a GPU."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchdevice.kernel.devices import device_models
+from torchdevice.kernel.python import foreign_files
+from torchdevice.kernel.python.byte_sizes import written
+from torchdevice.plan import fitting
+
+_LARGEST = 1 << 20
+"""The greatest size of a baseline in bytes."""
+
+
+def checked_model(name: str) -> str:
+    """Return the model of a GPU that a name means.
+
+    Raises:
+        ValueError: There is no such model.
+    """
+    model = device_models.known_name(name)
+    if model not in device_models.MODELS:
+        near = difflib.get_close_matches(model, device_models.MODELS, n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"--fits {name!r} is no model of a GPU.{meant} docs/gpus.md lists them.")
+    return model
+
+
+def write(path: str, plan: Mapping[str, Any]) -> None:
+    """Write a baseline: what a plan needs, and the versions with which."""
+    kept = {name: plan[name] for name in ("program", "needs", "versions")}
+    Path(path).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: str) -> dict[str, Any]:
+    """Return a baseline.
+
+    Raises:
+        ValueError: The file is none.
+    """
+    try:
+        found = json.loads(foreign_files.read(path, _LARGEST))
+        return {"needs": int(found["needs"]), "versions": dict(found["versions"])}
+    except OSError as error:
+        raise ValueError(f"{path!r} cannot be read: {error.strerror}. Write it with --write-baseline.") from None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ValueError(f"{path!r} is no baseline of a plan. Write it with --write-baseline.") from None
+
+
+def judged(
+    plan: Mapping[str, Any], baseline: Mapping[str, Any] | None, grow: float, model: str | None
+) -> Iterator[dict[str, Any]]:
+    """Yield a sentence for each comparison, and whether the plan fails it.
+
+    Args:
+        plan: The data of a plan.
+        baseline: What a plan needed before; None for no comparison.
+        grow: By how many percent more may be needed.
+        model: The model of a GPU that the plan is to fit; None for none.
+    """
+    if baseline is not None:
+        yield _against(plan, baseline, grow)
+    if model is not None:
+        gpu = next(each for each in plan["fits"] if each["model"] == model)
+        has = f"the {written(gpu['memory'])} of {gpu['name']}"
+        if gpu["fits"] == fitting.YES:
+            yield {"said": f"It fits {has}, with {gpu['headroom']:g} % left.", "failed": False}
+        else:
+            yield {"said": _REFUSED[gpu["fits"]].format(has), "failed": True}
+
+
+_REFUSED = {
+    fitting.NO: "It does not fit {}.",
+    fitting.UNKNOWN: "It did not finish, so that it may not fit {}.",
+    fitting.WITHOUT_FRAGMENTS: "It fits {} only without the fragments.",
+}
+
+
+def _against(plan: Mapping[str, Any], baseline: Mapping[str, Any], grow: float) -> dict[str, Any]:
+    before, now = baseline["needs"], plan["needs"]
+    percent = 100 * (now - before) / before
+    said = f"The baseline needs {written(before)}, and this {written(now)}: {percent:+.2f} %, of {grow:+g} % allowed."
+    changed = [
+        f"{name} {baseline['versions'][name]} -> {version}"
+        for name, version in plan["versions"].items()
+        if baseline["versions"].get(name, version) != version
+    ]
+    if changed:
+        said += f" Versions differ: {', '.join(changed)}."
+    return {"said": said, "failed": percent > grow}
