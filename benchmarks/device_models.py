@@ -18,7 +18,7 @@ import torchdevice
 from torchdevice.kernel.devices import device_models
 from torchdevice.kernel.options import declarations
 
-FILE = Path(torchdevice.__file__).parent / "devices" / "device_models.json"
+FILE = Path(torchdevice.__file__).parent / "kernel" / "devices" / "device_models.json"
 
 GIB = 1 << 30
 

@@ -42,7 +42,7 @@ def row(name: str, figures: dict[str, Any]) -> str:
 
 def page() -> str:
     """Return the page."""
-    found = json.loads((Path(torchdevice.__file__).parent / "devices" / "device_models.json").read_text())
+    found = json.loads((Path(torchdevice.__file__).parent / "kernel" / "devices" / "device_models.json").read_text())
     rows = [row(*each) for each in found["models"].items()]
     sources = [f"| {name} | {text} |\n" for name, text in found["sources"].items()]
     macs = [f"| {size} GB | {most / 2**30:.2f} GiB |\n" for size, most in MACS.items()]

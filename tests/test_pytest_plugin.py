@@ -111,7 +111,7 @@ def test_the_fixture_with_the_option(tmp_path: Path) -> None:
 MARKS = """
 import pytest
 import torch
-from torchdevice import activation
+from torchdevice.scope import activation
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_an_interrupted_test_leaves_its_scope(tmp_path: Path) -> None:
 
 SHOWN = """
 import json, torchdevice
-from torchdevice import options as record
+from torchdevice.kernel import options as record
 def test():
     options = torchdevice.current().options
     values = {name: record.declarations()[name].show(getattr(options, name)) for name in record.declarations()}

@@ -9,7 +9,7 @@ FAILS_ONCE = """
 import torch, torchdevice
 from torchdevice.kernel import thread_state
 from torchdevice.calls import host_functions
-from torchdevice.kernel.python import registered_kernels
+from torchdevice.kernel import registered_kernels
 
 make, left = registered_kernels._make_library, [{turns}]
 

@@ -41,10 +41,9 @@ def torchrun(
 @pytest.mark.one_engine
 @pytest.mark.parametrize("there", [True, False])
 def test_a_build_without_process_groups_gets_no_patches_of_them(there: bool) -> None:
-    code = f"import torch.distributed as dist; dist.is_available = lambda: {there}; from torchdevice import installed; "
-    code += (
-        "from torchdevice.kernel.bindings import REPLACED; owners = [getattr(each, 'owner', 0) for each in REPLACED]; "
-    )
+    code = f"import torch.distributed as dist; dist.is_available = lambda: {there}; "
+    code += "from torchdevice.scope import installed; from torchdevice.kernel.bindings import REPLACED; "
+    code += "owners = [getattr(each, 'owner', 0) for each in REPLACED]; "
     code += "print(dist in owners, any('init_process' in str(getattr(each, '_function', '')) for each in REPLACED))"
     done = run_torch_python("-c", code)
     assert done.stdout.split() == [str(there)] * 2, done.stderr
