@@ -32,6 +32,7 @@ ROOMS = [
     "torch_modules",
     "simulation",
     "triton_kernels",
+    "packages",
     "report",
     "verify",
     "scope",

@@ -47,11 +47,17 @@ def with_nothing_in_place(function: F) -> F:
     return function
 
 
+OTHERS: set[str] = set()
+"""Further files of this kind. A feature adds its own when it is imported."""
+
+
 @functools.cache  # entering and leaving a scope ask, once Dynamo is imported
 def files() -> frozenset[str]:
     """Return the files whose functions Dynamo traces as part of a program; it skips the rest of this package."""
     in_files: Any = (DeviceMode, Context, moves, float64_policy, half_precision_matmul, stand_ins)
-    return frozenset({__file__, *map(inspect.getfile, (*in_files, *filter(None, rewriters.REGISTERED.values())))})
+    return frozenset(
+        {__file__, *OTHERS, *map(inspect.getfile, (*in_files, *filter(None, rewriters.REGISTERED.values())))}
+    )
 
 
 @_constant

@@ -240,6 +240,9 @@ class Options:
         native: Whether scopes use the C++ that 'torchdevice native build' compiles, which is the kernels of simulated
             devices, and with engine='wrap' calls that name a device: auto if it is built, never, or always, which on
             simulated devices is an error if it is not built.
+        packages: What a program finds that imports a package which exists only for CUDA, such as flash_attn, and is not
+            installed: stand-in for the same functions on torch's own operators, or absent for Python's
+            ModuleNotFoundError.
         implied: The names of the options whose values the call did not give: those of variables and of files.
     """
 
@@ -284,6 +287,7 @@ class Options:
     verify_only: str | tuple[str, ...] | None = _option(None, _verify_only, show=lambda value: ",".join(value or ()))
     engine: Literal["auto", "mode", "wrap"] = _choice("auto", "auto", "mode", "wrap")
     native: Literal["auto", "never", "always"] = _choice("auto", "auto", "never", "always")
+    packages: Literal["stand-in", "absent"] = _choice("stand-in", "stand-in", "absent")
     implied: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.kernel import bindings
 from torchdevice.kernel.patching import Installation, Patch
 from torchdevice.kernel.python.logs import warn_once
+from torchdevice.packages import finder, libraries  # noqa: F401, which registers its patches
 from torchdevice.random_numbers import checkpoints
 from torchdevice.torch_modules import accelerators, cuda
 from torchdevice.torch_modules import apis as torch_apis
@@ -47,7 +48,8 @@ def _patches_of_triton(module: ModuleType) -> list[Patch]:
 def _patches() -> list[Patch]:
     rivals = (bindings.Late(name, error=AnotherPatcherError) for name in PATCHERS)
     # Last, since a module that is imported in a scope is patched after everything else.
-    return [*bindings.patches(), *bindings.REPLACED, bindings.LateModules([*rivals, *bindings.LATER.values()])]
+    waiting = bindings.LateModules([*rivals, *bindings.LATER.values()])
+    return [*bindings.patches(), *bindings.REPLACED, waiting, finder.FINDER]
 
 
 INSTALLATION = Installation(_patches)

@@ -1,0 +1,72 @@
+"""Libraries' own code: they keep their fallbacks, and give a program the package that it asks for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchdevice
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.one_engine
+
+
+def small(implementation: str | None) -> Any:
+    """Return a tiny Llama on the GPU with an implementation of attention."""
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=40, max_position_embeddings=64, dtype=torch.bfloat16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM._from_config(config, attn_implementation=implementation).cuda().eval()
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda", "simulated:mps"])
+def test_a_model_with_flash_attention_2(target: str) -> None:
+    with torchdevice.portable(target=target) as scope:
+        plain, asked = small(None), small("flash_attention_2")
+        assert plain.config._attn_implementation == "sdpa", "transformers prefers nothing that it was not asked for"
+        assert asked.config._attn_implementation == "flash_attention_2"
+        ids = torch.arange(2 * 7, device="cuda").reshape(2, 7)
+        mask = torch.ones_like(ids)
+        mask[0, :3] = 0  # padding on the left
+        expected, found = (each(ids, attention_mask=mask).logits for each in (plain, asked))
+        torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=0.02, rtol=0.02)
+        drawn = [each.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False) for each in (plain, asked)]
+        assert torch.equal(*drawn)
+        asked.train()(ids, labels=ids).loss.backward()
+        assert all(each.grad is not None for each in asked.parameters())
+    assert "flash_attn_varlen_func" in str(scope.report())
+    module: Any = sys.modules["transformers.modeling_flash_attention_utils"]
+    assert module._loaded_implementation is None and module._flash_fn is None
+    assert not transformers.utils.is_flash_attn_2_available()
+
+
+def test_transformers_own_questions() -> None:
+    from transformers.utils.import_utils import _is_package_available
+
+    with torchdevice.portable(target="cpu"):
+        assert not _is_package_available("flash_attn")[0]
+        assert transformers.utils.is_flash_attn_2_available()  # as remote code asks
+        assert transformers.utils.is_flash_attn_greater_or_equal("2.1.0")
+    with torchdevice.portable(target="cpu", packages="absent"):
+        assert not transformers.utils.is_flash_attn_2_available()
+        with pytest.raises(ImportError, match="doesn't seem to be installed"):
+            small("flash_attention_2")
+    assert not transformers.utils.is_flash_attn_2_available()
+
+
+def test_imports_of_remote_code_that_transformers_checks(tmp_path: Path) -> None:
+    from transformers.dynamic_module_utils import check_imports
+
+    path = tmp_path / "modeling.py"
+    path.write_text("from flash_attn import flash_attn_func\nfrom flash_attn.bert_padding import pad_input\n")
+    with torchdevice.portable(target="cpu"):
+        assert check_imports(path) == []
+    with pytest.raises(ImportError, match="flash_attn"):
+        check_imports(path)

@@ -1,0 +1,260 @@
+"""Attention as the packages define it: softmax over the keys that a row may see, in blocks of rows.
+
+For a query i of Sq and a key j of Sk, ``i + Sk - Sq`` is the key at the query's own place: packages align the last
+query with the last key. A row without any key is 0.
+
+Queries have the shape (batch, rows, heads, head size), keys and values the same with as many heads or a divisor of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+_ROWS = 1024
+"""Rows of one block, where each row sees only some of the keys."""
+
+_SCORES = 1 << 24
+"""Scores of one block, where this file computes them itself."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Which keys a row sees, and how scores are changed.
+
+    Attributes:
+        scale: The factor of the scores; None for the inverse square root of the head size.
+        left: How many keys before its own a row sees; None for all.
+        right: How many keys after its own a row sees; None for all.
+        softcap: Scores become ``softcap * tanh(score / softcap)``; 0 leaves them.
+        slopes: ALiBi: ``slope * |distance|`` is subtracted. Of shape (heads,) or (batch, heads).
+        bias: Added to the scores, of a shape that fits (batch, heads, rows, keys).
+        dropout: The probability with which a weight is left out.
+    """
+
+    scale: float | None = None
+    left: int | None = None
+    right: int | None = None
+    softcap: float = 0.0
+    slopes: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    dropout: float = 0.0
+
+    def of_sequence(self, index: int) -> Rule:
+        """Return the rule of one sequence of a batch, whose slopes may differ."""
+        if self.slopes is None or self.slopes.dim() == 1:
+            return self
+        return dataclasses.replace(self, slopes=self.slopes[index : index + 1])
+
+
+class Attended(NamedTuple):
+    """What :func:`attend` returns.
+
+    Attributes:
+        out: As the queries.
+        lse: Logarithm of the sum of the exponentials of each row's scores: (batch, heads, rows), in float32 or wider.
+            Infinity for a row without keys. None where it was not asked for.
+        weights: The weights, (batch, heads, rows, keys), with a sign that is negative where dropout left one out. None
+            where they were not asked for.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor | None
+    weights: torch.Tensor | None
+
+
+def window(causal: bool, size: tuple[int, int]) -> tuple[int | None, int | None]:
+    """Return ``left`` and ``right`` of a :class:`Rule` for a window in which a negative number means all."""
+    left, right = (None if each < 0 else each for each in size)
+    return left, 0 if causal else right
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, *, lse: bool = False, weights: bool = False
+) -> Attended:
+    """Return the attention of queries to keys and values.
+
+    Args:
+        q: (batch, rows, heads, head size).
+        k: (batch, keys, heads of the keys, head size).
+        v: (batch, keys, heads of the keys, head size of the values).
+        rule: Which keys a row sees.
+        lse: Whether ``lse`` is asked for.
+        weights: Whether ``weights`` are asked for.
+    """
+    rows, keys = q.shape[1], k.shape[1]
+    empty = rows if not keys else _rows_without_keys(rows, keys, rule)
+    parts = [_nothing(q[:, :empty], k, v, lse=lse, weights=weights)] if empty or not rows else []
+    own = rule.softcap or lse or weights  # torch's function has no such scores and returns neither
+    step = _rows_of_block(q, k, rule, own=bool(own))
+    for start in range(empty, rows, step):
+        stop = min(start + step, rows)
+        first, last = _keys_of_rows(start, stop, rows, keys, rule)
+        block = _Block(start + keys - rows - first, start, first, last, keys)
+        given = q[:, start:stop], k[:, first:last], v[:, first:last]
+        parts.append(_own(*given, rule, block, weights=weights) if own else _torchs(*given, rule, block))
+    return _joined(parts, lse=lse)
+
+
+class _Block(NamedTuple):
+    """A block of rows, and the keys that they see.
+
+    Attributes:
+        offset: The key in the block at the place of the first row.
+        start: The first row.
+        first: The first key.
+        last: The key after the last.
+        keys: The number of all keys.
+    """
+
+    offset: int
+    start: int
+    first: int
+    last: int
+    keys: int
+
+
+def _rows_without_keys(rows: int, keys: int, rule: Rule) -> int:
+    """Return how many rows, the first ones, see no key: those whose last key would be before the first one."""
+    return 0 if rule.right is None else min(max(0, rows - keys - rule.right), rows)
+
+
+def _rows_of_block(q: torch.Tensor, k: torch.Tensor, rule: Rule, *, own: bool) -> int:
+    rows, keys = q.shape[1], k.shape[1]
+    if own:
+        return max(1, min(rows, max(16, _SCORES // max(1, q.shape[0] * q.shape[2] * keys))))
+    # In one call, unless a mask of all rows by all keys would be made for rows that see few of them.
+    return max(1, min(rows, _ROWS) if rule.left is not None or rule.slopes is not None else rows)
+
+
+def _keys_of_rows(start: int, stop: int, rows: int, keys: int, rule: Rule) -> tuple[int, int]:
+    """Return the first key that some row of a block sees, and the key after the last."""
+    place = keys - rows
+    first = 0 if rule.left is None else max(0, start + place - rule.left)
+    last = keys if rule.right is None else min(keys, stop + place + rule.right)
+    return min(first, keys), max(last, min(first, keys))
+
+
+def _nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lse: bool, weights: bool) -> Attended:
+    """Return what rows without keys get. The result is linked to its inputs, so that they have gradients of 0."""
+    batch, rows, heads, _ = q.shape
+    linked = (q.sum() + k.sum() + v.sum()) * 0 if torch.is_grad_enabled() else q.new_zeros(())
+    out = q.new_zeros(batch, rows, heads, v.shape[-1]) + torch.nan_to_num(linked)
+    infinite = torch.full((batch, heads, rows), math.inf, dtype=_wide(q.dtype), device=q.device)
+    none = q.new_zeros(batch, heads, rows, k.shape[1])
+    return Attended(out, infinite if lse else None, none if weights else None)
+
+
+def _joined(parts: list[Attended], *, lse: bool) -> Attended:
+    if len(parts) == 1:
+        out, sums, found = parts[0]
+    else:
+        out = torch.cat([part.out for part in parts], 1)
+        sums = torch.cat([part.lse for part in parts], 2) if all(part.lse is not None for part in parts) else None
+        found = (
+            torch.cat([part.weights for part in parts], 2) if all(part.weights is not None for part in parts) else None
+        )
+    return Attended(out, sums if lse else None, found)
+
+
+def _along_rows(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
+    given = [part for part in parts if part is not None]
+    return torch.cat(given, 2) if given else None
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which scores are computed."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _distance(q: torch.Tensor, k: torch.Tensor, block: _Block) -> torch.Tensor:
+    """Return how many places each key of a block is after the row's own: (rows, keys)."""
+    rows = torch.arange(q.shape[1], device=q.device)
+    return torch.arange(k.shape[1], device=q.device) - (rows + block.offset)[:, None]
+
+
+def _visible(distance: torch.Tensor, rule: Rule) -> torch.Tensor | None:
+    """Return which keys each row sees; None where it sees all."""
+    seen = None
+    if rule.right is not None:
+        seen = distance <= rule.right
+    if rule.left is not None:
+        near = distance >= -rule.left
+        seen = near if seen is None else seen & near
+    return seen
+
+
+def _bias(q: torch.Tensor, distance: torch.Tensor, rule: Rule, block: _Block) -> torch.Tensor | None:
+    """Return what is added to the scores of a block, or None: (batch or 1, heads, rows, keys)."""
+    bias = None
+    if rule.slopes is not None:
+        slopes = rule.slopes.to(_wide(q.dtype)).reshape(-1, q.shape[2], 1, 1)
+        bias = -slopes * distance.abs()
+    if rule.bias is not None:
+        part = rule.bias[..., block.start : block.start + q.shape[1], block.first : block.last]
+        bias = part if bias is None else bias + part
+    return bias
+
+
+def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block) -> Attended:
+    """Compute a block by torch's own attention."""
+    rows, keys = q.shape[1], k.shape[1]
+    # A causal block as torch defines it: the first row sees the first key. One row of the last place sees all.
+    square = rule.right == 0 and rule.left is None and block.offset == 0 and rows == keys
+    sees_all = rule.left is None and (rule.right is None or block.offset + rule.right >= keys - 1)
+    mask = None
+    if rule.slopes is not None or rule.bias is not None or not (square or sees_all):
+        square = False
+        distance = _distance(q, k, block)
+        seen, bias = _visible(distance, rule), _bias(q, distance, rule, block)
+        mask = seen if bias is None else bias
+        if seen is not None and bias is not None:
+            mask = bias.masked_fill(~seen, -math.inf)
+    dtype = q.dtype
+    if mask is not None and mask.is_floating_point() and mask.dtype != dtype:
+        # A bias in float32 beside half-precision queries: rounding it would move scores of far keys.
+        q, k, v = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype)
+    out = functional.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        dropout_p=rule.dropout,
+        is_causal=square and rows > 1,
+        scale=rule.scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return Attended(out.transpose(1, 2).to(dtype), None, None)
+
+
+def _own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block, *, weights: bool) -> Attended:
+    """Compute a block with its scores: in float32 or wider, rounded once."""
+    wide, groups = _wide(q.dtype), q.shape[2] // k.shape[2]
+    scale = q.shape[-1] ** -0.5 if rule.scale is None else rule.scale
+    rows, keys, values = (each.transpose(1, 2).to(wide) for each in (q, k, v))
+    if groups > 1:
+        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    scores = rows @ keys.transpose(-1, -2) * scale
+    if rule.softcap:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    distance = _distance(q, k, block)
+    bias, seen = _bias(q, distance, rule, block), _visible(distance, rule)
+    if bias is not None:
+        scores = scores + bias
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
+    sums = torch.logsumexp(scores, -1)
+    found = torch.exp(scores - sums[..., None])
+    kept, signed = found, found
+    if rule.dropout:
+        left_out = torch.rand_like(found) < rule.dropout
+        kept = found.masked_fill(left_out, 0.0) / (1 - rule.dropout)
+        signed = torch.where(left_out, -found, found)
+    out = (kept @ values).transpose(1, 2).to(q.dtype)
+    around = (block.first, block.keys - block.last)
+    every = functional.pad(signed, around).detach().to(q.dtype) if weights else None
+    return Attended(out, sums.detach(), every)

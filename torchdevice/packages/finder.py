@@ -1,0 +1,128 @@
+"""The finder that gives programs in a scope the stand-ins, behind all other finders.
+
+An installed package always wins. The modules that were imported end with the last scope of the process, and
+``sys.modules`` is then as it was. What a program has taken from them goes on working.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.metadata
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torchdevice.kernel.context import Context
+from torchdevice.kernel.thread_state import state
+from torchdevice.packages import askers, registry
+
+
+class StandInModule(ModuleType):
+    """A module of a package that is stood in for. A name that it lacks is refused in words that say so."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        raise AttributeError(
+            f"torchdevice's stand-in for {self.__name__!r} has no {name!r}. docs/packages.md lists what it has; "
+            f"with packages='absent' the program finds that the package is not installed."
+        )
+
+
+class _Loader:
+    """Makes the modules of packages that are stood in for."""
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return StandInModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        package = module.__name__.partition(".")[0]
+        names = registry.names_of(module.__name__) or {}
+        module.__dict__.update({name: each.value for name, each in names.items()})
+        if module.__name__ == package:
+            module.__dict__["__version__"] = registry.PACKAGES[package].version
+
+
+LOADER = _Loader()
+
+
+class _Distribution(importlib.metadata.Distribution):
+    """What ``importlib.metadata`` says of a package that is stood in for: its name and the release it follows."""
+
+    def __init__(self, package: str):
+        self._package = package
+
+    def read_text(self, filename: str) -> str | None:
+        known = registry.PACKAGES[self._package]
+        texts = {
+            "METADATA": f"Metadata-Version: 2.1\nName: {known.distribution}\nVersion: {known.version}\n",
+            "top_level.txt": f"{self._package}\n",
+        }
+        return texts.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return Path(__file__).parent / path
+
+
+def _context() -> Context | None:
+    """Return the context of this thread's program where it gets stand-ins: on another target than CUDA."""
+    context = state.for_cuda
+    return context if context is not None and context.options.packages == "stand-in" else None
+
+
+class StandInFinder:
+    """The finder, which is also the patch that puts it in place."""
+
+    def install(self) -> None:
+        finders: list[Any] = sys.meta_path
+        if self not in finders:
+            finders.append(self)
+
+    def remove(self) -> None:
+        finders: list[Any] = sys.meta_path
+        finders.remove(self) if self in finders else None  # on one line: somebody may come between two
+        for name in [name for name, module in list(sys.modules.items()) if _is_ours(module)]:
+            sys.modules.pop(name, None)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of a module that is stood in for, to those who get it."""
+        package, _, inner = name.partition(".")
+        if package not in registry.PACKAGES or _context() is None or self._is_found_behind(name, path, target):
+            return None
+        if inner:
+            if not _is_ours(sys.modules.get(package)):
+                return None
+        elif (who := askers.asker()) is None or not askers.gets_stand_in(who):
+            return None
+        if registry.names_of(name) is None:
+            return None
+        spec = importlib.machinery.ModuleSpec(name, LOADER, origin=__file__, is_package=True)  # type: ignore[arg-type]
+        spec.has_location = True
+        return spec
+
+    def find_distributions(self, context: Any = None) -> Iterable[importlib.metadata.Distribution]:
+        """Return the metadata of the packages that are stood in for, to those who get them."""
+        if _context() is None or (who := askers.asker()) is None or not askers.gets_stand_in(who):
+            return ()
+        return self._distributions(getattr(context, "name", None))
+
+    def _distributions(self, name: str | None) -> Iterator[importlib.metadata.Distribution]:
+        wanted = None if name is None else name.replace("_", "-").lower()
+        for package, known in registry.PACKAGES.items():
+            if wanted in (None, known.distribution):
+                yield _Distribution(package)
+
+    def _is_found_behind(self, name: str, path: Any, target: Any) -> bool:
+        """Return whether a finder that was added behind this one finds a module, which is then installed."""
+        finders: list[Any] = sys.meta_path
+        behind = finders[finders.index(self) + 1 :] if self in finders else []
+        return any(each.find_spec(name, path, target) is not None for each in behind if hasattr(each, "find_spec"))
+
+
+def _is_ours(module: Any) -> bool:
+    return isinstance(module, StandInModule)
+
+
+FINDER = StandInFinder()

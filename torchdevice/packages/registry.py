@@ -1,0 +1,147 @@
+"""The packages that are stood in for, and the functions and classes of each by their dotted names."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from torchdevice.calls import traced
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.thread_state import state
+
+T = TypeVar("T")
+
+
+class Package(NamedTuple):
+    """One package that is stood in for.
+
+    Attributes:
+        distribution: The name by which ``importlib.metadata`` knows it.
+        version: The release whose documentation the stand-in follows. Programs read it, for example as ``__version__``.
+        files: The files of this folder that have its functions.
+    """
+
+    distribution: str
+    version: str
+    files: tuple[str, ...]
+
+
+PACKAGES: dict[str, Package] = {
+    "flash_attn": Package("flash-attn", "2.8.3", ("flash_attention", "rotary_embedding", "normalization"))
+}
+"""Name of a package, as programs import it -> what stands in for it."""
+
+
+class Name(NamedTuple):
+    """One function, class or value of a package.
+
+    Attributes:
+        value: What the program gets.
+        fidelity: How close it comes to the package's own.
+        note: What is different, in a few words; empty for an exact one.
+    """
+
+    value: Any
+    fidelity: Fidelity
+    note: str
+
+
+MODULES: dict[str, dict[str, Name]] = {}
+"""Dotted name of a module -> its names, of the packages that were asked for so far."""
+
+
+def names_of(module: str) -> dict[str, Name] | None:
+    """Return the names of a module of a package; None where the module is not stood in for."""
+    package = PACKAGES.get(module.partition(".")[0])
+    if package is None:
+        return None
+    for file in package.files:
+        importlib.import_module(f"{__package__}.{file}")
+    found = MODULES.get(module)
+    if found is None and any(other.startswith(f"{module}.") for other in MODULES):
+        return {}  # a package that only has modules
+    return found
+
+
+def stands_in(names: str, fidelity: Fidelity = Fidelity.EXACT, note: str = "") -> Callable[[T], T]:
+    """Register a function or a class by its dotted names in packages, with spaces between.
+
+    Each call is reported at the program's line. A program that pickles a function or an instance of a class pickles
+    the first name, which is the package's own.
+
+    Args:
+        names: The dotted names.
+        fidelity: How close it comes to the package's own.
+        note: What is different, in a few words.
+    """
+
+    def register(value: Any) -> Any:
+        first = names.split()[0]
+        value.__module__ = first.rpartition(".")[0]
+        called = _reporting_class(value, first, fidelity, note) if isinstance(value, type) else None
+        called = called or _reporting(value, first, fidelity, note)
+        for each in names.split():
+            module, _, name = each.rpartition(".")
+            MODULES.setdefault(module, {})[name] = Name(called, fidelity, note)
+        return called
+
+    return register
+
+
+def has(names: str, value: Any) -> None:
+    """Register a value, such as an alias or a class of types, by its dotted names."""
+    for each in names.split():
+        module, _, name = each.rpartition(".")
+        MODULES.setdefault(module, {})[name] = Name(value, Fidelity.EXACT, "")
+
+
+def _reporting(function: Any, name: str, fidelity: Fidelity, note: str) -> Any:
+    done = note or "torch's operators"
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        report(name, done, fidelity)
+        return function(*args, **kwargs)
+
+    return called
+
+
+def _reporting_class(kind: Any, name: str, fidelity: Fidelity, note: str) -> Any:
+    """Let the constructor of a class report itself. The class stays the same object."""
+    done, construct = note or "torch's operators", kind.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        report(name, done, fidelity)
+        construct(self, *args, **kwargs)
+
+    kind.__init__ = __init__
+    return kind
+
+
+@traced.with_nothing_in_place
+def report(name: str, done: str, fidelity: Fidelity) -> None:
+    """Report a use of a stand-in at the program's line. A program may keep it beyond its scope.
+
+    Raises:
+        FidelityError: The scope is strict, and the stand-in may compute other numbers.
+    """
+    context = state.context
+    if context is not None:
+        context.report(name, done, fidelity)
+
+
+def on_simulated_gpu() -> bool:
+    """Return whether this thread's program runs on a simulated GPU, where a package's own refusals hold."""
+    context = state.context
+    return context is not None and context.runtime.is_simulated_gpu
+
+
+# Dynamo traces the functions as part of a program. All files are named at once, because it asks for them only once.
+traced.OTHERS.update(
+    str(Path(__file__).with_name(f"{file}.py"))
+    for file in ("registry", "attention", *(file for package in PACKAGES.values() for file in package.files))
+)

@@ -1,0 +1,231 @@
+"""``flash_attn.layers.rotary``: rotary position embeddings of the first part of each head.
+
+A pair (a, b) of a head at position p becomes ``(a cos - b sin, a sin + b cos)``, with the cosine and the sine of p and
+of the pair. With ``interleaved`` neighbours are pairs, and otherwise the first half and the second (RoFormer, arXiv
+2104.09864).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchdevice.kernel.thread_state import refuse
+from torchdevice.packages.registry import has, stands_in
+
+_MODULE = "flash_attn.layers.rotary"
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Return x (..., rows, heads, size) rotated by cos and sin (..., rows, half of the rotated size).
+
+    It is computed in float32 or wider, and rounded once.
+    """
+    half = cos.shape[-1]
+    if 2 * half > x.shape[-1]:
+        raise RuntimeError(f"cos and sin rotate {2 * half} places of a head, and x has {x.shape[-1]}.")
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = cos.to(wide)[..., None, :], sin.to(wide)[..., None, :]
+    part = x[..., : 2 * half].to(wide)
+    a, b = (part[..., 0::2], part[..., 1::2]) if interleaved else (part[..., :half], part[..., half:])
+    turned = a * cos - b * sin, a * sin + b * cos
+    found = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    return torch.cat([found.to(x.dtype), x[..., 2 * half :]], -1)
+
+
+def _of_rows(table: torch.Tensor, x: torch.Tensor, offsets: int | torch.Tensor, bounds: torch.Tensor | None) -> Any:
+    """Return the rows of a table of cosines or sines that belong to the rows of x."""
+    if bounds is not None:
+        starts = bounds[:-1].long()
+        lengths = bounds.diff().long()
+        rows = torch.arange(x.shape[0], device=x.device)
+        sequence = torch.repeat_interleave(torch.arange(len(lengths), device=x.device), lengths)
+        offset = offsets[sequence] if isinstance(offsets, torch.Tensor) else offsets
+        return table[rows - starts[sequence] + offset]
+    if isinstance(offsets, int):
+        return table[offsets : offsets + x.shape[1]]
+    return table[offsets[:, None].long() + torch.arange(x.shape[1], device=x.device)]
+
+
+@stands_in(f"{_MODULE}.apply_rotary_emb")
+def apply_rotary_emb(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool = False,
+    inplace: bool = False,
+    seqlen_offsets: int | torch.Tensor = 0,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> torch.Tensor:
+    """Return x with rotated heads.
+
+    Args:
+        x: (batch, rows, heads, size), or (rows of all sequences, heads, size) with ``cu_seqlens``.
+        cos: (positions, half of the rotated size).
+        sin: As ``cos``.
+        interleaved: Whether pairs are neighbours.
+        inplace: Whether x is written to and returned.
+        seqlen_offsets: The position of the first row: an int, or one for each sequence.
+        cu_seqlens: Where each sequence begins, and the end of the last.
+        max_seqlen: Not needed here.
+    """
+    cos, sin = (_of_rows(table, x, seqlen_offsets, cu_seqlens) for table in (cos, sin))
+    found = rotated(x, cos, sin, interleaved)
+    return x.copy_(found) if inplace else found
+
+
+has(f"{_MODULE}.apply_rotary_emb_func", apply_rotary_emb)
+
+
+@stands_in(f"{_MODULE}.apply_rotary_emb_torch")
+def apply_rotary_emb_torch(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
+) -> torch.Tensor:
+    """Return x (batch, rows, heads, size) with rotated heads, for as many positions as cos has."""
+    return rotated(x, cos, sin, interleaved)
+
+
+@stands_in(f"{_MODULE}.rotate_half")
+def rotate_half(x: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """Return x with each pair (a, b) as (-b, a)."""
+    if interleaved:
+        return torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+@stands_in(f"{_MODULE}.apply_rotary_emb_qkv_")
+def apply_rotary_emb_qkv_(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cos_k: torch.Tensor | None = None,
+    sin_k: torch.Tensor | None = None,
+    interleaved: bool = False,
+    seqlen_offsets: int | torch.Tensor = 0,
+    num_heads_q: int | None = None,
+) -> torch.Tensor:
+    """Rotate queries and keys in place, and return the tensor.
+
+    Args:
+        qkv: (batch, rows, 3, heads, size); with ``num_heads_q`` (batch, rows, heads of all three, size).
+        cos: (positions, half of the rotated size).
+        sin: As ``cos``.
+        cos_k: The table of the keys, where it is another.
+        sin_k: As ``cos_k``.
+        interleaved: Whether pairs are neighbours.
+        seqlen_offsets: The position of the first row.
+        num_heads_q: The number of heads of the queries, where keys and values have fewer.
+    """
+    if qkv.dim() == 5:
+        q, k = qkv[:, :, 0], qkv[:, :, 1]
+    else:
+        if num_heads_q is None:
+            raise RuntimeError("qkv has 4 dimensions. Give num_heads_q, or use (batch, rows, 3, heads, size).")
+        heads = (qkv.shape[2] - num_heads_q) // 2
+        q, k = qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q : num_heads_q + heads]
+    tables = ((q, cos, sin), (k, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k))
+    # Both before either is written, because autograd sees one tensor.
+    found = [
+        (
+            part,
+            rotated(
+                part, _of_rows(a, part, seqlen_offsets, None), _of_rows(b, part, seqlen_offsets, None), interleaved
+            ),
+        )
+        for part, a, b in tables
+    ]
+    for part, turned in found:
+        part.copy_(turned)
+    return qkv
+
+
+@stands_in(f"{_MODULE}.apply_rotary_emb_kv_")
+def apply_rotary_emb_kv_(
+    kv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool = False,
+    seqlen_offsets: int | torch.Tensor = 0,
+) -> torch.Tensor:
+    """Rotate the keys of (batch, rows, 2, heads, size) in place, and return the tensor."""
+    keys = kv[:, :, 0]
+    cos, sin = (_of_rows(table, keys, seqlen_offsets, None) for table in (cos, sin))
+    keys.copy_(rotated(keys, cos, sin, interleaved))
+    return kv
+
+
+@stands_in(f"{_MODULE}.RotaryEmbedding")
+class RotaryEmbedding(nn.Module):
+    """Rotates queries and keys of a module's input, by tables that grow with the positions.
+
+    Args:
+        dim: The rotated size of a head.
+        base: The angle of pair i at position p is ``p * base ** (-2 i / dim)``.
+        interleaved: Whether pairs are neighbours.
+        scale_base: The scaling of XPos, which is not stood in for.
+        pos_idx_in_fp32: Whether positions are multiplied in float32 also in a module of half precision.
+        device: Where the tables are.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        scale_base: float | None = None,
+        pos_idx_in_fp32: bool = True,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        if scale_base is not None:
+            refuse(
+                f"{_MODULE}.RotaryEmbedding(scale_base=...)",
+                "Leave scale_base out, or scale queries and keys yourself.",
+            )
+        self.dim, self.base, self.interleaved = dim, float(base), interleaved
+        self.pos_idx_in_fp32 = pos_idx_in_fp32
+        self.inv_freq: torch.Tensor
+        self.register_buffer("inv_freq", self._frequencies(device), persistent=False)
+        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def _frequencies(self, device: Any) -> torch.Tensor:
+        return self.base ** -(torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim)
+
+    def _up_to(self, positions: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines of at least so many positions, in the dtype and on the device of a tensor."""
+        tables = self._tables
+        known = tables is not None and len(tables[0]) >= positions
+        # Tables made in inference mode cannot be saved for a backward pass.
+        fits = known and tables[0].device == like.device and tables[0].dtype == like.dtype  # type: ignore[index]
+        if not fits or (self.training and tables[0].is_inference()):  # type: ignore[index]
+            dtype = torch.float32 if self.pos_idx_in_fp32 else self.inv_freq.dtype
+            frequencies = self._frequencies(like.device) if self.pos_idx_in_fp32 else self.inv_freq.to(like.device)
+            angles = torch.outer(torch.arange(positions, device=like.device, dtype=dtype), frequencies)
+            self._tables = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        return self._tables  # type: ignore[return-value]
+
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        kv: torch.Tensor | None = None,
+        seqlen_offset: int | torch.Tensor = 0,
+        cu_seqlens: torch.Tensor | None = None,
+        max_seqlen: int | None = None,
+        num_heads_q: int | None = None,
+    ) -> Any:
+        """Rotate qkv (batch, rows, 3, heads, size) in place; or q, and in place the keys of kv, and return both."""
+        if cu_seqlens is not None:
+            refuse(
+                f"{_MODULE}.RotaryEmbedding(cu_seqlens=...)", "Call apply_rotary_emb with cu_seqlens for q and for k."
+            )
+        rows = qkv.shape[1] if kv is None else max(qkv.shape[1], kv.shape[1])
+        last = max_seqlen if max_seqlen is not None else rows + int(torch.as_tensor(seqlen_offset).max())
+        cos, sin = self._up_to(last, qkv)
+        if kv is None:
+            return apply_rotary_emb_qkv_(qkv, cos, sin, None, None, self.interleaved, seqlen_offset, num_heads_q)
+        q = apply_rotary_emb(qkv, cos, sin, self.interleaved, True, seqlen_offset)
+        return q, apply_rotary_emb_kv_(kv, cos, sin, self.interleaved, seqlen_offset)
