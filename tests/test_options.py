@@ -129,6 +129,7 @@ OTHER_VALUES: dict[str, Any] = {
     "verify_only": ("mm", "addcmul_"),
     "engine": "wrap",
     "native": "never",
+    "packages": "absent",
 }
 
 

@@ -52,3 +52,42 @@ def attention(
                 sums.append(torch.log(weights.sum()) + together.max())
     shape = batch, heads, rows
     return torch.stack(out).reshape(*shape, -1).transpose(1, 2), torch.stack(sums).reshape(shape)
+
+
+def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
+    """Return the causal convolution of each channel, value by value, within the sequences that an index names."""
+    batch, channels, length = x.shape
+    width = weight.shape[1]
+    out = []
+    for b in range(batch):
+        for t in range(length):
+            total = bias
+            for tap in range(width):
+                source = t - width + 1 + tap
+                if source >= 0 and (index is None or index[b, source] == index[b, t]):
+                    total = total + weight[:, tap] * x[b, :, source]
+            out.append(total)
+    return torch.stack(out).reshape(batch, length, channels).transpose(1, 2)
+
+
+def state_space(
+    u: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output of a state space, step by step, and its last state.
+
+    b and c have the shape (batch, channels, size, length).
+    """
+    state = u.new_zeros(*u.shape[:2], a.shape[1]).to(a.dtype)
+    out = []
+    for t in range(u.shape[2]):
+        state = torch.exp(dt[:, :, t, None] * a) * state + (dt[:, :, t] * u[:, :, t])[..., None] * b[..., t]
+        out.append((state * c[..., t]).sum(-1))
+    return torch.stack(out, 2), state
+
+
+def same_with_gradients(found: torch.Tensor, expected: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Compare two results and the gradients of their inputs."""
+    torch.testing.assert_close(found, expected)
+    towards = torch.randn_like(expected)
+    one = torch.autograd.grad(found, inputs, towards)
+    torch.testing.assert_close(one, torch.autograd.grad(expected, inputs, towards, True, materialize_grads=True))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from references import attention
+from references import attention, same_with_gradients
 
 import torchdevice
 
@@ -34,14 +34,6 @@ def scope() -> Any:
 
 def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
-def same_with_gradients(found: torch.Tensor, expected: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> None:
-    """Compare two results and the gradients of their inputs."""
-    torch.testing.assert_close(found, expected)
-    towards = torch.randn_like(expected)
-    one = torch.autograd.grad(found, inputs, towards)
-    torch.testing.assert_close(one, torch.autograd.grad(expected, inputs, towards, True, materialize_grads=True))
 
 
 def slopes_of(case: dict[str, Any]) -> torch.Tensor | None:

@@ -6,6 +6,7 @@ An installed package always wins. The modules that were imported end with the la
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import importlib.metadata
 import sys
@@ -20,11 +21,17 @@ from torchdevice.packages import askers, registry
 
 
 class StandInModule(ModuleType):
-    """A module of a package that is stood in for. A name that it lacks is refused in words that say so."""
+    """A module of a package that is stood in for. A name that it lacks is refused in words that say so.
+
+    Its modules are its attributes without an import, as those are that a package imports itself.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        inner = f"{self.__name__}.{name}"
+        if sys.modules.get(self.__name__) is self and registry.names_of(inner) is not None:
+            return importlib.import_module(inner)
         raise AttributeError(
             f"torchdevice's stand-in for {self.__name__!r} has no {name!r}. docs/packages.md lists what it has; "
             f"with packages='absent' the program finds that the package is not installed."

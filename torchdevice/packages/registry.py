@@ -6,11 +6,11 @@ import functools
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from torchdevice.calls import traced
 from torchdevice.kernel.fidelity import Fidelity
-from torchdevice.kernel.thread_state import state
+from torchdevice.kernel.thread_state import refuse, state
 
 T = TypeVar("T")
 
@@ -30,7 +30,11 @@ class Package(NamedTuple):
 
 
 PACKAGES: dict[str, Package] = {
-    "flash_attn": Package("flash-attn", "2.8.3", ("flash_attention", "rotary_embedding", "normalization"))
+    "flash_attn": Package("flash-attn", "2.8.3", ("flash_attention", "rotary_embedding", "normalization")),
+    "xformers": Package("xformers", "0.0.32", ("xformers_attention", "gated_linear_unit")),
+    "causal_conv1d": Package("causal-conv1d", "1.5.2", ("causal_convolution",)),
+    "mamba_ssm": Package("mamba-ssm", "2.2.5", ("selective_scan", "mamba_block")),
+    "apex": Package("apex", "0.1", ("apex_modules", "apex_optimizers")),
 }
 """Name of a package, as programs import it -> what stands in for it."""
 
@@ -89,6 +93,23 @@ def stands_in(names: str, fidelity: Fidelity = Fidelity.EXACT, note: str = "") -
         return called
 
     return register
+
+
+def refuses(names: str, remedy: str) -> None:
+    """Register functions or classes that a package has and nothing stands in for: a call of one raises.
+
+    Args:
+        names: The dotted names, with spaces between.
+        remedy: What to use instead.
+    """
+    for each in names.split():
+
+        def refusing(*args: Any, each: str = each, **kwargs: Any) -> NoReturn:
+            refuse(each, remedy)
+
+        module, _, refusing.__name__ = each.rpartition(".")
+        refusing.__doc__ = f"Raise: nothing stands in for it. {remedy}"
+        MODULES.setdefault(module, {})[refusing.__name__] = Name(refusing, Fidelity.UNSUPPORTED, remedy)
 
 
 def has(names: str, value: Any) -> None:

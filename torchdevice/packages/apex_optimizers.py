@@ -1,0 +1,166 @@
+"""``apex.optimizers``: Adam and SGD as the papers and apex's documentation define them, computed in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from torchdevice.packages.registry import refuses, stands_in
+
+
+class _Fused(Optimizer):
+    """An optimizer that updates one parameter after the other."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any], set_grad_none: bool) -> None:
+        super().__init__(params, defaults)
+        self.set_grad_none = set_grad_none
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Drop the gradients, or set them to 0 where the optimizer was made with ``set_grad_none=False``."""
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the parameters that have gradients. Return what the closure returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if parameter.grad.is_sparse:
+                    raise RuntimeError(f"{type(self).__name__} takes no sparse gradients. Use torch.optim.SparseAdam.")
+                wide = torch.promote_types(parameter.dtype, torch.float32)
+                self._update(parameter, parameter.grad.to(wide), wide, group)
+        return loss
+
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any) -> None:
+        raise NotImplementedError
+
+
+@stands_in("apex.optimizers.FusedAdam apex.optimizers.fused_adam.FusedAdam")
+class FusedAdam(_Fused):
+    """Adam (arXiv 1412.6980), or with ``adam_w_mode`` AdamW (arXiv 1711.05101), whose moments are in float32.
+
+    Args:
+        params: The parameters, or groups of them.
+        lr: The learning rate.
+        bias_correction: Whether the moments are divided by their weights so far.
+        betas: The decay of the two moments.
+        eps: Added to the root of the second moment.
+        adam_w_mode: Whether weight decay is apart from the gradient.
+        weight_decay: The factor of weight decay.
+        amsgrad: Must be False, as in apex.
+        set_grad_none: Whether ``zero_grad`` drops the gradients.
+        capturable: Means nothing here.
+        master_weights: Whether float32 copies of parameters in half precision are kept and updated.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+        capturable: bool = False,
+        master_weights: bool = False,
+    ) -> None:
+        if amsgrad:
+            raise RuntimeError("FusedAdam has no AMSGrad. Use torch.optim.AdamW(amsgrad=True).")
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(params, defaults, set_grad_none)
+        self.adam_w_mode, self.master_weights = int(adam_w_mode), master_weights
+
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any) -> None:
+        state, (first, second) = self.state[parameter], group["betas"]
+        if not state:
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=wide)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=wide)
+            if self.master_weights and parameter.dtype != wide:
+                state["master"] = parameter.to(wide)
+        weights = state.get("master", parameter.to(wide))
+        if group["weight_decay"] and not self.adam_w_mode:
+            gradient = gradient + group["weight_decay"] * weights
+        mean = state["exp_avg"].mul_(first).add_(gradient, alpha=1 - first)
+        square = state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        if group["bias_correction"]:
+            mean, square = mean / (1 - first ** group["step"]), square / (1 - second ** group["step"])
+        change = mean / (square.sqrt() + group["eps"])
+        if group["weight_decay"] and self.adam_w_mode:
+            change = change + group["weight_decay"] * weights
+        updated = weights - group["lr"] * change
+        if "master" in state:
+            state["master"].copy_(updated)
+        parameter.copy_(updated)
+
+
+@stands_in("apex.optimizers.FusedSGD apex.optimizers.fused_sgd.FusedSGD")
+class FusedSGD(_Fused):
+    """Stochastic gradient descent with momentum, as ``torch.optim.SGD``.
+
+    Args:
+        params: The parameters, or groups of them.
+        lr: The learning rate.
+        momentum: The factor of the momentum.
+        dampening: What the gradient's part of the momentum is reduced by.
+        weight_decay: The factor of weight decay.
+        nesterov: Whether momentum is Nesterov's.
+        wd_after_momentum: Whether weight decay is added after the momentum.
+        materialize_master_grads: Means nothing here.
+        set_grad_none: Whether ``zero_grad`` drops the gradients.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        wd_after_momentum: bool = False,
+        materialize_master_grads: bool = True,
+        set_grad_none: bool = False,
+    ) -> None:
+        if nesterov and (momentum <= 0 or dampening):
+            raise ValueError(f"nesterov needs a momentum and no dampening, not {momentum!r} and {dampening!r}.")
+        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "nesterov": nesterov}, set_grad_none)
+        self.wd_after_momentum = wd_after_momentum
+
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any) -> None:
+        weights, decay = parameter.to(wide), group["weight_decay"]
+        if decay and not self.wd_after_momentum:
+            gradient = gradient + decay * weights
+        if group["momentum"]:
+            state = self.state[parameter]
+            if "momentum_buffer" in state:
+                kept = state["momentum_buffer"]
+                kept.mul_(group["momentum"]).add_(gradient, alpha=1 - group["dampening"])
+            else:
+                kept = state["momentum_buffer"] = gradient.clone()
+            gradient = gradient + group["momentum"] * kept if group["nesterov"] else kept
+        if decay and self.wd_after_momentum:
+            gradient = gradient + decay * weights
+        parameter.copy_(weights - group["lr"] * gradient)
+
+
+refuses("apex.optimizers.FusedLAMB apex.optimizers.FusedNovoGrad", "Use FusedAdam, or an optimizer of torch.optim.")
+refuses("apex.optimizers.FusedAdagrad", "Use torch.optim.Adagrad.")
