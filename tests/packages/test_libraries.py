@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import run_program
 
 import torchdevice
 
@@ -70,3 +71,45 @@ def test_imports_of_remote_code_that_transformers_checks(tmp_path: Path) -> None
         assert check_imports(path) == []
     with pytest.raises(ImportError, match="flash_attn"):
         check_imports(path)
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_a_unet_of_diffusers_that_is_asked_for_xformers(target: str) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    with torchdevice.portable(target=target) as scope:
+        model = diffusers.UNet2DConditionModel(
+            block_out_channels=(8, 16), layers_per_block=1, sample_size=8, cross_attention_dim=8, attention_head_dim=4,
+            norm_num_groups=4, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        ).cuda()  # fmt: skip
+        given = torch.randn(1, 4, 8, 8, device="cuda"), 1, torch.randn(1, 3, 8, device="cuda")
+        assert not diffusers.utils.is_xformers_available(), "diffusers prefers nothing that it was not asked for"
+        expected = model(*given).sample
+        assert "xformers" not in str(scope.report())
+        model.enable_xformers_memory_efficient_attention()
+        torch.testing.assert_close(model(*given).sample, expected)
+        assert "xformers.ops.memory_efficient_attention" in str(scope.report())
+    assert sys.modules["diffusers.models.attention_processor"].__dict__.get("xformers") is None
+
+
+def test_what_is_said_of_a_package_that_nothing_stands_in_for() -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("Python 3.10 has no notes on errors")
+    said = {
+        "vllm": "vllm is a server of language models. Use the generate() of the transformers library.",
+        "nvidia.dali": "nvidia.dali, NVIDIA's loader of data on GPUs, needs CUDA. Use torch.utils.data.",
+        "flash_attn.losses": "torchdevice stands in for a part of it",
+    }
+    for name, note in said.items():
+        with pytest.raises(ModuleNotFoundError) as caught:
+            with torchdevice.portable(target="cpu"):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        notes = getattr(caught.value, "__notes__", [])
+        assert len(notes) == 1 and note in notes[0]
+
+
+def test_run_says_it_in_one_line(tmp_path: Path) -> None:
+    done = run_program(tmp_path, "import torch_scatter\n", options=["--target", "cpu"])
+    last = done.stderr.splitlines()[-2:]
+    assert last[0] == "ModuleNotFoundError: No module named 'torch_scatter'"
+    assert last[1].startswith("torch_scatter is a library of scattered sums") and done.returncode == 1

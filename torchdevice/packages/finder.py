@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from torchdevice.kernel.context import Context
+from torchdevice.kernel.python.per_thread import PerThread, having
 from torchdevice.kernel.thread_state import state
 from torchdevice.packages import askers, registry
 
@@ -101,7 +102,7 @@ class StandInFinder:
         if inner:
             if not _is_ours(sys.modules.get(package)):
                 return None
-        elif (who := askers.asker()) is None or not askers.gets_stand_in(who):
+        elif not _demanding.is_on and ((who := askers.asker()) is None or not askers.gets_stand_in(who)):
             return None
         if registry.names_of(name) is None:
             return None
@@ -126,6 +127,15 @@ class StandInFinder:
         finders: list[Any] = sys.meta_path
         behind = finders[finders.index(self) + 1 :] if self in finders else []
         return any(each.find_spec(name, path, target) is not None for each in behind if hasattr(each, "find_spec"))
+
+
+_demanding = PerThread(is_on=False)
+
+
+def demanded(name: str) -> Any:
+    """Import a stand-in that a program has asked a library for, whoever calls."""
+    with having(_demanding, is_on=True):
+        return importlib.import_module(name)
 
 
 def _is_ours(module: Any) -> bool:

@@ -1,8 +1,9 @@
-"""Libraries that keep what they found when they looked for a package, and are then asked for it by a program.
+"""Libraries that keep what they found when they looked for a package or for CUDA, and that a program then asks for it.
 
 transformers looks for ``flash_attn`` once, and finds none, so that a model has torch's attention by default. A program
 that asks for ``attn_implementation="flash_attention_2"``, or whose remote code asks whether flash_attn is there,
-demands it. In a scope the answer to these questions is yes, and to others what transformers has found.
+demands it. In a scope the answer to these questions is yes, and to others what transformers has found. diffusers looks
+for ``xformers`` in the same way, and a program demands it by ``enable_xformers_memory_efficient_attention()``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from torchdevice.kernel.bindings import later
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.journal import callers
-from torchdevice.kernel.patching import Callback, Patch, ReplacedItem, per_context, replaced_function
+from torchdevice.kernel.patching import Callback, Patch, Replaced, ReplacedItem, per_context, replaced_function
+from torchdevice.packages import finder
 from torchdevice.packages.finder import StandInModule
 
 
@@ -43,6 +45,14 @@ def _is_there_for_programs(package: str) -> Any:
         return (asked_by_program and _stands_in(context, package)) or original(*args, **kwargs)
 
     return is_there
+
+
+# ---- bitsandbytes ----------------------------------------------------------------------------------------------------
+
+
+# It chooses its native part while it is imported, by `torch.cuda.is_available()`, and keeps that for the process. Its
+# text sees the machine as it is, so that it takes its kernels for CPUs instead of a library for CUDA that cannot load.
+later("bitsandbytes")(lambda module: [])
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------------
@@ -97,3 +107,30 @@ _KEPT = (
     "_process_with_kvcache_kwargs_fn",
 )
 """The names of transformers' module in which it keeps the functions of the implementation that it loaded last."""
+
+
+# ---- diffusers -------------------------------------------------------------------------------------------------------
+
+
+class _Demanded(ModuleType):
+    """Stands for a package in a module that has not imported it: its attributes are those of the stand-in."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(finder.demanded(self.__name__), name)
+
+
+def _patches_of_xformers(module: ModuleType) -> list[Patch]:
+    """Answer what ``enable_xformers_memory_efficient_attention()`` asks."""
+    found: list[Patch] = []
+    if hasattr(module, "is_xformers_available"):
+        found.append(replaced_function(module, "is_xformers_available", _is_there("xformers"), native_to="cuda"))
+    for name in ("xformers", "xops"):
+        if name in vars(module) and vars(module)[name] is None:
+            found.append(Replaced(module, name, lambda original: _Demanded("xformers")))
+    return found
+
+
+for _module in ("diffusers.models.attention_processor", "diffusers.models.attention"):
+    later(_module, sees_scope=True)(_patches_of_xformers)

@@ -133,14 +133,21 @@ def _reporting(function: Any, name: str, fidelity: Fidelity, note: str) -> Any:
 def _reporting_class(kind: Any, name: str, fidelity: Fidelity, note: str) -> Any:
     """Let the constructor of a class report itself. The class stays the same object."""
     done, construct = note or "torch's operators", kind.__init__
+    _REPORTING.add(kind)
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        report(name, done, fidelity)
+        # Once, by the class of the package that was asked for, and not by those that it derives from.
+        if next(each for each in type(self).__mro__ if each in _REPORTING) is kind:
+            report(name, done, fidelity)
         construct(self, *args, **kwargs)
 
     kind.__init__ = __init__
     return kind
+
+
+_REPORTING: set[type] = set()
+"""The classes whose constructors report themselves."""
 
 
 @traced.with_nothing_in_place

@@ -121,8 +121,6 @@ class BlockDiagonalMask(AttentionBias):
         kv_seqlen: The number of keys of each sequence.
     """
 
-    within: AttentionBias | None = None
-
     def __init__(self, q_seqlen: Sequence[int], kv_seqlen: Sequence[int], _batch_sizes: Sequence[int] | None = None):
         self.q_seqlen, self.kv_seqlen = list(q_seqlen), list(kv_seqlen)
         self._batch_sizes = _batch_sizes
@@ -166,7 +164,8 @@ class BlockDiagonalMask(AttentionBias):
         return BlockDiagonalCausalFromBottomRightMask(self.q_seqlen, self.kv_seqlen, self._batch_sizes)
 
     def rule(self, rows: int, keys: int) -> Rule:
-        return Rule() if self.within is None else self.within.rule(rows, keys)
+        """Return which keys a row of a sequence sees."""
+        return Rule()
 
     def places(self) -> Iterable[tuple[slice, slice]]:
         """Yield where the rows and the keys of each sequence are."""
@@ -189,14 +188,16 @@ class BlockDiagonalMask(AttentionBias):
 class BlockDiagonalCausalMask(BlockDiagonalMask):
     """Sequences in which row i sees the keys up to i."""
 
-    within = LowerTriangularMask()
+    def rule(self, rows: int, keys: int) -> Rule:
+        return Rule(right=rows - keys)
 
 
 @stands_in(_names("BlockDiagonalCausalFromBottomRightMask"))
 class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
     """Sequences whose last row sees their last key, and each row one key less than the next."""
 
-    within = LowerTriangularFromBottomRightMask()
+    def rule(self, rows: int, keys: int) -> Rule:
+        return Rule(right=0)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------

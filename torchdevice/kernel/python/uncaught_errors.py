@@ -41,6 +41,14 @@ _REMEDIES = {
 }
 """Modules that are missing, or in whose code an error was raised -> a note on the error."""
 
+_MISSING: dict[str, str] = {}
+"""Modules that are missing -> a note on the error, registered by :func:`note_missing`."""
+
+
+def note_missing(pattern: str, note: str) -> None:
+    """Register a note on each ModuleNotFoundError for a module whose name matches a regular expression."""
+    _MISSING[pattern] = note
+
 
 def trim(error: BaseException | None) -> None:
     """Take this package's frames out of the traceback of an error, and of those that it came from."""
@@ -76,12 +84,11 @@ def without_ours(error: BaseException) -> TracebackType | None:
 
 
 def _add_remedies(error: BaseException, entries: list[TracebackType]) -> None:
-    """Add the notes of :data:`_REMEDIES` about a module that is missing, or in which the error was raised."""
+    """Add the notes about a module that is missing, or in which the error was raised."""
+    names, remedies = [str(entry.tb_frame.f_globals.get("__name__")) for entry in entries], _REMEDIES
     if isinstance(error, ModuleNotFoundError):
-        names = [str(error.name)]
-    else:
-        names = [str(entry.tb_frame.f_globals.get("__name__")) for entry in entries]
-    for pattern, remedy in _REMEDIES.items():
+        names, remedies = [str(error.name)], {**_REMEDIES, **_MISSING}
+    for pattern, remedy in remedies.items():
         if any(re.fullmatch(pattern, name) for name in names) and remedy not in getattr(error, "__notes__", ()):
             add_note(error, remedy)
 
