@@ -35,6 +35,7 @@ PACKAGES: dict[str, Package] = {
     "causal_conv1d": Package("causal-conv1d", "1.5.2", ("causal_convolution",)),
     "mamba_ssm": Package("mamba-ssm", "2.2.5", ("selective_scan", "mamba_block")),
     "apex": Package("apex", "0.1", ("apex_modules", "apex_optimizers")),
+    "pynvml": Package("nvidia-ml-py", "12.570.86", ("nvml",)),
 }
 """Name of a package, as programs import it -> what stands in for it."""
 

@@ -13,7 +13,7 @@ from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.kernel import bindings
 from torchdevice.kernel.patching import Installation, Patch
 from torchdevice.kernel.python.logs import warn_once
-from torchdevice.packages import finder, libraries, missing  # noqa: F401, the last two register themselves
+from torchdevice.packages import finder, libraries, missing, nvml  # noqa: F401, which register themselves
 from torchdevice.random_numbers import checkpoints
 from torchdevice.torch_modules import accelerators, cuda
 from torchdevice.torch_modules import apis as torch_apis

@@ -263,6 +263,9 @@ _SANITIZER = "TORCH_CUDA_SANITIZER"
 
 def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
     """Begin a run that has messages and a report in common, or take part in the one around it."""
+    from torchdevice.packages import management_command
+
+    management_command.offer(scope.options, scope.runtime)
     verify = scope.options.verify if options.report is not None or run_folder.path() is None else None
     if options.report is not None or verify or options.plan:
         from torchdevice.report import processes

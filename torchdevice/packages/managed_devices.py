@@ -1,0 +1,45 @@
+"""The devices of a scope as NVIDIA's management library counts them: all of them, whatever the program may see."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+
+from torchdevice.kernel.devices.runtime import Runtime
+from torchdevice.kernel.options import Options
+
+
+@dataclasses.dataclass(frozen=True)
+class ManagedDevice:
+    """One device of a scope.
+
+    Attributes:
+        index: Its number among all devices, whatever ``CUDA_VISIBLE_DEVICES`` says.
+        there: The number of the target's device that it is.
+        name: As ``torch.cuda.get_device_name`` returns it.
+        uuid: Its identifier, which is computed from its name and number.
+        bus: Its place on the PCI bus: the first after the processor's, in the order of the numbers.
+        total: The bytes of its memory.
+    """
+
+    index: int
+    there: int
+    name: str
+    uuid: str
+    bus: str
+    total: int
+
+
+def count(options: Options, runtime: Runtime) -> int:
+    """Return the number of devices of a scope."""
+    return options.devices or max(1, runtime.device_count())
+
+
+def device(options: Options, runtime: Runtime, index: int) -> ManagedDevice:
+    """Return a device of a scope."""
+    given = options.properties or {}
+    there = index if index < runtime.device_count() else 0
+    name = given.get("name") or runtime.name(there)
+    identifier = given.get("uuid") or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}:{index}")
+    total = given.get("total_memory") or runtime.total_memory(there)
+    return ManagedDevice(index, there, name, f"GPU-{identifier}", f"00000000:{index + 1:02X}:00.0", total)

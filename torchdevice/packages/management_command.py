@@ -1,0 +1,44 @@
+"""Lets the processes that a program under ``run`` starts find an ``nvidia-smi``, where the target is simulated GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from torchdevice.kernel.devices.runtime import Runtime
+from torchdevice.kernel.options import Options
+from torchdevice.packages import managed_devices, nvml
+from torchdevice.packages.nvidia_smi import VARIABLE
+from torchdevice.torch_modules.cuda.constants import CUDA
+
+FOLDER = str(Path(__file__).with_name("bin"))
+"""The folder with the command."""
+
+_PYTHON = "TORCHDEVICE_SMI_PYTHON"
+
+
+def devices(options: Options, runtime: Runtime) -> list[dict[str, Any]]:
+    """Return the devices of a scope, as the command reads them."""
+    count = managed_devices.count(options, runtime)
+    same = {
+        "driver": nvml.DRIVER,
+        "cuda": CUDA,
+        "capability": "{}.{}".format(*options.capability),
+        "count": count,
+        "used": options.context or 0,
+    }
+    return [{**dataclasses.asdict(managed_devices.device(options, runtime, index)), **same} for index in range(count)]
+
+
+def offer(options: Options, runtime: Runtime) -> None:
+    """Put the command first on the path of the processes that this one starts, for the rest of this process."""
+    if options.packages != "stand-in" or os.name == "nt" or not runtime.is_simulated_gpu:
+        return
+    os.environ[VARIABLE] = json.dumps(devices(options, runtime))
+    os.environ[_PYTHON] = sys.executable
+    others = [each for each in os.environ.get("PATH", os.defpath).split(os.pathsep) if each != FOLDER]
+    os.environ["PATH"] = os.pathsep.join([FOLDER, *others])

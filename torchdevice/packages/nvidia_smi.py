@@ -1,0 +1,152 @@
+"""What ``nvidia-smi`` prints of simulated GPUs: the queries that programs make, and the plain table.
+
+The file is run as a script of its own, without torch. The devices are those with which the run began, so the memory in
+use is what CUDA's context takes. What would have to be measured is ``[N/A]``, as for a GPU that does not support it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+from typing import Any
+
+VARIABLE = "TORCHDEVICE_SMI"
+"""The variable with the devices, as JSON."""
+
+_READINGS = ("utilization.", "temperature.", "power.", "clocks.", "clocks_", "fan.", "ecc.", "pcie.", "encoder.")
+_SETTINGS = ("pstate", "persistence_mode", "display_", "compute_mode", "mig.", "vbios_version", "serial", "accounting")
+"""The beginnings of fields that would have to be measured, and of those that describe a board."""
+
+_MIB = 2**20
+
+_UNITS = {"memory.total": "MiB", "memory.used": "MiB", "memory.free": "MiB"}
+
+
+class UsageError(Exception):
+    """The arguments are not among those that are stood in for."""
+
+
+def value_of(field: str, device: dict[str, Any]) -> str:
+    """Return the text of a field of ``--query-gpu``, without its unit.
+
+    Raises:
+        UsageError: There is no such field.
+    """
+    used = device["used"] // _MIB
+    total = device["total"] // _MIB
+    texts = {
+        "index": device["index"],
+        "name": device["name"],
+        "gpu_name": device["name"],
+        "uuid": device["uuid"],
+        "gpu_uuid": device["uuid"],
+        "pci.bus_id": device["bus"],
+        "gpu_bus_id": device["bus"],
+        "driver_version": device["driver"],
+        "compute_cap": device["capability"],
+        "count": device["count"],
+        "memory.total": total,
+        "memory.used": used,
+        "memory.free": total - used,
+        "timestamp": datetime.datetime.now().strftime("%Y/%m/%d %H:%M:%S.%f")[:-3],
+    }
+    if field in texts:
+        return str(texts[field])
+    if field.startswith(_READINGS + _SETTINGS):
+        return "[N/A]"
+    raise UsageError(f"torchdevice's nvidia-smi has no field {field!r}.")
+
+
+def query(fields: list[str], devices: list[dict[str, Any]], words: list[str]) -> list[str]:
+    """Return the lines of ``--query-gpu`` in the format ``csv`` with further words."""
+    with_units = "nounits" not in words
+    lines = []
+    if "noheader" not in words:
+        heads = [f"{field} [{_UNITS[field]}]" if field in _UNITS else field for field in fields]
+        lines.append(", ".join(heads))
+    for device in devices:
+        cells = []
+        for field in fields:
+            unit = f" {_UNITS[field]}" if with_units and field in _UNITS else ""
+            cells.append(f"{value_of(field, device)}{unit}")
+        lines.append(", ".join(cells))
+    return lines
+
+
+def listed(devices: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of ``-L``."""
+    return [f"GPU {each['index']}: {each['name']} (UUID: {each['uuid']})" for each in devices]
+
+
+def table(devices: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of the plain table."""
+    rule = "+" + "-" * 77 + "+"
+    first = devices[0]
+    versions = f"| NVIDIA-SMI {first['driver']}    Driver Version: {first['driver']}    CUDA Version: {first['cuda']}"
+    lines = [rule, f"{versions:<78}|", rule]
+    for each in devices:
+        memory = f"{each['used'] // _MIB}MiB / {each['total'] // _MIB}MiB"
+        lines.append(f"| {each['index']:>3}  {each['name'][:29]:<29} {each['bus']:>16} | {memory:>21} |")
+    return [*lines, rule, f"| {'Processes are not measured: torchdevice simulates these GPUs.':<75} |", rule]
+
+
+def parsed(words: list[str]) -> dict[str, str]:
+    """Return the arguments by name; ``--name=value`` and ``--name value`` mean the same."""
+    found: dict[str, str] = {}
+    rest = list(words)
+    names = {"-i": "--id", "-L": "--list-gpus"}
+    while rest:
+        word, _, text = rest.pop(0).partition("=")
+        word = names.get(word, word)
+        if word in ("--id", "--query-gpu", "--format", "--query-compute-apps") and not text:
+            text = rest.pop(0) if rest else ""
+        if word not in ("--id", "--query-gpu", "--format", "--query-compute-apps", "--list-gpus"):
+            raise UsageError(f"torchdevice's nvidia-smi does not know {word!r}.")
+        found[word] = text
+    return found
+
+
+def chosen(devices: list[dict[str, Any]], wanted: str) -> list[dict[str, Any]]:
+    """Return the devices that ``--id`` names by numbers or identifiers.
+
+    Raises:
+        UsageError: One is not there.
+    """
+    found: list[dict[str, Any]] = []
+    for name in wanted.split(","):
+        matching = [each for each in devices if name.strip() in (str(each["index"]), each["uuid"], each["bus"])]
+        if not matching:
+            raise UsageError(f"No devices were found for {name.strip()!r}.")
+        found += matching
+    return found
+
+
+def lines_for(words: list[str], devices: list[dict[str, Any]]) -> list[str]:
+    """Return what is printed for some arguments."""
+    given = parsed(words)
+    if "--id" in given:
+        devices = chosen(devices, given["--id"])
+    formats = [word.strip() for word in given.get("--format", "").split(",")]
+    if "--query-gpu" in given:
+        if "csv" not in formats:
+            raise UsageError("Give --format=csv, which is the only one for queries.")
+        return query([field.strip() for field in given["--query-gpu"].split(",")], devices, formats)
+    if "--query-compute-apps" in given:
+        return [] if "noheader" in formats else [", ".join(given["--query-compute-apps"].split(","))]
+    return listed(devices) if "--list-gpus" in given else table(devices)
+
+
+def main() -> int:
+    """Print what the arguments ask for, and return the exit status."""
+    try:
+        print("\n".join(lines_for(sys.argv[1:], json.loads(os.environ[VARIABLE]))))
+    except UsageError as error:
+        print(error)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
