@@ -116,7 +116,7 @@ _EXAMPLES = {
     "is-cuda": "assert x.is_cuda",
     "device-type": 'fast = x.device.type == "cuda"',
     "dtype": "x = x.double()",
-    "package": "import flash_attn",
+    "package": "import cupy",
     "patcher": "import torchada",
     "extension": 'torch.utils.cpp_extension.CUDAExtension("ops", ["ops.cu"])',
     "nvidia-smi": 'subprocess.run(["nvidia-smi"])',

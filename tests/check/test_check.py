@@ -360,21 +360,22 @@ SURROUNDINGS = [
     Case("patcher", "from torch_npu.contrib import transfer_to_npu  #: change", "mps"),
     Case("patcher", "import torch_npu\nimport torch_npu.contrib\nfrom . import mpsify\nimport mpsify_tools"),
     Case("patcher", "import mpsify", "cuda"),
-    Case("package", "import flash_attn  #: change"),
-    Case("package", "from flash_attn.bert_padding import pad_input  #: change", "mps"),
+    Case("package", "import flash_attn  #: approximate"),
+    Case("package", "import transformer_engine  #: change"),
+    Case("package", "from flash_attn.bert_padding import pad_input  #: approximate", "mps"),
     Case(
         "package",
         "from nvidia import dali  #: change\nimport numba.cuda as c  #: approximate\nimport cupy, os  #: change",
     ),
-    Case("package", "try:\n    import xformers  #: approximate\nexcept ImportError:\n    xformers = None"),
+    Case("package", "try:\n    import deepspeed  #: approximate\nexcept ImportError:\n    deepspeed = None"),
     Case(
-        "package", "try:\n    import xformers  #: approximate\nexcept (ValueError, ImportError):\n    xformers = None"
+        "package", "try:\n    import deepspeed  #: approximate\nexcept (ValueError, ImportError):\n    deepspeed = None"
     ),
-    Case("package", "if find_spec('apex'):\n    import apex  #: approximate"),
+    Case("package", "if find_spec('cupy'):\n    import cupy  #: approximate"),
     Case(
-        "package", "try:\n    import pynvml  #: change\nexcept ValueError:\n    pass\nelse:\n    import apex  #: change"
+        "package", "try:\n    import cupy  #: change\nexcept ValueError:\n    pass\nelse:\n    import cudf  #: change"
     ),
-    Case("package", "try:\n    def f():\n        import pynvml  #: change\nexcept ImportError:\n    pass"),
+    Case("package", "try:\n    def f():\n        import cupy  #: change\nexcept ImportError:\n    pass"),
     Case("package", "import torch\nif torch.cuda.is_available():\n    import deepspeed  #: change"),
     Case("package", "import triton.language as tl  #: approximate"),
     Case("package", "import flash_attn, triton", "cuda"),

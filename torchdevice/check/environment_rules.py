@@ -19,15 +19,19 @@ PACKAGES = _TABLES["packages"]
 INTERPRETED = _TABLES["interpreted"]
 """Packages whose code for CUDA runs elsewhere too, and what to say of them."""
 
+STOOD_IN_FOR = _TABLES["stood_in_for"]
+"""Packages for which a scope has stand-ins, and what to say of them."""
+
 
 @rule("package", ast.Import, ast.ImportFrom, of_cuda=True)
 def _package(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
-    """An import of a package that runs on CUDA only, such as `flash_attn`, in a file that is not the package's own. The
+    """An import of a package that runs on CUDA only, such as `cupy`, in a file that is not the package's own. The
     program must be changed, unless it asks whether the package is there, or goes on where the import fails: then it
-    takes that branch, which is approximate. So is an import of `triton` or `numba.cuda`, whose kernels
-    run in NumPy."""
-    for name in sorted(name for name in _packages(node, INTERPRETED) if not view.is_inside(name)):
-        yield without_trace(INTERPRETED[name])
+    takes that branch, which is approximate. So is an import of a package that is stood in for, such as `flash_attn`,
+    and of `triton` or `numba.cuda`, whose kernels run in NumPy."""
+    others = {**INTERPRETED, **STOOD_IN_FOR}
+    for name in sorted(name for name in _packages(node, others) if not view.is_inside(name)):
+        yield without_trace(others[name])
     for name in sorted(name for name in _packages(node, PACKAGES) if not view.is_inside(name)):
         # By the words of their conditions.
         tests = (ast.unparse(each.test) for each in view.around(node) if isinstance(each, ast.If))

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch.utils._triton import has_triton_package
+
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.python.per_thread import PerThread, having
 from torchdevice.kernel.thread_state import state
@@ -97,7 +99,8 @@ class StandInFinder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of a module that is stood in for, to those who get it."""
         package, _, inner = name.partition(".")
-        if package not in registry.PACKAGES or _context() is None or self._is_found_behind(name, path, target):
+        known = registry.PACKAGES.get(package)
+        if known is None or not known.needed or _context() is None or self._is_found_behind(name, path, target):
             return None
         if inner:
             if not _is_ours(sys.modules.get(package)):
@@ -106,6 +109,9 @@ class StandInFinder:
             return None
         if registry.names_of(name) is None:
             return None
+        if name == "triton":
+            # torch asks once in a process, and must know that its compilers have no Triton.
+            has_triton_package()
         spec = importlib.machinery.ModuleSpec(name, LOADER, origin=__file__, is_package=True)  # type: ignore[arg-type]
         spec.has_location = True
         return spec
@@ -119,7 +125,7 @@ class StandInFinder:
     def _distributions(self, name: str | None) -> Iterator[importlib.metadata.Distribution]:
         wanted = None if name is None else name.replace("_", "-").lower()
         for package, known in registry.PACKAGES.items():
-            if wanted in (None, known.distribution):
+            if known.needed and wanted in (None, known.distribution):
                 yield _Distribution(package)
 
     def _is_found_behind(self, name: str, path: Any, target: Any) -> bool:

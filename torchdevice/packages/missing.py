@@ -102,7 +102,7 @@ def note_of(name: str) -> str:
 
 for _name in MISSING:
     uncaught_errors.note_missing(re.escape(_name) + r"(\..*)?", note_of(_name))
-for _name in PACKAGES:
+for _name in PACKAGES.keys() - {"triton"}:  # of which uncaught_errors.py says how to install it
     _note = (
         f"{_name} needs CUDA. torchdevice stands in for a part of it, which docs/packages.md lists, in a scope without "
         f"packages='absent'."

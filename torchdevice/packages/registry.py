@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -22,11 +23,13 @@ class Package(NamedTuple):
         distribution: The name by which ``importlib.metadata`` knows it.
         version: The release whose documentation the stand-in follows. Programs read it, for example as ``__version__``.
         files: The files of this folder that have its functions.
+        needed: Whether it cannot be installed here; Triton can where it has wheels.
     """
 
     distribution: str
     version: str
     files: tuple[str, ...]
+    needed: bool = True
 
 
 PACKAGES: dict[str, Package] = {
@@ -36,6 +39,7 @@ PACKAGES: dict[str, Package] = {
     "mamba_ssm": Package("mamba-ssm", "2.2.5", ("selective_scan", "mamba_block")),
     "apex": Package("apex", "0.1", ("apex_modules", "apex_optimizers")),
     "pynvml": Package("nvidia-ml-py", "12.570.86", ("nvml",)),
+    "triton": Package("triton", "3.5.0", ("triton_without_wheel",), needed=sys.platform != "linux"),
 }
 """Name of a package, as programs import it -> what stands in for it."""
 

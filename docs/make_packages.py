@@ -1,0 +1,129 @@
+"""Write docs/packages.md from the registry of stand-ins, or check that it is up to date (--check)."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from generated import write_or_check
+
+from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.packages import missing, registry
+
+PAGE = Path(__file__).with_name("packages.md")
+
+HEADER = """# Packages that exist only for CUDA
+
+<!-- Made by python docs/make_packages.py from torchdevice/packages; do not edit. -->
+
+`import flash_attn` is the line at which many CUDA programs stop on a Mac or a CPU. In a scope the packages below have
+stand-ins: the same functions, on torch's own operators and on the target's device, with gradients.
+
+```python
+import torch
+import torchdevice
+
+with torchdevice.portable(target="cpu"):
+    from flash_attn import flash_attn_func
+
+    q = torch.randn(1, 6, 4, 8, device="cuda")
+    k = torch.randn(1, 6, 2, 8, device="cuda")
+    out = flash_attn_func(q, k, k, causal=True)
+```
+
+## Who gets a stand-in
+
+- An installed package always wins.
+- **A program gets it**, by `import` and by `find_spec`. So does its remote code, which transformers checks and imports.
+- **A library that can do without the package does without it**: one that asks `find_spec` or `importlib.metadata`, or
+  imports the package in a `try` statement whose handler goes on. It keeps its own kernels.
+- **A library that the program asks for the package gets it**: `attn_implementation="flash_attention_2"` of
+  transformers, `enable_xformers_memory_efficient_attention()` of diffusers, an optimizer of apex that timm makes by
+  name.
+- On CUDA itself, in programs written for another accelerator, and with `packages="absent"`
+  (`--packages absent`, `TORCHDEVICE_PACKAGES=absent`), there are no stand-ins.
+
+The modules end with the last scope of the process, and `sys.modules` is then as it was. Until then another thread of
+the process, in no scope, finds a module that the program has imported.
+
+The kernels of a package refuse some inputs: float32, heads larger than 256, a last dimension that is not contiguous.
+flash_attn's stand-in refuses them on simulated GPUs, and takes them on other targets. Dropout draws torch's numbers,
+which is reported as approximate, so `strict=True` refuses it. Calls appear in the [report](report.md) at the program's
+line.
+
+[`torchdevice check`](check.md) finds the imports. A package that nothing stands in for raises Python's
+`ModuleNotFoundError`, and the last line of the traceback says what to use
+([below](#packages-that-nothing-stands-in-for)).
+
+Triton has wheels for Linux only. On other systems a program can import `triton` and define kernels, and a kernel that
+is launched raises an error that says so. On Linux install it, and its [kernels run in NumPy](triton.md).
+
+bitsandbytes has kernels of its own for CPUs. It chooses them while it is imported, so a scope lets it see the machine
+as it is. Its 4-bit and 8-bit layers and its 8-bit optimizers then compute on the CPU, also for simulated GPUs.
+
+On simulated GPUs `pynvml` shows the devices of the scope with their memory, also where nvidia-ml-py is installed. What
+would have to be measured raises NVML's "Not Supported". Processes that a program starts under `torchdevice run` find
+an `nvidia-smi` that answers `--query-gpu`, `-L` and the plain table. Its memory figures are those at the beginning of
+the run. On other targets NVML finds no driver, unless `devices=` gives devices.
+"""
+
+TABLES = """
+## What there is
+
+All of them since torchdevice 0.1. The fidelities are those of [coverage](coverage.md).
+"""
+
+MISSING = """
+## Packages that nothing stands in for
+
+| package | what the error says |
+|---|---|
+"""
+
+
+def rows(package: str) -> Iterator[str]:
+    """Yield a row of Markdown for each name of a package, aliases together."""
+    known: dict[int, list[str]] = {}
+    found: dict[int, registry.Name] = {}
+    for module in sorted(name for name in registry.MODULES if name.partition(".")[0] == package):
+        for name, each in registry.MODULES[module].items():
+            if is_listed(each):
+                known.setdefault(id(each.value), []).append(f"{module}.{name}")
+                found[id(each.value)] = each
+    for key, names in known.items():
+        each = found[key]
+        what = each.note if each.fidelity is Fidelity.UNSUPPORTED else first_sentence(each.value)
+        yield f"| {', '.join(f'`{name}`' for name in sorted(names, key=len)[:2])} | {each.fidelity.value} | {what} |\n"
+
+
+def is_listed(name: registry.Name) -> bool:
+    """Return whether a name is a function or a class. Errors and numbers go with them."""
+    value = name.value
+    return callable(value) and not (isinstance(value, type) and issubclass(value, BaseException))
+
+
+def first_sentence(value: Any) -> str:
+    """Return the first line of what a function or a class does."""
+    line = (inspect.getdoc(value) or "").partition("\n")[0].replace("|", "\\|")
+    return re.sub(r":func:`(\w+)`", r"`\1`", line.replace("``", "`"))
+
+
+def page() -> str:
+    """Return the page."""
+    parts = [HEADER, TABLES]
+    for package, known in registry.PACKAGES.items():
+        registry.names_of(package)
+        parts.append(f"\n### {package}\n\nAs release {known.version} of {known.distribution}.\n\n")
+        parts.append("| name | fidelity | what it does |\n|---|---|---|\n")
+        parts.extend(rows(package))
+    parts.append(MISSING)
+    parts.extend(f"| `{name}` | {missing.note_of(name)} |\n" for name in missing.MISSING)
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(write_or_check(PAGE, page()))
