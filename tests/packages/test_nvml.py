@@ -57,7 +57,8 @@ class TestSimulatedGPUs:
                 assert pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuids[index])) == index
                 place = pynvml.nvmlDeviceGetPciInfo(handle).busId
                 assert pynvml.nvmlDeviceGetHandleByPciBusId(place).index == index
-            assert pynvml.nvmlSystemGetCudaDriverVersion() == 12080 and torch.version.cuda == "12.8"
+            major, minor = map(int, str(torch.version.cuda).split("."))
+            assert pynvml.nvmlSystemGetCudaDriverVersion() == 1000 * major + 10 * minor
             pynvml.nvmlShutdown()
             with pytest.raises(pynvml.NVMLError_Uninitialized):
                 pynvml.nvmlDeviceGetCount()
@@ -140,7 +141,7 @@ class TestCommand:
         lines = nvidia_smi.lines_for(["-L"], self.devices())
         assert lines[1].startswith("GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-")
         lines = nvidia_smi.lines_for([], self.devices())
-        assert len({len(line) for line in lines}) == 1 and "CUDA Version: 12.8" in "".join(lines)
+        assert len({len(line) for line in lines}) == 1 and "CUDA Version: " in "".join(lines)
 
     @pytest.mark.parametrize(
         ("words", "message"),

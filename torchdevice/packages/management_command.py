@@ -13,7 +13,6 @@ from torchdevice.kernel.devices.runtime import Runtime
 from torchdevice.kernel.options import Options
 from torchdevice.packages import managed_devices, nvml
 from torchdevice.packages.nvidia_smi import VARIABLE
-from torchdevice.torch_modules.cuda.constants import CUDA
 
 FOLDER = str(Path(__file__).with_name("bin"))
 """The folder with the command."""
@@ -26,7 +25,7 @@ def devices(options: Options, runtime: Runtime) -> list[dict[str, Any]]:
     count = managed_devices.count(options, runtime)
     same = {
         "driver": nvml.DRIVER,
-        "cuda": CUDA,
+        "cuda": nvml.cuda_version(),
         "capability": "{}.{}".format(*options.capability),
         "count": count,
         "used": options.context or 0,

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
+import torch
+
 from torchdevice.kernel.bindings import later
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.fidelity import Fidelity
@@ -28,8 +30,14 @@ from torchdevice.torch_modules.cuda.constants import CUDA
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DRIVER = "570.00"
-"""The version of the driver, a constant: the series that came with :data:`CUDA`."""
+DRIVER = "580.00"
+"""The version of the driver, a constant: a series that serves CUDA 12 and 13."""
+
+
+def cuda_version() -> str:
+    """Return the version of CUDA: that of the installed build of torch, or the one that scopes declare."""
+    return torch.version.cuda or CUDA
+
 
 _CODES = {
     "NVML_SUCCESS": 0,
@@ -260,11 +268,11 @@ def nvmlSystemGetDriverVersion() -> str:
     return DRIVER
 
 
-@_declared("nvmlSystemGetCudaDriverVersion", f"{CUDA}")
+@_declared("nvmlSystemGetCudaDriverVersion", "that of torch's build, or a constant")
 def nvmlSystemGetCudaDriverVersion() -> int:
     """Return the version of CUDA: a thousand times the first number, and ten times the second."""
     _context()
-    major, minor = map(int, CUDA.split("."))
+    major, minor = map(int, cuda_version().split("."))
     return 1000 * major + 10 * minor
 
 
