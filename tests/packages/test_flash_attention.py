@@ -391,3 +391,17 @@ def test_torch_compile_traces_a_stand_in_and_torch_func_differentiates_it(scope:
     leaf = q.clone().requires_grad_()
     flash_attn_func(leaf, k, v, causal=True).sum().backward()
     torch.testing.assert_close(gradient, leaf.grad)
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_autocast_does_not_see_inside(target: str) -> None:
+    with torchdevice.portable(target=target):
+        from causal_conv1d import causal_conv1d_fn
+        from flash_attn import flash_attn_func
+
+        q = torch.randn(1, 6, 2, 8, dtype=torch.float16, device="cuda")
+        x, weight = torch.randn(1, 4, 6, device="cuda"), torch.randn(4, 3, device="cuda")
+        expected = flash_attn_func(q, q, q), flash_attn_func(q, q, q, softcap=3.0), causal_conv1d_fn(x, weight)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            found = flash_attn_func(q, q, q), flash_attn_func(q, q, q, softcap=3.0), causal_conv1d_fn(x, weight)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)

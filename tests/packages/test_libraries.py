@@ -113,3 +113,37 @@ def test_run_says_it_in_one_line(tmp_path: Path) -> None:
     last = done.stderr.splitlines()[-2:]
     assert last[0] == "ModuleNotFoundError: No module named 'torch_scatter'"
     assert last[1].startswith("torch_scatter is a library of scattered sums") and done.returncode == 1
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_bitsandbytes_takes_its_kernels_for_cpus(target: str, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    program = """
+        import bitsandbytes as bnb
+        import torch
+        from peft import LoraConfig, get_peft_model
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        print(bnb.cextension.BNB_BACKEND)
+        config = LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+                             num_key_value_heads=2, vocab_size=32)
+        model = LlamaForCausalLM(config)
+        attention = model.model.layers[0].self_attn
+        for name in ("q_proj", "v_proj"):
+            layer = bnb.nn.Linear4bit(64, 64, bias=False, compute_dtype=torch.float32, quant_type="nf4")
+            layer.load_state_dict(getattr(attention, name).state_dict())
+            setattr(attention, name, layer)
+        model = get_peft_model(model.cuda(), LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+        optimizer = bnb.optim.AdamW8bit([each for each in model.parameters() if each.requires_grad], lr=0.02)
+        ids = torch.arange(16, device="cuda")[None]
+        losses = []
+        for _ in range(6):
+            loss = model(ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        print(attention.q_proj.base_layer.weight.dtype, losses[-1] < losses[0])
+    """
+    done = run_program(tmp_path, program, options=["--target", target])
+    assert done.stdout.splitlines() == ["CPU", "torch.uint8 True"], done.stderr

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from torchdevice.packages.registry import without_autocast
+
 _ROWS = 1024
 """Rows of one block, where each row sees only some of the keys."""
 
@@ -96,7 +98,8 @@ def attend(
         first, last = _keys_of_rows(start, stop, rows, keys, rule)
         block = _Block(start + keys - rows - first, start, first, last, keys)
         given = q[:, start:stop], k[:, first:last], v[:, first:last]
-        parts.append(_own(*given, rule, block, weights=weights) if own else _torchs(*given, rule, block))
+        with without_autocast(q):
+            parts.append(_own(*given, rule, block, weights=weights) if own else _torchs(*given, rule, block))
     return _joined(parts, lse=lse)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from torchdevice.packages.registry import stands_in
+from torchdevice.packages.registry import stands_in, without_autocast
 
 _ACTIVATIONS = (None, "silu", "swish")
 
@@ -20,7 +20,8 @@ def convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
         raise NotImplementedError(f"activation={activation!r} is not known. Use None, 'silu' or 'swish'.")
     wide = torch.promote_types(x.dtype, torch.float32)
     bias = None if bias is None else bias.to(wide)
-    out = functional.conv1d(x.to(wide), weight.to(wide)[:, None], bias, groups=weight.shape[0])
+    with without_autocast(x):
+        out = functional.conv1d(x.to(wide), weight.to(wide)[:, None], bias, groups=weight.shape[0])
     return functional.silu(out) if activation else out
 
 

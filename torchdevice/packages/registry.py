@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import torch
 
 from torchdevice.calls import traced
 from torchdevice.kernel.fidelity import Fidelity
@@ -165,6 +169,12 @@ def report(name: str, done: str, fidelity: Fidelity) -> None:
     context = state.context
     if context is not None:
         context.report(name, done, fidelity)
+
+
+def without_autocast(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Return what a function computes in as a kernel of its own does: autocast does not see inside."""
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
 
 
 def on_simulated_gpu() -> bool:
