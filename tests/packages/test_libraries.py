@@ -115,6 +115,7 @@ def test_run_says_it_in_one_line(tmp_path: Path) -> None:
     assert last[1].startswith("torch_scatter is a library of scattered sums") and done.returncode == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_bitsandbytes_takes_its_kernels_for_cpus(target: str, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
