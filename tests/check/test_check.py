@@ -733,12 +733,12 @@ class TestCommand:
     ) -> None:
         for name in ("a.py", "old/b.py", "tests/c.py"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\nimport flash_attn\n")
+            (tmp_path / name).write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\nimport deepspeed\n")
         (tmp_path / "pyproject.toml").write_text(TABLE)
         monkeypatch.chdir(tmp_path / "tests")
         status, out = self.run(capsys, "..")
         assert status == 1 and "2 files checked for mps" in out and "old/b.py" not in out
-        assert out.count("CUDAPluggableAllocator(1") == 1 and out.count("import flash_attn") == 2
+        assert out.count("CUDAPluggableAllocator(1") == 1 and out.count("import deepspeed") == 2
         status, out = self.run(capsys, "..", "--select", "device", "--target", "cpu")
         assert status == 0 and "checked for cpu" in out
 

@@ -10,7 +10,7 @@ from torchdevice.check import RULES, Target, check_file, check_files
 from torchdevice.kernel.python.styled_text import counted
 from torchdevice.tools.cli.main import main
 
-SOURCES = ['import torch\ntorch.ones(3, device="cuda")\n', "import flash_attn\n", "def broken(:\n", "x = 1\n"]
+SOURCES = ['import torch\ntorch.ones(3, device="cuda")\n', "import deepspeed\n", "def broken(:\n", "x = 1\n"]
 
 
 @pytest.fixture
