@@ -25,7 +25,7 @@ from torchdevice.kernel.journal import callers
 
 ON_BEHALF: dict[tuple[str, str], str] = {
     ("transformers.dynamic_module_utils", "check_imports"): "the imports of remote modelling code",
-    ("timm.optim._optim_factory", "get_optimizer_class"): "an optimizer that the program named, such as fusedadam",
+    ("timm.optim._optim_factory", "_import_class"): "an optimizer that the program named, such as fusedadam",
 }
 """Module and function of a library that asks for a package because of the program -> for what it asks."""
 
