@@ -16,9 +16,9 @@ from processes import run_command, run_python
 
 import torchdevice
 from torchdevice.errors import NotSupportedError
-from torchdevice.kernel.python import logs, printable, run_folder, styled_text
+from torchdevice.kernel.python import logs, printable, rank_notes, styled_text
 from torchdevice.report import Report
-from torchdevice.tools.cli import main, parsing, programs
+from torchdevice.tools.cli import main, parsing, rank_summary
 
 pytestmark = pytest.mark.one_engine
 
@@ -103,9 +103,11 @@ def _refuse() -> None:
 
 
 def _show_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "left", lambda suffix: [f"torchdevice: the traceback of rank 0:\n{EVIL}\n"])
-    with programs.failing():
-        pass
+    note = rank_notes.Failure(0, 0.0, EVIL, EVIL, f"Traceback:\n{EVIL}\n")
+    monkeypatch.setattr(rank_notes, "failures", lambda: {0: note})
+    error = type("ChildFailedError", (Exception,), {"failures": {0: None}})
+    with pytest.raises(SystemExit), rank_summary.shown(1):
+        raise error
 
 
 def _log() -> None:

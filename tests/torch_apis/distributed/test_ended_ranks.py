@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,7 +39,7 @@ dist.all_reduce(x)
 TOLD = {
     "exit": "all_reduce of the group 'default_pg' of 3 ranks cannot end: rank 2 ended at ranks.py:15 with exit code 0.",
     "error": "cannot end: rank 2 failed at ranks.py:17 with ValueError: no data.",
-    "killed": "cannot end: a rank ended, which could not say how, as one that is killed.",
+    "killed": "cannot end: rank 2 was killed by SIGKILL, as the system does where memory runs out.",
     "sizes": "Only the sizes differ. Give tensors with as many elements on every rank, padded to the largest.",
 }
 
@@ -49,7 +53,97 @@ def test_ranks_are_told_which_rank_ended_and_how(case: str, tmp_path: Path) -> N
     assert "Connection closed" not in done.stderr and "torchdevice/torch_apis" not in done.stderr
     assert "contextlib.py" not in done.stderr, "nor frames of Python's that only this package enters"
     assert "torch/distributed/elastic" not in done.stderr, "the launcher's own log"
-    shown = re.findall(r"(?m)^torchdevice: the traceback of rank", done.stderr.partition(" failed first: ")[2])
-    assert len(shown) == (2 if case == "error" else 1), "one for the ranks that agree"
-    others = re.findall(r"(?m)^\[rank\d\]: rank \d failed at ranks\.py:\d+, as another rank did\.$", done.stderr)
-    assert len(others) == (2 if case == "sizes" else 1), done.stderr
+    first = re.match(r"torchdevice: rank (\d) failed first(.*)\n", done.stderr)
+    assert first is not None and (case in ("exit", "sizes") or first[1] == "2"), done.stderr
+    assert done.stderr.count("Traceback (most recent call last)") == (0 if case == "killed" else 1), "that of the first"
+    others = re.findall(r"(?m)^torchdevice: (ranks?) [\d, ]+: failed at ranks\.py:\d+", done.stderr)
+    assert others == (["rank"] if case == "exit" else ["ranks"]), done.stderr
+    assert done.stderr.count("do not fit together") == (case == "sizes"), "once for all ranks"
+
+
+HANGING = """
+import datetime
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=float(sys.argv[2])))
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+x = torch.ones(2 + (sys.argv[1] == "uneven" and rank), device="cuda")
+
+
+def load():
+    while True:
+        time.sleep(0.1)
+
+
+if sys.argv[1] == "uneven":
+    dist.all_gather([torch.empty(2, device="cuda") for _ in range(2)], x)
+if sys.argv[1] == "ddp":
+    model = DistributedDataParallel(torch.nn.Linear(2, 2).cuda(), device_ids=[rank])
+    if rank == 1:
+        raise ValueError("no data")
+    model(x).sum().backward()
+print("ready", flush=True)
+if rank == 1:
+    load()
+dist.all_reduce(x)
+"""
+
+
+def ended(folder: Path, case: str, seconds: float) -> str:
+    (folder / "ranks.py").write_text(HANGING)
+    words = ("run", "--target", "simulated:cuda", "--ranks", "2", "ranks.py", case, str(seconds))
+    done = run_command(*words, cwd=folder)
+    assert done.returncode == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.sampled(1)
+def test_an_uneven_all_gather_shows_the_ranks_once(tmp_path: Path) -> None:
+    said = ended(tmp_path, "uneven", 60)
+    assert f"rank 1 of the group calls all_gather of float32[3], into 2 x [2], at {tmp_path}/ranks.py:22" in said
+    assert said.count("Only the sizes differ.") == 1 and "must match the size" not in said
+
+
+@pytest.mark.sampled(1)
+def test_a_failure_in_ddp_stands_at_the_programs_line(tmp_path: Path) -> None:
+    said = ended(tmp_path, "ddp", 60)
+    assert said.startswith("torchdevice: rank 1 failed first at ranks.py:26:\nTraceback")
+    assert re.search(r"(?m)^torchdevice: rank 0: failed at ranks\.py:27: .*all_reduce .*ValueError: no data", said), (
+        said
+    )
+
+
+@pytest.mark.sampled(1)
+def test_the_end_of_a_timeout_shows_where_each_rank_is(tmp_path: Path) -> None:
+    said = ended(tmp_path, "hang", 3)
+    assert "cannot end. Timed out waiting 3000ms:\n  rank 0 waits in all_reduce of float32[2], SUM, at" in said
+    assert re.search(
+        r"\n  rank 1 does not wait\n(.*\n)*torchdevice: rank 1: ended by the launcher at ranks\.py:18 in load", said
+    )
+
+
+@pytest.mark.sampled(1)
+def test_ctrl_c_shows_where_each_rank_is(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(HANGING)
+    words = ["run", "--target", "simulated:cuda", "--ranks", "2", "ranks.py", "hang", "60"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "torchdevice", *words], cwd=tmp_path, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        time.sleep(4)  # twice the time after which a waiting rank leaves a note
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert said.startswith("torchdevice: ended by Ctrl-C. Where the ranks were:\n"), said
+    assert re.search(
+        r"  rank 0: waits for \d s in all_reduce of float32\[2\], SUM, at .*ranks\.py:31 in <module>\n", said
+    ), said
+    assert said.endswith("  rank 1: at ranks.py:18\n"), "and no traceback"

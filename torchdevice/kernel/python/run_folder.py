@@ -21,7 +21,7 @@ VARIABLE = "TORCHDEVICE_RUN_FOLDER"
 _NAME = re.compile(r"torchdevice-run-([0-9a-f]{8})-([0-9]+)-[0-9a-f]+")
 """Where the first process is, its number, and what no other run has."""
 
-_CONTENT = re.compile(r"[0-9a-f]{8}|[0-9]+-[0-9a-f]{8}\.(?:begun|part|json|failed)")
+_CONTENT = re.compile(r"[0-9a-f]{8}|[0-9]+-[0-9a-f]{8}\.(?:begun|part|json|failed|waits|stack)")
 """What a run writes: folders of what was said, and files of its processes."""
 
 
@@ -64,15 +64,33 @@ def leave(suffix: str, text: str, token: str = "") -> bool:
         token: Eight digits: the text replaces one of the same kind that this process left with them. Without them it
             stands beside the others.
     """
-    folder = path()
     with contextlib.suppress(OSError):  # nothing can be written there
-        if folder is not None and not leads():
-            folder.mkdir(mode=0o700, exist_ok=True)
-            unfinished = folder / f"{os.getpid()}-{token or os.urandom(4).hex()}.part"
+        unique = os.urandom(4).hex()
+        unfinished, whole = path_of(".part", unique), path_of(suffix, token or unique)
+        if unfinished is not None and whole is not None:
             unfinished.write_text(text)
-            unfinished.replace(unfinished.with_suffix(suffix))  # other processes see nothing before the file is whole
+            unfinished.replace(whole)  # other processes see nothing before the file is whole
             return True
     return False
+
+
+def path_of(suffix: str, token: str) -> Path | None:
+    """Return the path of a file of this process in the folder of its run, which exists then.
+
+    Args:
+        suffix: The kind of the file.
+        token: Eight digits that tell this process's files of that kind apart.
+
+    Returns:
+        The path; None where this process belongs to no run, begins it, or can write nothing there.
+    """
+    folder = path()
+    if folder is None or leads():
+        return None
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder / f"{os.getpid()}-{token}{suffix}"
+    return None
 
 
 def left(suffix: str) -> list[str]:

@@ -3,8 +3,8 @@
 A call that succeeds pays nothing: an error is looked at where it leaves a scope, and where nobody catches it while
 ``enable`` is in force. ``TORCHDEVICE_TRACEBACKS=full`` keeps all frames.
 
-Each rank says in a line where it failed. Of the ranks that fail alike one leaves its traceback to the command that
-started them, which shows it below these lines.
+A rank leaves its traceback to the command that started it (``rank_notes.py``). Where another launcher started the
+ranks, of those that fail alike one shows its traceback, and each other one says in a line where it failed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,9 @@ from itertools import zip_longest
 from types import TracebackType
 from typing import Any, NoReturn
 
-import torchdevice
-from torchdevice.kernel.python import printable, run_folder
-from torchdevice.kernel.python.environment import COLLECTED
+from torchdevice.kernel.python import printable, rank_notes, run_folder
+from torchdevice.kernel.python.rank_notes import PACKAGE as PACKAGE
 
-PACKAGE = os.path.join(os.path.abspath(torchdevice.__path__[0]), "")
-"""The folder of this package, whose frames are not the program's."""
 FRAMES = "TORCHDEVICE_TRACEBACKS"
 _ASKING = os.path.join("torch", "overrides.py")
 
@@ -142,7 +139,7 @@ def _file(entry: TracebackType) -> str:
 def last_place(error: BaseException) -> str:
     """Return the program's last line in an error's traceback, with the file's name; nothing where there is none."""
     frames = _entries(without_ours(error))
-    frames = [each for each in frames if "site-packages" not in _file(each)] or frames
+    frames = [each for each in frames if not rank_notes.is_library(_file(each))] or frames
     return f"{os.path.basename(_file(frames[-1]))}:{frames[-1].tb_lineno}" if frames else ""
 
 
@@ -169,6 +166,7 @@ class Hooks:
         self.exit_said = ""
         exits: Callable[..., NoReturn] = self._exit if "RANK" in os.environ else sys.exit
         self._own = (self._show if of_main else sys.excepthook, self._show_of_thread, self._show_ignored, exits)
+        self._witness = rank_notes.Witness()
         self._shell = ipython()
         self._types = (Exception,)
 
@@ -177,12 +175,14 @@ class Hooks:
         code, caller = status or 0, sys._getframe(1)
         place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
         self.exit_said = f" at {place} with exit code {code if isinstance(code, int) else 1}"
+        rank_notes.leave_failure(place, f"exit code {code if isinstance(code, int) else 1}")
         raise SystemExit(status)
 
     def begin(self) -> None:
         """Show errors from now on."""
         for (module, name), own in zip(_HOOKS, self._own, strict=True):
             setattr(module, name, own)
+        self._witness.begin()
         # A program that shows the errors of its cells itself goes on doing so.
         if self._shell is not None and not self._shell.custom_exceptions:
             self._shell.set_custom_exc(self._types, _show_in_cell)
@@ -192,6 +192,7 @@ class Hooks:
         for (module, name), own, before in zip(_HOOKS, self._own, self._before, strict=True):
             if getattr(module, name) is own:
                 setattr(module, name, before)
+        self._witness.end()
         if self._shell is not None and self._shell.custom_exceptions is self._types:
             self._shell.set_custom_exc((), None)
 
@@ -199,12 +200,14 @@ class Hooks:
         trim(value)
         frames = value.__traceback__ or frames
         said = "".join(traceback.format_exception_only(kind, value)).rstrip()
+        text = "".join(traceback.format_exception(value))
+        if rank_notes.leave_failure(last_place(value), said, text, interrupted=kind is KeyboardInterrupt):
+            return
         # The text of the error is not part of the place: it may name the rank's own device.
         places = [(each.filename, each.lineno) for each in traceback.extract_tb(frames)]
         shown, alike = (_another_rank_shows(kind.__qualname__, places, *text) for text in ((), (said,)))
         rank = os.environ.get("RANK")
-        told = f"torchdevice: the traceback of rank {rank}:\n{''.join(traceback.format_exception(value))}"
-        if shown or (COLLECTED in os.environ and run_folder.leave(".failed", told)):
+        if shown:
             text = ", as another rank did." if alike else f": {said}"
             print(printable.lines(f"rank {rank} failed at {last_place(value)}{text}"), file=sys.stderr)
         else:

@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import argparse
 import io
-import logging
 import os
 import pkgutil
 import re
 import shutil
-import signal
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from torchdevice.kernel.devices.device_models import TARGET
 from torchdevice.kernel.options import variable_of
-from torchdevice.kernel.python import printable, run_folder
-from torchdevice.kernel.python.environment import COLLECTED
-from torchdevice.kernel.python.interrupt_safe_exit import block
 
 _PYTHON = re.compile(r"python(?:3(?:\.[0-9]+t?)?)?(?:\.exe)?")
 
@@ -129,46 +123,6 @@ def launched(options: argparse.Namespace) -> list[str]:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.ranks)))
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
     return [*launcher, *_program(options.rest)]
-
-
-@block
-def failing() -> Iterator[None]:
-    """Say in a few lines which ranks failed, in place of the launcher's traceback, and show theirs below.
-
-    Raises:
-        SystemExit: With status 1, where a rank failed.
-    """
-    os.environ[COLLECTED] = "1"
-    # What the launcher logs of signals and exit codes is said below, in one line for all ranks that agree.
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
-    try:
-        yield
-    except Exception as error:
-        failures = getattr(error, "failures", None)
-        if type(error).__name__ != "ChildFailedError" or not failures:
-            raise
-        print(*_told(failures), sep="\n", file=sys.stderr)
-        raise SystemExit(1) from None
-    finally:
-        print(*map(printable.lines, run_folder.left(".failed")), sep="", end="", file=sys.stderr)
-
-
-def _told(failures: Mapping[int, Any]) -> Iterator[str]:
-    """Yield a line for the rank that failed first, and one for each way in which others ended."""
-    first = min(failures, key=lambda rank: failures[rank].timestamp)
-    yield f"torchdevice: rank {first} failed first: {_end(failures[first])}."
-    others = defaultdict(list)
-    for rank in sorted(failures.keys() - {first}):
-        others[_end(failures[rank])].append(str(rank))
-    for end, ranks in others.items():
-        yield f"torchdevice: {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}: {end}."
-
-
-def _end(failure: Any) -> str:
-    if failure.exitcode >= 0:
-        return f"exit code {failure.exitcode}"
-    name = signal.Signals(-failure.exitcode).name
-    return f"ended by {name}" + (", which the launcher sends to the others" if name == "SIGTERM" else "")
 
 
 def number(text: str) -> int:

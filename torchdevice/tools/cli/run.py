@@ -33,7 +33,7 @@ from torchdevice.kernel.python import garbage_collection, run_folder
 from torchdevice.kernel.python.environment import SWITCH, switched_off
 from torchdevice.kernel.python.logs import configure_logging
 from torchdevice.kernel.python.uncaught_errors import trim, without_ours
-from torchdevice.tools.cli import programs
+from torchdevice.tools.cli import programs, rank_summary
 from torchdevice.tools.cli.parsing import CommandParser, add_command, refusals
 from torchdevice.tools.cli.programs import Program
 from torchdevice.tools.cli.report import add_report_flag, show_report, show_verified
@@ -85,7 +85,7 @@ def start(options: argparse.Namespace) -> int:
     main = _new_main(program)
     with refusals(), garbage_collection.paused():
         _activate(options, program)
-    with contextlib.nullcontext() if options.ranks is None else programs.failing():
+    with contextlib.nullcontext() if options.ranks is None else rank_summary.shown(options.ranks):
         try:
             _execute(program, main)
         except SystemExit as exited:

@@ -19,6 +19,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import util
@@ -28,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.kernel.journal import callers
-from torchdevice.kernel.python import uncaught_errors
+from torchdevice.kernel.python import rank_notes, uncaught_errors
 from torchdevice.kernel.thread_state import state
 
 PATIENCE = datetime.timedelta(seconds=2)  # longer than ranks usually wait for each other, short enough for a person
@@ -38,6 +39,9 @@ _SIZES = re.compile(r"\[[0-9, ]*\]")
 
 _END = "end"
 """The key in the store under which the first rank that ends says how, before its connections close."""
+
+_GRACE = 0.5
+"""The seconds that a rank has to say why it gives up."""
 
 TIMED_OUT = "Operation timed out!"
 """The text of torch's ``Work::wait`` at the end of its own time-out. gloo's has another text."""
@@ -175,11 +179,19 @@ class Waiting:
                 ended = uncaught_errors.told_failure() or f"ended{self._hooks.exit_said if self._hooks else ''}"
                 self._store.set(_END, f"rank {self.rank}{_where()} {ended}")
 
-    def ended_rank(self) -> str:
-        """Return which rank of the program ended first, and how, in a few words."""
-        ended = "a rank ended, which could not say how, as one that is killed"
-        with contextlib.suppress(RuntimeError):  # the store has ended with it
-            # Told for it, so that this rank, which ends now too, is not taken for the first.
+    def first_end(self, mine: str) -> str:
+        """Return why the ranks are no longer connected, in a few words: how a rank ended, or that one has given up.
+
+        Args:
+            mine: Why this rank has given up; empty where it has only lost its connections.
+        """
+        ended = mine or rank_notes.UNEXPLAINED
+        with contextlib.suppress(RuntimeError):  # the store has ended with a rank
+            # A rank that gives up closes its connections before it can say so. `wait` would log that nothing came.
+            until = time.monotonic() + _GRACE
+            while not mine and not self._store.check([_END]) and time.monotonic() < until:
+                time.sleep(_GRACE / 20)
+            # Told for a rank that could not, so that this one, which ends now too, is not taken for the first.
             if not self._store.check([_END]):
                 self._store.set(_END, ended)
             return self._store.get(_END).decode()
@@ -215,8 +227,10 @@ class Waiting:
             DistBackendError: This rank can never go on.
         """
         # The usual case leaves no note.
+        began = time.time()
         if ended():
             return
+        rank_notes.leave_wait(str(call), began)
         # The number makes each note another one, so that two equal readings prove that nothing happened.
         self._write(Note(self._number + 1, str(call), awaited(), dict(self._begun)))
         while not ended():
@@ -233,6 +247,16 @@ class Waiting:
                     self._store.wait([f"{rank} knows {what}" for rank in found], 5 * PATIENCE)
                 raise _deadlock(notes, found, self._size)
         self._write(None)
+        rank_notes.leave_wait(None)
+
+    def waiting_ranks(self) -> str:
+        """Return a line for each rank, with what it waits for; nothing where this rank has left no note."""
+        if not self._noted:
+            return ""
+        try:
+            return _listed(self._read(), self._size)
+        except RuntimeError:  # the store has ended with another rank
+            return ""
 
     def _write(self, note: Note | None) -> None:
         self._number, self._noted = self._number + 1, note is not None
@@ -263,9 +287,12 @@ def ended(work: Any) -> bool:
 
 
 def _deadlock(notes: Mapping[int, Note], found: Sequence[int], size: int) -> dist.DistBackendError:
-    says = (f"waits in {notes[rank].what}" if rank in notes else "does not wait" for rank in range(size))
-    listed = "".join(f"\n  rank {rank} {each}" for rank, each in enumerate(says))
     return dist.DistBackendError(
-        f"The ranks {list(found)} wait for each other and can never go on:{listed}\n"
+        f"The ranks {list(found)} wait for each other and can never go on:{_listed(notes, size)}\n"
         "Let every rank of a group call the same collectives in the same order, and receive what another sends."
     )
+
+
+def _listed(notes: Mapping[int, Note], size: int) -> str:
+    says = (f"waits in {notes[rank].what}" if rank in notes else "does not wait" for rank in range(size))
+    return "".join(f"\n  rank {rank} {each}" for rank, each in enumerate(says))

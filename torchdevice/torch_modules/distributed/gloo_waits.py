@@ -51,9 +51,11 @@ def begin(call: Callable[[], Any]) -> futures.Future[Any]:
 def ended(result: futures.Future[Any], patience: datetime.timedelta) -> bool:
     """Return whether a call ends within a time. Errors of the call are raised here."""
     try:
-        result.result(patience.total_seconds())
+        error = result.exception(patience.total_seconds())
     except futures.TimeoutError:
         return False
+    if error is not None:  # raised here, so that no frame of Python's own stands in the traceback
+        raise error
     return True
 
 

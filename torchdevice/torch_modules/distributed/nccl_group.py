@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import socket
 import types
 import zlib
@@ -326,10 +327,18 @@ class NcclGroup(dist.ProcessGroup):
                 self.recorder.write(self.waiting.rank)
             if not is_lost:
                 raise
-            # gloo tells a rank that ended from one that is late by no type.
-            reason = str(error) if "Timed out" in str(error) else self.waiting.ended_rank()
             where = f"{collective} of the group {self.group_desc!r} of {self.size()} ranks"
+            # gloo tells a rank that ended from one that is late by no type.
+            late = re.search(_LATE, str(error))
+            reason = self.waiting.first_end(late[0] if late else "")
+            if re.fullmatch(_LATE, reason):
+                others = self.waiting.waiting_ranks() or " another rank has not come."
+                raise dist.DistBackendError(f"{where} cannot end. {reason}:{others}") from None
             raise dist.DistBackendError(f"{where} cannot end: {reason}. The other ranks wait for it.") from None
+
+
+_LATE = "Timed out waiting [0-9]+ms"
+"""What gloo says at the end of the time-out. The other ranks only lose their connections then."""
 
 
 def is_set(variable: str) -> bool:

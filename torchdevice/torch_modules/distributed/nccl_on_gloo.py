@@ -193,7 +193,9 @@ class NcclOnGloo(NcclGroup):
     def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Send a tensor of each rank to all. Their sizes may differ."""
         sizes = [[tensor.numel() for tensor in each] for each in outputs]
-        collective = Collective(self, opts, "all_gather", inputs, sizes)
+        # An input of another size than the output for it fits nowhere, so the ranks must not agree.
+        fits = all(own[self.rank()] == given.numel() for own, given in zip(sizes, inputs, strict=True))
+        collective = Collective(self, opts, "all_gather", inputs, sizes, _into(sizes), fits or self.rank())
         gathered = [[collective.bytes(tensor, written=True) for tensor in each] for each in outputs]
         given = [collective.bytes(tensor) for tensor in inputs]
         return collective.run(outputs, lambda: self._all_gather(gathered, given))
@@ -309,6 +311,14 @@ class NcclOnGloo(NcclGroup):
     send = as_operator(point_to_point.send)
     recv = as_operator(point_to_point.recv)
     recv_anysource = as_operator(point_to_point.recv, "recv_anysource")
+
+
+def _into(sizes: Sequence[Sequence[int]]) -> str:
+    """Return the numbers of elements of an all-gather's outputs for a person: ``"into 3 x [2]"``."""
+    parts = (
+        f"{len(each)} x [{each[0]}]" if len({*each}) == 1 else ", ".join(f"[{size}]" for size in each) for each in sizes
+    )
+    return f"into {', '.join(parts)}"
 
 
 @functools.cache  # once in a process

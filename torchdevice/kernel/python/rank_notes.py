@@ -1,0 +1,165 @@
+"""What the ranks of ``torchdevice run --ranks`` leave to the process that started them, which shows it at the end.
+
+A rank leaves how it failed, which other ranks it waits for, and where it was when a signal ended it. All are files of
+the run's folder, so that they outlive the rank. The last is written by ``faulthandler``, which also writes it while the
+rank is in C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import re
+import signal
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torchdevice
+from torchdevice.kernel.python import run_folder
+from torchdevice.kernel.python.environment import COLLECTED
+
+PACKAGE = os.path.join(os.path.abspath(torchdevice.__path__[0]), "")
+"""The folder of this package, whose frames are not the program's."""
+
+UNEXPLAINED = "a rank ended without an error, as one does that is killed"
+"""What the other ranks can tell of a rank that a signal ended. The launcher knows the signal."""
+
+_FAILED, _WAITS, _STACK = ".failed", ".waits", ".stack"
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+"""A line of faulthandler's. The innermost frame comes first."""
+
+_LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib"))
+
+
+class Failure(NamedTuple):
+    """How a rank failed.
+
+    Attributes:
+        rank: The rank, as a number in the whole program.
+        time: When, in seconds since the epoch.
+        place: The program's last line, with the file's name.
+        error: The type and the text of the error.
+        traceback: The traceback; empty where the program called ``sys.exit``.
+        interrupted: Whether it was Ctrl-C.
+    """
+
+    rank: int
+    time: float
+    place: str
+    error: str
+    traceback: str = ""
+    interrupted: bool = False
+
+
+class Wait(NamedTuple):
+    """What a rank has waited for.
+
+    Attributes:
+        rank: The rank, as a number in the whole program.
+        call: The collective, with shapes and the line of the program.
+        since: When it began, in seconds since the epoch.
+    """
+
+    rank: int
+    call: str
+    since: float
+
+
+def are_collected() -> bool:
+    """Return whether this process is a rank whose launcher shows what it leaves."""
+    return COLLECTED in os.environ and "RANK" in os.environ
+
+
+def leave_failure(place: str, error: str, traceback: str = "", *, interrupted: bool = False) -> bool:
+    """Leave how this rank failed, in place of what it left before. Return whether that was possible."""
+    failure = Failure(_rank(), time.time(), place, error, traceback, interrupted)
+    return are_collected() and run_folder.leave(_FAILED, json.dumps(failure), _token())
+
+
+def leave_wait(call: str | None, since: float = 0.0) -> None:
+    """Leave what this rank waits for; None where it waits no more."""
+    if are_collected():
+        run_folder.leave(_WAITS, json.dumps(call and Wait(_rank(), call, since)), _token())
+
+
+class Witness:
+    """Leaves where this rank is when the launcher ends it by SIGTERM, unless the program handles that signal itself."""
+
+    def __init__(self) -> None:
+        self._file: Any = None
+
+    def begin(self) -> None:
+        """Be ready from now on."""
+        path = run_folder.path_of(_STACK, _token()) if are_collected() else None
+        if path is None or not hasattr(faulthandler, "register"):  # not on Windows
+            return
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        with contextlib.suppress(OSError):  # nothing can be written there
+            self._file = path.open("w")
+            faulthandler.register(signal.SIGTERM, self._file, all_threads=False, chain=True)
+
+    def end(self) -> None:
+        """Let SIGTERM do what it did before. May be called again."""
+        if self._file is None:
+            return
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the program has put no handler in this one's place
+            faulthandler.unregister(signal.SIGTERM)
+        self._file.close()
+        self._file = None
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _token() -> str:
+    return f"{_rank():08x}"
+
+
+# ---- what the launcher reads -----------------------------------------------------------------------------------------
+
+
+def failures() -> dict[int, Failure]:
+    """Return how the ranks failed, by rank. Of several attempts the last counts."""
+    found = sorted((Failure(*json.loads(text)) for text in run_folder.left(_FAILED)), key=lambda each: each.time)
+    return {each.rank: each for each in found}
+
+
+def waits() -> dict[int, Wait]:
+    """Return what ranks waited for when they last said so, by rank."""
+    found = (json.loads(text) for text in run_folder.left(_WAITS))
+    return {fields[0]: Wait(*fields) for fields in found if fields}
+
+
+def stacks() -> dict[int, str]:
+    """Return the program's line at which a signal found a rank, by rank: ``"train.py:12 in main"``."""
+    folder = run_folder.path()
+    found = {} if folder is None else {int(each.stem.partition("-")[2], 16): each for each in folder.glob(f"*{_STACK}")}
+    return {rank: place for rank, path in sorted(found.items()) for place in _program_line(path.read_text())}
+
+
+def _program_line(stack: str) -> Iterator[str]:
+    """Yield the innermost line of the program in a stack, or the innermost of all where no frame is the program's."""
+    frames = _FRAME.findall(stack)
+    for file, line, function in [each for each in frames if not is_library(each[0])][:1] or frames[:1]:
+        yield f"{os.path.basename(file)}:{line} in {function}"
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file is this package's, an installed package's, or Python's own."""
+    return file.startswith((PACKAGE, "<frozen", *_LIBRARIES)) or "site-packages" in file
+
+
+def alike(said: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+    """Yield each text with the ranks that say it: ``("ranks 0, 2", text)``, in the order of their first ranks."""
+    ranks: dict[str, list[str]] = {}
+    for rank, text in sorted(said.items()):
+        ranks.setdefault(text, []).append(str(rank))
+    for text, named in ranks.items():
+        yield f"{'ranks' if len(named) > 1 else 'rank'} {', '.join(named)}", text
