@@ -137,6 +137,34 @@ class TestForTheSession:
         run(session, "%torchdevice off")
         assert os.environ["TORCHDEVICE_TARGET"] == "simulated:cuda"
 
+    def test_what_it_answers_and_its_status(self, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        run(session, "%torchdevice status")
+        assert capsys.readouterr().out == "torchdevice: no scope is active. %torchdevice on begins one.\n"
+        said = "torchdevice: CUDA is simulated:cuda:2 in this session, with 2 devices. `%torchdevice off` ends it."
+        run(session, "%torchdevice simulated:cuda:2 --memory 1GiB")
+        assert said in capsys.readouterr().out
+        run(session, "%torchdevice status")
+        first, *options = capsys.readouterr().out.splitlines()
+        assert first == said and {"  identity='program'", "  memory=1073741824"} <= {*options}
+        run(session, "%torchdevice off")
+
+    def test_after_a_device_assert(self, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        run(session, "%torchdevice simulated:cuda")
+        lose = "import torch; torch.ones(2, device='cuda')[torch.tensor([5], device='cuda')]; torch.cuda.synchronize()"
+        assert session.run_cell(lose).error_in_exec is not None
+        assert "Run `%torchdevice` again, and make your tensors anew." in capsys.readouterr().out
+        run(session, "%torchdevice simulated:cuda")
+        assert run(session, "torch.ones(2, device='cuda').sum().item()") == 2
+        run(session, "%torchdevice off")
+
+    def test_an_interrupted_cell_shows_the_programs_lines(
+        self, session: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run(session, "%torchdevice cpu")
+        assert session.run_cell("import torch, signal; torch.ones(2).apply_(lambda x: signal.raise_signal(2))")
+        assert "KeyboardInterrupt" in capsys.readouterr().out
+        run(session, "%torchdevice off")
+
     def test_help(self, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
         run(session, "%torchdevice --help")
         said = capsys.readouterr().out

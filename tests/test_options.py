@@ -265,7 +265,7 @@ def test_a_bad_value_is_refused_at_the_call(options: dict[str, Any], error: type
         torchdevice.portable(**options)
 
 
-@pytest.mark.parametrize("arguments", [("cuda:3", 2), (4,), ("cuda", 0), ("cuda", True)])
+@pytest.mark.parametrize("arguments", [("cuda:2:2",), (4,), ("cuda", 0), ("cuda", True)])
 def test_simulate_refuses_what_it_would_misread(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="is not"):
         torchdevice.simulate(*arguments)
@@ -274,8 +274,47 @@ def test_simulate_refuses_what_it_would_misread(arguments: tuple[Any, ...]) -> N
 @pytest.mark.usefixtures("no_collections")
 def test_sizes_as_people_write_them() -> None:
     sizes = {"1024": 1024, "8G": 8 << 30, "8 GiB": 8 << 30, "1.5kb": 1536, "2T": 2 << 40, "512 B": 512}
-    assert {text: Options(memory=text).memory for text in sizes} == sizes
+    assert {text: Options(context=text).context for text in sizes} == sizes
+    with pytest.raises(ValueError, match=r"memory=8 is less than 1 MiB. Name the unit, as in '8GiB'."):
+        Options(memory=8)
 
 
 def test_the_page_of_options_is_up_to_date() -> None:
     assert make_options.table() in (ROOT / "docs" / "options.md").read_text(), "run python docs/make_options.py"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("A100", "simulated:a100"),
+        ("a100:2", "simulated:a100:2"),
+        ("Simulated:T4:3", "simulated:t4:3"),
+        ("simulated", "simulated"),
+        ("strict", "simulated:strict"),
+        ("CUDA", "cuda"),
+        ("cuda:2", "cuda:2"),
+        ("npu", "npu"),
+    ],
+)
+def test_targets_have_one_grammar(given: str, meant: str) -> None:
+    assert Options(given).target == meant
+    simulated = meant if meant.startswith("simulated") else f"simulated:{meant}"
+    assert torchdevice.simulate(given).options.target == simulated
+
+
+def test_the_number_of_devices_has_one_name() -> None:
+    assert (
+        torchdevice.simulate("a100", devices=2).options.target
+        == torchdevice.simulate("a100", 2).options.target
+        == "simulated:a100:2"
+    )
+    with pytest.warns(DeprecationWarning, match="is now simulate.devices=2."):
+        assert torchdevice.simulate("cuda", count=2).options.target == "simulated:cuda:2"
+    with pytest.raises(TypeError, match="got devices=2 and count=3, its old name"):
+        torchdevice.simulate("cuda", 2, count=3)
+    with pytest.raises(ValueError, match="devices=2 contradicts profile='cuda:3'"):
+        torchdevice.simulate("cuda:3", 2)
+    with pytest.raises(TypeError, match="Did you mean devices="):
+        torchdevice.portable("simulated:cuda", count=2)
+    with pytest.raises(torchdevice.errors.UnknownTargetError, match="Did you mean 'simulated:cuda:2'"):
+        torchdevice.portable("cuda:2").__enter__()

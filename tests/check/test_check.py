@@ -683,12 +683,20 @@ class TestCommand:
         status, out = self.run(capsys, path, "--target", "mps", "--all")
         first, *rest = out.split("\n")
         assert status == 1 and first == "torchdevice: 1 file checked for mps"
-        assert rest[:2] == ["  must be changed: 1", "  handled: 1"] and f"{path}\n  2: torch.cuda.synchronize()" in out
+        assert rest[:2] == ["  must be changed: 1", "  handled: 1"]
+        assert f"{path}\n  line 2: handled: " in out and "\n      2 | torch.cuda.synchronize()\n" in out
         status, out = self.run(capsys, path, "--ignore", "torch-name")
         assert status == 0 and "nothing in them concerns the target" in out
         path.write_text(CUDA)
         status, out = self.run(capsys, path)
         assert status == 0 and "nothing must be changed" in out
+
+    def test_on_a_mac_what_is_approximate_is_shown(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "a.py").write_text("import numpy as np\nimport torch\ntorch.tensor(np.arange(3.0)).cuda()\n")
+        for target in ("mps", "simulated:mps"):
+            status, out = self.run(capsys, tmp_path / "a.py", "--target", target)
+            assert status == 0 and "  line 3: approximate: Ask for float32" in out
+        assert "approximate" not in self.run(capsys, tmp_path / "a.py", "--target", "cpu")[1]
 
     def test_on_a_terminal(self, tmp_path: Path) -> None:
         (tmp_path / "a.py").write_text(CUDA + "x = '[bold]'; torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")

@@ -17,6 +17,7 @@ from torchdevice.calls.lacking.fallback_kernels import is_refusal
 from torchdevice.calls.rewriters import Rewriter
 from torchdevice.errors import TorchDeviceError
 from torchdevice.kernel.context import Context
+from torchdevice.kernel.python.uncaught_errors import add_note
 from torchdevice.kernel.stand_ins import tensors
 
 OF_TORCH = (RuntimeError, TypeError, ValueError, AttributeError)
@@ -42,7 +43,15 @@ def reword(context: Context, error: BaseException) -> None:
             error.args = (text,)
         _told(context, error)
     elif text is not None:
-        raise _told(context, torch.OutOfMemoryError(text)) from error
+        # The target's text is in CUDA's, and what led to it is this package's.
+        raise _with_limit(context, _told(context, torch.OutOfMemoryError(text))) from None
+
+
+def _with_limit(context: Context, error: RuntimeError) -> RuntimeError:
+    """Note on an error that this machine's memory ran out, where a simulated device has no limit of its own."""
+    if context.runtime.is_simulated_gpu and context.options.memory is None:
+        add_note(error, "This machine's memory ran out. Give the simulated devices their own limit by memory='8GiB'.")
+    return error
 
 
 def is_final(context: Context, error: BaseException) -> bool:

@@ -37,7 +37,7 @@ def rendered(findings: Sequence[Finding], shown: Sequence[Finding], files: int, 
     elif not counts[Verdict.CHANGE]:
         rest.append("  nothing must be changed")
     if len(shown) < len(findings):
-        rest.append("  --all lists what need not be changed")
+        rest.append("  --all lists the others")
     return [((first, "bold"),), *rest, *_by_file(shown)]
 
 
@@ -47,15 +47,16 @@ def _by_file(findings: Sequence[Finding]) -> list[Line]:
         lines += ["", ((path, "bold cyan"),)]
         for (cell, line), of_line in groupby(of_file, key=lambda each: (each.cell, each.line)):
             same = list(of_line)
-            place = f"  {line} (cell {cell}):" if cell else f"  {line}:"
-            lines.append(((place, "cyan"), (f" {same[0].text}".rstrip(), "")))
-            lines += map(_finding, same)
+            place = f"cell {cell}, line {line}" if cell else f"line {line}"
+            lines += [_finding(each, place) for each in same]
+            if same[0].text.strip():
+                lines.append(((f"  {line:>5} | ", "cyan"), (same[0].text.strip(), "")))
     return lines
 
 
-def _finding(each: Finding) -> Line:
+def _finding(each: Finding, place: str) -> Line:
     said = (SAID[each.verdict], _COLOURS[each.verdict])
-    return ("      ", ""), said, (f": {each.remedy} ", ""), (f"[{each.rule}]", "dim")
+    return (f"  {place}: ", "cyan"), said, (f": {each.remedy} ", ""), (f"[{each.rule}]", "dim")
 
 
 _LEVELS = {Verdict.CHANGE: "error", Verdict.APPROXIMATE: "warning", Verdict.HANDLED: "note"}

@@ -197,6 +197,8 @@ def _is_wide_array(node: ast.AST, view: View) -> bool:
     def of_call(call: ast.Call) -> Any:
         if view.method(call) in ("reshape", "copy", "transpose", "squeeze") and isinstance(call.func, ast.Attribute):
             return call.func.value
+        if view.called(call) == "numpy.arange" and argument(call, 3, "dtype") is None:
+            return any(isinstance(each, ast.Constant) and isinstance(each.value, float) for each in call.args)
         if view.called(call) in ("numpy.array", "numpy.asarray") and argument(call, 1, "dtype") is None:
             parts = ast.walk(call.args[0]) if call.args and isinstance(call.args[0], (ast.List, ast.Tuple)) else ()
             return any(isinstance(each, ast.Constant) and isinstance(each.value, float) for each in parts)

@@ -18,7 +18,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from torchdevice.kernel.devices import device_models
@@ -103,7 +103,7 @@ def _target(name: str, value: Any) -> Any:
     torch = sys.modules.get("torch")
     if not (value is None or isinstance(value, str) or (torch is not None and isinstance(value, torch.device))):
         raise TypeError(f"target={value!r} is not a device type. Use a text such as 'cpu', or a torch.device.")
-    return device_models.absolute(value) if isinstance(value, str) else value
+    return device_models.canonical(value) if isinstance(value, str) else value
 
 
 def _devices(name: str, value: Any) -> int | None:
@@ -133,14 +133,16 @@ def _capability(name: str, value: Any) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _memory(name: str, value: Any, least: int = 1) -> int | None:
+def _memory(name: str, value: Any, least: int = 1 << 20) -> int | None:
     if isinstance(value, str):  # units are powers of 1024
         found = _SIZE.fullmatch(value.strip())
         if found is None:
             raise ValueError(f"{name}={value!r} is not a size. Use a number of bytes, or a text such as '8GiB'.")
         value = int(float(found[1]) * _UNITS[(found[2] or "").upper()])
-    if value is not None and not is_number(value, least=least):
-        raise ValueError(f"{name}={value!r} is not a number of bytes. Use an int of {least} or more, '8GiB', or None.")
+    if value is not None and not is_number(value, least=min(least, 1)):
+        raise ValueError(f"{name}={value!r} is not a number of bytes. Use an int, a text such as '8GiB', or None.")
+    if value is not None and value < least:  # "8" that was meant as 8 GiB
+        raise ValueError(f"{name}={value!r} is less than 1 MiB. Name the unit, as in '8GiB'.")
     return value
 
 
@@ -351,6 +353,10 @@ def declarations() -> dict[str, Declaration]:
     }
 
 
+_OLD_NAMES = {"count": "devices", "profile": "target"}
+"""Names of arguments of :func:`torchdevice.simulate` -> the options of all other ways in."""
+
+
 # ---- the ways in -----------------------------------------------------------------------------------------------------
 
 
@@ -368,7 +374,8 @@ def chosen(given: Mapping[str, Any], /, variables: Mapping[str, str | None] = os
     """
     unknown = sorted(given.keys() - declarations().keys())
     if unknown:
-        raise TypeError(f"{unknown[0]!r} is not an option. Use one of {', '.join(declarations())}.")
+        hint = f" Did you mean {_OLD_NAMES[unknown[0]]}=?" if unknown[0] in _OLD_NAMES else ""
+        raise TypeError(f"{unknown[0]!r} is not an option.{hint} Use one of {', '.join(declarations())}.")
     said = {name: value for name, value in given.items() if value is not None}
     others = {**defaults, **from_environment(variables)}
     target = said.get("target", others.get("target"))
@@ -473,14 +480,31 @@ def set_environment(values: Mapping[str, str | None], before: dict[str, str | No
             os.environ[name] = value
 
 
-def add_flags(add: Callable[..., Any], flag: Callable[[str], str] = flag_of) -> None:
+_COMMON = ("target", "devices", "memory")
+
+_ABOUT_SIMULATED = (*_OF_SIMULATED, "properties", "capability", "platform", "values", "native")
+
+
+def groups() -> dict[str, list[str]]:
+    """Return the options as a command line lists them: heading -> names, those that most people need first."""
+    others = [name for name in declarations() if name not in (*_COMMON, *_ABOUT_SIMULATED)]
+    simulated = [name for name in declarations() if name in _ABOUT_SIMULATED and name not in _COMMON]
+    return {"common options": [*_COMMON], "simulated devices": simulated, "for experts": others}
+
+
+def add_flags(
+    add: Callable[..., Any], flag: Callable[[str], str] = flag_of, names: Collection[str] | None = None
+) -> None:
     """Add a flag for each option to a command line.
 
     Args:
         add: ``add_argument`` of an argparse parser, or ``addoption`` of a pytest parser.
         flag: Returns the flag of an option.
+        names: The options; None for all.
     """
     for name, declaration in declarations().items():
+        if names is not None and name not in names:
+            continue
         text = f"{declaration.text} (variable: {variable_of(name)})".replace("%", "%%")
         if declaration.parse is _truth:
             add(flag(name), action="store_true", default=None, help=text)
@@ -511,7 +535,7 @@ def takes_options(*, without: tuple[str, ...] = ()) -> Callable[[F], F]:
 
     def complete(function: Any) -> Any:
         signature = inspect.signature(function)
-        known = {*declarations(), "options"}  # what takes the place of **options is listed
+        known = {*declarations(), "options"} - {*without}  # what takes the place of **options is listed
         parameters = [each for name, each in signature.parameters.items() if name not in known]
         taken = [each for each in dataclasses.fields(Options) if each.metadata and each.name not in without]
         for field in taken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
@@ -65,17 +66,18 @@ def portable(target: Any = None, **options: Any) -> Scope:
 
 
 @_options.takes_options(without=("target", "devices"))
-def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **options: Any) -> Scope:
+def simulate(profile: str | Mapping[str, Any] = "cuda", devices: int | None = None, **options: Any) -> Scope:
     """Run programs on simulated accelerators: real values in CPU memory, on devices of their own.
 
-    Equivalent to ``portable(f"simulated:{profile}:{count}", ...)``. The device stays registered with torch for the life
-    of the process.
+    Equivalent to ``portable(f"simulated:{profile}:{devices}", ...)``. The device stays registered with torch for the
+    life of the process.
 
     Args:
         profile: ``"cuda"``; ``"mps"``, with the dtypes and operators that Metal has; ``"strict"``, which lacks what
             either of the two lacks; a model such as ``"t4"`` or ``"a100"``, with its memory and compute capability; a
-            TOML or JSON file, or a dict, that describes a model (docs/simulation.md).
-        count: How many devices there are.
+            TOML or JSON file, or a dict, that describes a model (docs/simulation.md). A number of devices may follow:
+            ``"a100:2"``.
+        devices: How many devices there are, where the profile names no number. Default: 1. ``count`` is its old name.
         **options: See below.
 
     Returns:
@@ -89,17 +91,30 @@ def simulate(profile: str | Mapping[str, Any] = "cuda", count: int = 1, **option
     """
     if isinstance(profile, Mapping):
         profile = json.dumps(profile)
-    name = f"{target_selection.SIMULATED}:{profile}"
-    if not isinstance(profile, str) or not target_selection.is_simulated(name) or target_selection.names_count(name):
+    if "target" in options:
+        raise TypeError("simulate() takes no target. Use profile and devices, or portable(target=...).")
+    if "count" in options:
+        devices = _renamed_count(devices, options.pop("count"))
+    name = target_selection.simulated_name(profile)
+    if name is None:
         raise ValueError(
-            f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps' or 'strict', and count= for the "
-            f"number of devices."
+            f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps', 'strict' or a model such as 'a100', "
+            f"and devices= for the number of devices."
         )
-    _options.checked_count("count", count)
-    for without in ("target", "devices"):
-        if without in options:
-            raise TypeError(f"simulate() takes no {without}. Use profile and count, or portable(target=...).")
-    return Scope(_options.chosen({"target": name + (f":{count}" if count > 1 else ""), **options}))
+    if devices is not None and target_selection.names_count(name):
+        raise ValueError(
+            f"devices={devices!r} contradicts profile={profile!r}, which contains the number. Leave one out."
+        )
+    if devices is not None and _options.checked_count("devices", devices) > 1:
+        name = f"{name}:{devices}"
+    return Scope(_options.chosen({"target": name, **options}))
+
+
+def _renamed_count(devices: int | None, count: Any) -> Any:
+    if devices is not None:
+        raise TypeError(f"simulate() got devices={devices!r} and count={count!r}, its old name. Use devices alone.")
+    warnings.warn(f"simulate(count={count!r}) is now simulate(devices={count!r})", DeprecationWarning, stacklevel=3)
+    return count
 
 
 @_options.takes_options()

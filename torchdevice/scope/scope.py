@@ -195,6 +195,18 @@ class Scope(AbstractContextManager["Scope"]):
         target = self._context.runtime.target if self._context else self.options.target or "to be chosen"
         return f"<torchdevice.Scope target={str(target)!r}>"
 
+    def _described(self) -> str:
+        """Return for a person on which device programs run, and how a notebook ends it."""
+        context = self._resolved()
+        count = context.device_count
+        devices = f"{count} {'device' if count == 1 else 'devices'}"
+        what = f"{context.program.upper()} is {context.runtime.target} in this session, with {devices}"
+        return f"torchdevice: {what}. `%torchdevice off` ends it."
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print what IPython shows as the result of ``%torchdevice``."""
+        printer.text(self._described() if self._context is not None and not cycle else repr(self))
+
 
 class Joining(Scope):
     """The scope by which a thread joins the context of the thread that started it."""

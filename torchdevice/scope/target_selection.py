@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -108,6 +109,14 @@ def is_simulated(target: object) -> bool:
     return isinstance(target, str) and device_models.TARGET.fullmatch(target) is not None
 
 
+def simulated_name(profile: object) -> str | None:
+    """Return the target that a profile means where only a simulated device can be meant; None where it means none."""
+    text = str(profile).strip()
+    prefix = "" if text.lower().partition(":")[0] == SIMULATED else f"{SIMULATED}:"
+    name = device_models.canonical(prefix + text)
+    return name if isinstance(profile, str) and is_simulated(name) else None
+
+
 def names_count(target: str) -> bool:
     """Return whether the name of a target contains a number of devices, as ``"simulated:cuda:2"`` does."""
     found = device_models.TARGET.fullmatch(target)
@@ -191,6 +200,8 @@ def _unknown(target: object, name: str) -> UnknownTargetError:
     lowered = name.strip().lower()
     lowered = _OTHER_NAMES.get(lowered, lowered)
     near = difflib.get_close_matches(lowered, known, n=1)
+    if re.fullmatch(r"(cuda|mps):[0-9]+", lowered):  # a number of real devices is not chosen by the target
+        lowered = f"{SIMULATED}:{lowered}"
     found = device_models.TARGET.fullmatch(lowered)
     # A number behind a known name is right, so only the spelling of the name was wrong.
     exists = lowered in known or (found is not None and f"{SIMULATED}:{found[1] or 'cuda'}" in known)

@@ -15,14 +15,16 @@ from torchdevice.errors import TorchDeviceError
 from torchdevice.kernel import options as _options
 from torchdevice.scope import activation, target_selection
 from torchdevice.scope.scope import Scope
+from torchdevice.simulation import policy
 
 _NAME = "torchdevice"
 
-_ON, _OFF, _HELP = "on", "off", "--help"
+_ON, _OFF, _STATUS, _HELP = "on", "off", "status", "--help"
 
 _USAGE = f"""%{_NAME} TARGET [options]    run the rest of the session in a scope, in place of one before
        %%{_NAME} TARGET [options]   run the rest of the cell in a scope
        %{_NAME} {_ON}                  use the best device here: MPS, XPU or the CPU
+       %{_NAME} {_STATUS}              show the scope that is active
        %{_NAME} {_OFF}                 leave the scope of the session, or that of TORCHDEVICE=1"""
 
 
@@ -44,7 +46,11 @@ def add(ipython: Any) -> None:
             if _HELP in words:
                 print(_parser().format_help())
                 return None
+            if words == [_STATUS]:
+                print(_status())
+                return None
             if cell is None:
+                policy.replace_lost()  # also where the scope stays as it is
                 return _off() if words == [_OFF] else activation.enable(**_given(words), propagate=True)
             scope = Scope(_options.chosen(_given(words)))
             target_selection.resolve(scope.options)
@@ -64,6 +70,17 @@ def remove(ipython: Any) -> None:
     ipython.drop_by_id({_NAME: sys.modules[_NAME]})
     for kind in ("line", "cell"):
         ipython.magics_manager.magics[kind].pop(_NAME, None)
+
+
+def _status() -> str:
+    """Return which scope is active in this session, and with which options."""
+    scope = activation.current()
+    if scope is None:
+        return f"torchdevice: no scope is active. %{_NAME} {_ON} begins one."
+    plain, names = _options.Options(), [name for name in _options.declarations() if name != "target"]
+    values = {name: getattr(scope.options, name) for name in names}
+    changed = [f"  {name}={value!r}" for name, value in values.items() if value != getattr(plain, name)]
+    return "\n".join([scope._described(), *changed])
 
 
 def _off() -> None:
@@ -89,7 +106,7 @@ class _Parser(MagicArgumentParser):  # type: ignore[misc]
 def _parser() -> _Parser:
     parser = _Parser(prog=f"%{_NAME}", usage=_USAGE.replace("%", "%%"), formatter_class=argparse.HelpFormatter)
     parser.allow_abbrev = False
-    parser.add_argument("first", nargs="?", metavar="TARGET", help=f"the target, or {_ON}, or {_OFF}")
+    parser.add_argument("first", nargs="?", metavar="TARGET", help=f"the target, or {_ON}, {_STATUS} or {_OFF}")
     parser.add_argument(_HELP, action="store_true", default=argparse.SUPPRESS, help="list the options")
     _options.add_flags(parser.add_argument)
     return parser

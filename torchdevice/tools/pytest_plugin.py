@@ -42,7 +42,9 @@ _scopes_of_marks = pytest.StashKey["Scope"]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--torchdevice`` for the target, a flag for each other option of a scope, and a key for each option."""
-    _options.add_flags(parser.getgroup("torchdevice").addoption, _options.pytest_flag_of)
+    for index, (heading, names) in enumerate(_options.groups().items()):
+        group = parser.getgroup(f"torchdevice{index or ''}", f"torchdevice: {heading}")
+        _options.add_flags(group.addoption, _options.pytest_flag_of, names)
     add_report_flag(parser.getgroup("torchdevice").addoption, _REPORT)
     parser.addini(
         _ISOLATION, "how long a failed device stays lost: the 'test', or the 'session' as on a GPU", default="test"
@@ -188,9 +190,9 @@ def _scope_of_mark(config: pytest.Config, mark: pytest.Mark) -> Scope:
 
 def _scope_on(config: pytest.Config, profile: str, options: Mapping[str, Any]) -> Scope:
     """Return a scope on the simulated devices that a text such as ``"cuda:2"`` names."""
-    from torchdevice.scope.target_selection import SIMULATED
+    from torchdevice.scope.target_selection import SIMULATED, simulated_name
 
-    return _scope_with(config, {**options, "target": f"{SIMULATED}:{str(profile).removeprefix(f'{SIMULATED}:')}"})
+    return _scope_with(config, {**options, "target": simulated_name(profile) or f"{SIMULATED}:{profile}"})
 
 
 def _scope_with(config: pytest.Config, options: Mapping[str, Any]) -> Scope:

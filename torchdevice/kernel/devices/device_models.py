@@ -96,12 +96,27 @@ def options_of(target: object) -> dict[str, Any]:
     return {"identity": "program", **{name: value for name, value in figures.items() if value not in (None, {})}}
 
 
-def absolute(target: str) -> str:
-    """Return a target with the whole path of its file, so that it means the same in processes in other folders.
+_BARE = re.compile(r"([a-zA-Z][\w .-]*?)((?::[0-9]+)?)")
+"""A target without ``simulated:`` before it: a name, and a number."""
 
-    A model is called by its own name then.
+_TYPES = ("cuda", "mps", "xpu", "cpu", SIMULATED)
+
+
+def canonical(target: str) -> str:
+    """Return the one spelling of a target, so that it means the same by each way in, and in processes in other folders.
+
+    Names may be in capitals. A model, or a profile that is no real device, needs no ``simulated:`` before it. A model
+    gets its own name, and the file of a model its whole path. Another text is returned as it is.
     """
-    found = TARGET.fullmatch(target)
+    kind, colon, rest = target.strip().partition(":")
+    text = f"{SIMULATED}{colon}{rest}" if kind.lower() == SIMULATED else target.strip()
+    bare = _BARE.fullmatch(text)
+    if bare is not None:
+        name, number = known_name(bare[1]), bare[2]
+        if name in _TYPES:
+            return f"{name}{number}"
+        return f"{SIMULATED}:{name}{number}" if name == "strict" or name in MODELS else target
+    found = TARGET.fullmatch(text)
     if found is None or not found[1] or found[1].startswith("{"):
         return target
     named = os.path.abspath(found[1]) if found[1].endswith((".toml", ".json")) else known_name(found[1])

@@ -168,7 +168,7 @@ class Hooks:
         self._own = (self._show if of_main else sys.excepthook, self._show_of_thread, self._show_ignored, exits)
         self._witness = rank_notes.Witness()
         self._shell = ipython()
-        self._types = (Exception,)
+        self._types = (Exception, KeyboardInterrupt)
 
     @functools.wraps(sys.exit)
     def _exit(self, status: Any = None, /) -> NoReturn:
@@ -229,6 +229,8 @@ def _show_in_cell(
     shell: Any, kind: type[BaseException], value: BaseException, frames: Any, tb_offset: Any = None
 ) -> None:
     trim(value)
+    if "device-side assert" in str(value):
+        add_note(value, "The device is lost, as on a GPU. Run `%torchdevice` again, and make your tensors anew.")
     shell.showtraceback((kind, value, value.__traceback__), tb_offset=tb_offset)
 
 

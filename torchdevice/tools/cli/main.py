@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Sequence
 
-from torchdevice.tools.cli import check, doctor, native, plan, report, run
+from torchdevice.tools.cli import check, demo, doctor, native, plan, report, run
 from torchdevice.tools.cli.parsing import COMMANDS, CommandParser, output
 from torchdevice.version import __version__
 
@@ -38,6 +38,6 @@ def parser() -> CommandParser:
     found = CommandParser(prog="torchdevice", **COMMANDS["torchdevice"])
     found.add_argument("--version", action="version", version=f"torchdevice {__version__}")
     commands = found.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    for command in (run, plan, check, doctor, report, native):
+    for command in (run, plan, check, doctor, report, native, demo):
         command.add(commands)
     return found

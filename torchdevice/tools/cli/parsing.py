@@ -99,7 +99,9 @@ class CommandParser(argparse.ArgumentParser):
         """Print the usage of this command and what is wrong, and exit with status 2."""
         invalid = re.search(r"invalid choice: '(\S+)' \(choose from (.*)\)$", message)
         if invalid:
-            message += did_you_mean(invalid[1], re.findall(r"[\w-]+", invalid[2]))
+            is_program = invalid[1].endswith(".py") or os.path.isfile(invalid[1])
+            run = f" (did you mean `{self.prog} run {invalid[1]}`?)"
+            message += run if is_program else did_you_mean(invalid[1], re.findall(r"[\w-]+", invalid[2]))
         super().error(printable.lines(message))
 
 

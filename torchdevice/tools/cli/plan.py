@@ -24,7 +24,9 @@ def add(commands: Any) -> None:
     """Add the command to a command line."""
     numbers: dict[str, Callable[[str], Any]] = dict.fromkeys(("batch", "seq", "generate"), _number)
     numbers["grow"] = _percent
-    run.take_program(add_command(commands, "plan", _plan, world_size=programs.number, sweep=_sweep, **numbers))
+    # A plan sets the last two itself, and has no values that could be verified.
+    without = ("verify", "verify_sample", "verify_only", "asynchronous", "compute", "values")
+    run.take_program(add_command(commands, "plan", _plan, world_size=programs.number, sweep=_sweep, **numbers), without)
 
 
 def _number(text: str) -> int:

@@ -12,6 +12,7 @@ import pkgutil
 import re
 import shutil
 import sys
+import sysconfig
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -73,7 +74,7 @@ def named(words: Sequence[str]) -> Program:
             if flags[-1] in _WITH_VALUE and arguments:
                 flags.append(arguments.pop(0))
         return Program(arguments, interpreter=tuple(flags)) if flags else named(arguments or ["-"])
-    found = None if os.path.dirname(first) or os.path.exists(first) else shutil.which(first)
+    found = None if os.path.dirname(first) or os.path.exists(first) else _command(first)
     if found is None:
         return _script(first, arguments)
     return _script(found, arguments) if _is_python_script(found) else Program([found, *arguments], is_command=True)
@@ -91,6 +92,11 @@ def _script(path: str, arguments: list[str]) -> Program:
         reason = f"[Errno {error.errno}] {error.strerror}"  # Python's own words
         print(f"{sys.executable}: can't open file {absolute!r}: {reason}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _command(name: str) -> str | None:
+    """Return the path of a command: that of this interpreter's environment, which may not be activated, comes first."""
+    return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
 
 
 def _is_this_python(word: str) -> bool:

@@ -25,7 +25,7 @@ import tempfile
 import textwrap
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchdevice.kernel import options as _options
@@ -48,11 +48,22 @@ def add(commands: Any) -> None:
     take_program(add_command(commands, "run", start, ranks=programs.number))
 
 
-def take_program(parser: CommandParser) -> None:
-    """Let a parser take the options of a scope, and a program after them."""
-    _options.add_flags(parser.add_argument)
+def take_program(parser: CommandParser, without: Collection[str] = ()) -> None:
+    """Let a parser take the options of a scope, and a program after them.
+
+    Args:
+        parser: The parser, whose own flags stand among the common ones.
+        without: Options that make no sense for the command.
+    """
+    common, *others = _options.groups().items()
+    parser._optionals.title = common[0]
+    _options.add_flags(parser.add_argument, names=common[1])
     add_report_flag(parser.add_argument)
     parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
+    for heading, names in others:
+        shown = [name for name in names if name not in without]
+        _options.add_flags(parser.add_argument_group(heading).add_argument, names=shown)
+    parser.set_defaults(**dict.fromkeys(without))
     parser.set_defaults(plan=None, ranks=None)  # of the command that has none
     parser.set_defaults(exited=None)  # the SystemExit of a program that ended with a status other than 0
     parser.ends_in_program = True
@@ -310,8 +321,18 @@ def _execute(program: Program, main: dict[str, Any]) -> None:
         raise
     except BaseException as error:
         trim(error.__cause__ or error.__context__)
-        _show_from(error, without_ours(error), functools.partial(_forget_file, program, main))
+        frames = without_ours(error)
+        with contextlib.suppress(Exception):  # the program's error is what is to be seen
+            _note_comparison(error, frames)
+        _show_from(error, frames, functools.partial(_forget_file, program, main))
         raise
+
+
+def _note_comparison(error: BaseException, frames: types.TracebackType | None) -> None:
+    from torchdevice.scope import activation
+    from torchdevice.tools.cli import identity_hint
+
+    identity_hint.add_to(error, frames, activation.current())
 
 
 def _forget_file(program: Program, main: dict[str, Any]) -> None:

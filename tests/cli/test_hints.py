@@ -1,0 +1,78 @@
+"""What the command line shows of mistakes that have one remedy, and the demonstration."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+from processes import run_command, run_program
+
+from torchdevice.tools.cli import main, programs
+
+pytestmark = pytest.mark.one_engine
+
+ASKS_FOR_CUDA = """
+    import torch
+
+    def rule(x):
+        {condition}
+
+    rule(torch.ones(2, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        'assert x.device.type == "cuda"',
+        "if not x.is_cuda: raise ValueError('Selected CUDA device(s) do not satisfy the GPU rule')",
+    ],
+)
+def test_a_comparison_that_ends_the_program_is_named(condition: str, tmp_path: Path) -> None:
+    done = run_program(tmp_path, ASKS_FOR_CUDA.format(condition=condition), options=["--target", "cpu"])
+    *_, comparison, remedy = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert comparison == f"program.py:5 compares a device's type, which is 'cpu' here: {condition}"
+    assert remedy.startswith("`torchdevice run --target simulated:cuda`")
+    assert run_program(tmp_path, ASKS_FOR_CUDA.format(condition=condition), options=["--target", "t4"]).returncode == 0
+
+
+def test_errors_of_torch_get_no_such_note(tmp_path: Path) -> None:
+    condition = 'print(x.device.type == "cuda"); x + torch.ones(3)'
+    done = run_program(tmp_path, ASKS_FOR_CUDA.format(condition=condition), options=["--target", "cpu"])
+    assert "must match the size" in done.stderr and "compares" not in done.stderr
+
+
+def test_a_program_without_the_command_that_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["train.py", "--epochs", "3"])
+    assert "(did you mean `torchdevice run train.py`?)" in capsys.readouterr().err
+
+
+def test_a_command_is_looked_for_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("PATH", "/bin:/usr/bin")
+    command = tmp_path / "accelerate"
+    command.write_text("#!/usr/bin/env python\nprint(1)\n")
+    command.chmod(0o755)
+    found = programs.named(["accelerate", "launch"])
+    assert found.path == str(command) and found.argv == [str(command), "launch"]
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_an_error_of_memory_is_cudas_alone(target: str, tmp_path: Path) -> None:
+    program = 'import torch\ntorch.empty(1 << 50, device="cuda")\n'
+    done = run_program(tmp_path, program, options=["--quiet", "--target", target])
+    assert "DefaultCPUAllocator" not in done.stderr and done.stderr.count("Traceback") == 1
+    assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4194304.00 GiB." in done.stderr
+    assert ("This machine's memory ran out." in done.stderr) == (target != "cpu")
+
+
+@pytest.mark.sampled(8, of="long programs")
+def test_the_demonstration(tmp_path: Path) -> None:
+    done = run_command("demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "step 200: loss 0.0" in done.stdout and "fits, with" in done.stdout
+    assert "found at least two devices, cuda:0 and cuda:1!" in done.stdout
+    assert [*tmp_path.iterdir()] == [], "it needs no files, and leaves none"

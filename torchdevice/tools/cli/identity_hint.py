@@ -1,0 +1,73 @@
+"""A note on errors of programs that compare the type of a device, and give up where it is not CUDA's.
+
+On a real target a tensor reports the target's own device, so such a comparison is false. The error has the program's
+own words, and nothing in it points to the cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import re
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from torchdevice.kernel.python.rank_notes import is_library
+from torchdevice.kernel.python.uncaught_errors import add_note
+
+if TYPE_CHECKING:
+    from torchdevice.check import Finding
+    from torchdevice.scope.scope import Scope
+
+_RULES = ("device-type", "is-cuda")
+
+_FAR = 40
+"""How many lines above the failing one a comparison may stand to be taken for the cause."""
+
+
+def add_to(error: BaseException, frames: TracebackType | None, scope: Scope | None) -> None:
+    """Note on an error of the program's own code which comparison with a device's type led to it.
+
+    Args:
+        error: The error, which nobody has caught.
+        frames: Its traceback without this package's frames.
+        scope: The scope of the program.
+    """
+    if scope is None or frames is None or not isinstance(error, Exception):
+        return
+    context = scope._resolved()
+    if context.options.identity == "program" or context.is_native:
+        return
+    entries = [frames]
+    while entries[-1].tb_next is not None:
+        entries.append(entries[-1].tb_next)
+    last = entries[-1].tb_frame.f_code.co_filename
+    said = linecache.getline(last, entries[-1].tb_lineno)
+    if is_library(last) or not re.search(r"\b(raise|assert)\b", said):  # the error is not in the program's words
+        return
+    comparison = next(filter(None, (_comparison(entry, context.family) for entry in reversed(entries))), None)
+    if comparison is None:
+        return
+    remedy = "--target simulated:cuda" if context.runtime.shares_host_memory else "--identity program"
+    add_note(
+        error,
+        f"{os.path.basename(comparison.path)}:{comparison.line} compares a device's type, which is "
+        f"{context.runtime.device_type!r} here: {comparison.text.strip()}\n"
+        f"`torchdevice run {remedy}` lets tensors report the device that the program asked for.",
+    )
+
+
+def _comparison(entry: TracebackType, target: str) -> Finding | None:
+    """Return the last comparison in the function of a frame, at the line that it is at or shortly before it."""
+    code, line = entry.tb_frame.f_code, entry.tb_lineno
+    if is_library(code.co_filename) or not os.path.isfile(code.co_filename):
+        return None
+    from torchdevice.check import Target, checker
+
+    begin = max(code.co_firstlineno, line - _FAR)
+    with contextlib.suppress(OSError):
+        found = checker.check_file(code.co_filename, Target.named(target), _RULES)
+        near = [finding for finding in found if finding.rule in _RULES and begin <= finding.line <= line]
+        return near[-1] if near else None
+    return None
