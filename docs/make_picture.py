@@ -1,21 +1,24 @@
 """Run the commands of README.md's picture and draw docs/images/terminal.svg, or check that it is up to date (--check).
 
-The picture shows what the commands really print. Numbers differ from run to run and are not compared.
+The picture shows what the commands really print, one command after the other. It is narrow, so that a phone shows it in
+letters that can be read. Where nothing moves, as in print, all of it is there from the beginning. Numbers differ from
+run to run and are not compared.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
+from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from generated import write_or_check
-from rich.console import Console
-from rich.text import Text
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,17 +27,44 @@ PICTURE = ROOT / "docs" / "images" / "terminal.svg"
 COMMANDS = (
     "python examples/demo_network.py 2>&1 | tail -n 1",
     "torchdevice run --quiet examples/demo_network.py",
+    "torchdevice plan examples/demo_network.py | grep -o '.*yes'",
     "torchdevice run --target simulated:cuda:2 examples/two_devices_mixed_up.py 2>&1 | tail -n 1",
 )
-"""What the picture shows. ``2>&1 | tail -n 1`` keeps the last line of all output."""
+"""What the picture shows. ``tail -n 1`` keeps the last line, and ``grep -o '.*yes'`` what stands up to that word."""
 
-_TAIL = " 2>&1 | tail -n 1"
+COLUMNS = 46
+
+_WIDTH, _ROW, _SIZE, _MARGIN = 440, 20, 15, 18
+"""In pixels: the picture's width, a line's height, a letter's height, and the space around the text."""
+
+_LETTER = (_WIDTH - 2 * _MARGIN) / COLUMNS
+"""The width of a letter in pixels. ``textLength`` stretches each line to it, whatever font there is."""
+
+_COLOURS = {"command": "#ffffff", "text": "#c9d1d9", "error": "#ff7b72"}
+
+_STEP, _LINE = 2.5, 0.15
+"""Seconds between two commands, and between two lines of an output."""
+
+
+class Line(NamedTuple):
+    """A line of the picture.
+
+    Attributes:
+        kind: ``"command"``, ``"text"`` or ``"error"``.
+        text: What stands there.
+        at: When it appears, in seconds.
+    """
+
+    kind: str
+    text: str
+    at: float
 
 
 def output_of(command: str) -> str:
     """Return what a command prints, run with this Python in the folder of the project."""
-    tail = command.endswith(_TAIL)
-    first, *arguments = shlex.split(command.removesuffix(_TAIL))
+    program, *after = command.split(" | ")
+    joined = program.endswith(" 2>&1")
+    first, *arguments = shlex.split(program.removesuffix(" 2>&1"))
     start = [sys.executable, *(["-m", "torchdevice"] if first == "torchdevice" else [])]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHDEVICE")}
     result = subprocess.run(
@@ -42,27 +72,62 @@ def output_of(command: str) -> str:
         cwd=ROOT,
         env={**environment, "PYTHONPATH": str(ROOT), "TORCHDEVICE_TARGET": "cpu", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if tail else None,
+        stderr=subprocess.STDOUT if joined else None,
         text=True,
         timeout=300,
         check=False,
     )
-    if not tail and result.returncode != 0:
+    if not joined and result.returncode != 0:
         raise SystemExit(f"{command!r} failed with status {result.returncode}")
     lines = result.stdout.splitlines()
-    return "\n".join(lines[-1:] if tail else lines)
+    if after == ["tail -n 1"]:
+        lines = lines[-1:]
+    elif after:
+        lines = [line.partition("yes")[0].strip() + "  yes" for line in lines if "yes" in line.split()]
+    return "\n".join(lines)
+
+
+def lines() -> Iterator[Line]:
+    """Yield the lines of the picture; an empty text is a gap."""
+    at = 0.0
+    for index, command in enumerate(COMMANDS):
+        if index:
+            yield Line("text", "", at)
+        wrapped = textwrap.wrap(f"$ {command}", COLUMNS - 2, subsequent_indent="    ", break_on_hyphens=False)
+        for text in wrapped[:-1]:
+            yield Line("command", f"{text} \\", at)
+        yield Line("command", wrapped[-1], at)
+        printed = output_of(command)
+        kind = "error" if "Error" in printed else "text"
+        for count, text in enumerate(printed.splitlines()):
+            for part in textwrap.wrap(text, COLUMNS, break_on_hyphens=False, drop_whitespace=True):
+                yield Line(kind, part, at + 1 + count * _LINE)
+        at += _STEP
 
 
 def picture() -> str:
     """Return the picture."""
-    console = Console(record=True, width=112, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    for index, command in enumerate(COMMANDS):
-        if index:
-            console.print()
-        console.print(Text("$ ", style="green") + Text(command, style="bold white"), soft_wrap=False)
-        text = output_of(command)
-        console.print(Text(text, style="bright_red" if "Error" in text else ""))
-    return console.export_svg(title="torchdevice").rstrip() + "\n"
+    found = list(lines())
+    height = 2 * _MARGIN + len(found) * _ROW
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" role="img">',
+        f"<title>{escape(', '.join(COMMANDS))}</title>",
+        "<style>",
+        f"text {{ font: {_SIZE}px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre }}",
+        *(f".{kind} {{ fill: {colour} }}" for kind, colour in _COLOURS.items()),
+        ".command { font-weight: bold }",
+        "@keyframes appear { from { opacity: 0 } to { opacity: 1 } }",
+        "@media (prefers-reduced-motion: no-preference) { text { animation: appear .3s backwards } }",
+        "</style>",
+        f'<rect width="{_WIDTH}" height="{height}" rx="8" fill="#0d1117"/>',
+    ]
+    for row, line in enumerate(found):
+        if line.text:
+            length = f'textLength="{len(line.text) * _LETTER:.1f}" lengthAdjust="spacingAndGlyphs"'
+            place = f'x="{_MARGIN}" y="{_MARGIN + row * _ROW + _SIZE}" {length}'
+            delay = f'style="animation-delay: {line.at:.2f}s"'
+            parts.append(f'<text class="{line.kind}" {place} {delay}>{escape(line.text)}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def without_numbers(text: str) -> str:
