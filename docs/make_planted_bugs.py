@@ -1,4 +1,4 @@
-"""Write the tables of bugs into docs/simulation.md by running them, or check that they are up to date (--check)."""
+"""Write the tables of bugs into docs/tested.md by running them, or check that they are up to date (--check)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from generated import write_or_check
 
-PAGE = Path(__file__).with_name("simulation.md")
+PAGE = Path(__file__).with_name("tested.md")
 
 sys.path.insert(0, str(PAGE.parents[1] / "tests" / "support"))
 

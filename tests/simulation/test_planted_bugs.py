@@ -33,7 +33,7 @@ def test_there_are_many_kinds_and_their_names_differ() -> None:
 
 
 def test_the_page_has_a_line_for_each() -> None:
-    page = (ROOT / "docs" / "simulation.md").read_text()
+    page = (ROOT / "docs" / "tested.md").read_text()
     assert all(planted.mistake in page for planted in BUGS)
 
 

@@ -1,7 +1,7 @@
 """Bugs that people had on GPUs and on Macs, from public issues and torch's sources, each with a correct twin.
 
 What a bug breaks is a rule of the device's libraries that no kernel of the CPU has. ``docs/make_planted_bugs.py``
-writes how many are caught, and how many correct programs fail, by class, into ``docs/simulation.md``.
+writes how many are caught, and how many correct programs fail, by class, into ``docs/tested.md``.
 """
 
 from __future__ import annotations
