@@ -144,6 +144,6 @@ def test_ctrl_c_shows_where_each_rank_is(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert said.startswith("torchdevice: ended by Ctrl-C. Where the ranks were:\n"), said
     assert re.search(
-        r"  rank 0: waits for \d s in all_reduce of float32\[2\], SUM, at .*ranks\.py:31 in <module>\n", said
+        r"  rank 0: waiting for \d s in all_reduce of float32\[2\], SUM, at .*ranks\.py:31 in <module>\n", said
     ), said
     assert said.endswith("  rank 1: at ranks.py:18\n"), "and no traceback"

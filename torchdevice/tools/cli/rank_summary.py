@@ -126,7 +126,7 @@ def interrupted(ranks: int, by: signal.Signals) -> Iterator[str]:
         note = notes.get(rank)
         if rank in waits:
             since = (now if note is None else note.time) - waits[rank].since
-            found[rank] = f"waits for {since:.0f} s in {waits[rank].call}"
+            found[rank] = f"waiting for {since:.0f} s in {waits[rank].call}"
         elif note is not None and not note.interrupted:
             found[rank] = _of_other(note, None, "")
         elif note is not None:
