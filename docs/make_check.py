@@ -19,7 +19,7 @@ PAGE = Path(__file__).with_name("check.md")
 
 FIGURES = PAGE.parents[1] / "benchmarks" / "predicted.json"
 
-HEADER = """# Static check: what will differ on a target
+HEADER = """# Static check
 
 <!-- Made by python docs/make_check.py from the rules; do not edit. -->
 

@@ -265,7 +265,6 @@ FILES = {
         ({"memory": "much"}, ValueError, "memory='much' is not a size"),
         ({"properties": {"colour": "green"}}, ValueError, "which cannot be set"),
         ({"unsupported_dtypes": ["float65"]}, ValueError, "has 'float65', which is not a dtype"),
-        ("cuda:2", ValueError, "profile='cuda:2' is not the name of a profile"),
         (4, ValueError, "profile=4 is not the name of a profile"),
     ],
     ids=str,

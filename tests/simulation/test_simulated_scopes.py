@@ -70,8 +70,8 @@ class TestWaysIn:
         with pytest.raises(ValueError, match=r"memory=0 is not a number of bytes\. Use an int"):
             torchdevice.simulate(memory=0)
         with pytest.raises(ValueError, match="needs a simulated device, and 'cpu' is not one"):
-            torchdevice.portable("cpu", memory=1).__enter__()
-        with pytest.raises(ValueError, match="count=0"):
+            torchdevice.portable("cpu", memory=1 << 30).__enter__()
+        with pytest.raises(ValueError, match="devices=0"):
             torchdevice.simulate(count=0)
 
 

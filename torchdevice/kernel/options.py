@@ -140,7 +140,9 @@ def _memory(name: str, value: Any, least: int = 1 << 20) -> int | None:
             raise ValueError(f"{name}={value!r} is not a size. Use a number of bytes, or a text such as '8GiB'.")
         value = int(float(found[1]) * _UNITS[(found[2] or "").upper()])
     if value is not None and not is_number(value, least=min(least, 1)):
-        raise ValueError(f"{name}={value!r} is not a number of bytes. Use an int, a text such as '8GiB', or None.")
+        raise ValueError(
+            f"{name}={value!r} is not a number of bytes. Use an int of {min(least, 1)} or more, '8GiB', or None."
+        )
     if value is not None and value < least:  # "8" that was meant as 8 GiB
         raise ValueError(f"{name}={value!r} is less than 1 MiB. Name the unit, as in '8GiB'.")
     return value

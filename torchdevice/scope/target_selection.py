@@ -113,7 +113,7 @@ def simulated_name(profile: object) -> str | None:
     """Return the target that a profile means where only a simulated device can be meant; None where it means none."""
     text = str(profile).strip()
     prefix = "" if text.lower().partition(":")[0] == SIMULATED else f"{SIMULATED}:"
-    name = device_models.canonical(prefix + text)
+    name = device_models.named(prefix + text)
     return name if isinstance(profile, str) and is_simulated(name) else None
 
 

@@ -102,11 +102,11 @@ _BARE = re.compile(r"([a-zA-Z][\w .-]*?)((?::[0-9]+)?)")
 _TYPES = ("cuda", "mps", "xpu", "cpu", SIMULATED)
 
 
-def canonical(target: str) -> str:
-    """Return the one spelling of a target, so that it means the same by each way in, and in processes in other folders.
+def named(target: str) -> str:
+    """Return the one spelling of a target, so that it means the same by each way in.
 
     Names may be in capitals. A model, or a profile that is no real device, needs no ``simulated:`` before it. A model
-    gets its own name, and the file of a model its whole path. Another text is returned as it is.
+    gets its own name. Another text, such as one with the file of a model, is returned as it is.
     """
     kind, colon, rest = target.strip().partition(":")
     text = f"{SIMULATED}{colon}{rest}" if kind.lower() == SIMULATED else target.strip()
@@ -117,10 +117,27 @@ def canonical(target: str) -> str:
             return f"{name}{number}"
         return f"{SIMULATED}:{name}{number}" if name == "strict" or name in MODELS else target
     found = TARGET.fullmatch(text)
-    if found is None or not found[1] or found[1].startswith("{"):
+    if found is None or not found[1] or found[1].startswith("{") or _is_file(found[1]):
         return target
-    named = os.path.abspath(found[1]) if found[1].endswith((".toml", ".json")) else known_name(found[1])
-    return f"{SIMULATED}:{named}" + (f":{found[2]}" if found[2] else "")
+    return f"{SIMULATED}:{known_name(found[1])}" + _number(found[2])
+
+
+def canonical(target: str) -> str:
+    """Return the spelling of :func:`named` with a file's whole path, which other folders' processes need."""
+    target = named(target)
+    found = TARGET.fullmatch(target)
+    if found is None or not found[1] or not _is_file(found[1]):
+        return target
+    return f"{SIMULATED}:{os.path.abspath(found[1])}" + _number(found[2])
+
+
+def _is_file(model: str) -> bool:
+    return model.endswith((".toml", ".json"))
+
+
+def _number(digits: str | None) -> str:
+    """Return the end of a target's name that has a number of devices; nothing without one."""
+    return f":{digits}" if digits else ""
 
 
 _LARGEST = 1 << 20
