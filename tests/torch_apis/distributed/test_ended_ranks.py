@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -133,12 +134,15 @@ def test_ctrl_c_shows_where_each_rank_is(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(HANGING)
     words = ["run", "--target", "simulated:cuda", "--ranks", "2", "ranks.py", "hang", "60"]
     with subprocess.Popen(
-        [sys.executable, "-m", "torchdevice", *words], cwd=tmp_path, text=True,
+        [sys.executable, "-m", "torchdevice", *words],
+        cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stdout is not None and process.stderr is not None
         assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
-        time.sleep(4)  # twice the time after which a waiting rank leaves a note
+        until = time.monotonic() + 60
+        while not [*tmp_path.glob("torchdevice-run-*/*.waits")] and time.monotonic() < until:
+            time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 130
