@@ -148,8 +148,8 @@ CALLS = {
     "other_dtype": ("all_gather of float16[4]", "all_gather of float32[4]"),
     "other_operation": ("all_reduce of float32[4], SUM", "all_reduce of float32[4], MAX"),
     "other_root": ("broadcast of float32[4], from rank 0", "broadcast of float32[4], from rank 1"),
-    "other_list": ("all_gather of float32[4]", "all_gather of float32[4]"),
-    "other_object": ("all_gather of int64[1]", "barrier"),
+    "other_list": ("all_gather of float32[4], into [4, 3]", "all_gather of float32[4], into [4, 4]"),
+    "other_object": ("all_gather of int64[1], into [1, 1]", "barrier"),
     "other_group": ("all_reduce of float32[4], SUM", "all_reduce of float32[4], SUM"),
 }
 """What both ranks call, as the errors say it."""

@@ -107,7 +107,7 @@ def ended(folder: Path, case: str, seconds: float) -> str:
 @pytest.mark.sampled(1)
 def test_an_uneven_all_gather_shows_the_ranks_once(tmp_path: Path) -> None:
     said = ended(tmp_path, "uneven", 60)
-    assert f"rank 1 of the group calls all_gather of float32[3], into 2 x [2], at {tmp_path}/ranks.py:22" in said
+    assert f"rank 1 of the group calls all_gather of float32[3], into [2, 2], at {tmp_path}/ranks.py:22" in said
     assert said.count("Only the sizes differ.") == 1 and "must match the size" not in said
 
 

@@ -314,11 +314,12 @@ class NcclOnGloo(NcclGroup):
 
 
 def _into(sizes: Sequence[Sequence[int]]) -> str:
-    """Return the numbers of elements of an all-gather's outputs for a person: ``"into 3 x [2]"``."""
-    parts = (
-        f"{len(each)} x [{each[0]}]" if len({*each}) == 1 else ", ".join(f"[{size}]" for size in each) for each in sizes
-    )
-    return f"into {', '.join(parts)}"
+    """Return the numbers of elements of an all-gather's outputs for a person: ``"into [2, 2, 2]"``."""
+    return f"into {', '.join(str(list(each[:_SHOWN])) for each in sizes)}"
+
+
+_SHOWN = 16
+"""The number of outputs that an error lists."""
 
 
 @functools.cache  # once in a process
