@@ -28,7 +28,7 @@ PACKAGE = os.path.join(os.path.abspath(torchdevice.__path__[0]), "")
 UNEXPLAINED = "a rank ended without an error, as one does that is killed"
 """What the other ranks can tell of a rank that a signal ended. The launcher knows the signal."""
 
-_FAILED, _WAITS, _STACK = ".failed", ".waits", ".stack"
+_FAILED, _WAITS, _STACK = _KINDS = ".failed", ".waits", ".stack"
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 """A line of faulthandler's. The innermost frame comes first."""
@@ -78,13 +78,13 @@ def are_collected() -> bool:
 def leave_failure(place: str, error: str, traceback: str = "", *, interrupted: bool = False) -> bool:
     """Leave how this rank failed, in place of what it left before. Return whether that was possible."""
     failure = Failure(_rank(), time.time(), place, error, traceback, interrupted)
-    return are_collected() and run_folder.leave(_FAILED, json.dumps(failure), _token())
+    return are_collected() and run_folder.leave(_FAILED, json.dumps(failure), _token(_FAILED))
 
 
 def leave_wait(call: str | None, since: float = 0.0) -> None:
     """Leave what this rank waits for; None where it waits no more."""
     if are_collected():
-        run_folder.leave(_WAITS, json.dumps(call and Wait(_rank(), call, since)), _token())
+        run_folder.leave(_WAITS, json.dumps(call and Wait(_rank(), call, since)), _token(_WAITS))
 
 
 class Witness:
@@ -95,7 +95,7 @@ class Witness:
 
     def begin(self) -> None:
         """Be ready from now on."""
-        path = run_folder.path_of(_STACK, _token()) if are_collected() else None
+        path = run_folder.path_of(_STACK, _token(_STACK)) if are_collected() else None
         if path is None or not hasattr(faulthandler, "register"):  # not on Windows
             return
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -118,8 +118,9 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _token() -> str:
-    return f"{_rank():08x}"
+def _token(kind: str) -> str:
+    """Return what tells the notes of this rank apart, which two threads may be writing."""
+    return f"{_rank():07x}{_KINDS.index(kind)}"
 
 
 # ---- what the launcher reads -----------------------------------------------------------------------------------------
@@ -140,7 +141,8 @@ def waits() -> dict[int, Wait]:
 def stacks() -> dict[int, str]:
     """Return the program's line at which a signal found a rank, by rank: ``"train.py:12 in main"``."""
     folder = run_folder.path()
-    found = {} if folder is None else {int(each.stem.partition("-")[2], 16): each for each in folder.glob(f"*{_STACK}")}
+    files = [] if folder is None else [*folder.glob(f"*{_STACK}")]
+    found = {int(each.stem.partition("-")[2][:-1], 16): each for each in files}
     return {rank: place for rank, path in sorted(found.items()) for place in _program_line(path.read_text())}
 
 

@@ -65,11 +65,10 @@ def leave(suffix: str, text: str, token: str = "") -> bool:
             stands beside the others.
     """
     with contextlib.suppress(OSError):  # nothing can be written there
-        unique = os.urandom(4).hex()
-        unfinished, whole = path_of(".part", unique), path_of(suffix, token or unique)
-        if unfinished is not None and whole is not None:
+        unfinished = path_of(".part", token or os.urandom(4).hex())
+        if unfinished is not None:
             unfinished.write_text(text)
-            unfinished.replace(whole)  # other processes see nothing before the file is whole
+            unfinished.replace(unfinished.with_suffix(suffix))  # other processes see nothing before the file is whole
             return True
     return False
 
