@@ -42,8 +42,9 @@ command import torch to look its operator up, which takes a second or two; 20,00
 | approximate | the program runs; it may compute or read other numbers, or take another branch |
 | must be changed (`change`) | the line raises an error, or what it asks for is not there |
 
-The command lists the findings that must be changed, on a Mac also the approximate ones, and with `--all` all. The exit status is 0 if nothing
-must be changed, 1 if something must, and 2 for an invalid command line or configuration. With `--json` a finding has
+The command lists the findings that must be changed, on a Mac also the approximate ones, and with `--all` all. The
+exit status is 0 if nothing must be changed, 1 if something must, and 2 for an invalid command line or configuration.
+With `--json` a finding has
 `path`, `line`, `column`, `text`, `rule`, `verdict` and `remedy`. In a notebook the line is that of the notebook's file.
 Folders that begin with a dot, virtual environments, `site-packages`, `node_modules` and `__pycache__` are skipped.
 Links that lead out of the given paths are reported on stderr and not followed. Pipes, devices, programs of more than

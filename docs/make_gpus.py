@@ -19,7 +19,7 @@ HEADER = """# GPU models
 
 <!-- Made by python docs/make_gpus.py from torchdevice/kernel/devices/device_models.json; do not edit. -->
 
-`--target simulated:rtx3090`, `simulate("a100-80gb", count=8)` and [`torchdevice plan`](plan.md) know these GPUs. Case,
+`--target rtx3090`, `simulate("a100-80gb", devices=8)` and [`torchdevice plan`](plan.md) know these GPUs. Case,
 spaces and hyphens do not matter, and torch's name of a GPU is a name too: `simulated:A100-80GB`, `simulated:RTX 3090`.
 
 The memory is CUDA's total, which torch prints and reports in out-of-memory errors. It is less than that of the data

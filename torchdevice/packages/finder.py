@@ -149,3 +149,6 @@ def _is_ours(module: Any) -> bool:
 
 
 FINDER = StandInFinder()
+
+PATCHES = [FINDER]
+"""What a scope puts in place, see ``scope/features.py``."""

@@ -14,6 +14,12 @@ FEATURES = (
     Feature("torchdevice.verify.watching", lambda options: options.verify),
 )
 
+REGISTERING = tuple(f"torchdevice.packages.{name}" for name in ("finder", "libraries", "missing", "nvml"))
+"""The modules of features that register patches, as the files of torch's modules do, or that list some as ``PATCHES``.
+
+Those of a folder that is not there are passed over.
+"""
+
 
 def wanted(options: Options) -> tuple[Feature, ...]:
     """Return the features that options ask for."""

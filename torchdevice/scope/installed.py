@@ -5,6 +5,7 @@ A file in ``torch_modules/cuda/``, ``torch_modules/accelerators/`` or ``torch_mo
 
 from __future__ import annotations
 
+import importlib.util
 import pkgutil
 from importlib import import_module
 from types import ModuleType
@@ -13,12 +14,18 @@ from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
 from torchdevice.kernel import bindings
 from torchdevice.kernel.patching import Installation, Patch
 from torchdevice.kernel.python.logs import warn_once
-from torchdevice.packages import finder, libraries, missing, nvml  # noqa: F401, which register themselves
 from torchdevice.random_numbers import checkpoints
+from torchdevice.scope import features
 from torchdevice.torch_modules import accelerators, cuda
 from torchdevice.torch_modules import apis as torch_apis
 from torchdevice.torch_modules.compile import torch_compile
 from torchdevice.torch_modules.distributed import data_parallel, dtensor, gloo_waits, sharded_attention
+
+_OF_FEATURES = [
+    import_module(name)
+    for name in features.REGISTERING
+    if importlib.util.find_spec(name.rpartition(".")[0]) is not None  # the folder of the feature is there
+]
 
 AREAS = (
     *(
@@ -49,7 +56,8 @@ def _patches() -> list[Patch]:
     rivals = (bindings.Late(name, error=AnotherPatcherError) for name in PATCHERS)
     # Last, since a module that is imported in a scope is patched after everything else.
     waiting = bindings.LateModules([*rivals, *bindings.LATER.values()])
-    return [*bindings.patches(), *bindings.REPLACED, waiting, finder.FINDER]
+    own = [patch for module in _OF_FEATURES for patch in getattr(module, "PATCHES", ())]
+    return [*bindings.patches(), *bindings.REPLACED, waiting, *own]
 
 
 INSTALLATION = Installation(_patches)
