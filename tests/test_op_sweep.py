@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from sweeping import choose, identical
+from sweeping import choose, identical, samples_of
 from torch.testing._internal.common_methods_invocations import op_db
 
 import torchdevice
@@ -101,7 +101,7 @@ def _compare(op: Any, dtype: torch.dtype, target: str, kind: str) -> tuple[int, 
     """Return the number of samples compared, of those with results on the target, and the differences."""
     backward = op.supports_autograd and dtype is torch.float32
     compared, placed, differences = 0, 0, []
-    for sample in op.sample_inputs("cpu", dtype, requires_grad=backward):
+    for sample in samples_of(op, dtype, requires_grad=backward):
         try:
             expected = _run(op, sample.transform(_cpu), backward)
         except Exception:  # the database's own sample does not run on the plain CPU: nothing to compare with

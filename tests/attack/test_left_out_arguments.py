@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from sweeping import samples_of
 from torch.testing._internal.autocast_test_lists import AutocastTestLists
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
@@ -139,7 +140,7 @@ def _programs(base: str) -> Iterator[Callable[[], Any]]:
     for op in op_db:
         names = {op.name.rpartition(".")[2], op.aten_name, op.name.replace(".", "_")}
         if base.removesuffix("_") in names and torch.float32 in op.supported_dtypes("cpu"):
-            for sample in itertools.islice(op.sample_inputs("cpu", torch.float32, requires_grad=False), 6):
+            for sample in itertools.islice(samples_of(op, torch.float32, requires_grad=False), 6):
                 yield functools.partial(op, sample.input, *sample.args, **sample.kwargs)
     lists = AutocastTestLists("cpu")
     spaces = {"torch": torch, "nn": torch._C._nn, "linalg": torch._C._linalg, "methods": torch.Tensor}

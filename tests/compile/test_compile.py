@@ -669,7 +669,7 @@ def test_operators_of_torchs_database_make_whole_graphs(target: str, sweep: tupl
     for number, op in enumerate(candidates):
         if compared == 8 and not sweep[0]:
             break
-        sample = next(iter(op.sample_inputs("cpu", torch.float32)), None)
+        sample = next(iter(sweeping.samples_of(op, torch.float32)), None)
         if sample is None or not isinstance(sample.input, torch.Tensor) or op.name.startswith(("empty", "new_empty")):
             continue
         spelled = SPELLINGS[number % len(SPELLINGS)]

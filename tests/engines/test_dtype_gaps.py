@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import plain_torch
+from sweeping import samples_of
 from test_op_sweep import EXCLUDED_SIMULATED
 from torch.testing._internal import common_methods_invocations as database
 
@@ -75,10 +76,7 @@ def run(function: Any, sample: Any, device: str, dtypes: Mapping[torch.dtype, to
 
 def samples(op: Any, dtype: torch.dtype) -> list[Any]:
     differentiable = dtype in op.backward_dtypesIfCUDA and (dtype.is_floating_point or dtype.is_complex)
-    return [
-        sample
-        for _, sample in zip(range(3), op.sample_inputs("cpu", dtype, requires_grad=differentiable), strict=False)
-    ]
+    return [sample for _, sample in zip(range(3), samples_of(op, dtype, requires_grad=differentiable), strict=False)]
 
 
 def lacks_nothing(op: Any, dtype: torch.dtype) -> bool:

@@ -16,6 +16,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint
+from sweeping import samples_of
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils.checkpoint import checkpoint
@@ -40,7 +41,7 @@ ABOVE_AUTOGRAD = {"scaled_dot_product_attention"}.union(name.partition(".")[0] f
 
 def samples(operator: Any) -> Iterator[Callable[[], Any]]:
     """Yield calls of an operator on the device."""
-    for sample in list(operator.sample_inputs("cpu", torch.float32, requires_grad=True))[:3]:
+    for sample in list(samples_of(operator, torch.float32, requires_grad=True))[:3]:
 
         def moved(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from sweeping import attention_on, choose, identical
+from sweeping import attention_on, choose, identical, samples_of
 from test_module_sweep import FUSED_BY_ACCELERATORS
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -192,7 +192,7 @@ def test_kernels_read_tensors_as_torch_does(sweep: tuple[bool, int]) -> None:
     differences, compared = [], 0
     for op in choose(op_db, sweep, 60):
         torch.manual_seed(3)
-        for given in list(op.sample_inputs("cpu", torch.float32))[:2] if torch.float32 in op.dtypes else ():
+        for given in list(samples_of(op, torch.float32))[:2] if torch.float32 in op.dtypes else ():
             arguments = given.input, given.args, given.kwargs
             try:
                 torch.manual_seed(4)

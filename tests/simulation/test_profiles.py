@@ -164,7 +164,7 @@ def _unimplemented_on_mps() -> set[str]:
 def _is_refused(op: Any) -> bool | None:
     """Return whether the profile lacks an operator; None if no sample of the operator runs on the plain CPU."""
     runs = None
-    for sample in itertools.islice(op.sample_inputs("cpu", torch.float32), 3):
+    for sample in itertools.islice(sweeping.samples_of(op, torch.float32), 3):
         try:
             op(sample.input, *sample.args, **sample.kwargs)
         except Exception:  # nothing to compare with

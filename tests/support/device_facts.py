@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from sweeping import samples_of
 from torch import nn
 from torch.backends.cuda import (
     SDPAParams,
@@ -392,7 +393,7 @@ def _of_operators(part: int) -> dict[str, Any]:
         random.seed(0)
         ends = set()
         try:
-            for sample in itertools.islice(op.sample_inputs("cpu", dtype), 4):
+            for sample in itertools.islice(samples_of(op, dtype), 4):
                 args, kwargs = (sample.input, *sample.args), sample.kwargs
                 if ended(functools.partial(op, *args, **kwargs)) == OK:
                     args, kwargs = pytree.tree_map_only((torch.Tensor, torch.device), on_device, (args, kwargs))

@@ -6,7 +6,7 @@ import contextlib
 import random
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -88,6 +88,20 @@ def on_one_target(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
             kept.add(item)
     kept.update(of_one[(zlib.crc32(key.encode()) + seed) % len(of_one)] for key, of_one in cases.items())
     return [item for item in items if item in kept]
+
+
+def samples_of(op: Any, dtype: torch.dtype, *, requires_grad: bool = False) -> Iterator[Any]:
+    """Return the samples of an operator of torch's own database, on the CPU.
+
+    torch looks for a test of unittest's in the stack first, which with some thousand modules takes longer than most
+    operators. There is none.
+    """
+    from torch.testing._internal import common_utils
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common_utils, "extract_test_fn", lambda: None)
+        found: Iterator[Any] = op.sample_inputs("cpu", dtype, requires_grad=requires_grad)
+        return found
 
 
 def attention_on(target: str) -> contextlib.AbstractContextManager[None]:

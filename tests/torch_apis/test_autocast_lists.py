@@ -14,7 +14,7 @@ import torch
 from conftest import plain_torch
 from processes import run_python
 from same_dtypes import Dtypes, autocast_of, differences, dtypes_of, of_torch
-from sweeping import choose
+from sweeping import choose, samples_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.autocast_test_lists import AutocastTestLists
 from torch.testing._internal.common_methods_invocations import op_db
@@ -74,7 +74,7 @@ def mixed(inputs: Any, dtype_at: Callable[[int], torch.dtype]) -> Any:
 
 def calls(op: Any) -> Iterator[Call]:
     """Yield calls of an operator of torch's database."""
-    for sample in list(op.sample_inputs("cpu", torch.float32, requires_grad=False))[:3]:
+    for sample in list(samples_of(op, torch.float32, requires_grad=False))[:3]:
         inputs = ((sample.input, *sample.args), sample.kwargs)
         for name, dtype_at in MIXTURES.items():
             yield Call(f"{op.formatted_name} {name}", op, mixed(inputs, dtype_at))

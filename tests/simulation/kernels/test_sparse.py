@@ -302,7 +302,7 @@ def samples(op: OpInfo, layout: torch.layout) -> Iterator[tuple[Any, Any]]:
     except NotImplementedError:
         block = {"blocksize": (1, 1)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
         dims = (1, 2, 3) if layout is torch.sparse_coo else (2,)
-        dense = [each for each in op.sample_inputs("cpu", torch.float32) if each.input.dim() in dims]
+        dense = [each for each in sweeping.samples_of(op, torch.float32) if each.input.dim() in dims]
         for sample in dense:
             sample.input = sample.input.to_sparse(layout=layout, **block)
         found = dense

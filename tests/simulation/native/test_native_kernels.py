@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from processes import run_python
+from sweeping import samples_of
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -95,7 +96,7 @@ def test_an_operator_of_torchs_database_is_the_same_both_ways(op: Any) -> None:
     dtypes = [dtype for dtype in (torch.float32, torch.int64, torch.complex64) if dtype in op.dtypes]
     for dtype in dtypes or [sorted(op.dtypes, key=str)[0]]:
         differentiates = dtype.is_floating_point and op.supports_autograd
-        samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiates))
+        samples = list(samples_of(op, dtype, requires_grad=differentiates))
         for sample in samples[:6]:
             found = []
             for native in WAYS:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from sweeping import choose
+from sweeping import choose, samples_of
 from torch.testing._internal import common_methods_invocations as database
 from torch.utils import _pytree as pytree
 
@@ -78,7 +78,7 @@ def test_operators_of_torchs_database(sweep: tuple[bool, int], answers: Any) -> 
         found = []
         for op in chosen:
             torch.manual_seed(0)
-            for sample in list(op.sample_inputs("cpu", torch.float32))[:12]:
+            for sample in list(samples_of(op, torch.float32))[:12]:
                 for _ in range(3):
                     on_device = lambda x: x.detach().to("cuda")  # noqa: E731
                     args, kwargs = pytree.tree_map_only(torch.Tensor, on_device, (sample.args, sample.kwargs))
