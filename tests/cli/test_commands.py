@@ -292,7 +292,7 @@ def test_a_command_decides_what_an_interrupt_does(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(run.subprocess, "Popen", lambda words: types.SimpleNamespace(wait=wait))
     monkeypatch.setattr(run._options, "set_environment", lambda variables: None)
     monkeypatch.setattr(run, "_begin_run", lambda options, scope: None)
-    monkeypatch.setattr(programs.shutil, "which", lambda name: __file__)
+    monkeypatch.setattr(programs.shutil, "which", lambda name, path=None: __file__)
     assert main.main(["run", "--target", "cpu", "a-command"]) == 128 + 15
     assert list(events) == []
 

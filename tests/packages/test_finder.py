@@ -236,7 +236,7 @@ def test_run_gives_it_to_programs(tmp_path: Path) -> None:
 
 
 def test_nothing_imports_the_folder_but_what_registers_it() -> None:
-    """The folder can be taken away: only these files name it."""
+    """The folder can be taken away: ``scope/features.py`` names its modules, and only this file imports it."""
     package = ROOT / "torchdevice"
     users = set()
     for path in package.rglob("*.py"):
@@ -247,4 +247,4 @@ def test_nothing_imports_the_folder_but_what_registers_it() -> None:
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if any(name.startswith("torchdevice.packages") for name in names):
                 users.add(path.relative_to(package).as_posix())
-    assert users == {"installed.py", "tools/cli/run.py"}
+    assert users == {"tools/cli/run.py"}

@@ -70,15 +70,20 @@ def materialized(model: torch.nn.Module, device: str) -> None:
     """Give the parameters and buffers of a model on the meta device memory of a device. Those that are tied stay so."""
     made: dict[int, Any] = {}
     for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            for name, each in held.items():
-                if each is None or not each.is_meta:
-                    continue
-                if id(each) not in made:
-                    empty = torch.empty_like(each, device=device)
-                    grad = each.requires_grad
-                    made[id(each)] = torch.nn.Parameter(empty, grad) if isinstance(each, torch.nn.Parameter) else empty
-                held[name] = made[id(each)]
+        parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+        buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+        for name, each in [*parameters, *buffers]:
+            if not each.is_meta:
+                continue
+            if id(each) not in made:
+                made[id(each)] = _like(each, device)
+            setattr(module, name, made[id(each)])
+
+
+def _like(meta: torch.Tensor, device: str) -> torch.Tensor:
+    """Return a tensor or a parameter like one of the meta device."""
+    empty = torch.empty_like(meta, device=device)
+    return torch.nn.Parameter(empty, meta.requires_grad) if isinstance(meta, torch.nn.Parameter) else empty
 
 
 def _with_lora(model: Any) -> Any:

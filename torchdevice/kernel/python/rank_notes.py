@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import json
 import os
 import re
 import signal
-import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -33,7 +33,13 @@ _FAILED, _WAITS, _STACK = _KINDS = ".failed", ".waits", ".stack"
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 """A line of faulthandler's. The innermost frame comes first."""
 
-_LIBRARIES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib"))
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Return the folders of Python's libraries."""
+    import sysconfig  # here, because this file is imported before a program that may have a file of this name
+
+    return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib"))
 
 
 class Failure(NamedTuple):
@@ -155,7 +161,7 @@ def _program_line(stack: str) -> Iterator[str]:
 
 def is_library(file: str) -> bool:
     """Return whether a file is this package's, an installed package's, or Python's own."""
-    return file.startswith((PACKAGE, "<frozen", *_LIBRARIES)) or "site-packages" in file
+    return file.startswith((PACKAGE, "<frozen", *_libraries())) or "site-packages" in file
 
 
 def alike(said: Mapping[int, str]) -> Iterator[tuple[str, str]]:

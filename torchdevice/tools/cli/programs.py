@@ -12,7 +12,6 @@ import pkgutil
 import re
 import shutil
 import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -96,6 +95,8 @@ def _script(path: str, arguments: list[str]) -> Program:
 
 def _command(name: str) -> str | None:
     """Return the path of a command: that of this interpreter's environment, which may not be activated, comes first."""
+    import sysconfig  # here, because the program may have a file of this name, see `run._import_beside`
+
     return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
 
 
