@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -160,10 +161,12 @@ class TestForTheSession:
     def test_an_interrupted_cell_shows_the_programs_lines(
         self, session: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         run(session, "%torchdevice cpu")
         assert session.run_cell("import torch, signal; torch.ones(2).apply_(lambda x: signal.raise_signal(2))")
         assert "KeyboardInterrupt" in capsys.readouterr().out
         run(session, "%torchdevice off")
+        signal.signal(signal.SIGINT, before)
 
     def test_help(self, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
         run(session, "%torchdevice --help")

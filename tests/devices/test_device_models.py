@@ -10,17 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from places import ROOT
+from places import ROOT, benchmark, page_maker
 from processes import run_python
 
 import torchdevice
 from torchdevice.errors import UnknownTargetError
-from torchdevice.kernel.devices.device_models import MODELS, absolute, known_name
+from torchdevice.kernel.devices.device_models import MODELS, canonical, known_name
 
-sys.path += [str(ROOT), str(ROOT / "docs")]  # last, so that the installed package is the one that is tested
-import make_gpus
-
-from benchmarks import device_models
+device_models, make_gpus = benchmark("device_models"), page_maker("make_gpus")
 
 pytestmark = pytest.mark.one_engine
 
@@ -85,7 +82,7 @@ def test_the_page_is_up_to_date() -> None:
 )
 def test_names_of_models(said: str, model: str) -> None:
     assert known_name(said) == model
-    assert absolute(f"simulated:{said}:2") == f"simulated:{model}:2"
+    assert canonical(f"simulated:{said}:2") == f"simulated:{model}:2"
 
 
 def test_each_name_that_torch_prints_means_a_model() -> None:

@@ -13,6 +13,15 @@ PROGRAMS = TESTS / "programs"
 
 def benchmark(name: str) -> Any:
     """Import a module of ``benchmarks/``, which stands beside the tests and is not installed with the package."""
+    return _beside(f"benchmarks.{name}", ROOT)
+
+
+def page_maker(name: str) -> Any:
+    """Import a script of ``docs/`` that makes pages."""
+    return _beside(name, ROOT / "docs")
+
+
+def _beside(module: str, folder: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        return importlib.import_module(f"benchmarks.{name}")
+        patch.syspath_prepend(str(folder))
+        return importlib.import_module(module)
