@@ -300,8 +300,8 @@ def _advice(error: BaseException | None) -> str:
 
 
 _WITHOUT_WEIGHTS = (
-    "A plan needs no weights: make the model of its configuration (AutoModel.from_config) under torch.device('cuda'), "
-    "and set HF_HUB_OFFLINE=1 where there is no network."
+    "A plan needs no weights: use 'torchdevice plan --model NAME', or make the model of its configuration "
+    "(AutoModel.from_config) under torch.device('cuda'); HF_HUB_OFFLINE=1 saves the retries without a network."
 )
 
 

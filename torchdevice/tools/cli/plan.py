@@ -58,7 +58,7 @@ def _plan(options: argparse.Namespace) -> int:
         needing = next(name for name in model_words.FLAGS if getattr(options, name))
         options.parser.error(f"--{needing} needs --model NAME; the flags of a program come after it")
     if options.sweep and options.rest:
-        return plans.sweep(options, title)
+        return plans.sweep(options, options.model or "")
     if (options.baseline or options.write_baseline or options.fits) and options.rest:
         return plans.judge(options, title)
     file = None
