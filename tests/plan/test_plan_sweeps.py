@@ -106,3 +106,5 @@ def test_a_program_with_several_values(tmp_path: Path) -> None:
 def test_a_sweep_that_says_nothing_is_refused() -> None:
     done = run_command("plan", "--sweep", "batch", "train.py")
     assert done.returncode == 2 and "'batch' is not a name with values" in done.stderr
+    done = run_command("plan", "--sweep", "batch=1", "--fits", "t4", "train.py")
+    assert done.returncode == 2 and "--sweep makes several plans" in done.stderr

@@ -57,6 +57,8 @@ def _plan(options: argparse.Namespace) -> int:
     elif any(getattr(options, name) for name in model_words.FLAGS):
         needing = next(name for name in model_words.FLAGS if getattr(options, name))
         options.parser.error(f"--{needing} needs --model NAME; the flags of a program come after it")
+    if options.sweep and (options.baseline or options.write_baseline or options.fits):
+        options.parser.error("--sweep makes several plans, and --baseline and --fits judge one. Leave one of them out")
     if options.sweep and options.rest:
         return plans.sweep(options, options.model or "")
     if (options.baseline or options.write_baseline or options.fits) and options.rest:
