@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from torchdevice.kernel.python import forks
 from torchdevice.kernel.python.per_thread import PerThread
 from torchdevice.triton_kernels import triton_internals as triton
 from torchdevice.triton_kernels.numpy_builder import SMALL_FLOATS, NumpyBuilder, encoded
@@ -67,6 +68,14 @@ def _call(name: str, *args: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(f"_triton_{name}", ast.Load()), list(args), [])
 
 
+_lock = forks.lock(globals())
+"""Held while source is parsed.
+
+Some releases of Python count the depth of all threads' trees in one place, and raise SystemError where two threads
+parse at once (python/cpython#106905).
+"""
+
+
 @functools.lru_cache(maxsize=4096)
 def _code_of(source: str, file: str, line: int, free: tuple[str, ...]) -> types.CodeType:
     tree = ast.parse(source)
@@ -87,7 +96,8 @@ def function_of(kernel: Any) -> Callable[..., Any]:
     free = (*own, *_FREE)
     lines = enumerate(kernel.raw_src, kernel.starting_line_number)
     first = next(number for number, text in lines if text.lstrip().startswith("def "))  # below its decorators
-    code = _code_of(kernel.src, original.__code__.co_filename, first, free)
+    # On one line: an interrupt between two lines would leave the lock held.
+    with _lock: code = _code_of(kernel.src, original.__code__.co_filename, first, free)  # noqa: E701  # fmt: skip
     cells = tuple(own[name] if name in own else types.CellType(_FREE[name]) for name in code.co_freevars)
     function = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, cells)
     function.__kwdefaults__ = original.__kwdefaults__
