@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from long_tests import BUDGET, LONG, affordable, recorded
+from long_tests import LONG, affordable, recorded
 from places import ROOT
 
 pytestmark = pytest.mark.one_engine
@@ -19,21 +19,21 @@ class Item(NamedTuple):
     nodeid: str
 
 
-NAMES = ("a.py::short", "a.py::long[1]", "a.py::long[2]", "a.py::longer", "b.py::only_long", "c.py::x")
+NAMES = ("a.py::short", "a.py::long[1]", "a.py::long[2]", "a.py::longer", "b.py::only_long", "c.py::x", "d.py::longest")
 ITEMS: list[Any] = [Item(Path(name.partition("::")[0]), name) for name in NAMES]
-SECONDS = {"a.py::long": 2.0, "a.py::longer": 5.0, "b.py::only_long": 50.0}
+SECONDS = {"a.py::long": 2.0, "a.py::longer": 5.0, "b.py::only_long": 20.0, "d.py::longest": 40.0}
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_as_many_as_fit_are_taken_and_all_short_ones(seed: int) -> None:
-    taken = [item.nodeid for item in affordable(ITEMS, seed, SECONDS, 56)]
+    taken = [item.nodeid for item in affordable(ITEMS, seed, SECONDS, 26)]
     assert {"a.py::short", "c.py::x", "b.py::only_long"} <= set(taken)
     cost = sum(SECONDS.get(name.partition("[")[0], 0) for name in taken)
-    assert 54 <= cost <= 56 and taken == [item.nodeid for item in ITEMS if item.nodeid in taken]
+    assert 24 <= cost <= 26 and taken == [item.nodeid for item in ITEMS if item.nodeid in taken]
 
 
 def test_another_seed_draws_others() -> None:
-    drawn = {tuple(item.nodeid for item in affordable(ITEMS, seed, SECONDS, 56)) for seed in range(8)}
+    drawn = {tuple(item.nodeid for item in affordable(ITEMS, seed, SECONDS, 26)) for seed in range(8)}
     assert len(drawn) > 1
 
 
@@ -43,7 +43,7 @@ def test_a_few_files_are_run_whole() -> None:
 
 def test_the_record_names_tests_that_are_there() -> None:
     seconds = recorded()
-    assert seconds and all(each >= LONG for each in seconds.values()) and max(seconds.values()) < BUDGET
+    assert seconds and all(each >= LONG for each in seconds.values())
     for name in seconds:
         file, *_, function = name.split("::")
         assert f"def {function}(" in (ROOT / file).read_text(), f"{name} is no more: take it out of the record"

@@ -2,7 +2,8 @@
 
 Four fifths of the processor time of all tests is that of some two hundred tests, each of which starts interpreters,
 ranks, trainers or compilers. A run by day takes some of them, drawn with the seed: as many as fit in :data:`BUDGET`,
-and at least one of a file that has no other tests. So a run of a few files takes all of them.
+and first one of each file that has no other tests, unless it takes most of a minute. So a run of a few files takes all
+of them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ FILE = Path(__file__).with_name("seconds.json")
 LONG = 1.0
 """From how many seconds on a test is long. Others are not recorded."""
 
-BUDGET = 250.0
+BUDGET = 150.0
 """How many seconds the long tests of a run by day may take together."""
+
+ALONE = 30.0
+"""How many seconds a test may take that stands for a file without short tests."""
 
 
 def function_of(item: pytest.Item) -> str:
@@ -49,7 +53,8 @@ def affordable(
     long_ones = [item for item in items if function_of(item) in seconds]
     drawn = random.Random(f"{seed} long tests").sample(long_ones, len(long_ones))
     with_others = {item.path for item in items if function_of(item) not in seconds}
-    kept = set({item.path: item for item in drawn if item.path not in with_others}.values())
+    alone = [item for item in drawn if item.path not in with_others and seconds[function_of(item)] <= ALONE]
+    kept = set({item.path: item for item in alone}.values())
     left = budget - sum(seconds[function_of(item)] for item in kept)
     for item in drawn:
         cost = seconds[function_of(item)]
