@@ -42,9 +42,17 @@ class StandInModule(ModuleType):
 
 
 class _Loader:
-    """Makes the modules of packages that are stood in for."""
+    """Makes the modules of packages that are stood in for.
+
+    Attributes:
+        made: The names of the modules that were made since a scope last ended.
+    """
+
+    def __init__(self) -> None:
+        self.made: set[str] = set()
 
     def create_module(self, spec: Any) -> ModuleType:
+        self.made.add(spec.name)
         return StandInModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -93,8 +101,11 @@ class StandInFinder:
     def remove(self) -> None:
         finders: list[Any] = sys.meta_path
         finders.remove(self) if self in finders else None  # on one line: somebody may come between two
-        for name in [name for name, module in list(sys.modules.items()) if _is_ours(module)]:
-            sys.modules.pop(name, None)
+        # By their names: a look at all modules would take as long as the rest of leaving.
+        for name in list(LOADER.made):
+            if _is_ours(sys.modules.get(name)):
+                sys.modules.pop(name, None)
+            LOADER.made.discard(name)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of a module that is stood in for, to those who get it."""
