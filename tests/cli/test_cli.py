@@ -173,8 +173,8 @@ class TestActivation:
         """Neither a broken installation nor an invalid variable has any effect then."""
         (tmp_path / "psutil.py").write_text("raise RuntimeError('psutil is broken')")
         result = run_torch_python("-c", OWN_MODULES, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCHDEVICE_DEVICES="many")
-        foundation = ["torchdevice.kernel.python", "torchdevice.kernel.python.environment"]
-        imported = ["torchdevice", "torchdevice.tools.autoload", *foundation, "torchdevice_autoload"]
+        kernel = ["torchdevice.kernel", "torchdevice.kernel.python", "torchdevice.kernel.python.environment"]
+        imported = ["torchdevice", *kernel, "torchdevice.tools", "torchdevice.tools.autoload", "torchdevice_autoload"]
         assert (result.stdout, result.stderr) == (f"{imported}\n", "")
 
     @pytest.mark.parametrize(
