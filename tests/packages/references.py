@@ -91,3 +91,8 @@ def same_with_gradients(found: torch.Tensor, expected: torch.Tensor, inputs: tup
     towards = torch.randn_like(expected)
     one = torch.autograd.grad(found, inputs, towards)
     torch.testing.assert_close(one, torch.autograd.grad(expected, inputs, towards, True, materialize_grads=True))
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    """Return random numbers in float64 of which gradients are wanted."""
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)

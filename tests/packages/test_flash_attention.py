@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from references import attention, same_with_gradients
+from references import attention, drawn, same_with_gradients
 
 import torchdevice
 
@@ -30,10 +30,6 @@ CASES = [
 def scope() -> Any:
     with torchdevice.portable(target="cpu") as found:
         yield found
-
-
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
 def slopes_of(case: dict[str, Any]) -> torch.Tensor | None:

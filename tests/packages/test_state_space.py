@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from references import convolution, same_with_gradients, state_space
+from references import convolution, drawn, same_with_gradients, state_space
 from torch.nn import functional
 
 import torchdevice
@@ -21,10 +21,6 @@ pytestmark = pytest.mark.one_engine
 def scope() -> Iterator[torchdevice.Scope]:
     with torchdevice.portable(target="cpu") as found:
         yield found
-
-
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
 class TestConvolution:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from references import attention, same_with_gradients
+from references import attention, drawn, same_with_gradients
 
 import torchdevice
 
@@ -18,10 +18,6 @@ pytestmark = pytest.mark.one_engine
 def scope() -> Iterator[torchdevice.Scope]:
     with torchdevice.portable(target="cpu") as found:
         yield found
-
-
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
 def of_bias(name: str, rows: int, keys: int) -> tuple[Any, torch.Tensor]:
