@@ -165,7 +165,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-seconds", action="store_true", help=recording)
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
     orders = ("shuffled", "written")
-    parser.addoption("--order", choices=orders, default="written", help="the order of files and of tests in a file")
+    parser.addoption("--order", choices=orders, default="shuffled", help="the order of files and of tests in a file")
     parser.addoption("--share", type=int, default=1, help="run one of so many parts of the files, drawn by the seed")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections import Counter
 from types import ModuleType, SimpleNamespace
 
+import private_names
 import pytest
 import torch
-from private_names import NOT_OF_TORCH, Reads, is_listed, is_private, listed, own_names, sources
+from private_names import NOT_OF_TORCH, Reads, is_listed, is_private, listed, own_names
 from processes import run_torch_python
 
 from torchdevice.errors import TorchVersionError
@@ -19,21 +21,26 @@ from torchdevice.scope import installed
 
 pytestmark = pytest.mark.one_engine
 
-SOURCES = sources()
+# Not at import: pytest collects the files in each of its workers.
+sources = functools.cache(private_names.sources)
 
-OWN = own_names(SOURCES.values())
+
+@functools.cache
+def own() -> set[str]:
+    return own_names(sources().values())
+
 
 LISTED = listed()
 
 
 def unlisted(tree: ast.Module) -> list[tuple[str, int]]:
     """Return the private names that a file reads and that are neither listed nor the package's own."""
-    return [(name, line) for name, line in Reads(tree) if name[1:] not in OWN and not is_listed(name, LISTED)]
+    return [(name, line) for name, line in Reads(tree) if name[1:] not in own() and not is_listed(name, LISTED)]
 
 
-@pytest.mark.parametrize("path", sorted(SOURCES))
-def test_every_private_name_that_is_read_is_listed(path: str) -> None:
-    assert unlisted(SOURCES[path]) == [], "add it to kernel/torch_names.json"
+def test_every_private_name_that_is_read_is_listed() -> None:
+    found = {path: unlisted(tree) for path, tree in sources().items()}
+    assert {path: names for path, names in found.items() if names} == {}, "add it to kernel/torch_names.json"
 
 
 @pytest.mark.parametrize(
@@ -65,10 +72,10 @@ def test_a_planted_name_is_found(line: str) -> None:
 
 def test_what_is_listed_is_read() -> None:
     """Names are taken off the list with the last line that reads them."""
-    reads = {name for tree in SOURCES.values() for name, _ in Reads(tree)}
+    reads = {name for tree in sources().values() for name, _ in Reads(tree)}
     parts = {part for name in reads for part in name.split(".")}
-    public = {node.attr for tree in SOURCES.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    text = {node.value for tree in SOURCES.values() for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    public = {node.attr for tree in sources().values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    text = {node.value for tree in sources().values() for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert not {name for name in LISTED if name.rpartition(".")[2] not in parts | public | text}
     assert NOT_OF_TORCH.keys() <= {name[1:] for name in reads}
 
@@ -91,7 +98,7 @@ def test_each_module_that_is_checked_later_is_checked() -> None:
     watched = {each.name for each in late.modules.values() if each.makers}
     within = {
         node.args[1].value
-        for tree in SOURCES.values()
+        for tree in sources().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch_internals.check"
         if isinstance(node.args[1], ast.Constant)
