@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import platform
+import sysconfig
 import threading
+import uuid
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -64,12 +67,31 @@ def test_only_the_threads_of_the_scope_are_on_the_mac() -> None:
     assert seen == {"outside": HOST, "inside": True}
 
 
-@pytest.mark.parametrize("name", ["torch._inductor.cpp_builder", "triton.runtime", "uuid"])
-def test_who_chooses_code_for_the_processor_gets_the_truth(name: str) -> None:
+ASKING = "import platform\ndef ask(): return platform.system(), platform.machine(), platform.mac_ver()"
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("torch._inductor.cpp_builder", "/sources/pytorch/torch/_inductor/cpp_builder.py"),
+        ("uuid", uuid.__file__),
+        ("truststore._api", f"{sysconfig.get_path('purelib')}/truststore/_api.py"),
+        ("__main__", f"{sysconfig.get_path('purelib')}/accelerate/commands/launch.py"),
+    ],
+    ids=["torch from sources", "Python's library", "a package", "a package's command"],
+)
+def test_who_chooses_code_for_the_processor_gets_the_truth(name: str, file: str) -> None:
     module = ModuleType(name)
-    exec("import platform\ndef ask(): return platform.system(), platform.machine(), platform.mac_ver()", vars(module))
+    exec(compile(ASKING, file, "exec"), vars(module))
     with torchdevice.simulate("mps"):
         assert module.ask() == HOST[:3]
+
+
+def test_a_programs_own_module_is_on_the_mac(tmp_path: Path) -> None:
+    module = ModuleType("comfy.model_management")
+    exec(compile(ASKING, str(tmp_path / "comfy" / "model_management.py"), "exec"), vars(module))
+    with torchdevice.simulate("mps"):
+        assert module.ask()[0] == "Darwin"
 
 
 def test_texts_that_python_keeps_are_this_computers(monkeypatch: pytest.MonkeyPatch) -> None:

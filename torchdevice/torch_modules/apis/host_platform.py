@@ -1,8 +1,9 @@
 """Python's ``platform`` on a simulated Mac: a Mac's operating system and processor.
 
 Programs that support Macs split ``platform.mac_ver()[0]`` or compare ``platform.system()``. They get a Mac's answers.
-torch, Python's own library and this package choose code for the processor that runs them, so they get the truth, as
-does everybody with the option ``platform="host"``. ``sys.platform`` is data, and stays as it is.
+torch, Python's own library and installed packages get the truth: they ask in order to choose the instructions,
+compilers and libraries of the computer that runs them (truststore loads macOS's Security framework). So does everybody
+with the option ``platform="host"``. ``sys.platform`` is data, and stays as it is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import replaces
 from torchdevice.kernel.context import Context
+from torchdevice.kernel.python.rank_notes import is_library
 from torchdevice.kernel.python.uncaught_errors import PACKAGE
 from torchdevice.torch_modules.accelerators.mps import MACOS
 
@@ -23,19 +25,21 @@ _SYSTEM, _MACHINE = "Darwin", "arm64"
 _DARWIN = f"{MACOS[0] + 9}.{MACOS[1]}.0"
 """The version of the kernel. macOS 11 to 15 have 20 to 24."""
 
-_ASK_THE_HOST = frozenset({"torch", "triton", *sys.stdlib_module_names})
-"""Packages that choose instructions, compilers and files for the processor that runs them."""
+_ASK_THE_HOST = frozenset({"torch", "triton"})
+"""Packages that are no part of a program even where they run from a folder of sources."""
 
 
 def _answers_as_mac(asking: FrameType | None) -> bool:
-    """Return whether this thread is on a simulated Mac and its innermost frame but ours gets a Mac's answers."""
+    """Return whether this thread is on a simulated Mac and its innermost frame but ours is the program's."""
     contexts = [entry.context for entry in thread_state.state.entries if entry.context is not None]
     if not any(context.runtime.is_simulated_mac and context.options.platform == "target" for context in contexts):
         return False
     while asking is not None and asking.f_code.co_filename.startswith(PACKAGE):
         asking = asking.f_back
-    name = "" if asking is None else str(asking.f_globals.get("__name__", ""))
-    return name == "__main__" or name.partition(".")[0] not in _ASK_THE_HOST
+    if asking is None:
+        return True
+    package = str(asking.f_globals.get("__name__", "")).partition(".")[0]
+    return package not in _ASK_THE_HOST and not is_library(asking.f_code.co_filename)
 
 
 @replaces(platform, "system")
