@@ -2,7 +2,8 @@
 
 Each PYTHON is an interpreter in whose environment torch and the tests' dependencies are installed. ``--make FOLDER``
 makes such environments first, by default one for each supported Python and each release of torch. A small part of the
-suite runs in each, against this checkout, or with ``--whole`` all of it, and the table says how it went.
+suite runs in each, against this checkout, or with ``--whole`` the default run, and the table shows how it went.
+``--join FILE...`` puts the rows together that several machines wrote with ``--rows FILE``, as the workflow does.
 """
 
 from __future__ import annotations
@@ -36,30 +37,32 @@ TESTS = tuple(
 )
 """The part of the suite: scopes, ``torch.cuda``, mixed precision, loading of files and data."""
 
-ENVIRONMENTS = ("3.10:2.10.0", "3.11:2.11.0", "3.12:2.12.0", "3.11:2.13.0", "3.13:2.14.1", "3.14:2.15.0")
+ENVIRONMENTS = ("3.10:2.10.0", "3.11:2.11.0", "3.12:2.12.1", "3.11:2.13.0", "3.13:2.14.1", "3.13:2.15.0")
 """Every supported Python and every release of torch, the oldest with the oldest and the newest with the newest."""
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 HEADER = """# Where it has run
 
-Each row is a run of the test suite with one Python and one torch, on {machine}.
-The seconds depend on what else the machine did. A run replaces the row of the same environment and engine:
+Each row is a run of the tests with one Python and one torch, on a machine without an accelerator. The workflow
+`.github/workflows/platforms.yml` makes the rows every week, and opens a pull request with the page. A row with a
+failure is an open defect. By hand:
 
 ```sh
-python -m benchmarks.platforms --write PYTHON...                           # a part of the suite with each interpreter
-python -m benchmarks.platforms --make build/platforms --whole --write      # all of it, in an environment for each pair
+python -m benchmarks.platforms --write PYTHON...                        # a part of the suite with each interpreter
+python -m benchmarks.platforms --make build/platforms --whole --write   # the default run, an environment for each pair
 ```
 
-The part is {tests}. `--whole` runs the whole suite, `--engine both` both
-engines. `--make` makes an environment for every supported Python and every release of torch. The Pythons must be on the
-path. `--environments 3.12:2.12.0` chooses; `--index https://pypi.org/simple` takes torch's CUDA builds instead of its
-CPU builds.
+The part is {tests}. `--whole` takes what `pytest -n auto` runs, `--engine both`
+both engines. `--make` makes an environment for every supported Python and every release of torch. The Pythons must be
+on the path. `--environments 3.12:2.12.0` chooses. `--index https://pypi.org/simple` takes torch's CUDA builds in place
+of its CPU builds. A run replaces the row of the same environment and engine. The seconds depend on the machine.
 
 """
 
 FOOTER = """
-`.ci/run` runs the whole suite, on both engines, with torch 2.13.0+cpu. {missing}
+For each change `.ci/run` takes README's commands with torch 2.13.0's CPU build and with the torch that pip chooses, and
+the tests on both engines. {missing}
 On an NVIDIA H200 with torch 2.11 and Python 3.12 ran [the cases and questions](simulation.md) by which the simulation
 is compared with a GPU, and the tests of programs that are written for MPS. Ten of the twelve passed. Two failed
 because their process had a simulated device ([why](simulation.md#what-stays-in-the-process)); a training step written
@@ -84,6 +87,7 @@ class Row(NamedTuple):
     skipped: Mapping[str, int] = {}
     """How many tests were left out, by reason."""
     seconds: float = 0.0
+    system: str = ""
 
 
 def run(interpreter: str, tests: Sequence[str], engine: str, ran: str) -> Row:
@@ -93,7 +97,7 @@ def run(interpreter: str, tests: Sequence[str], engine: str, ran: str) -> Row:
         interpreter: The interpreter of an environment.
         tests: Files of tests and flags of pytest.
         engine: The engine of scopes that name none.
-        ran: What the tests are of the suite: "the whole" or "a part".
+        ran: What the tests are of the suite: "the default run" or "a part".
     """
     versions = "import platform, torch; print(platform.python_version(), torch.__version__)"
     try:
@@ -116,7 +120,8 @@ def run(interpreter: str, tests: Sequence[str], engine: str, ran: str) -> Row:
         if not results.exists():
             return Row(python, f"{torch}: pytest did not run")
         (suite,) = ElementTree.parse(results).getroot().iter("testsuite")
-    return Row(python, torch, engine, ran, datetime.date.today().isoformat(), *_counted(suite))
+    system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
+    return Row(python, torch, engine, ran, datetime.date.today().isoformat(), *_counted(suite), system)
 
 
 def _counted(suite: ElementTree.Element) -> tuple[int, list[str], dict[str, int], float]:
@@ -181,8 +186,8 @@ def _install_tests_needs(install: Sequence[str], pair: str) -> None:
 def table(rows: Iterable[Row]) -> str:
     """Return the rows as a Markdown table, with the names of the tests that failed, and why others were left out."""
     lines = [
-        "| Python | torch | engine | ran | on | passed | failed | left out | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| Python | torch | engine | ran | on | passed | failed | left out | seconds | machine |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     reasons: dict[str, int] = {}
     for row in rows:
@@ -190,7 +195,7 @@ def table(rows: Iterable[Row]) -> str:
         # In parentheses: Markdown reads [1] [2] as a reference.
         numbers = [reasons.setdefault(reason, len(reasons) + 1) for reason in row.skipped]
         left_out = f"{sum(row.skipped.values())}" + (f" ({', '.join(map(str, numbers))})" if numbers else "")
-        cells = (*row[:5], row.passed, failed, left_out, f"{row.seconds:.0f}")
+        cells = (*row[:5], row.passed, failed, left_out, f"{row.seconds:.0f}", row.system)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     notes = [f"{number}. {reason}" for reason, number in reasons.items()]
     return "\n".join([*lines, *(["", "Why tests were left out:", "", *notes] if notes else [])]) + "\n"
@@ -201,11 +206,21 @@ def record(rows: Iterable[Row]) -> list[Row]:
 
     An environment in which nothing ran is not recorded.
     """
-    known = [Row(**row) for row in json.loads(FIGURES.read_text())] if FIGURES.exists() else []
+    known = read(FIGURES) if FIGURES.exists() else []
     latest = {row[:3]: row for row in [*known, *(row for row in rows if row.engine)]}
     kept = [latest[key] for key in sorted(latest, key=lambda key: [_numbers(key[0]), _numbers(key[1]), key[2]])]
-    FIGURES.write_text("[\n" + ",\n".join(json.dumps(row._asdict()) for row in kept) + "\n]\n")
+    save(kept, FIGURES)
     return kept
+
+
+def read(file: Path) -> list[Row]:
+    """Return the rows of a file."""
+    return [Row(**row) for row in json.loads(file.read_text())]
+
+
+def save(rows: Iterable[Row], file: Path) -> None:
+    """Write rows to a file, one a line."""
+    file.write_text("[\n" + ",\n".join(json.dumps(row._asdict()) for row in rows) + "\n]\n")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -215,8 +230,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def write(rows: Iterable[Row]) -> None:
     """Record the rows, and write the page of all that are recorded."""
-    machine = f"{platform.system()} {platform.machine()}, with {os.cpu_count()} processors and no accelerator"
-    header = HEADER.format(tests=", ".join(f"`{Path(test).name}`" for test in TESTS), machine=machine)
+    header = HEADER.format(tests=", ".join(f"`{Path(test).name}`" for test in TESTS))
     recorded = record(rows)
     PAGE.write_text(header + table(recorded) + FOOTER.format(missing=_missing(recorded)))
 
@@ -241,10 +255,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--index", default=CPU_INDEX, metavar="URL", help="the package index of torch")
     parser.add_argument("--engine", default="mode", choices=["mode", "wrap", "both"], help="on which engine")
     parser.add_argument("--write", action="store_true", help="also record the runs and write docs/platforms.md")
-    parser.add_argument("--whole", action="store_true", help="run the whole suite, which takes five minutes each")
-    parser.add_argument("--workers", default="auto", metavar="N", help="how many processes run the whole suite")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="also write the runs' rows to a file, for --join")
+    parser.add_argument(
+        "--join", type=Path, nargs="+", default=(), metavar="FILE", help="record the rows of files and write the page"
+    )
+    parser.add_argument("--whole", action="store_true", help="take the default run, which is five minutes each")
+    parser.add_argument("--workers", default="auto", metavar="N", help="how many processes take the default run")
     options = parser.parse_args(argv)
-    tests, ran = (("-n", options.workers), "the whole") if options.whole else (TESTS, "a part")
+    if options.join:
+        joined = [row for file in options.join for row in read(file)]
+        write(joined)
+        print(table(joined))
+        return _status(joined)
+    tests, ran = (("-n", options.workers), "the default run") if options.whole else (TESTS, "a part")
     engines = ("mode", "wrap") if options.engine == "both" else (options.engine,)
     made = make(options.make, options.environments, options.index) if options.make else []
     runs = [(interpreter, engine) for interpreter in [*options.interpreters, *made] for engine in engines]
@@ -253,7 +276,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(run(interpreter, tests, engine, ran))
         if options.write:  # after each run, because an interrupt must not lose an hour's work
             write(rows)
+        if options.rows:
+            save(rows, options.rows)
     print(table(rows))
+    return _status(rows)
+
+
+def _status(rows: Sequence[Row]) -> int:
+    """Return 1 if a test failed, or none ran."""
     return int(not rows or any(row.failed or not row.passed for row in rows))
 
 

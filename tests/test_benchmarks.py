@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -140,6 +141,7 @@ from benchmarks import platforms
 
 platforms.ROOT, platforms.TESTS = Path(sys.argv[1]), ("test_it.py",)
 platforms.PAGE, platforms.FIGURES = Path(sys.argv[1], "page.md"), Path(sys.argv[1], "figures.json")
+platforms.ROOT.mkdir(exist_ok=True)
 made = ["--make", sys.argv[1], "--environments", "0.1:9"]
 sys.exit(platforms.main([sys.executable, "/nowhere/python", *made, *sys.argv[2:]]))
 """
@@ -151,7 +153,8 @@ def test_platforms_are_compared(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import pytest\ndef test_good(): ...\ndef test_bad(): assert 0\ndef test_left(): pytest.skip('x is absent')\n"
     )
-    ran = run_python("-c", PLATFORMS, str(tmp_path), "--write", "--engine", "both", cwd=ROOT)
+    kept = tmp_path / "rows.json"
+    ran = run_python("-c", PLATFORMS, str(tmp_path), "--write", "--rows", str(kept), "--engine", "both", cwd=ROOT)
     lines = ran.stdout.splitlines()
     version, day = f"| {platform.python_version()} | {torch.__version__} |", datetime.date.today().isoformat()
     assert ran.returncode == 1, ran.stdout + ran.stderr
@@ -162,6 +165,10 @@ def test_platforms_are_compared(tmp_path: Path) -> None:
     assert "left out: Python 0.1 with torch 9" in ran.stderr
     page = (tmp_path / "page.md").read_text()
     assert all(line in page for line in lines[2:4]) and "nowhere" not in page
+    assert lines[2].endswith(f"| {platform.system()} {platform.machine()}, {os.cpu_count()} processors |")
+    joined = run_python("-c", PLATFORMS, str(tmp_path / "made again"), "--join", str(kept), cwd=ROOT)
+    assert joined.returncode == 1 and joined.stdout == ran.stdout, joined.stderr
+    assert (tmp_path / "made again" / "page.md").read_text() == page
 
 
 def test_a_run_replaces_that_of_the_same_environment_and_engine(
@@ -205,7 +212,7 @@ def test_what_cannot_be_installed_for_the_tests_is_said(tmp_path: Path, capfd: p
 
 def test_the_page_of_platforms_is_that_of_the_record(tmp_path: Path) -> None:
     platforms = benchmark("platforms")
-    rows = [platforms.Row(**row) for row in json.loads(platforms.FIGURES.read_text())]
+    rows = platforms.read(platforms.FIGURES)
     footer = platforms.FOOTER.format(missing=platforms._missing(rows))
     assert platforms.PAGE.read_text().endswith(platforms.table(rows) + footer)
 

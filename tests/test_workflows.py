@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from places import ROOT
+from places import ROOT, benchmark
 
 from torchdevice.scope import target_selection
 from torchdevice.tools.cli import main
@@ -85,3 +85,9 @@ def test_the_command_line_takes_their_arguments() -> None:
             or target_selection.is_simulated(target)
             or target in (*target_selection.target_names(), "simulated:mps")
         )
+
+
+def test_the_table_of_platforms_has_every_environment() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "platforms.yml").read_text())
+    rows = workflow["jobs"]["linux"]["strategy"]["matrix"]["include"]
+    assert [f"{row['python']}:{row['torch']}" for row in rows] == list(benchmark("platforms").ENVIRONMENTS)

@@ -614,8 +614,14 @@ class TestProcesses:
 
     def test_what_is_still_running_is_told(self, tmp_path: Path) -> None:
         program = """
-            import subprocess, sys, time, torch
-            text = "import torch, time; torch.ones(1).cuda(); print('ready', flush=True); time.sleep(3)"
+            import os, subprocess, sys, torch
+            text = '''if True:
+                import os, time, torch
+                torch.ones(1).cuda()
+                print("ready", flush=True)
+                while os.getppid() == int(os.environ["PARENT"]): time.sleep(0.05)
+            '''
+            os.environ["PARENT"] = str(os.getpid())
             child = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
             child.stdout.readline()
         """
