@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import operator
+import signal
 import sys
 import threading
 from types import ModuleType
@@ -121,8 +122,12 @@ OWN_LIFE = {
 
 
 def of_thread() -> dict[str, Any]:
-    """Return what torch keeps for this thread: whether autograd records, and which dispatch keys are left out."""
+    """Return what torch keeps for this thread, and how its process answers an interrupt.
+
+    torch keeps whether autograd records, and which dispatch keys are left out.
+    """
     return {
+        "interrupt": signal.getsignal(signal.SIGINT),
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
         "excluded keys": str(torch._C._dispatch_tls_local_exclude_set()),
