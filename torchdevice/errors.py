@@ -1,30 +1,27 @@
 """Every exception and warning that this package raises. Each keeps the facts that it reports as attributes.
 
-``errors.json`` has the texts of most of them, by the name of the class.
+An error whose text is one sentence about its facts and one about the remedy is a dataclass: ``_text`` names the fields
+that stand in the text.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
-
-# Not by `data_files`: that folder raises these errors.
-_TEXTS: dict[str, str] = json.loads(Path(__file__).with_name("errors.json").read_text(encoding="utf-8"))
+from typing import Any, ClassVar, NamedTuple
 
 
 class TorchDeviceError(Exception):
-    """Base of all exceptions here. One with a text in ``errors.json`` is a dataclass that shows its fields."""
+    """Base of all exceptions here. A class with a ``_text`` of its own becomes a dataclass and shows its fields."""
+
+    _text: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
-        if cls.__name__ in _TEXTS:
+        if "_text" in vars(cls):
             dataclass(eq=False, repr=False)(cls)
 
     def __post_init__(self) -> None:
         values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
-        text = next(filter(None, (_TEXTS.get(kind.__name__) for kind in type(self).__mro__)))
-        super().__init__(text.format(**values))
+        super().__init__(self._text.format(**values))
         for name, value in values.items():  # again, because the constructor of ImportError sets its own ``name``
             setattr(self, name, value)
 
@@ -79,6 +76,8 @@ class TargetUnavailableError(TorchDeviceError, RuntimeError):
         remedy: What to do instead.
     """
 
+    _text = "The target {target!r} is not available here. {remedy}"
+
     target: object
     remedy: str
 
@@ -89,6 +88,8 @@ class NativeKernelsError(TorchDeviceError, RuntimeError):
     Attributes:
         reason: Why, and what to do.
     """
+
+    _text = "The native kernels of simulated devices cannot be used: {reason}."
 
     reason: str
 
@@ -108,11 +109,23 @@ class AnotherPatcherError(TorchDeviceError, RuntimeError):
         patcher: The name of that package.
     """
 
+    _text = (
+        "{patcher!r} replaces parts of torch for the whole process, so a scope could neither "
+        "rewrite nor restore these parts reliably. Remove the import of {patcher!r}, or do not "
+        "activate torchdevice."
+    )
+
     patcher: str
 
 
 class SecondCopyError(TorchDeviceError, RuntimeError):
     """The package was imported twice in this process, as two sets of modules."""
+
+    _text = (
+        "torchdevice was imported twice in this process, and only the first of the two copies "
+        "can change torch. Use the first one, and leave its modules in sys.modules, or start a "
+        "new process."
+    )
 
 
 class FidelityError(TorchDeviceError, RuntimeError):
@@ -122,6 +135,11 @@ class FidelityError(TorchDeviceError, RuntimeError):
         requested: The request.
         done: What would have been done instead.
     """
+
+    _text = (
+        "{requested} would not be exact here ({done}), and the scope is strict. Leave strict "
+        "out to accept the difference, or change the call."
+    )
 
     requested: str
     done: str
@@ -135,8 +153,18 @@ class NotSupportedError(TorchDeviceError, NotImplementedError, RuntimeError):
         remedy: What to do instead.
     """
 
+    _text = "{name} is not supported on a stand-in device. {remedy}"
+
     name: str
     remedy: str
+
+
+_ONLY_ON_AN_ACCELERATOR = (
+    "It has code for an accelerator's own compiler, which runs on that accelerator only. Use "
+    "the fallback in plain PyTorch or C++ of the library that builds it, or build it without "
+    "torchdevice."
+)
+"""The remedy of :class:`ExtensionRefusedError`."""
 
 
 class ExtensionRefusedError(NotSupportedError, OSError):
@@ -148,7 +176,7 @@ class ExtensionRefusedError(NotSupportedError, OSError):
 
     def __init__(self, extension: str):
         self.extension = extension
-        super().__init__(f"the extension {extension!r}", _TEXTS["extension"])
+        super().__init__(f"the extension {extension!r}", _ONLY_ON_AN_ACCELERATOR)
 
 
 class TorchVersionError(TorchDeviceError, ImportError):
@@ -159,6 +187,11 @@ class TorchVersionError(TorchDeviceError, ImportError):
         version: The version of the installed torch.
         affected: What does not work without the name.
     """
+
+    _text = (
+        "torch {version} has no {name!r}, which torchdevice needs for {affected}. Install a "
+        "release of torchdevice that supports torch {version}."
+    )
 
     name: str
     version: str
@@ -173,6 +206,11 @@ class TritonVersionError(TorchDeviceError, ImportError):
         version: The version of the installed Triton.
     """
 
+    _text = (
+        "triton {version} has no {name!r}, by which torchdevice runs its kernels without a GPU. "
+        "Install the release of Triton that torch's own builds for CUDA require."
+    )
+
     name: str
     version: str
 
@@ -183,6 +221,8 @@ class EngineUnavailableError(TorchDeviceError, RuntimeError):
     Attributes:
         reason: What prevents the replacement.
     """
+
+    _text = "engine='wrap' does not work here: {reason}. Use engine='mode'."
 
     reason: str
 
@@ -259,6 +299,12 @@ class CopyInFlightError(TorchDeviceError, RuntimeError):
         stream: The ordinal of the device and the id of the stream on which the copy ran.
     """
 
+    _text = (
+        "the copy to cuda:{stream[0]} that began at {site} on stream {stream[1]} was in flight "
+        "while the host wrote to its source. On a GPU it may have copied what was written then. "
+        "Record an event after the copy and synchronize it before the memory is written again."
+    )
+
     site: Any
     stream: tuple[int, int]
 
@@ -269,6 +315,12 @@ class NoValueError(TorchDeviceError, RuntimeError):
     Attributes:
         operator: The operator that needs the values.
     """
+
+    _text = (
+        "{operator!r} needs the values of a tensor, and there are none with compute='meta'. "
+        "Leave the call out where only shapes and memory are asked for, as with .item(), "
+        ".cpu(), nonzero() and 'if tensor:', or leave out compute."
+    )
 
     operator: str
 
@@ -284,6 +336,8 @@ class DivergenceError(TorchDeviceError, RuntimeError):
         finding: What differs: its ``operator``, ``kind``, ``what``, ``site``, ``arguments``, ``error``, ``script``.
     """
 
+    _text = "{finding}"
+
     finding: Any
 
 
@@ -298,6 +352,12 @@ class BackendTakenError(TorchDeviceError, RuntimeError):
         name: The name of the registered backend.
     """
 
+    _text = (
+        "torch has room for one out-of-tree backend in a process, and {name!r} is registered. "
+        "Run the program on that backend with target={name!r}, or simulate in a process that "
+        "does not import it."
+    )
+
     name: str
 
 
@@ -309,6 +369,11 @@ class WrongDeviceError(TorchDeviceError, RuntimeError):
         found: The device where it is.
         expected: The device where the move starts.
     """
+
+    _text = (
+        "{name} is on '{found!s}', but expected on '{expected!s}'. Move it there first, or make "
+        "the move start where it is."
+    )
 
     name: str
     found: object

@@ -29,7 +29,6 @@ from torchdevice.kernel.journal.journal import Entry, Journal
 from torchdevice.kernel.options import Options, spelled
 from torchdevice.kernel.python.logs import logger, warn_once
 from torchdevice.kernel.python.uncaught_errors import add_note
-from torchdevice.kernel.torch_texts import text
 
 # Enough for every spelling of a program; the limit keeps one that makes texts without end from filling memory.
 _MAX_REDIRECTS = 4096
@@ -122,6 +121,12 @@ class WhileInside:
     def _resume(self) -> None:
         if not self._is_over():
             self.begin()
+
+
+_FORKED = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use "
+    "the 'spawn' start method"
+)
 
 
 class Context:
@@ -248,7 +253,7 @@ class Context:
         if self._initialized and self.user == os.getpid():  # as `is_initialized` does it, without its frame
             return
         if self.is_in_bad_fork:
-            raise RuntimeError(text("forked"))
+            raise RuntimeError(_FORKED)
         self.runtime.initialize()
         # Before `_initialized`, which is read together with the process id that this sets.
         self.touch()

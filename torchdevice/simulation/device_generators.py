@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from torchdevice.kernel import thread_state
-from torchdevice.kernel.torch_texts import text
 from torchdevice.random_numbers import gpus, operators
 from torchdevice.random_numbers.philox import Source
 from torchdevice.simulation import machine, policy
@@ -102,6 +101,12 @@ def mixed(seed: int, offset: int) -> int:
     return (word ^ word >> 31) >> 1  # a seed fits into an int64
 
 
+_ANOTHER_SEED = (
+    "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is "
+    "the same as the original seed."
+)
+
+
 class Generator(torch.Generator):
     """A generator of the simulated device.
 
@@ -151,7 +156,7 @@ class Generator(torch.Generator):
                 if new_state.numel() not in (8, 16):
                     raise RuntimeError("RNG state is wrong size")
                 if capture is not None and new_state[:8].tolist() != self._state.read()[:8].tolist():
-                    raise RuntimeError(text("another seed"))
+                    raise RuntimeError(_ANOTHER_SEED)
             if capture is None:
                 self._state.load(new_state)
             else:
@@ -163,7 +168,7 @@ class Generator(torch.Generator):
         if current_capture() is None:
             self._state.begin(seed)
         elif seed != self.initial_seed():
-            raise RuntimeError(text("another seed"))
+            raise RuntimeError(_ANOTHER_SEED)
         return self
 
     def seed(self) -> int:
@@ -319,6 +324,9 @@ def drawing_of(given: torch.Generator | None, index: int) -> operators.Drawing |
     return None if state is None else state.drawing
 
 
+_GENERATOR_OF_THE_CPU = "Expected a {kind!r} device type for generator but found 'cpu'"
+
+
 def _from_argument(
     place: int,
     of_gpu: Callable[..., Any] | None,
@@ -333,7 +341,7 @@ def _from_argument(
     # A generator of the CPU that the program made, given to a kernel of the device.
     if given is not None and not is_of_device(given):
         if index >= 0:
-            raise RuntimeError(text("generator of the CPU", kind=policy.spelled(index).split(":")[0]))
+            raise RuntimeError(_GENERATOR_OF_THE_CPU.format(kind=policy.spelled(index).split(":")[0]))
         return run(*args, **kwargs)
     drawing = None if of_gpu is None else drawing_of(given, index)
     if of_gpu is not None and drawing is not None:

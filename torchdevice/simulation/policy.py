@@ -25,7 +25,6 @@ from torchdevice.kernel.python import forks
 from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.kernel.python.per_thread import PerThread, having
 from torchdevice.kernel.stand_ins import tensors
-from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation.machine import Machine
 from torchdevice.simulation.profiles import Profile, missing_on_cuda
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, INITIALIZATION, cuda_error
@@ -278,6 +277,14 @@ def _errs_as_mps(context: Context) -> bool:
     return context.program == context.runtime.profile.accelerator and stands_for_mps()
 
 
+_OUT_OF_MEMORY_ON_MPS = (
+    "MPS backend out of memory (MPS allocated: {allocated}, other allocations: 0 bytes, max "
+    "allowed: {allowed}). Tried to allocate {wanted} on private pool. Use "
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations (may cause "
+    "system failure)."
+)
+
+
 def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> RuntimeError | None:
     """Return the error of MPS's allocator (aten/src/ATen/mps/MPSAllocator.mm) where the program sees that, else None.
 
@@ -293,7 +300,7 @@ def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> Runti
     if wanted > total:
         return RuntimeError(f"Invalid buffer size: {written(wanted)}")
     figures = {"allocated": written(allocated), "allowed": written(allowed), "wanted": written(wanted)}
-    return RuntimeError(text("out of memory on MPS", **figures))
+    return RuntimeError(_OUT_OF_MEMORY_ON_MPS.format(**figures))
 
 
 def provides(op: Any) -> bool:

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from torchdevice.kernel.devices import device_models
-from torchdevice.kernel.torch_texts import text
 
 _DELEGATE = re.compile(r"\n  structured_delegate: ([\w.]+)")
 _DISPATCH = re.compile(r"\n    ([A-Z][\w, ]+):")
@@ -131,6 +130,12 @@ def _table() -> Mapping[str, _Entry]:
     return {entry.partition("(")[0]: _Entry(entry) for entry in path.read_text().split("\n- func: ")[1:]}
 
 
+_DTYPE_MISSING_ON_MPS = (
+    "Cannot convert a MPS Tensor to {name} dtype as the MPS framework doesn't support {name}. "
+    "Please use {other} instead."
+)
+
+
 @dataclass(frozen=True)
 class Profile:
     """A kind of device to simulate.
@@ -179,7 +184,7 @@ class Profile:
             kind = "ComplexDouble" if dtype.is_complex else name.capitalize()
             return f"Trying to convert {kind} to the MPS backend but it does not have support for that dtype."
         other = "float32" if dtype.is_floating_point else "complex64"
-        return text("dtype missing on MPS", name=name, other=other)
+        return _DTYPE_MISSING_ON_MPS.format(name=name, other=other)
 
 
 FLOAT8 = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))
@@ -198,10 +203,19 @@ PROFILES: Mapping[str, Profile] = {
 }
 
 
+_MISSING_ON_CUDA = (
+    "Could not run '{operator}' with arguments from the '{backend}' backend. This could be because "
+    "the operator doesn't exist for this backend, or was omitted during the selective/custom build "
+    "process (if using custom build). If you are a Facebook employee using PyTorch on mobile, "
+    "please visit https://fburl.com/ptmfixes for possible resolutions. '{operator}' is only "
+    "available for these backends: [{cpu}]."
+)
+
+
 def missing_on_cuda(operator: str, backend: str = "CUDA") -> str:
     """Return torch's text for an operator that CUDA lacks (aten/src/ATen/core/dispatch/OperatorEntry.cpp)."""
     cpu = backend.replace("CUDA", "CPU").replace("MPS", "CPU")
-    return text("missing on CUDA", operator=operator, backend=backend, cpu=cpu)
+    return _MISSING_ON_CUDA.format(operator=operator, backend=backend, cpu=cpu)
 
 
 def find(name: str) -> Profile | None:

@@ -20,7 +20,6 @@ from torchdevice.calls.rewriters import native_device, with_device_keyword
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices import module
 from torchdevice.kernel.fidelity import Fidelity
-from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.allocator.storages import has_no_values, meaning
 from torchdevice.simulation.policy import DEVICE_TYPE
@@ -116,6 +115,9 @@ def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwarg
         return with_device_keyword(context, func, args, kwargs)
 
 
+_COMPRESSED_ON_MPS = "Could not run 'new_compressed_tensor' from the '{device}' device.)"
+
+
 def _compressed_tensor(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """``torch.sparse_csr_tensor`` and the like, of which MPS has none.
 
@@ -125,7 +127,7 @@ def _compressed_tensor(context: Context, func: Any, args: tuple[Any, ...], kwarg
     made = with_device_keyword(context, func, args, kwargs)
     device = rewriters.native_device(made)
     if policy.stands_for_mps() and device.type == policy.DEVICE_TYPE:
-        raise NotImplementedError(text("compressed on MPS", device=policy.spelled(device.index)))
+        raise NotImplementedError(_COMPRESSED_ON_MPS.format(device=policy.spelled(device.index)))
     return made
 
 

@@ -25,7 +25,6 @@ from torchdevice.kernel.context import Context
 from torchdevice.kernel.python import data_files
 from torchdevice.kernel.registered_kernels import overload
 from torchdevice.kernel.torch_internals import registrations_for_dispatch_key
-from torchdevice.kernel.torch_texts import text
 
 VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
 """torch's own switch. A program's setting is respected: ``0`` leaves torch's error, ``1`` torch's own fallback."""
@@ -39,9 +38,19 @@ _names = torch._C._dispatch_get_all_op_names
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
+_MISSING_ON_MPS = (
+    "The operator '{operator}' is not currently implemented for the MPS device. If you want this op "
+    "to be considered for addition please comment on "
+    "https://github.com/pytorch/pytorch/issues/141287 and mention use-case, that resulted in "
+    "missing op as well as commit hash {commit}. As a temporary fix, you can set the environment "
+    "variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for this op. WARNING: "
+    "this will be slower than running natively on MPS."
+)
+
+
 def error_text(operator: str) -> str:
     """Return the text of torch's error for an operator without a kernel (aten/src/ATen/mps/MPSFallback.mm)."""
-    return text("missing on MPS", operator=operator, commit=torch.version.git_version)
+    return _MISSING_ON_MPS.format(operator=operator, commit=torch.version.git_version)
 
 
 def run_on_cpu(context: Context | None, name: str, op: Any, args: Any, kwargs: Any) -> Any:

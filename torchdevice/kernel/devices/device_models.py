@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
 from torchdevice.kernel.python import data_files, foreign_files
-from torchdevice.kernel.torch_texts import text
 
 SIMULATED = "simulated"
 
@@ -230,6 +229,12 @@ def _constants(name: str) -> Any:
     return dataclasses.make_dataclass(name, fields, frozen=True, repr=False, eq=False, kw_only=True)
 
 
+_PROPERTIES_OF_CUDA = (
+    "_CudaDeviceProperties(name='{0.name}', major={0.major}, minor={0.minor}, total_memory={1}MB, "
+    "multi_processor_count={0.multi_processor_count}, uuid={0.uuid}, L2_cache_size={2}MB)"
+)
+
+
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
 class DeviceProperties(_constants("_CudaDeviceProperties")):  # type: ignore[misc]
     """The fields of torch's own ``_CudaDeviceProperties``.
@@ -258,7 +263,14 @@ class DeviceProperties(_constants("_CudaDeviceProperties")):  # type: ignore[mis
     is_integrated: int
 
     def __repr__(self) -> str:
-        return text("properties of CUDA", self, self.total_memory // 2**20, self.L2_cache_size // 2**20)
+        return _PROPERTIES_OF_CUDA.format(self, self.total_memory // 2**20, self.L2_cache_size // 2**20)
+
+
+_PROPERTIES_OF_XPU = (
+    "_XpuDeviceProperties(name='{0.name}', platform_name='{0.platform_name}', type='{0.type}', "
+    "total_memory={1}MB, max_compute_units={0.max_compute_units}, uuid={0.uuid}, "
+    "has_fp64={0.has_fp64:d})"
+)
 
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
@@ -286,7 +298,7 @@ class XpuDeviceProperties(_constants("_XpuDeviceProperties")):  # type: ignore[m
     uuid: uuids.UUID
 
     def __repr__(self) -> str:
-        return text("properties of XPU", self, self.total_memory // 2**20)
+        return _PROPERTIES_OF_XPU.format(self, self.total_memory // 2**20)
 
 
 SETTABLE: Mapping[str, type] = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from torchdevice.kernel import torch_texts
 from torchdevice.kernel.devices.device_memory import Stat
 from torchdevice.kernel.python import data_files
 from torchdevice.kernel.python.byte_sizes import written
@@ -254,6 +253,16 @@ class Limits(NamedTuple):
         return None if self.total is None else self.total - self.taken
 
 
+_OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate {wanted}. GPU {index} has a total capacity of {total} of "
+    "which {free} is free. Including non-PyTorch memory, this process has {reserved} memory in use. "
+    "{allowed}Of the allocated memory {used} is allocated by PyTorch, {in_private}and {unused} is "
+    "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
+    "Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+)
+
+
 def out_of_memory_text(index: int, wanted: int, limits: Limits, figures: Figures, private: int) -> str:
     """Return the text of CUDA's error.
 
@@ -278,4 +287,4 @@ def out_of_memory_text(index: int, wanted: int, limits: Limits, figures: Figures
         "unused": figures.reserved - figures.allocated - private,
     }
     shown = {name: written(size) for name, size in sizes.items()}
-    return torch_texts.text("out of memory", index=index, allowed=allowed, in_private=in_private, **shown)
+    return _OUT_OF_MEMORY.format(index=index, allowed=allowed, in_private=in_private, **shown)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchdevice.kernel.stand_ins import given_to, tensors
-from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.profiles import is_structured, unchecked_operators
 
@@ -45,6 +44,15 @@ def check(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             _refuse(op, name, index, first)
 
 
+_ON_TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, {one} and {other}!"
+
+
+_ON_ANOTHER_DEVICE = (
+    "Expected all tensors to be on the same device, but got {name} is on {its}, different from "
+    "other tensors on {on} (when checking argument in method wrapper_CUDA_{wrapper})"
+)
+
+
 def _refuse(op: Any, name: str, index: int, first: int) -> None:
     """Raise the error of the operator's own check, of the tensor iterator's, or of the generated one."""
     its, on = _spelled(index), _spelled(first)
@@ -58,7 +66,7 @@ def _refuse(op: Any, name: str, index: int, first: int) -> None:
     if accepts_cpu_scalars(op):
         # The tensor iterator names the accelerator first.
         one, other = (its, on) if first < 0 else (on, its)
-        raise RuntimeError(text("on two devices", one=one, other=other))
+        raise RuntimeError(_ON_TWO_DEVICES.format(one=one, other=other))
     if policy.stands_for_mps():
         raise RuntimeError("Passed CPU tensor to MPS op")
     # The name of CUDA's wrapper: `name_overload` for a structured operator, else `overload_name`.
@@ -67,7 +75,7 @@ def _refuse(op: Any, name: str, index: int, first: int) -> None:
         wrapper = f"{of_op}_{overload}" if overload else of_op
     else:
         wrapper = f"{overload}_{of_op}"
-    raise RuntimeError(text("on another device", name=name, its=its, on=on, wrapper=wrapper))
+    raise RuntimeError(_ON_ANOTHER_DEVICE.format(name=name, its=its, on=on, wrapper=wrapper))
 
 
 def _spelled(index: int) -> str:

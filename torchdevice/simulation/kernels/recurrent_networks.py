@@ -20,7 +20,6 @@ from torch import Tensor
 
 from torchdevice.kernel.journal.callers import program_line, warn_at
 from torchdevice.kernel.stand_ins import mapped, tensors
-from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation import policy
 
 Results = tuple[Tensor | None, ...]
@@ -106,6 +105,15 @@ def is_on_cudnn(input: Tensor) -> bool:
     return bool(torch._C._get_cudnn_enabled() and input.dtype in _DTYPES and input.numel() and not input.is_cpu)
 
 
+_CUDNN_NETWORKS_TWICE = (
+    "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is not supported "
+    "for CuDNN RNNs due to limitations in the CuDNN API. To run double backwards, please disable "
+    "the CuDNN backend temporarily while running the forward pass of your RNN. For example: \n"
+    "with torch.backends.cudnn.flags(enabled=False):\n"
+    "    output = model(inputs)"
+)
+
+
 class _Backward(torch.autograd.Function):
     """Refuses the gradients of a network in evaluation mode, and those of gradients, for which ``train`` is None."""
 
@@ -122,7 +130,7 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         if ctx.train is None:
-            raise NotImplementedError(text("cuDNN's networks twice"))
+            raise NotImplementedError(_CUDNN_NETWORKS_TWICE)
         if not ctx.train:
             raise RuntimeError("cudnn RNN backward can only be called in training mode")
         return None, *(_Backward.apply(None, *gradients) if torch.is_grad_enabled() else gradients)
@@ -154,6 +162,13 @@ _OF_FUNCTORCH = (
 """The keys that a transform excludes while it calls a kernel."""
 
 
+_CUDNN_WEIGHTS_IN_PIECES = (
+    "RNN module weights are not part of single contiguous chunk of memory. This means they need to "
+    "be compacted at every call, possibly greatly increasing memory usage. To compact weights again "
+    "call flatten_parameters()."
+)
+
+
 def kernel_of(op: Any) -> Callable[..., Any]:
     """Return the kernel of a network above autograd."""
     names = [argument.name for argument in op._schema.arguments]
@@ -162,7 +177,7 @@ def kernel_of(op: Any) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         with torch._C.DisableTorchFunction():
             if _are_in_pieces(args[0], args[weights]):
-                warn_at(program_line(), UserWarning(text("cuDNN's weights in pieces")), UserWarning)
+                warn_at(program_line(), UserWarning(_CUDNN_WEIGHTS_IN_PIECES), UserWarning)
             return op.decompose(*(_watched(args, args[train]) if torch.is_grad_enabled() else args))
 
     return run

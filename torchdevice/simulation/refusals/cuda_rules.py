@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from torchdevice.kernel.stand_ins import tensors
-from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.kernels.recurrent_networks import is_on_cudnn
@@ -50,6 +49,12 @@ def _of_groups(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
     return _other_than(dtype_of(input), floats) if dtype_of(input) in _LOW else ""
 
 
+_DTYPES_OF_CUDNN_BATCHES = (
+    "Expected tensor for argument {} to have the same type as tensor for argument {}; but type {} "
+    "does not equal {} (while checking arguments for cudnn_batch_norm)"
+)
+
+
 def _of_batch(input: torch.Tensor, weight: Any = None, bias: Any = None, *rest: Any, **out: Any) -> str:
     """Refuse parameters that have neither the input's dtype nor that of its sums, and for cuDNN such statistics."""
     if weight is None:
@@ -61,7 +66,7 @@ def _of_batch(input: torch.Tensor, weight: Any = None, bias: Any = None, *rest: 
         pairs = [*([] if own is torch.float16 else [named[:2]]), *([named[1], each] for each in named[2:])]
         for (one, first), (other, second) in pairs:
             if isinstance(second, torch.Tensor) and dtype_of(first) != dtype_of(second):
-                return text("dtypes of cuDNN's batches", one, other, _type(first), _type(second))
+                return _DTYPES_OF_CUDNN_BATCHES.format(one, other, _type(first), _type(second))
         return ""
     wanted = torch.float32 if own in _LOW and kind is not own else own
     for name, each in (("weight", weight), ("bias", bias)):
@@ -98,10 +103,15 @@ def _int_mm(self: torch.Tensor, mat2: torch.Tensor, **out: Any) -> Any:
     )
 
 
+_PRODUCTS_WITHOUT_FLOAT8 = (
+    "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+"
+)
+
+
 def _scaled_mm(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
     capability = policy.capability()
     if capability is not None and capability < _FLOAT8:
-        return text("products without float8")
+        return _PRODUCTS_WITHOUT_FLOAT8
     one, other = "x".join(map(str, self.shape)), "x".join(map(str, mat2.shape))
     if self.size(1) % 16:
         return f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: ({one})."
@@ -116,8 +126,14 @@ def _two_e5m2(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) 
     return same and "Multiplication of two Float8_e5m2 matrices is not supported"
 
 
+_HALF_OF_CUFFT = (
+    "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, "
+    "but got a signal size of{sizes}"
+)
+
+
 def _odd_sizes(sizes: Any) -> Any:
-    return any(size & (size - 1) for size in sizes) and text("half of cuFFT", sizes=list(sizes))
+    return any(size & (size - 1) for size in sizes) and _HALF_OF_CUFFT.format(sizes=list(sizes))
 
 
 def _fft(self: torch.Tensor, dim: list[int], normalization: int, last: Any = None, **out: Any) -> Any:
@@ -141,8 +157,14 @@ def _ffts_of_reals(self: torch.Tensor, s: Any = None, dim: Any = None, norm: Any
     return _odd_sizes([self.size(each) for each in (range(self.dim()) if dim is None else dim)])
 
 
+_DRIVER_OF_SVD = (
+    "torch.linalg.svd: unknown svd driver {driver} in svd_cusolver computation. Check doc at "
+    "https://pytorch.org/docs/stable/generated/torch.linalg.svd.html"
+)
+
+
 def _svd(A: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
-    return driver not in (None, "gesvd", "gesvdj", "gesvda") and text("driver of svd", driver=driver)
+    return driver not in (None, "gesvd", "gesvdj", "gesvda") and _DRIVER_OF_SVD.format(driver=driver)
 
 
 def _hermitian(LD: torch.Tensor, *rest: Any, hermitian: bool = False, **out: Any) -> Any:
@@ -159,6 +181,16 @@ def _place(tensor: torch.Tensor) -> str:
     return "cpu" if tensor.is_cpu else policy.spelled(tensor.get_device())
 
 
+_NETWORK_OF_TWO_DTYPES = (
+    "Input and {name} tensors are not the same dtype, found input tensor with {own} and {name} tensor with {other}"
+)
+
+
+_NETWORK_ON_TWO_DEVICES = (
+    "Input and {name} tensors are not at the same device, found input tensor at {own} and {name} tensor at {other}"
+)
+
+
 def _network(input: torch.Tensor, *args: Any) -> Any:
     """Refuse states and weights on another device or of another dtype than the input's, and states with gaps."""
     if not is_on_cudnn(input):
@@ -169,9 +201,9 @@ def _network(input: torch.Tensor, *args: Any) -> Any:
     place, kind = _place(input), scalar_type(dtype_of(input))
     for name, each in [("hidden", state) for state in states] + [("parameter", weight) for weight in weights]:
         if _place(each) != place:
-            return text("network on two devices", name=name, own=place, other=_place(each))
+            return _NETWORK_ON_TWO_DEVICES.format(name=name, own=place, other=_place(each))
         if dtype_of(each) is not dtype_of(input):
-            return text("network of two dtypes", name=name, own=kind, other=scalar_type(dtype_of(each)))
+            return _NETWORK_OF_TWO_DTYPES.format(name=name, own=kind, other=scalar_type(dtype_of(each)))
     gaps = [name for name, state in zip(("hx", "cx"), states, strict=False) if not state.is_contiguous()]
     return gaps and f"rnn: {gaps[0]} is not contiguous"
 
@@ -255,7 +287,13 @@ RULES = by_operator(
     Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
 )
 
-_SOLVER = Rule("_spsolve", lambda *args, **named: text("solver of sparse tensors"), "sparse/cuda/SparseBlasImpl.cpp")
+_SOLVER_OF_SPARSE_TENSORS = (
+    "Calling linear solver with sparse tensors requires compiling PyTorch with CUDA cuDSS and is "
+    "not supported in ROCm build."
+)
+
+
+_SOLVER = Rule("_spsolve", lambda *args, **named: _SOLVER_OF_SPARSE_TENSORS, "sparse/cuda/SparseBlasImpl.cpp")
 
 _PRODUCT = Rule("mm addmm _sparse_addmm", _sparse_product, "sparse/cuda/SparseCUDATensorMath.cu", NotImplementedError)
 

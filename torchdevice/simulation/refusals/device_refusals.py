@@ -21,7 +21,6 @@ import torch
 
 from torchdevice.kernel.python import data_files
 from torchdevice.kernel.stand_ins import given_to, tensors
-from torchdevice.kernel.torch_texts import text
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.profiles import is_cpu_only, missing_on_cuda
@@ -96,6 +95,23 @@ def rules_of_cuda(op: Any) -> Iterator[Rule]:
         yield Rule(name, refuses, "torch.use_deterministic_algorithms", holds=holds)
 
 
+_NONDETERMINISTIC_AND_WARNED = (
+    "{kernel} does not have a deterministic implementation, but you set "
+    "'torch.use_deterministic_algorithms(True, warn_only=True)'. You can file an issue at "
+    "https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support "
+    "for this operation."
+)
+
+
+_NONDETERMINISTIC = (
+    "{kernel} does not have a deterministic implementation, but you set "
+    "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this "
+    "operation, or you can use the 'warn_only=True' option, if that's acceptable for your "
+    "application. You can also file an issue at https://github.com/pytorch/pytorch/issues to help "
+    "us prioritize adding deterministic support for this operation."
+)
+
+
 def _undetermined(name: str, op: Any, *args: Any, **kwargs: Any) -> str | None:
     """Refuse a nondeterministic kernel, or warn, as the program asks. The texts are of aten/src/ATen/Context.cpp."""
     if not (torch.are_deterministic_algorithms_enabled() and policy.stands_for_cuda()):
@@ -103,9 +119,9 @@ def _undetermined(name: str, op: Any, *args: Any, **kwargs: Any) -> str | None:
     if name in _CONCERNS and not _CONCERNS[name](given_to(op, args, kwargs)):
         return None
     if torch.is_deterministic_algorithms_warn_only_enabled():
-        warnings.warn(text("nondeterministic, and warned", kernel=OPERATORS[name]), stacklevel=2)
+        warnings.warn(_NONDETERMINISTIC_AND_WARNED.format(kernel=OPERATORS[name]), stacklevel=2)
         return None
-    return text("nondeterministic", kernel=OPERATORS[name])
+    return _NONDETERMINISTIC.format(kernel=OPERATORS[name])
 
 
 def _lacked(name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any) -> str | None:
@@ -164,9 +180,16 @@ def _channels(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any)
     return weight.size(0) > 1 << 16 and "Output channels > 65536 not supported at the MPS device."
 
 
+_POOLED_ON_MPS = (
+    "Adaptive pool MPS: input sizes must be divisible by output sizes. Non-divisible input sizes "
+    "are not implemented on MPS device yet. For now, you can manually transfer tensor to cpu in "
+    "this case. Please refer to [this issue](https://github.com/pytorch/pytorch/issues/96056)"
+)
+
+
 def _pooled(self: torch.Tensor, output_size: list[int], *args: Any, **out: Any) -> Any:
     odd = any(size % wanted for size, wanted in zip(self.shape[-2:], output_size, strict=False) if wanted)
-    return odd and text("pooled on MPS")
+    return odd and _POOLED_ON_MPS
 
 
 MPS_RULES = by_operator(

@@ -28,7 +28,6 @@ from torchdevice.kernel.devices.runtime import Runtime
 from torchdevice.kernel.python.per_thread import PerThread
 from torchdevice.kernel.registered_kernels import overload
 from torchdevice.kernel.torch_internals import registrations_for_dispatch_key
-from torchdevice.kernel.torch_texts import text
 
 SPARE = "ipu"
 """The device type whose autocast stands for CUDA's lists on the CPU and on MPS, also in graphs of Dynamo."""
@@ -264,6 +263,9 @@ def _widest(kind: str, tensors: Any) -> torch.dtype | None:
     return torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype(kind)
 
 
+_DTYPES_IN_AUTOCAST = "Unexpected floating ScalarType in at::autocast::prioritize"
+
+
 def _promoted(kind: str, tensors: Any) -> torch.dtype:
     """Return the dtype that ``at::autocast::promote_type`` finds for tensors.
 
@@ -277,7 +279,7 @@ def _promoted(kind: str, tensors: Any) -> torch.dtype:
         if torch.float32 in (found, value.dtype):
             found = torch.float32
         elif value.dtype is not lower:
-            raise RuntimeError(text("dtypes in autocast"))
+            raise RuntimeError(_DTYPES_IN_AUTOCAST)
     return found
 
 
@@ -286,8 +288,18 @@ _DTYPES: dict[str, Callable[[str, Any], torch.dtype | None]] = {
 }
 
 
+_UNSAFE_TO_AUTOCAST = (
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+    "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
+    "In this case, combine the two layers using "
+    "torch.nn.functional.binary_cross_entropy_with_logits\n"
+    "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\n"
+    "safe to autocast."
+)
+
+
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
-    raise RuntimeError(text("unsafe to autocast"))
+    raise RuntimeError(_UNSAFE_TO_AUTOCAST)
 
 
 def _is_eligible(value: Any, kind: str) -> bool:

@@ -19,8 +19,9 @@ from torchdevice.kernel.bindings import replaces, supplied_value
 from torchdevice.kernel.context import Context, WhileInside
 from torchdevice.kernel.devices.device_strings import LEGACY_DTYPES, legacy_dtype
 from torchdevice.kernel.patching import Installation, Replaced, per_context
-from torchdevice.kernel.torch_texts import text
 from torchdevice.torch_modules.apis.factories import DEFAULT_TYPE
+
+_LEGACY_CONSTRUCTOR = "legacy constructor expects device type: {expected} but device type: {given} was passed"
 
 
 class LegacyTensorType(type):
@@ -60,7 +61,7 @@ class LegacyTensorType(type):
         device = kwargs.pop("device", None)
         on_target = context.target if device is None else context.redirect(device)
         if on_target is None:
-            raise RuntimeError(text("legacy constructor", expected="cuda", given=torch.device(device).type))
+            raise RuntimeError(_LEGACY_CONSTRUCTOR.format(expected="cuda", given=torch.device(device).type))
         cpu_type = getattr(torch.sparse if cls.is_sparse else torch, cls.__name__)
         # Made on the CPU by torch's own constructor, whose arguments are many.
         return torch.Tensor.to(cpu_type(*args, **kwargs), on_target)
@@ -118,7 +119,7 @@ def _new_tensor(
     target = context.target if device is None else context.redirect(device) or torch.device(device)
     if target.type != context.device_type:
         # torch's words
-        raise RuntimeError(text("legacy constructor", expected=context.program, given=target.type))
+        raise RuntimeError(_LEGACY_CONSTRUCTOR.format(expected=context.program, given=target.type))
     with torch._C.DisableTorchFunctionSubclass():
         made = original(torch.Tensor, *args, **kwargs)
     if context.runtime.shares_host_memory:

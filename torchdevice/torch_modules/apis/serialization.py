@@ -21,7 +21,6 @@ from torchdevice.kernel.bindings import REPLACED, replaces
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.device_strings import Spelling, parse
 from torchdevice.kernel.patching import Callback
-from torchdevice.kernel.torch_texts import text
 
 _PRIORITY = 5  # torch asks in ascending order; its own entries have 10 (cpu) and more
 
@@ -37,6 +36,13 @@ def _tag(storage: Any) -> str | None:
     return f"{context.runtime.location_tag}:{storage.device.index}"
 
 
+_DEVICE_NOT_THERE = (
+    "Attempting to deserialize object on {kind} device {index} but "
+    "torch.{accelerator}.device_count() is {count}. Please use torch.load with map_location to map "
+    "your storages to an existing device."
+)
+
+
 def _deserialize(storage: Any, location: str) -> Any:
     """Return the storage on the device that stands in for its tag, or None to let torch ask its next entry."""
     context = thread_state.state.context
@@ -46,7 +52,7 @@ def _deserialize(storage: Any, location: str) -> Any:
     if spelling is not None:
         if context.device_count and spelling.index is not None and not context.accepts(spelling.index):
             kind, count = spelling.accelerator.upper(), context.device_count
-            raise RuntimeError(text("device not there", kind=kind, count=count, **vars(spelling)))
+            raise RuntimeError(_DEVICE_NOT_THERE.format(kind=kind, count=count, **vars(spelling)))
         # A file is not the program: the same program wrote it, on another target.
         known = spelling.accelerator in (context.family, *context.families)
         device = context.redirect(location if known else str(Spelling(context.program, spelling.index)))

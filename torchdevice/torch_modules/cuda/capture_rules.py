@@ -14,7 +14,6 @@ import torch
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.stream_order import Stream, StreamObserver
-from torchdevice.kernel.torch_texts import text
 
 NOT_PERMITTED = "operation not permitted when stream is capturing"
 INVALIDATED = "operation failed due to a previous error during capture"
@@ -34,6 +33,18 @@ def current_capture() -> Any:
     return None if context is None else context.thread.capture
 
 
+_COPIED_WHILE_CAPTURING = (
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is "
+    "pinned. Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
+)
+
+
+_NOT_WHILE_CAPTURING = (
+    "{attempt} during CUDA graph capture. If you need this call to be captured, please file an "
+    "issue. Current cudaStreamCaptureStatus: cudaStreamCaptureStatusActive"
+)
+
+
 def not_while_capturing(attempt: str | None = None, *, pageable: bool = False) -> None:
     """Raise if this thread is capturing a graph.
 
@@ -46,9 +57,9 @@ def not_while_capturing(attempt: str | None = None, *, pageable: bool = False) -
     if capture is None:
         return
     if attempt is not None:
-        raise RuntimeError(text("not while capturing", attempt=attempt))
+        raise RuntimeError(_NOT_WHILE_CAPTURING.format(attempt=attempt))
     if pageable and _LOOKS_AT_COPIES:
-        raise RuntimeError(text("copied while capturing"))
+        raise RuntimeError(_COPIED_WHILE_CAPTURING)
     capture.failed = True
     raise error(NOT_PERMITTED)
 

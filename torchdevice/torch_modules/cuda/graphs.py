@@ -18,7 +18,6 @@ from torchdevice.kernel.devices.device_memory import PrivatePools, new_id
 from torchdevice.kernel.journal.callers import program_line, warn_at
 from torchdevice.kernel.patching import Callback
 from torchdevice.kernel.stand_ins import refuse_to_pickle
-from torchdevice.kernel.torch_texts import text
 from torchdevice.torch_modules.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
 from torchdevice.torch_modules.cuda.graph_capture import Capture
 
@@ -31,6 +30,28 @@ def graph_pool_handle(context: Context) -> tuple[int, int]:
 
 _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "replay_end")
 """The moments at which torch runs the hooks of a graph."""
+
+
+_EMPTY_GRAPH = (
+    "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
+)
+
+
+_POOL_OF_NO_CAPTURE = "Called CUDAGraph::pool() without a preceding successful capture."
+
+
+_REPLAY_OF_NO_CAPTURE = "Called CUDAGraph::replay without a preceding successful capture."
+
+
+_CAPTURED_TWICE = (
+    "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
+)
+
+
+_CAPTURE_ON_THE_DEFAULT_STREAM = (
+    "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to "
+    "replay them on the default stream.)"
+)
 
 
 class GraphStandIn:
@@ -94,9 +115,9 @@ class GraphStandIn:
         stream = index, stream_id = thread.stream()
         # Id 0 is the default stream, on which CUDA refuses a capture.
         if not stream_id:
-            raise RuntimeError(text("capture on the default stream"))
+            raise RuntimeError(_CAPTURE_ON_THE_DEFAULT_STREAM)
         if self._captured is not None:
-            raise RuntimeError(text("captured twice"))
+            raise RuntimeError(_CAPTURED_TWICE)
         runtime = self._context.runtime
         index = self._context.target_index(index)
         generator = runtime.default_generator(index)
@@ -150,7 +171,7 @@ class GraphStandIn:
             raise error(INVALIDATED)
         capture.order.check_end()
         if not capture.steps:
-            warn_at(program_line(), UserWarning(text("empty graph")), UserWarning)
+            warn_at(program_line(), UserWarning(_EMPTY_GRAPH), UserWarning)
         self._captured = capture
         self._run_hooks("capture_end")
         self.instantiate()
@@ -162,7 +183,7 @@ class GraphStandIn:
     def replay(self) -> None:
         """Run the recorded operators again and write their results to the memory of the recorded results."""
         if self._captured is None:
-            raise RuntimeError(text("replay of no capture"))
+            raise RuntimeError(_REPLAY_OF_NO_CAPTURE)
         self._run_hooks("replay_start")
         try:
             self._captured.replay()
@@ -180,7 +201,7 @@ class GraphStandIn:
     def pool(self) -> Any:
         """Return the identifier of the memory pool from which a simulated device allocates during the capture."""
         if self._captured is None:
-            raise RuntimeError(text("pool of no capture"))
+            raise RuntimeError(_POOL_OF_NO_CAPTURE)
         return self._pool
 
     def enable_debug_mode(self) -> None:

@@ -23,7 +23,6 @@ from torchdevice.kernel.context import visible_ordinals
 from torchdevice.kernel.devices.runtime import Runtime
 from torchdevice.kernel.python.interrupt_safe_exit import block
 from torchdevice.kernel.stand_ins import tensors
-from torchdevice.kernel.torch_texts import text
 from torchdevice.torch_modules.cuda.constants import NCCL
 from torchdevice.torch_modules.distributed import collective_checks, flight_recorder
 
@@ -361,6 +360,15 @@ _TRUE, _FALSE = ("y", "yes", "1", "t", "true"), ("n", "no", "0", "f", "false")
 _BITS_OF_ORDINAL = 16
 
 
+_DUPLICATE_GPU = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run with "
+    "NCCL_DEBUG=WARN for details), NCCL version {version}\n"
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    "Last error:\n"
+    "Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device {bus:x}"
+)
+
+
 def check_devices(rank: int, index: int, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Refuse a group of which two ranks are on one device, at its first collective, as NCCL does.
 
@@ -380,7 +388,7 @@ def check_devices(rank: int, index: int, gather: Callable[[torch.Tensor], torch.
         if other != rank and device == mine:
             # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses count from 1 here.
             bus = (mine % (1 << _BITS_OF_ORDINAL) + 1) << 12
-            raise dist.DistBackendError(text("duplicate GPU", version=NCCL, rank=rank, other=other, bus=bus))
+            raise dist.DistBackendError(_DUPLICATE_GPU.format(version=NCCL, rank=rank, other=other, bus=bus))
 
 
 def _identity(index: int) -> int:
