@@ -7,7 +7,19 @@ import re
 from collections.abc import Iterator
 
 from torchdevice.check.names import argument
-from torchdevice.check.rules import WORDS, Found, Verdict, View, names_option, rule, without_trace
+from torchdevice.check.rules import (
+    CLASSES_OF_DEVICES,
+    FUNCTIONS_OF_RANKS,
+    FUNCTIONS_OF_WORDS,
+    KEYWORDS_OF_WORDS,
+    PUT_ON_A_DEVICE,
+    Found,
+    Verdict,
+    View,
+    names_option,
+    rule,
+    without_trace,
+)
 from torchdevice.kernel.devices.accelerators import FAMILIES, SPELLED
 
 _PREFIX = re.compile(rf"({'|'.join(FAMILIES)}):(?:%[ds]|\{{[^}}]*\}})?")
@@ -74,10 +86,10 @@ def _place(node: ast.AST, view: View) -> bool | None:
     for part, each in view.upwards(node):
         if isinstance(each, ast.keyword):
             is_default = each.arg == "default"
-            fits = names_option(view.parents[each], "dev") if is_default else each.arg not in WORDS["keywords of words"]
+            fits = names_option(view.parents[each], "dev") if is_default else each.arg not in KEYWORDS_OF_WORDS
             return (not is_default and _puts(view.parents[each], view)) if fits else None
         if isinstance(each, ast.Call) and part is not each.func:
-            return _puts(each, view) if _name(each.func) not in WORDS["functions of words"] else None
+            return _puts(each, view) if _name(each.func) not in FUNCTIONS_OF_WORDS else None
         if isinstance(each, ast.Dict):
             return False if part in each.values else None
         if not _is_part(part, each):
@@ -88,7 +100,7 @@ def _place(node: ast.AST, view: View) -> bool | None:
 
 def _puts(call: ast.AST, view: View) -> bool:
     """Return whether a call is one of torch's, or of a method that tensors and modules have."""
-    return view.called(call).startswith("torch.") or view.method(call) in WORDS["put on a device"]
+    return view.called(call).startswith("torch.") or view.method(call) in PUT_ON_A_DEVICE
 
 
 def _is_part(node: ast.AST, whole: ast.AST) -> bool:
@@ -115,7 +127,7 @@ def _moved(call: ast.Call, view: View) -> Iterator[Found]:
         if not isinstance(number, str):
             yield from _spelled(spelled, view)
         return
-    takes_first = view.method(call) == "to" or view.called(call) in WORDS["classes of devices"]
+    takes_first = view.method(call) == "to" or view.called(call) in CLASSES_OF_DEVICES
     placed = argument(call, 0, "device") if takes_first else argument(call, None, *_KEYWORDS)
     if placed is None:
         return
@@ -140,7 +152,7 @@ def _is_ordinal(node: ast.expr, view: View) -> bool:
     if _ORDINAL.fullmatch(_name(node).lower()):
         return not any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in view.values(node))
     calls = [value for value in view.values(node) if isinstance(value, ast.Call)]
-    return any(view.called(call) in WORDS["functions of ranks"] for call in (node, *calls))
+    return any(view.called(call) in FUNCTIONS_OF_RANKS for call in (node, *calls))
 
 
 _KEYWORDS = ("device", "map_location", "device_map")

@@ -9,17 +9,42 @@ from collections.abc import Iterable, Iterator, Mapping
 from torchdevice.check.names import argument
 from torchdevice.check.rules import Found, Verdict, View, names_option, rule, without_trace
 from torchdevice.errors import PATCHERS
-from torchdevice.kernel.python import data_files
 
-_TABLES: Mapping[str, Mapping[str, str]] = data_files.read(__file__, "environment.json")
-
-PACKAGES = _TABLES["packages"]
+PACKAGES: Mapping[str, str] = {
+    "flash_attn_interface": "use torch.nn.functional.scaled_dot_product_attention",
+    "amp_C": "use torch.optim",
+    "deepspeed": "run without its engine, or use torch.distributed",
+    "transformer_engine": "use the layers of torch.nn",
+    "py3nvml": "leave the readings out, or use psutil",
+    "nvidia_smi": "leave the readings out, or use psutil",
+    "GPUtil": "leave the readings out, or use psutil",
+    "gpustat": "leave the readings out, or use psutil",
+    "cupy": "use torch or NumPy",
+    "cupyx": "use torch or NumPy",
+    "pycuda": "use torch or NumPy",
+    "cudf": "use pandas",
+    "cuml": "use scikit-learn",
+    "nvidia.dali": "use torch.utils.data",
+    "tensorrt": "choose the library's own fallback",
+    "torch_tensorrt": "use torch.compile",
+}
 """Packages that run on CUDA only, and what to use in their place."""
 
-INTERPRETED = _TABLES["interpreted"]
+INTERPRETED: Mapping[str, str] = {
+    "bitsandbytes": "bitsandbytes computes with its own kernels for CPUs.",
+    "triton": "Triton's kernels run in NumPy, if Triton is installed. Use small shapes.",
+    "numba.cuda": "numba's kernels run in its simulator, with NUMBA_ENABLE_CUDASIM=1. Use small shapes.",
+}
 """Packages whose code for CUDA runs elsewhere too, and what to say of them."""
 
-STOOD_IN_FOR = _TABLES["stood_in_for"]
+STOOD_IN_FOR: Mapping[str, str] = {
+    "flash_attn": "The import of flash_attn gets a stand-in on torch's operators.",
+    "xformers": "The import of xformers gets a stand-in on torch's operators.",
+    "causal_conv1d": "The import of causal_conv1d gets a stand-in on torch's operators.",
+    "mamba_ssm": "The import of mamba_ssm gets a stand-in on torch's operators, without Mamba2.",
+    "apex": "The import of apex gets a stand-in for its normalizations and optimizers. Use torch.amp for its amp.",
+    "pynvml": "pynvml is stood in for. It has the devices of simulated GPUs, and elsewhere finds no driver.",
+}
 """Packages for which a scope has stand-ins, and what to say of them."""
 
 

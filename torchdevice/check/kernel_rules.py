@@ -12,7 +12,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchdevice.check.names import argument
-from torchdevice.check.rules import WORDS, Found, Verdict, View, rule, without_trace
+from torchdevice.check.rules import (
+    FUNCTIONS_ABOUT_DTYPES,
+    FUNCTIONS_OF_ARRAYS,
+    FUNCTIONS_THAT_MAKE_FLOAT64,
+    KEEP_THE_DTYPE,
+    TAKE_A_DTYPE,
+    Found,
+    Verdict,
+    View,
+    rule,
+    without_trace,
+)
 from torchdevice.check.target import MAC, torch_object
 from torchdevice.kernel.devices.accelerators import FAMILIES, SPELLED
 
@@ -56,7 +67,7 @@ def _named(node: ast.AST, view: View) -> str:
         return _CONVERSIONS["double"] if legacy else ""
     if isinstance(view.parent(node), ast.Attribute) or _is_compared(node, view) or _stays_on_the_cpu(node, view):
         return ""
-    if view.called(_call_with(node, view) or node) in WORDS["functions about dtypes"]:
+    if view.called(_call_with(node, view) or node) in FUNCTIONS_ABOUT_DTYPES:
         return ""
     name = view.dotted(node) or ""
     if not name.startswith("torch."):
@@ -74,7 +85,7 @@ def _held(node: ast.AST, view: View) -> str:
     if call is None:
         return ""
     made = argument(call, None, "dtype") is node and argument(call, None, "device") is not None
-    takes = view.method(call) in WORDS["take a dtype"] or (made and view.called(call).startswith("torch."))
+    takes = view.method(call) in TAKE_A_DTYPE or (made and view.called(call).startswith("torch."))
     return _surely(node, view, {}) if takes else ""
 
 
@@ -126,7 +137,7 @@ def _is_kept(node: ast.AST, view: View) -> bool:
     if isinstance(parent, ast.Call) and node is parent.func:
         return False
     call = _call_with(node, view)
-    return call is None or not (view.called(call).startswith("torch.") or view.method(call) in WORDS["take a dtype"])
+    return call is None or not (view.called(call).startswith("torch.") or view.method(call) in TAKE_A_DTYPE)
 
 
 def _converted(call: ast.Call, view: View) -> str:
@@ -155,7 +166,7 @@ def _moved(call: ast.Call, view: View) -> ast.expr | None:
     """Return the tensor that a call moves to a device, or that it makes there from an array."""
     if view.method(call) in _MOVES and isinstance(call.func, ast.Attribute):
         return call.func.value
-    makes = view.called(call) in WORDS["functions of arrays"] and argument(call, None, "device") is not None
+    makes = view.called(call) in FUNCTIONS_OF_ARRAYS and argument(call, None, "device") is not None
     return call if makes else None
 
 
@@ -175,12 +186,12 @@ def _wide(node: ast.AST, view: View) -> str:
 
     def of_call(call: ast.Call) -> Any:
         function = view.called(call)
-        if function in WORDS["functions of arrays"] and call.args and _is_wide_array(call.args[0], view):
+        if function in FUNCTIONS_OF_ARRAYS and call.args and _is_wide_array(call.args[0], view):
             names_another = argument(call, 1, "dtype") is not None and not _dtype_of(call, view)
             return "" if names_another else _CONVERSIONS["double"]
         if function.startswith("torch."):
             return _dtype_of(call, view)
-        kept = isinstance(call.func, ast.Attribute) and call.func.attr in WORDS["keep the dtype"] and call.func.value
+        kept = isinstance(call.func, ast.Attribute) and call.func.attr in KEEP_THE_DTYPE and call.func.value
         return _converted(call, view) or kept
 
     return view.surely(node, of_call) or ""
@@ -202,7 +213,7 @@ def _is_wide_array(node: ast.AST, view: View) -> bool:
         if view.called(call) in ("numpy.array", "numpy.asarray") and argument(call, 1, "dtype") is None:
             parts = ast.walk(call.args[0]) if call.args and isinstance(call.args[0], (ast.List, ast.Tuple)) else ()
             return any(isinstance(each, ast.Constant) and isinstance(each.value, float) for each in parts)
-        return view.called(call) in WORDS["functions that make float64"] and argument(call, None, "dtype") is None
+        return view.called(call) in FUNCTIONS_THAT_MAKE_FLOAT64 and argument(call, None, "dtype") is None
 
     return bool(view.surely(node, of_call))
 

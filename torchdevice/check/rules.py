@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from torchdevice.check.names import Names
 from torchdevice.check.target import Target
-from torchdevice.kernel.python import data_files
 
 
 class Verdict(enum.Enum):
@@ -129,8 +128,131 @@ def _syntax(node: ast.AST, view: View) -> Iterator[Found]:
     yield from ()
 
 
-WORDS = {name: frozenset(words.split()) for name, words in data_files.read(__file__, "words.json").items()}
-"""The names by which rules know functions, methods and arguments."""
+# The names by which rules know functions, methods and arguments.
+
+FUNCTIONS_OF_WORDS = frozenset(
+    {
+        "AssertionError",
+        "Exception",
+        "RuntimeError",
+        "ValueError",
+        "add_argument",
+        "count",
+        "debug",
+        "delattr",
+        "endswith",
+        "error",
+        "find",
+        "get_device_module",
+        "getattr",
+        "hasattr",
+        "import_module",
+        "index",
+        "info",
+        "isinstance",
+        "log",
+        "print",
+        "replace",
+        "setattr",
+        "split",
+        "startswith",
+        "strip",
+        "warning",
+        "write",
+    }
+)
+
+CLASSES_OF_DEVICES = frozenset(["torch.Generator", "torch.device", "torch.set_default_device"])
+
+PUT_ON_A_DEVICE = frozenset(
+    ["cuda", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to", "to_empty", "type"]
+)
+
+KEYWORDS_OF_WORDS = frozenset(["backend", "choices", "help", "msg", "sort_by"])
+
+FUNCTIONS_OF_RANKS = frozenset(
+    ["torch.cuda.current_device", "torch.distributed.get_node_local_rank", "torch.distributed.get_rank"]
+)
+
+TAKE_A_DTYPE = frozenset(["new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to", "type"])
+
+FUNCTIONS_ABOUT_DTYPES = frozenset(["torch.can_cast", "torch.finfo", "torch.promote_types"])
+
+KEEP_THE_DTYPE = frozenset(
+    {
+        "clone",
+        "contiguous",
+        "detach",
+        "permute",
+        "requires_grad_",
+        "reshape",
+        "squeeze",
+        "transpose",
+        "unsqueeze",
+        "view",
+    }
+)
+
+FUNCTIONS_OF_ARRAYS = frozenset(["torch.as_tensor", "torch.asarray", "torch.from_numpy", "torch.tensor"])
+
+FUNCTIONS_THAT_MAKE_FLOAT64 = frozenset(
+    {
+        "numpy.empty",
+        "numpy.eye",
+        "numpy.linspace",
+        "numpy.logspace",
+        "numpy.ones",
+        "numpy.random.normal",
+        "numpy.random.rand",
+        "numpy.random.randn",
+        "numpy.random.random",
+        "numpy.random.uniform",
+        "numpy.zeros",
+    }
+)
+
+CAUGHT = frozenset(["BaseException", "Exception", "ImportError", "ModuleNotFoundError"])
+
+OPERATORS = frozenset(["torch", "torch.fft", "torch.linalg", "torch.nn.functional", "torch.special"])
+
+NO_TENSORS = frozenset(
+    {
+        "allclose",
+        "autocast",
+        "compile",
+        "device",
+        "dtype",
+        "enable_grad",
+        "equal",
+        "finfo",
+        "get_default_dtype",
+        "get_num_threads",
+        "get_rng_state",
+        "iinfo",
+        "inference_mode",
+        "initial_seed",
+        "is_complex",
+        "is_floating_point",
+        "is_tensor",
+        "load",
+        "manual_seed",
+        "meshgrid",
+        "no_grad",
+        "numel",
+        "save",
+        "seed",
+        "set_default_device",
+        "set_default_dtype",
+        "set_default_tensor_type",
+        "set_float32_matmul_precision",
+        "set_grad_enabled",
+        "set_num_threads",
+        "set_printoptions",
+        "typename",
+        "use_deterministic_algorithms",
+        "vmap",
+    }
+)
 
 _MAX_DEPTH = 12
 """How deep an expression, and the assignments to its variables, are followed."""
@@ -240,9 +362,9 @@ def names_option(call: ast.AST, word: str) -> bool:
 
 def _catches(handler: ast.ExceptHandler) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(kind is None or getattr(kind, "id", getattr(kind, "attr", "")) in WORDS["caught"] for kind in kinds)
+    return any(kind is None or getattr(kind, "id", getattr(kind, "attr", "")) in CAUGHT for kind in kinds)
 
 
 def _makes_tensors(function: str) -> bool:
     module, _, name = function.rpartition(".")
-    return module in WORDS["operators"] and name[:1].islower() and name not in WORDS["no tensors"]
+    return module in OPERATORS and name[:1].islower() and name not in NO_TENSORS

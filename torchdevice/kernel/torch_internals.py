@@ -1,7 +1,7 @@
-"""Checks that torch has the private names that this package reads, all of which ``torch_names.json`` lists.
+"""Checks that torch has the private names that this package reads, all of which ``torch_names.py`` lists.
 
 Most of them are checked here, when the package is imported, so that a release of torch that lacks one fails before
-anything is changed. Those of modules that take long to import are checked when these modules are imported. The file
+anything is changed. Those of modules that take long to import are checked when these modules are imported. That file
 also lists the names that only some releases or builds of torch have, for which the code that reads them asks.
 """
 
@@ -15,17 +15,14 @@ from typing import Any
 import torch
 
 from torchdevice.errors import TorchVersionError
-from torchdevice.kernel.python import data_files
-
-# What needs the names -> the module that has them -> the names, for each time of checking.
-NAMES: dict[str, dict[str, dict[str, list[str]]]] = data_files.read(__file__, "torch_names.json")
+from torchdevice.kernel.torch_names import NAMES
 
 
 def missing(when: str, within: str = "torch") -> Iterator[tuple[str, str]]:
     """Yield the names that the installed torch lacks, and what needs each.
 
     Args:
-        when: ``"at import"`` or ``"later"``: a part of the file.
+        when: ``"at import"`` or ``"later"``: a part of the table.
         within: The module whose names are looked up, with all modules in it. They are imported.
     """
     for affected, modules in NAMES[when].items():

@@ -12,11 +12,18 @@ from typing import Any
 import torch
 
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.python import data_files
 from torchdevice.torch_modules.cuda.device_queries import properties_of
 from torchdevice.triton_kernels.triton_internals import CudaDriver, knobs
 
-_PROPERTIES: dict[str, str] = data_files.read(__file__, "device_properties.json")
+_PROPERTIES = {
+    "max_shared_mem": "shared_memory_per_block_optin",
+    "max_num_regs": "regs_per_multiprocessor",
+    "multiprocessor_count": "multi_processor_count",
+    "warpSize": "warp_size",
+    "sm_clock_rate": "clock_rate",
+    "mem_clock_rate": "memory_clock_rate",
+    "mem_bus_width": "memory_bus_width",
+}
 """The properties of a device, and those of torch."""
 
 

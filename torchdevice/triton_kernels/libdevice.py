@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdevice.kernel.python import data_files
 from torchdevice.kernel.thread_state import refuse
 
 
@@ -20,7 +19,26 @@ def by_torch(function: Callable[..., torch.Tensor], *args: Any) -> Any:
     return function(*(torch.from_numpy(np.ascontiguousarray(each)) for each in taken)).numpy()
 
 
-_OTHERS: dict[str, str] = data_files.read(__file__, "libdevice_names.json")
+_OTHERS = {
+    "cyl_bessel_i0": "i0",
+    "cyl_bessel_i1": "i1",
+    "fdivide": "divide",
+    "llabs": "abs",
+    "sub": "subtract",
+    "mul": "multiply",
+    "div": "divide",
+    "rcp": "reciprocal",
+    "finite": "isfinite",
+    "llrint": "rint",
+    "llround": "round",
+    "nearbyint": "rint",
+    "j0": "bessel_j0",
+    "j1": "bessel_j1",
+    "y0": "bessel_y0",
+    "y1": "bessel_y1",
+    "normcdf": "ndtr",
+    "normcdfinv": "ndtri",
+}
 """The names of ``libdevice``, and those of NumPy or torch where they differ."""
 
 _BY_NAME: dict[str, Callable[..., Any]] = {

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from torchdevice.kernel.lowlevel import memory_windows
-from torchdevice.kernel.python import data_files
 from torchdevice.kernel.thread_state import refuse
 from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_error
 from torchdevice.triton_kernels import libdevice
@@ -23,8 +22,13 @@ from torchdevice.triton_kernels.memory_checks import Memory
 from torchdevice.triton_kernels.outer_sums import OuterSum, added, terms_of
 from torchdevice.triton_kernels.triton_internals import InterpreterBuilder, TensorHandle, ir, numpy_dtype, tl
 
-_NAMES: dict[str, str] = data_files.read(__file__, "small_floats.json")
-SMALL_FLOATS = {getattr(tl, name): getattr(torch, of_torch) for name, of_torch in _NAMES.items()}
+SMALL_FLOATS = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e5: torch.float8_e5m2,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e4b8: torch.float8_e4m3fnuz,
+    tl.float8e5b16: torch.float8_e5m2fnuz,
+}
 """Floating dtypes that NumPy lacks, and torch's. Triton alone has float8e4b15, which stays the interpreter's."""
 
 _BITS = {1: torch.uint8, 2: torch.uint16}

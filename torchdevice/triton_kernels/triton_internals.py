@@ -1,4 +1,4 @@
-"""The private names of Triton that this folder uses, from ``triton_names.json``, and an error for other versions."""
+"""The private names of Triton that this folder uses, and an error for other versions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from torchdevice.errors import TritonVersionError
-from torchdevice.kernel.python import data_files
 
 
 def _require(module: str, name: str = "") -> Any:
@@ -26,7 +25,41 @@ def _require(module: str, name: str = "") -> Any:
         raise TritonVersionError(f"triton.{module}.{name}".rstrip("."), version) from error
 
 
-_NAMES = data_files.read(__file__, "triton_names.json")
+_NAMES = {
+    "ASTSource": "compiler:ASTSource",
+    "Autotuner": "runtime.autotuner:Autotuner",
+    "CompiledKernel": "compiler:CompiledKernel",
+    "CudaDriver": "backends.nvidia.driver:CudaDriver",
+    "DriverConfig": "runtime.driver:DriverConfig",
+    "InterpretedFunction": "runtime.interpreter:InterpretedFunction",
+    "InterpreterBuilder": "runtime.interpreter:InterpreterBuilder",
+    "JITFunction": "runtime.jit:JITFunction",
+    "OutOfResources": "runtime.errors:OutOfResources",
+    "TensorDescriptor": "tools.tensor_descriptor:TensorDescriptor",
+    "TensorHandle": "runtime.interpreter:TensorHandle",
+    "TensorWrapper": "runtime.jit:TensorWrapper",
+    "TritonSemantic": "language.semantic:TritonSemantic",
+    "compile_kernel": "compiler:compile",
+    "compiler": "compiler.compiler",
+    "core": "language.core",
+    "cuda_libdevice": "language.extra.cuda.libdevice",
+    "ir": "_C.libtriton:ir",
+    "init_handles": "compiler:CompiledKernel._init_handles",
+    "is_builtin": "language.core:is_builtin",
+    "knobs": "knobs",
+    "make_backend": "compiler:make_backend",
+    "numpy_dtype": "runtime.interpreter:_get_np_dtype",
+    "summarized": "testing:_summarize_statistics",
+    "testing": "testing",
+    "stub_libdevice": "language.extra.libdevice",
+    "combine_max": "language.standard:_elementwise_max",
+    "combine_min": "language.standard:_elementwise_min",
+    "combine_sum": "language.standard:_sum_combine",
+    "constant": "language.core:_unwrap_if_constexpr",
+    "reduce_with_indices": "language.core:_reduce_with_indices",
+    "tl": "language",
+    "type_of": "language:str_to_ty",
+}
 """What this folder calls it -> where Triton has it."""
 
 globals().update({name: _require(*place.split(":")) for name, place in _NAMES.items()})

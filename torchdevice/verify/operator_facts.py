@@ -6,20 +6,54 @@ from typing import Any
 
 import torch
 
-from torchdevice.kernel.python import data_files
 from torchdevice.kernel.stand_ins import given_to, is_written
 from torchdevice.torch_modules.apis import dispatch
 
-_FACTS = {name: frozenset(operators) for name, operators in data_files.read(__file__, "operator_facts.json").items()}
-"""Lists of operators.
+_UNSEEN = frozenset(
+    {
+        "_assert_async",
+        "_assert_scalar",
+        "_pin_memory",
+        "_print",
+        "lift_fresh",
+        "record_stream",
+        "set_",
+        "set_data",
+        "sym_constrain_range",
+    }
+)
+"""Operators whose call does something that must not be done twice, or has no result to compare."""
 
-    unseen: Their call does something that must not be done twice, or has no result to compare.
-    communicating: Libraries of torch's own whose operators do more than they return.
-    without_values: Their results have no values yet.
-    by_bits: Float64 is no reference: the result depends on the dtype itself, or has the bits of the argument.
-    choosing: They return the indices of elements along a dimension; which one of equal elements is free.
-    rounding: No rounding of their inputs excuses them: they compute nothing that they would have to round.
-"""
+_COMMUNICATING = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
+"""Libraries of torch's own whose operators do more than they return."""
+
+_WITHOUT_VALUES = frozenset(
+    {
+        "_efficientzerotensor",
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    }
+)
+"""Operators whose results have no values yet."""
+
+_BY_BITS = frozenset(
+    {"_local_scalar_dense", "_unsafe_view", "frexp", "nan_to_num", "nan_to_num_", "nextafter", "nextafter_"}
+)
+"""Operators for which float64 is no reference: the result depends on the dtype, or has the bits of the argument."""
+
+_CHOOSING = frozenset(
+    {"argmax", "argmin", "argsort", "kthvalue", "max", "median", "min", "mode", "nanmedian", "sort", "topk"}
+)
+"""Operators that return the indices of elements along a dimension; which one of equal elements is free."""
+
+_ROUNDING = frozenset({"_to_copy", "ceil", "clone", "copy", "copy_", "floor", "round", "sgn", "sign", "trunc"})
+"""Operators whose inputs' rounding excuses nothing: they compute nothing that they would have to round."""
 
 
 class Operator:
@@ -51,12 +85,12 @@ class Operator:
         self.op = op
         self.name = op.name()
         self.is_view = bool(op.is_view)
-        self.has_values = base not in _FACTS["without_values"]
+        self.has_values = base not in _WITHOUT_VALUES
         self.is_random = torch.Tag.nondeterministic_seeded in op.tags
         self.is_pointwise = torch.Tag.pointwise in op.tags
-        self.rounds_only = not _FACTS["rounding"].isdisjoint((base, plain))
-        self.chooses = base in _FACTS["choosing"]
-        self.has_wide = base not in _FACTS["by_bits"]
+        self.rounds_only = not _ROUNDING.isdisjoint((base, plain))
+        self.chooses = base in _CHOOSING
+        self.has_wide = base not in _BY_BITS
         self.names = [each.name for each in schema.arguments]
         self.written = [each.name for each in filter(is_written, schema.arguments)]
         self.declares = op.namespace == "aten" and "running_mean" not in self.names
@@ -91,11 +125,9 @@ def looked_at(op: Any, only: tuple[str, ...] | None, runtime: Any) -> Operator |
     if only is not None:
         if {base, op._schema.name, op.name(), op.name().removeprefix("aten::")}.isdisjoint(only):
             return None
-    elif op.namespace != "aten" and (
-        op.namespace in _FACTS["communicating"] or not _has_two_kernels(op, runtime.device_type)
-    ):
+    elif op.namespace != "aten" and (op.namespace in _COMMUNICATING or not _has_two_kernels(op, runtime.device_type)):
         return "foreign"
-    elif base in _FACTS["unseen"] or torch.Tag.inplace_view in op.tags:
+    elif base in _UNSEEN or torch.Tag.inplace_view in op.tags:
         return "unseen"
     known = Operator(op)
     shows_nothing = known.is_view or not (known.has_wide and known.has_values)

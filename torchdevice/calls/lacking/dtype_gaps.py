@@ -17,7 +17,6 @@ import torch
 
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.fidelity import Fidelity
-from torchdevice.kernel.python import data_files
 from torchdevice.kernel.stand_ins import Converted
 
 
@@ -37,40 +36,140 @@ class Lacking(NamedTuple):
     rounded: bool = True
 
 
-_TABLE = data_files.read(__file__, "dtype_gaps.json")
+_IN_FLOAT32 = Lacking(
+    {torch.float16: torch.float32, torch.complex32: torch.complex64},
+    Fidelity.EXACT,
+    "computed in float32 and rounded once, as CUDA's kernels do",
+)
+_BFLOAT16_IN_FLOAT32 = Lacking(
+    {torch.bfloat16: torch.float32}, Fidelity.EXACT, "computed in float32 and rounded once, as CUDA's kernels do"
+)
+_IN_UINT8 = Lacking({torch.bool: torch.uint8}, Fidelity.EXACT, "computed in uint8, which is exact")
+_FFT = Lacking(
+    {torch.float16: torch.float32, torch.complex32: torch.complex64},
+    Fidelity.APPROXIMATE,
+    "computed in float32, where cuFFT computes in float16",
+)
+_FFT_OF_BFLOAT16 = Lacking(
+    {torch.bfloat16: torch.float32},
+    Fidelity.EXACT,
+    "computed in float32, as CUDA does, whose result is float32 too",
+    rounded=False,
+)
+_BY_OTHER_OPERATORS = Lacking({}, Fidelity.EXACT, "computed by other operators, exactly")
 
-
-def _lacking(row: Mapping[str, Any]) -> Lacking:
-    wider = {getattr(torch, narrow): getattr(torch, wide) for narrow, wide in row["wider"].items()}
-    return Lacking(wider, Fidelity(row["fidelity"]), row["done"], row.get("rounded", True))
-
-
-_REPLACEMENTS = {name: _lacking(row) for name, row in _TABLE["replacements"].items()}
+_FLOAT8 = {
+    name: Lacking({getattr(torch, name): torch.float32}, Fidelity.EXACT, "moved as float32, which is exact")
+    for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+}
 
 # Float16 has 11 bits of precision, so rounding from float32 happens once.
-_HALF = _REPLACEMENTS["float32"].wider
+_HALF = _IN_FLOAT32.wider
 
+_OF_COMPLEX_HALF = (
+    "acos_vml_cpu",
+    "acosh_cpu",
+    "asin_vml_cpu",
+    "asinh_cpu",
+    "atan_vml_cpu",
+    "atanh_cpu",
+    "cos_vml_cpu",
+    "cosh_cpu",
+    "div_cpu",
+    "exp_vml_cpu",
+    "log_vml_cpu",
+    "logaddexp_cpu",
+    "pow",
+    "sin_vml_cpu",
+    "sinh_cpu",
+    "tan_vml_cpu",
+    "tanh_vml_cpu",
+    "rsqrt_cpu",
+    "sqrt_vml_cpu",
+    "lerp_kernel_scalar",
+    "lerp_kernel_tensor",
+    "angle_cpu",
+    "trace",
+    "sigmoid_cpu",
+    "sigmoid_backward_cpu",
+    "tanh_backward_cpu",
+    "prod_out_cpu",
+    "sum_cpu",
+)
 
-def _rows(part: str) -> list[dict[str, str]]:
-    """Return the rows of this release of torch: CUDA lacks some kernels in earlier releases too."""
-    return [row for row in _TABLE[part] if torch.__version__ >= row.get("since", "0")]
+_OF_HALF_AND_BFLOAT16 = (
+    "avg_pool3d_out_frame",
+    "avg_pool3d_backward_out_frame",
+    "compute_index_ranges_weights",
+    "multi_margin_loss_cpu_kernel",
+    "multi_margin_loss_backward_cpu_kernel",
+    "multilabel_margin_loss_forward_out_frame",
+    "multilabel_margin_loss_backward_out_frame",
+    "upsample_bilinear2d_aa_backward_cpu",
+    "trace",
+)
 
-
-KERNELS: Mapping[tuple[str, str], Lacking] = {
-    (kernel, dtype): _REPLACEMENTS[row["by"]]
-    for row in _rows("kernels")
-    for kernel in row["kernels"].split()
-    for dtype in row["dtypes"].split()
+KERNELS: dict[tuple[str, str], Lacking] = {
+    **{(kernel, "ComplexHalf"): _IN_FLOAT32 for kernel in _OF_COMPLEX_HALF},
+    **{(kernel, "Half"): _IN_FLOAT32 for kernel in (*_OF_HALF_AND_BFLOAT16, "rrelu_with_noise_out_cpu")},
+    **{(kernel, "BFloat16"): _BFLOAT16_IN_FLOAT32 for kernel in _OF_HALF_AND_BFLOAT16},
+    **{(kernel, "Bool"): _IN_UINT8 for kernel in ("abs_cpu", "trace")},
+    **{("histogram_cpu", dtype): _BY_OTHER_OPERATORS for dtype in ("Byte", "Char", "Short", "Int", "Long")},
 }
 """Kernel and dtype as the error names them -> what is done."""
 
-TEXTS: Mapping[str, Lacking] = {row["text"]: _REPLACEMENTS[row["by"]] for row in _rows("texts")}
+TEXTS: dict[str, Lacking] = {
+    "Unsupported dtype Half": _FFT,
+    "MKL FFT doesn't support tensors of type: Half": _FFT,
+    "nansum on CPU does not support complex inputs": _BY_OTHER_OPERATORS,
+}
 """Errors with a text of their own."""
 
-LEFT_OUT: Mapping[str, str] = _TABLE["left out"]
+_NOT_FLOATING = "sparse_sampled_addmm: Expected self to be a floating-point or complex tensor, but got"
+
+# CUDA lacks some kernels in earlier releases too.
+if torch.__version__ >= "2.14":  # torch 2.14 and later
+    TEXTS |= {
+        "Unsupported dtype BFloat16": _FFT_OF_BFLOAT16,
+        "MKL FFT doesn't support tensors of type: BFloat16": _FFT_OF_BFLOAT16,
+        f"{_NOT_FLOATING} Half": _IN_FLOAT32,
+        f"{_NOT_FLOATING} BFloat16": _BFLOAT16_IN_FLOAT32,
+    }
+if torch.__version__ >= "2.15":  # torch 2.15 and later
+    KERNELS |= {("scatter_gather_tensor_cpu", name.capitalize()): each for name, each in _FLOAT8.items()}
+
+LEFT_OUT: Mapping[str, str] = {
+    "torch.ops.aten._flash_attention_forward": "private; scaled_dot_product_attention runs by the CPU's kernels",
+    "torch.ops.aten._efficient_attention_forward": "private; scaled_dot_product_attention runs by the CPU's kernels",
+    "sgn": (
+        "complex32: the derivative divides inside the autograd engine, which reports no call to "
+        "make again on a CPU target"
+    ),
+    "to_sparse": ("float16 and bfloat16: the derivative fills a sparse tensor, which the CPU lacks in these dtypes"),
+}
 """Operators of torch's database with dtypes that only CUDA has, which raise torch's error here: name -> reason."""
 
-ASKED_LAST = frozenset(_TABLE["asked last"].split())
+ASKED_LAST = frozenset(
+    {
+        "_upsample_bilinear2d_aa",
+        "abs",
+        "absolute",
+        "avg_pool3d",
+        "histc",
+        "interpolate",
+        "logaddexp",
+        "multi_margin_loss",
+        "multilabel_margin_loss",
+        "nanmean",
+        "nansum",
+        "rrelu",
+        "scatter",
+        "softsign",
+        "sparse_sampled_addmm",
+        "stft",
+        "trace",
+    }
+)
 """Names of the functions that ``engine="wrap"`` watches for this, beside those of ``torch.fft``. Watching takes a
 tenth of a microsecond, so functions that are short and lack nothing but complex32 are left alone."""
 
@@ -87,7 +186,7 @@ def lacking(error: BaseException) -> Lacking | None:
         return None
     found = _NOT_IMPLEMENTED.fullmatch(text)
     if _WIDER_PRODUCT.match(text):
-        return _REPLACEMENTS["other operators"]
+        return _BY_OTHER_OPERATORS
     return KERNELS.get((found[1], found[2])) if found else TEXTS.get(text)
 
 

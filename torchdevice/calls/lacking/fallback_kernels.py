@@ -22,7 +22,6 @@ import torch
 from torchdevice.calls.lacking.cpu_fallback import run
 from torchdevice.kernel import registered_kernels, thread_state
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.python import data_files
 from torchdevice.kernel.registered_kernels import overload
 from torchdevice.kernel.torch_internals import registrations_for_dispatch_key
 
@@ -152,7 +151,60 @@ _NONE = -1
 _REFUSALS = (RuntimeError, TypeError)
 """The types of a refusal; ``NotImplementedError`` is one of the first."""
 
-_COSTLY = frozenset(data_files.read(__file__, "costly_operators.json"))
+_COSTLY = frozenset(
+    {
+        "_cdist_forward",
+        "_fft_c2c",
+        "_fft_c2r",
+        "_fft_r2c",
+        "_index_put_impl_",
+        "_linalg_eigh",
+        "_linalg_solve_ex",
+        "_linalg_svd",
+        "_trilinear",
+        "_unique",
+        "_unique2",
+        "cholesky_inverse",
+        "cholesky_solve",
+        "col2im",
+        "cumprod",
+        "cumsum",
+        "digamma",
+        "erfinv",
+        "flip",
+        "i0",
+        "index_add",
+        "index_reduce",
+        "lgamma",
+        "linalg_cholesky_ex",
+        "linalg_cross",
+        "linalg_householder_product",
+        "linalg_inv_ex",
+        "linalg_lu_solve",
+        "linalg_matrix_exp",
+        "linalg_pinv",
+        "linalg_qr",
+        "linalg_solve_triangular",
+        "logcumsumexp",
+        "lu_unpack",
+        "masked_scatter",
+        "ormqr",
+        "polygamma",
+        "put",
+        "roll",
+        "scatter_add",
+        "scatter_reduce",
+        "special_erfcx",
+        "special_i0e",
+        "special_i1",
+        "special_i1e",
+        "special_xlog1py",
+        "special_zeta",
+        "take",
+        "triangular_solve",
+        "xlogy",
+    }
+)
 """Operators that formulas of derivatives call and that take long, without the ``_`` of those in place."""
 
 _backward_that_runs = torch._C._current_graph_task_id

@@ -9,7 +9,7 @@ have no rewriter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from torchdevice.calls import rewriters
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.runtime import HALF
 from torchdevice.kernel.fidelity import Fidelity
-from torchdevice.kernel.python import data_files
 from torchdevice.kernel.stand_ins import mapped, tensors
 
 _LEAST_ELEMENTS = 1024
@@ -133,22 +132,53 @@ def _converted(value: Any, given: torch.dtype, wanted: torch.dtype) -> Any:
     return mapped(value, converted)
 
 
-_REWRITERS: Mapping[str, rewriters.Rewriter] = {
-    "linear": _by_weight(across=1),
-    "matmul": _by_weight(across=0),
-    "in place": _in_place,
-    "attention": _attention,
-    "product": _product,
-}
+_PRODUCTS = (
+    "__rmatmul__",
+    "bmm",
+    "addmm",
+    "addbmm",
+    "baddbmm",
+    "chain_matmul",
+    "multi_dot",
+    "inner",
+    "tensordot",
+    "einsum",
+    "bilinear",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "conv_tbc",
+    "convolution",
+    "lstm",
+    "gru",
+    "rnn_tanh",
+    "rnn_relu",
+    "lstm_cell",
+    "gru_cell",
+    "rnn_tanh_cell",
+    "rnn_relu_cell",
+    "multi_head_attention_forward",
+    "_native_multi_head_attention",
+    "_transformer_encoder_layer_fwd",
+)
 
-_NAMES = data_files.read(__file__, "half_precision_matmul.json")
+_NAMES: Mapping[rewriters.Rewriter, Sequence[str]] = {
+    _by_weight(across=1): ("linear",),
+    _by_weight(across=0): ("matmul", "__matmul__", "mm"),
+    _in_place: ("addmm_", "addbmm_", "baddbmm_"),
+    _attention: ("scaled_dot_product_attention",),
+    _product: _PRODUCTS,
+}
 
 _NAMESPACES = (torch, torch.Tensor, torch.nn.functional, torch._C._nn, torch._VF, torch.linalg)
 
 TABLE: Mapping[Any, rewriters.Rewriter] = {
     getattr(namespace, name): rewriter
-    for kind, rewriter in _REWRITERS.items()
-    for name in _NAMES[kind].split()
+    for rewriter, names in _NAMES.items()
+    for name in names
     for namespace in _NAMESPACES
     if hasattr(namespace, name)
 }

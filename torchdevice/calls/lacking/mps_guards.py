@@ -3,7 +3,7 @@
 A guard gets the kernel, the operator and the arguments of a call. It returns :data:`HARMLESS` for a call that does not
 meet the fault, which the kernel then gets as it is, and otherwise the results.
 
-``mps_faults.json`` lists the operators. Numbers are those of issues of https://github.com/pytorch/pytorch. A version is
+:data:`FAULTS` lists the operators. Numbers are those of issues of https://github.com/pytorch/pytorch. A version is
 given where the issue, or what is known of it, says which one has the fault. Everywhere else the guard is always on.
 """
 
@@ -21,7 +21,6 @@ from torchdevice.calls.lacking.cpu_fallback import run
 from torchdevice.kernel import registered_kernels, thread_state
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.fidelity import Fidelity
-from torchdevice.kernel.python import data_files
 from torchdevice.kernel.registered_kernels import overload
 from torchdevice.kernel.stand_ins import Converted, given_to, tensors, written
 
@@ -168,12 +167,78 @@ class Fault(NamedTuple):
         return self.macos_before is None or macos_version is None or macos_version < self.macos_before
 
 
-def _fault(row: dict[str, Any]) -> Fault:
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-    return Fault(**{**values, "guard": globals()[row["guard"]]})
-
-
-FAULTS = tuple(map(_fault, data_files.read(__file__, "mps_faults.json")))
+FAULTS = (
+    Fault(
+        operators=("mm", "mm.out", "addmm", "addmm.out", "addmm_", "linear", "linear.out"),
+        issues=(193487, 195163),
+        what="products that sum over 32,767 elements or more read memory beyond their arguments",
+        guard=long_products,
+        torch_before=(2, 14),
+    ),
+    Fault(
+        operators=("bmm", "bmm.out", "baddbmm", "baddbmm.out", "baddbmm_", "addbmm", "addbmm.out", "addbmm_"),
+        issues=(195163,),
+        what="products that sum over 32,767 elements or more read memory beyond their arguments",
+        guard=long_products,
+    ),
+    Fault(
+        operators=("addcmul_", "addcmul.out", "addcdiv_", "addcdiv.out", "random_", "random_.from", "random_.to"),
+        issues=(131736, 139006, 146085),
+        what="in-place results are not written to tensors that are not contiguous",
+        guard=contiguous_output,
+        macos_before=(15,),
+    ),
+    Fault(
+        operators=("_scaled_dot_product_attention_math_for_mps",),
+        issues=(181133, 163597, 174861),
+        what="attention of arguments that are not contiguous, or of grouped heads, is wrong",
+        guard=expanded_groups,
+    ),
+    Fault(
+        operators=("linear",),
+        issues=(161641,),
+        what="arguments that are not contiguous give wrong results",
+        guard=contiguous_arguments,
+    ),
+    Fault(
+        operators=("native_layer_norm", "native_layer_norm_backward"),
+        issues=(190054,),
+        what="arguments of several dtypes give wrong results, or end the process in backward",
+        guard=one_dtype,
+    ),
+    Fault(
+        operators=("_linalg_solve_ex", "_linalg_solve_ex.result"),
+        issues=(175192,),
+        what="gradients of linalg.solve are wrong",
+        guard=on_the_cpu,
+    ),
+    Fault(
+        operators=("bmm", "bmm.out"),
+        issues=(197636,),
+        what="products of 2^32 elements or more are wrong",
+        guard=in_parts,
+    ),
+    Fault(
+        operators=("adaptive_max_pool2d", "adaptive_max_pool2d.out"),
+        issues=(190064, 189659),
+        what="sizes that are no multiples of the result's give maxima of other windows",
+        guard=undivided_sizes,
+        torch_before=(2, 14),
+    ),
+    Fault(
+        operators=("index_select", "index_select.out"),
+        issues=(188756,),
+        what="rows of a source of more than 2^31 elements are 0, as in an embedding",
+        guard=many_elements,
+        torch_before=(2, 14),
+    ),
+    Fault(
+        operators=("_mps_convolution", "mps_convolution_backward"),
+        issues=(192212,),
+        what="a weight that is not contiguous gives wrong results",
+        guard=contiguous_weight,
+    ),
+)
 """Every known fault with a guard."""
 
 

@@ -216,17 +216,8 @@ MACS: Mapping[int, int] = {
 """Unified memory of a Mac in GB -> the bytes of it that Metal recommends to use at most."""
 
 
-_TABLE = data_files.read(__file__, "device_properties.json")
-
-CAPABILITY: tuple[int, int] = tuple(_TABLE["capability"])
+CAPABILITY = (8, 0)
 """CUDA's compute capability where a scope names none."""
-
-
-def _constants(name: str) -> Any:
-    """Return a class with the fields that are documented constants."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in _TABLE[name].items()}
-    fields = [(name, type(value), dataclasses.field(default=value)) for name, value in values.items()]
-    return dataclasses.make_dataclass(name, fields, frozen=True, repr=False, eq=False, kw_only=True)
 
 
 _PROPERTIES_OF_CUDA = (
@@ -236,7 +227,7 @@ _PROPERTIES_OF_CUDA = (
 
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
-class DeviceProperties(_constants("_CudaDeviceProperties")):  # type: ignore[misc]
+class DeviceProperties:
     """The fields of torch's own ``_CudaDeviceProperties``.
 
     A field that is not measured is a documented constant (fidelity *declared*): the value for compute capability 8.0
@@ -261,6 +252,22 @@ class DeviceProperties(_constants("_CudaDeviceProperties")):  # type: ignore[mis
     multi_processor_count: int
     uuid: uuids.UUID
     is_integrated: int
+    is_multi_gpu_board: int = 0
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    warp_size: int = 32
+    regs_per_multiprocessor: int = 65536
+    shared_memory_per_block: int = 49152
+    shared_memory_per_block_optin: int = 166912
+    shared_memory_per_multiprocessor: int = 167936
+    clock_rate: int = 0
+    memory_clock_rate: int = 0
+    memory_bus_width: int = 0
+    L2_cache_size: int = 0
+    pci_bus_id: int = 0
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+    gcnArchName: str = ""
 
     def __repr__(self) -> str:
         return _PROPERTIES_OF_CUDA.format(self, self.total_memory // 2**20, self.L2_cache_size // 2**20)
@@ -274,7 +281,7 @@ _PROPERTIES_OF_XPU = (
 
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
-class XpuDeviceProperties(_constants("_XpuDeviceProperties")):  # type: ignore[misc]
+class XpuDeviceProperties:
     """The fields of torch's own ``_XpuDeviceProperties``, which ``torch.xpu.get_device_properties`` returns.
 
     A field that is not measured is a documented constant (fidelity *declared*): a limit or a feature that all of
@@ -296,6 +303,28 @@ class XpuDeviceProperties(_constants("_XpuDeviceProperties")):  # type: ignore[m
     has_fp64: bool
     is_integrated_gpu: bool
     uuid: uuids.UUID
+    platform_name: str = "Intel(R) oneAPI Unified Runtime over Level-Zero"
+    vendor: str = "Intel(R) Corporation"
+    type: str = "gpu"
+    device_id: int = 0
+    driver_version: str = ""
+    version: str = ""
+    gpu_eu_count: int = 0
+    gpu_subslice_count: int = 0
+    max_work_group_size: int = 1024
+    max_num_sub_groups: int = 64
+    sub_group_sizes: tuple[int, ...] = (16, 32)
+    local_mem_size: int = 131072
+    last_level_cache_size: int = 0
+    memory_clock_rate: int = 0
+    memory_bus_width: int = 0
+    architecture: int = 0
+    has_fp16: bool = True
+    has_atomic64: bool = True
+    has_bfloat16_conversions: bool = True
+    has_subgroup_matrix_multiply_accumulate: bool = True
+    has_subgroup_matrix_multiply_accumulate_tensor_float32: bool = True
+    has_subgroup_2d_block_io: bool = True
 
     def __repr__(self) -> str:
         return _PROPERTIES_OF_XPU.format(self, self.total_memory // 2**20)

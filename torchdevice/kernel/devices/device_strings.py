@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from torchdevice.kernel.devices.accelerators import FAMILIES, SPELLED
-from torchdevice.kernel.python import data_files
 
 FORCE_CPU = "cpu:-1"
 """The spelling that sends the rest of the active scope to the CPU. torch itself refuses a negative index."""
@@ -66,7 +65,16 @@ def ordinal_of(value: object) -> int | None:
 
 
 LEGACY_DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, dtype) for name, dtype in data_files.read(__file__, "legacy_dtypes.json").items()
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8,
+    "ShortTensor": torch.int16,
+    "IntTensor": torch.int32,
+    "LongTensor": torch.int64,
+    "BoolTensor": torch.bool,
 }
 """The dtypes of legacy tensor types such as ``torch.cuda.FloatTensor``, by the type's name."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torchdevice.kernel import thread_state
-from torchdevice.kernel.python import allocator_texts, data_files
+from torchdevice.kernel.python import allocator_texts
 
 SMALL = 1 << 20
 """``kSmallSize``: blocks of at most so many bytes come from the small pools."""
@@ -77,8 +77,35 @@ class Settings(NamedTuple):
 
 DEFAULT = Settings()
 
-_KEYS: dict[str, list[str]] = data_files.read(__file__, "allocator_settings.json")
-_OF_ALL = _KEYS["of all accelerators"]
+_OF_ALL = (
+    "expandable_segments",
+    "garbage_collection_threshold",
+    "large_segment_size_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_use_background_threads",
+    "roundup_power2_divisions",
+)
+"""Keys that the allocators of all accelerators have."""
+
+_OF_CUDA = (
+    "backend",
+    "expandable_segments_reserve",
+    "expandable_segments_reserve_by_class",
+    "graph_capture_record_stream_reuse",
+    "per_process_memory_fraction",
+    "pinned_free_catch_all",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "throw_on_cudamalloc_oom",
+)
+"""Keys of CUDA's allocator alone."""
 
 _BACKENDS = ("native", "cudaMallocAsync")
 
@@ -104,7 +131,7 @@ def parsed(text: str) -> Settings:
     # Keys and values, without the colon.
     pairs = [setting.strip().partition(":")[::2] for setting in _SETTING.findall(text)]
     for key, value in pairs:
-        if key not in (*_OF_ALL, *_KEYS["of CUDA alone"]):
+        if key not in (*_OF_ALL, *_OF_CUDA):
             raise ValueError(f"Unrecognized key '{key}' in CUDA allocator config.")
         if key == "backend" and value.strip() not in _BACKENDS:
             raise RuntimeError("Unknown allocator backend, options are native and cudaMallocAsync")

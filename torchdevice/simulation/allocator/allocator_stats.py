@@ -10,7 +10,6 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from torchdevice.kernel.devices.device_memory import Stat
-from torchdevice.kernel.python import data_files
 from torchdevice.kernel.python.byte_sizes import written
 
 
@@ -164,8 +163,22 @@ class Figures:
 _FIGURES = tuple(name for name in vars(Figures) if f"total_{name}" in vars(Figures))
 """The names of the current values."""
 
-_KEYS = data_files.read(__file__, "allocator_stats.json")
-"""Key of ``torch.cuda.memory_stats`` -> the value of :class:`Figures`; of active blocks, several of them."""
+_VALUES = {
+    "allocated_bytes": "allocated",
+    "requested_bytes": "requested",
+    "allocation": "count",
+    "inactive_split_bytes": "inactive",
+    "inactive_split": "inactive_count",
+    "reserved_bytes": "reserved",
+    "segment": "segments",
+}
+"""Key of ``torch.cuda.memory_stats`` -> the value of :class:`Figures`."""
+
+_ACTIVE = {
+    "active_bytes": ("allocated", "pending", "peak_active"),
+    "active": ("count", "pending_count", "peak_active_count"),
+}
+"""Key of the blocks that are active -> three values of :class:`Figures`: in use, pending, the peak of both."""
 
 _NUMBERS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
 
@@ -207,7 +220,7 @@ class Statistics:
     def shown(self) -> dict[str, Any]:
         """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
         pools = {"all": self.whole, "small_pool": self.of_pools[True], "large_pool": self.of_pools[False]}
-        values, active = _KEYS["values"].items(), _KEYS["active"].items()
+        values, active = _VALUES.items(), _ACTIVE.items()
         return {
             **{key: {pool: figures.stat(name) for pool, figures in pools.items()} for key, name in values},
             **{key: {pool: figures.active(*names) for pool, figures in pools.items()} for key, names in active},

@@ -8,28 +8,59 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from torchdevice.calls.lacking.fallback_kernels import overload_of
-from torchdevice.kernel.python import data_files
 from torchdevice.kernel.stand_ins import given_to
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases
 from torchdevice.simulation.kernels.pipeline import Pipeline
 
-_TABLE = data_files.read(__file__, "fused_attention.json")
-"""The kernels, what some of them call an argument or a result, and which arguments are not computed."""
+_KERNELS = (
+    "_flash_attention_forward",
+    "_efficient_attention_forward",
+    "_cudnn_attention_forward",
+    "_flash_attention_backward",
+    "_efficient_attention_backward",
+    "_cudnn_attention_backward",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_cudnn_attention_backward",
+)
+
+_NAMES = {
+    "attn_bias": "bias",
+    "cu_seqlens_k": "cum_seq_k",
+    "cu_seqlens_q": "cum_seq_q",
+    "custom_mask_type": "is_causal",
+    "grad_out_": "grad_out",
+    "log_sumexp": "logsumexp",
+    "max_seqlen_batch_k": "max_k",
+    "max_seqlen_batch_q": "max_q",
+    "max_seqlen_k": "max_k",
+    "max_seqlen_q": "max_q",
+    "philox_seed": "rng_state",
+    "softmax_logsumexp": "logsumexp",
+}
+"""What some kernels call an argument or a result -> what the others call it."""
+
+_REFUSED = ("alibi_slopes", "block_table", "seqlen_k", "seqused_k")
+"""Arguments that are not computed."""
 
 
 class _Call:
     """The arguments of a call by their first names, with heads before lengths and in single precision at least."""
 
     def __init__(self, op: Any, args: Any, kwargs: Any):
-        given = {_TABLE["names"].get(each, each): value for each, value in given_to(op, args, kwargs).items()}
-        refused = next((each for each in _TABLE["refused"] if given.get(each) is not None), None)
+        given = {_NAMES.get(each, each): value for each, value in given_to(op, args, kwargs).items()}
+        refused = next((each for each in _REFUSED if given.get(each) is not None), None)
         if refused is not None:
             raise NotImplementedError(f"{op} is not simulated with {refused!r}. Call it without {refused!r}.")
         self.given, self._name = given, op._schema.name
@@ -123,7 +154,7 @@ def _forward(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         "philox_offset": seed[1],
         "debug_attn_mask": mask,
     }
-    return tuple(results.get(_TABLE["names"].get(each.name, each.name)) for each in op._schema.returns)
+    return tuple(results.get(_NAMES.get(each.name, each.name)) for each in op._schema.returns)
 
 
 def _backward(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -156,8 +187,8 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     return CpuAliases(formula, random=device_generators.from_default if draws else None).call(args, kwargs)
 
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., Any]] = {
     "_fill_mem_eff_dropout_mask_": lambda mask, *given: mask.copy_(CpuAliases(_uniform).call((mask, *given), {})),
-    **{each: functools.partial(_run, overload_of(each)) for each in _TABLE["kernels"]},
+    **{each: functools.partial(_run, overload_of(each)) for each in _KERNELS},
 }
 """The kernels of the operators by their names."""

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -23,7 +23,6 @@ from torchdevice.errors import NotSupportedError
 from torchdevice.kernel import registered_kernels
 from torchdevice.kernel.devices.sparse_parts import parts_of
 from torchdevice.kernel.lowlevel.dlpack_alias import on_cpu
-from torchdevice.kernel.python import data_files
 from torchdevice.kernel.stand_ins import with_bits, written
 from torchdevice.kernel.torch_internals import registrations_for_dispatch_key
 from torchdevice.simulation import policy
@@ -38,13 +37,36 @@ from torchdevice.simulation.refusals.refusal_rules import Rule, checks, name_of
 _aten = torch.ops.aten
 
 
-_OPERATORS = data_files.read(__file__, "operators.json")
-
-_OF_PARTS = _OPERATORS["of parts of a COO tensor"].split()
+_OF_PARTS = (
+    "_sparse_coo_tensor_with_dims_and_tensors",
+    "_sparse_coo_tensor_with_dims",
+    "_indices",
+    "_values",
+    "indices",
+    "values",
+    "_nnz",
+    "sparse_dim",
+    "dense_dim",
+    "_dimI",
+    "_dimV",
+    "is_coalesced",
+    "_coalesced_",
+    "sparse_resize_",
+    "sparse_resize_and_clear_",
+)
 """Operators that make sparse tensors from indices and values, or return these, and read no memory."""
 
 
-_OF_COMPRESSED_PARTS = _OPERATORS["of parts of a compressed tensor"].split()
+_OF_COMPRESSED_PARTS = (
+    "crow_indices",
+    "col_indices",
+    "ccol_indices",
+    "row_indices",
+    "values",
+    "_nnz",
+    "sparse_dim",
+    "dense_dim",
+)
 """The functions for the compressed layouts. Torch itself makes such tensors for any device."""
 
 
@@ -65,7 +87,7 @@ def register_sparse() -> None:
     _register_layout("SparseCsrPrivateUse1", DispatchKey.SparseCsrCPU, _OF_COMPRESSED_PARTS, _COMPOSED)
 
 
-def _register_layout(key: str, of_cpu: Any, of_parts: list[str], composed: set[str]) -> None:
+def _register_layout(key: str, of_cpu: Any, of_parts: Sequence[str], composed: set[str]) -> None:
     """Register the kernels for a dispatch key, for which the CPU has ``of_cpu``."""
     registered_kernels.put_fallback(fallback(_kernel), key, __file__)
     _put("_to_copy", Pipeline(_aten._to_copy.default, _copy_parts, none_of).run, key)
@@ -163,10 +185,42 @@ def _own(part: torch.Tensor) -> torch.Tensor:
 # ---- nested ----------------------------------------------------------------------------------------------------------
 
 
-_ON_ITSELF = frozenset(_OPERATORS["of a nested tensor itself"].split())
+_ON_ITSELF = frozenset(
+    {
+        "_nested_tensor_size",
+        "_nested_tensor_strides",
+        "_nested_tensor_storage_offsets",
+        "is_pinned",
+        "is_same_size",
+        "alias",
+        "detach",
+        "values",
+        "view",
+        "unbind.int",
+        "select.int",
+        "narrow",
+        "chunk",
+        "split_with_sizes",
+        "transpose.int",
+        "squeeze",
+        "squeeze.dim",
+        "squeeze.dims",
+        "unsqueeze",
+        "_to_copy",
+        "copy_",
+        "clone",
+        "empty_like",
+    }
+)
 """Operators whose kernel for the CPU reads no memory, or calls another operator that does."""
 
-_MAKING_NESTED = _OPERATORS["making nested tensors"].split()
+_MAKING_NESTED = (
+    "_nested_from_padded",
+    "_nested_tensor_from_mask",
+    "_nested_tensor_from_mask_left_aligned",
+    "_native_multi_head_attention",
+    "_transformer_encoder_layer_fwd",
+)
 """Operators on plain tensors that give nested ones, or call such operators."""
 
 
@@ -207,7 +261,18 @@ def _of_buffer(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 # ---- quantized -------------------------------------------------------------------------------------------------------
 
 
-_MAKING_QUANTIZED = _OPERATORS["making quantized tensors"].split()
+_MAKING_QUANTIZED = (
+    "quantize_per_tensor",
+    "quantize_per_tensor.tensor_qparams",
+    "quantize_per_tensor.tensors",
+    "quantize_per_tensor_dynamic",
+    "quantize_per_channel",
+    "_make_per_tensor_quantized_tensor",
+    "_make_per_channel_quantized_tensor",
+    "_empty_affine_quantized",
+    "_empty_per_channel_affine_quantized",
+    "empty_quantized",
+)
 """The operators that make quantized tensors."""
 
 

@@ -1,6 +1,6 @@
 """Which kernels of CUDA's can compute a call of ``scaled_dot_product_attention``, and why the others cannot.
 
-The checks, their order and their texts (``attention.json``) follow aten/src/ATen/native/transformers of torch 2.13:
+The checks, their order and their texts follow aten/src/ATen/native/transformers of torch 2.13:
 ``cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``. Strided nested tensors take no part: here no kernel computes them.
 """
 
@@ -13,12 +13,159 @@ from typing import Any
 import torch
 from torch.backends.cuda import SDPAParams
 
-from torchdevice.kernel.python import data_files
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import INVALID_VALUE, cuda_error
 
-_TABLE = data_files.read(__file__, "attention.json")
-"""Kernels and their checks in torch's order, and the text of each check."""
+_ORDER = {
+    "mem_efficient": (
+        "mem_efficient_off",
+        "devices",
+        "mem_efficient_gpu",
+        "dimensions",
+        "mem_efficient_size",
+        "lengths",
+        "mem_efficient_strides",
+        "batches",
+        "groups",
+        "heads",
+        "mem_efficient_dtypes",
+    ),
+    "flash": (
+        "flash_off",
+        "devices",
+        "dimensions",
+        "flash_mask",
+        "flash_size",
+        "flash_gpu",
+        "flash_training",
+        "flash_causal",
+        "dtypes",
+        "batches",
+        "groups",
+        "heads",
+        "lengths",
+        "strides",
+    ),
+    "cudnn": (
+        "cudnn_off",
+        "devices",
+        "dimensions",
+        "cudnn_determinism",
+        "dtypes",
+        "cudnn_mask",
+        "cudnn_gpu",
+        "cudnn_dropout",
+        "lengths",
+        "strides",
+        "batches",
+        "groups",
+        "heads",
+        "cudnn_size",
+        "cudnn_multiple",
+        "cudnn_length",
+    ),
+}
+"""Kernel -> its checks, in torch's order."""
+
+_TEXTS = {
+    "mem_efficient_off": "Memory Efficient attention has been runtime disabled.",
+    "flash_off": "Flash attention has been runtime disabled.",
+    "cudnn_off": "cuDNN attention has been runtime disabled.",
+    "devices": (
+        "All tensors need to be on cuda device. Got query on device: {0.q.device}, key on device: "
+        "{0.k.device}, value on device: {0.v.device}"
+    ),
+    "dimensions": (
+        "All fused kernels requires query, key and value to be 4 dimensional, but got Query dim: "
+        "{0.q.ndim}, Key dim: {0.k.ndim}, Value dim: {0.v.ndim} instead."
+    ),
+    "batches": (
+        "For dense inputs, both fused kernels require query, key and value to have the same "
+        "batch_size. Query.sizes(): {0.sizes[0]}, Key.sizes(): {0.sizes[1]}, Value.sizes(): "
+        "{0.sizes[2]} instead. To broadcast dense inputs, try using unsqueeze and expand_to before "
+        "passing them into the kernel."
+    ),
+    "groups": (
+        "FlashAttentionV2 only supports grouped query attention, where the number of heads in "
+        "key/value must divide number of heads in query.Got input Key sizes(): {0.k.shape[1]}, "
+        "Value sizes(): {0.v.shape[1]}, Query sizes(): {0.q.shape[1]} instead."
+    ),
+    "heads": (
+        "For dense input, both fused kernels require query, key and value to have the same "
+        "num_heads. Query.sizes(): {0.sizes[0]}, Key sizes(): {0.sizes[1]}, Value sizes(): "
+        "{0.sizes[2]} instead. To broadcast dense inputs, try using unsqueeze and expand_to before "
+        "passing them into the kernel."
+    ),
+    "lengths": "All fused kernels do not support zero seq_len_q or seq_len_kv.",
+    "strides": (
+        "All fused kernels require the last dimension of the input to have stride 1. Got "
+        "Query.stride(-1): {0.strides[0]}, Key.stride(-1): {0.strides[1]}, Value.stride(-1): "
+        "{0.strides[2]} instead."
+    ),
+    "mem_efficient_strides": (
+        "All fused kernels require the last dimension of the input to have stride 1. Got "
+        "Query.stride(-1): {0.strides[0]}, Key.stride(-1): {0.strides[1]}, Value.stride(-1): "
+        "{0.strides[2]} instead."
+    ),
+    "dtypes": (
+        "Expected query, key and value to all be of dtype: {{{0.allowed}}}. Got Query dtype: "
+        "{0.types[0]}, Key dtype: {0.types[1]}, and Value dtype: {0.types[2]} instead."
+    ),
+    "mem_efficient_dtypes": (
+        "Expected query, key and value to all be of dtype: {{{0.allowed}}}. Got Query dtype: "
+        "{0.types[0]}, Key dtype: {0.types[1]}, and Value dtype: {0.types[2]} instead."
+    ),
+    "mem_efficient_gpu": (
+        "Mem Efficient Attention only supports gpu architectures in the range [sm50, sm121]. "
+        "Attempting to run on a sm {0.gpu[0]}.{0.gpu[1]} gpu."
+    ),
+    "flash_gpu": (
+        "Flash attention only supports gpu architectures in the range [sm80, sm121]. Attempting to "
+        "run on a sm {0.gpu[0]}.{0.gpu[1]} gpu."
+    ),
+    "cudnn_gpu": (
+        "cuDNN MHA only supports gpu architectures in the range [sm80, sm121]. Attempting to run on "
+        "a sm {0.gpu[0]}.{0.gpu[1]} gpu."
+    ),
+    "mem_efficient_size": (
+        "Mem efficient attention requires last dimension of inputs to be divisible by "
+        "{0.alignment}. Got Query.size(-1): {0.q.shape[3]}, Key.size(-1): {0.k.shape[3]}, "
+        "Value.size(-1): {0.v.shape[3]} instead."
+    ),
+    "flash_size": (
+        "Flash attention requires q,k,v to have the same last dimension and to be less than or "
+        "equal to 256. Got Query.size(-1): {0.q.shape[3]}, Key.size(-1): {0.k.shape[3]}, "
+        "Value.size(-1): {0.v.shape[3]} instead."
+    ),
+    "flash_mask": "Flash Attention does not support non-null attn_mask.",
+    "flash_training": (
+        "Flash attention currently doesn't support training with head_dim ∈ (192, 224] or (head_dim "
+        "∈ (224, 256] and dropout > 0.0) on gpu architectures in the range[sm86, sm89].Attempting "
+        "to run with dropout set to: {0.dropout:g}and head_dim: {0.q.shape[3]} on a sm "
+        "{0.gpu[0]}.{0.gpu[1]} gpu."
+    ),
+    "flash_causal": (
+        "Flash attention does not support the is_causal flag when seqlen_q != seqlen_k. Got "
+        "seqlen_q: {0.q.shape[2]} seqlen_k: {0.k.shape[2]}. If you would like to use causal "
+        "attention with non-square masks, please see CausalAttnMask."
+    ),
+    "cudnn_determinism": "cuDNN SDPA is not deterministic.",
+    "cudnn_mask": (
+        "Please use the following attn mask shapes: 2d - ({{Q_seq_len, 1}}  x {{KV_seq_len, 1}}); "
+        "4d - ({{Batch, 1}} x {{Num_heads, 1}} x {{Q_seq_len, 1}}  x {{KV_seq_len, 1}})"
+    ),
+    "cudnn_dropout": (
+        "cuDNN dropout probability resolution is limited to 1/16.Use a dropout probability that is "
+        "a multiple of 1/16 to select the cuDNN backend"
+    ),
+    "cudnn_size": "head_dim should be no more than {0.widest}",
+    "cudnn_multiple": "head_dim should be a multiple of 8",
+    "cudnn_length": "cudnn SDPA does not support key/value sequence length 1.",
+}
+"""Check -> torch's text, about :class:`_Facts`."""
+
+_SPOKEN = {"mem_efficient": "Memory efficient", "flash": "Flash attention", "cudnn": "cuDNN attention"}
+"""Kernel -> its name in torch's texts."""
 
 MOST_ROWS = 65_535
 """CUDA's limit of blocks along the second axis of a grid (mem_eff_attention/kernel_forward.h: getBlocksGrid)."""
@@ -136,9 +283,9 @@ def refusal(kernel: str, call: SDPAParams) -> str | None:
     if nested and call.query.layout is torch.strided:
         return "A simulated device computes attention of nested tensors by products and a softmax."
     facts = _Facts(call)
-    checks = (check for check in _TABLE["kernels"][kernel] if not (nested and check in _DENSE))
+    checks = (check for check in _ORDER[kernel] if not (nested and check in _DENSE))
     failed = next((check for check in checks if _CHECKS[check](facts)), None)
-    return None if failed is None else _TABLE["texts"][failed].format(facts)
+    return None if failed is None else _TEXTS[failed].format(facts)
 
 
 def can_use(kernel: str, call: SDPAParams, debug: bool) -> bool:
@@ -155,7 +302,7 @@ def check(call: SDPAParams) -> None:
     To be asked of many heads or batches, each of which takes a row of a kernel's grid, and where the program has
     switched "math" off, which computes every call.
     """
-    kernels = _TABLE["names"]
+    kernels = _SPOKEN
     able = [kernel for kernel in kernels if refusal(kernel, call) is None]
     if able:
         # Flash attention has batches along the second axis of its grid and heads along the third.

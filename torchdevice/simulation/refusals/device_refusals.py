@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,36 @@ from torchdevice.simulation.profiles import is_cpu_only, missing_on_cuda
 from torchdevice.simulation.refusals import cuda_rules
 from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator, name_of, scalar_type
 
-_TABLES: Mapping[str, Any] = data_files.read(__file__, "cuda_operators.json")
+_NONDETERMINISTIC_KERNELS = {
+    "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward_cuda",
+    "_adaptive_avg_pool3d_backward": "adaptive_avg_pool3d_backward_cuda",
+    "_ctc_loss_backward": "ctc_loss_backward_gpu",
+    "_embedding_bag_backward": "embedding_bag_backward_cuda_max",
+    "adaptive_max_pool2d_backward": "adaptive_max_pool2d_backward_cuda",
+    "avg_pool3d_backward": "avg_pool3d_backward_cuda",
+    "bincount": "_bincount_cuda",
+    "fractional_max_pool2d_backward": "fractional_max_pool2d_backward_cuda",
+    "fractional_max_pool3d_backward": "fractional_max_pool3d_backward_cuda",
+    "grid_sampler_2d_backward": "grid_sampler_2d_backward_cuda",
+    "grid_sampler_3d_backward": "grid_sampler_3d_backward_cuda",
+    "histc": "_histc_cuda with floating point input",
+    "max_pool3d_with_indices_backward": "max_pool3d_with_indices_backward_cuda",
+    "median": "median CUDA with indices output",
+    "nanmedian": "median CUDA with indices output",
+    "nll_loss2d_forward": "nll_loss2d_forward_out_cuda_template",
+    "put": "put_",
+    "reflection_pad1d_backward": "reflection_pad1d_backward_out_cuda",
+    "reflection_pad3d_backward": "reflection_pad3d_backward_out_cuda",
+    "replication_pad1d_backward": "replication_pad1d_backward_cuda",
+    "replication_pad2d_backward": "replication_pad2d_backward_cuda",
+    "replication_pad3d_backward": "replication_pad3d_backward_cuda",
+    "scatter_reduce": "scatter_reduce_cuda_prod_",
+    "upsample_bicubic2d_backward": "upsample_bicubic2d_backward_out_cuda",
+    "upsample_bilinear2d_backward": "upsample_bilinear2d_backward_out_cuda",
+    "upsample_linear1d_backward": "upsample_linear1d_backward_out_cuda",
+    "upsample_trilinear3d_backward": "upsample_trilinear3d_backward_out_cuda",
+}
+"""Operators whose kernels on CUDA are nondeterministic, by the names in torch's errors."""
 
 
 def _computes_in_floats(given: Mapping[str, Any]) -> bool:
@@ -52,27 +81,111 @@ _RAISING = (torch.use_deterministic_algorithms.__doc__ or "").partition("operati
 
 OPERATORS: Mapping[str, str] = {
     name: kernel
-    for name, kernel in _TABLES["nondeterministic"].items()
+    for name, kernel in _NONDETERMINISTIC_KERNELS.items()
     # torch 2.13 has a deterministic kernel.
     if name != "max_pool3d_with_indices_backward" or "torch.nn.MaxPool3d" in _RAISING
 }
 """Operator without a deterministic kernel -> the name of its kernel, as torch's error spells it."""
 
-_FURTHER: Mapping[str, list[str]] = _TABLES["further dtypes"]
+_FURTHER: Mapping[str, Sequence[str]] = {
+    "_cdist_forward": ("bfloat16", "float16"),
+    "addcmul": ("complex32",),
+    "native_dropout_backward": ("bool", "complex128", "complex32", "complex64"),
+}
 """Dtypes that the database does not know: an H200 refused them (``benchmarks/conformance.json``)."""
 
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "cuda_dtypes.json")
 """Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py`` makes the table."""
 
-_KERNELS: Mapping[str, str] = _TABLES["kernels"]
+_KERNELS: Mapping[str, str] = {
+    "_cdist_forward": "cdist_cuda",
+    "_trilinear": "baddbmm_cuda",
+    "_upsample_bilinear2d_aa": "upsample_bilinear2d_out_frame",
+    "addbmm": "addmm_cuda",
+    "addmm": "addmm_cuda",
+    "addmv": "addmv_impl_cuda",
+    "avg_pool2d": "avg_pool2d_out_cuda_frame",
+    "avg_pool3d": "avg_pool3d_out_cuda",
+    "baddbmm": "baddbmm_cuda",
+    "bmm": "baddbmm_cuda",
+    "dot": "dot",
+    "histc": "histc",
+    "max_pool2d_with_indices": "max_pool2d_with_indices_out_cuda_frame",
+    "max_pool3d_with_indices": "max_pool3d_with_indices_out_frame",
+    "mm": "addmm_cuda",
+    "mv": "addmv_impl_cuda",
+    "native_dropout_backward": "masked_scale",
+    "upsample_bicubic2d": "upsample_bicubic2d_out_frame",
+    "upsample_bilinear2d": "upsample_bilinear2d_out_frame",
+    "vdot": "dot",
+}
 """The names that CUDA's kernels have in torch's errors (aten/src/ATen/native/cuda); another operator's is NAME_cuda.
 
 They are in ``libtorch_cuda.so`` of torch 2.10 and 2.15."""
 
-_ASSERTED = re.compile("|".join(_TABLES["asserted"]))
+_ASSERTED = re.compile(
+    "|".join(
+        (
+            r"index -?\d+ is out of bounds for dimension",
+            r"index_copy_\(\): index -?\d+ is out of bounds",
+            r"index out of range in self",
+            r"out of range: tried to access index",
+            r"Target -?\d+ is out of bounds",
+            r"Index \d+ of input takes value",
+            r"embedding_bag: Expected idx >= 0",
+            r"Found an invalid max index",
+            r"target out of range",
+            r"argument #2 'target' is out of range",
+            r"probability tensor contains either",
+            r"invalid Poisson rate",
+            r"Expected p_in >= 0 && p_in <= 1",
+            r"all elements of (?:input|target) should be between 0 and 1",
+            r"repeats can not be negative",
+            r"Expected Tensor with single nonzero value",
+            r"Number of elements of source < number of ones in mask",
+        )
+    )
+)
 """The CPU's texts for values that CUDA's kernels assert of. Values of a shape or an int are checked by the host."""
 
-ASSERTING = frozenset(_TABLES["asserting"])
+ASSERTING = frozenset(
+    {
+        "_assert_async",
+        "_embedding_bag",
+        "_embedding_bag_forward_only",
+        "_index_put_impl",
+        "_unsafe_index",
+        "_unsafe_index_put",
+        "bernoulli",
+        "binary_cross_entropy",
+        "binary_cross_entropy_backward",
+        "embedding",
+        "gather",
+        "index",
+        "index_add",
+        "index_copy",
+        "index_fill",
+        "index_put",
+        "index_reduce",
+        "index_select",
+        "masked_scatter",
+        "max_unpool2d",
+        "max_unpool3d",
+        "multi_margin_loss",
+        "multi_margin_loss_backward",
+        "multilabel_margin_loss_forward",
+        "multinomial",
+        "nll_loss2d_forward",
+        "nll_loss_forward",
+        "poisson",
+        "put",
+        "repeat_interleave",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+        "take",
+    }
+)
 """The operators whose CUDA kernels assert of the values of a tensor (``CUDA_KERNEL_ASSERT``)."""
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdevice.kernel.python import styled_text
 from torchdevice.kernel.python.environment import switched_off
-from torchdevice.tools.cli.parsing import add_command, did_you_mean, refusals
+from torchdevice.tools.cli.parsing import CommandTexts, add_command, did_you_mean, refusals
 from torchdevice.tools.cli.report import output_file
 
 if TYPE_CHECKING:
@@ -21,9 +21,57 @@ if TYPE_CHECKING:
     from torchdevice.check.configuration import Configuration
 
 
+_TEXTS = CommandTexts(
+    description="Report, line by line, what will differ on a target. Your code is parsed, not run.",
+    epilog=(
+        "The status is 1 if something must be changed. The comment '# torchdevice: ignore' "
+        "suppresses all findings\n"
+        "of a line, and '# torchdevice: ignore[rule]' those of one rule. [tool.torchdevice.check] "
+        "in pyproject.toml takes\n"
+        "target, select, ignore, exclude, per-file-ignores and baseline; the command line overrides "
+        "it.\n"
+        "\n"
+        "examples:\n"
+        "  torchdevice check train.py\n"
+        "  torchdevice check --all train.py\n"
+        "  torchdevice check src --baseline known.json --write-baseline\n"
+        "  torchdevice check src notebooks --target mps\n"
+        "  torchdevice check . --target mps --ignore device --sarif=findings.sarif\n"
+        "  torchdevice check --rules"
+    ),
+    arguments={
+        "paths": {"nargs": "*", "metavar": "PATH", "help": "files, notebooks, and folders of them"},
+        "--rules": {"action": "store_true", "help": "list the rules"},
+        "--write-baseline": {"action": "store_true", "help": "write the findings to the baseline"},
+        "--target": {"help": "mps, cpu, cuda, simulated:mps and such; default: cpu"},
+        "--all": {"action": "store_true", "help": "also show what runs as it is, and what is approximate"},
+        "--baseline": {"metavar": "FILE", "help": "leave out the findings that this file lists"},
+        "--select": {
+            "action": "append",
+            "default": [],
+            "metavar": "RULE",
+            "help": "apply only these rules, separated by commas",
+        },
+        "--ignore": {
+            "action": "append",
+            "default": [],
+            "metavar": "RULE",
+            "help": "do not apply these rules, separated by commas",
+        },
+        "--json": {"action": "store_true", "help": "print data"},
+        "--sarif": {
+            "nargs": "?",
+            "const": True,
+            "metavar": "FILE",
+            "help": "print SARIF 2.1.0, which code hosts take; with =FILE write it to a file",
+        },
+    },
+)
+
+
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    add_command(commands, "check", _check, sarif=output_file(".sarif", ".json"))
+    add_command(commands, "check", _check, _TEXTS, sarif=output_file(".sarif", ".json"))
 
 
 def _check(options: argparse.Namespace) -> int:

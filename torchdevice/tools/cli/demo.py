@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchdevice.kernel.python import printable, styled_text
-from torchdevice.tools.cli.parsing import add_command
+from torchdevice.tools.cli.parsing import CommandTexts, add_command
 
 _TRAIN = """\
 import torch
@@ -80,9 +80,14 @@ _STORY = (
 _NEXT = "Now yours: `torchdevice run YOUR_SCRIPT.py`. `torchdevice doctor` shows which device it will use."
 
 
+_TEXTS = CommandTexts(
+    description="Show in four commands what the package does, on files of its own. It takes about 15 seconds."
+)
+
+
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    add_command(commands, "demo", _demo)
+    add_command(commands, "demo", _demo, _TEXTS)
 
 
 def _demo(options: argparse.Namespace) -> int:

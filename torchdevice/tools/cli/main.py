@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from torchdevice.tools.cli import check, demo, doctor, native, plan, report, run
-from torchdevice.tools.cli.parsing import COMMANDS, CommandParser, output
+from torchdevice.tools.cli.parsing import CommandParser, output
 from torchdevice.version import __version__
 
 
@@ -35,7 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> CommandParser:
     """Return the parser of the command line, with all commands."""
-    found = CommandParser(prog="torchdevice", **COMMANDS["torchdevice"])
+    found = CommandParser(
+        prog="torchdevice",
+        description="Run CUDA-written PyTorch programs where there is no CUDA.",
+        epilog=("example:\n  torchdevice run train.py --epochs 3\n\n'torchdevice COMMAND --help' says more."),
+    )
     found.add_argument("--version", action="version", version=f"torchdevice {__version__}")
     commands = found.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     for command in (run, plan, check, doctor, report, native, demo):

@@ -7,12 +7,27 @@ from typing import Any
 
 from torchdevice.kernel.python import printable
 from torchdevice.kernel.python.environment import switched_off
-from torchdevice.tools.cli.parsing import add_command, refusals
+from torchdevice.tools.cli.parsing import CommandTexts, add_command, refusals
+
+_TEXTS = CommandTexts(
+    description="Build or remove the kernels of simulated devices in C++.",
+    epilog=(
+        "Simulated devices compute by kernels in Python, or several times faster by kernels in C++ "
+        "that are\n"
+        "built once for each torch and Python. Scopes use them where they are built; the option "
+        "native= says otherwise.\n"
+        "\n"
+        "examples:\n"
+        "  torchdevice native build\n"
+        "  torchdevice native clean"
+    ),
+    arguments={"step": {"choices": ("build", "clean"), "help": "what to do"}},
+)
 
 
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    add_command(commands, "native", _native)
+    add_command(commands, "native", _native, _TEXTS)
 
 
 def _native(options: argparse.Namespace) -> int:

@@ -9,11 +9,11 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from torchdevice.errors import TorchDeviceError
-from torchdevice.kernel.python import data_files, printable
+from torchdevice.kernel.python import printable
 from torchdevice.kernel.python.interrupt_safe_exit import block
 
 
@@ -50,9 +50,20 @@ def output() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-COMMANDS = data_files.read(__file__, "commands.json")
-"""Command -> its texts, as lines where they have several, and its arguments; the command line's own texts; and the flag
-that asks for a report. A flag without its text is true: a text would be checked as a path."""
+class CommandTexts(NamedTuple):
+    """What the help of a command says, and the arguments of the command.
+
+    Attributes:
+        description: One or more sentences. The list of commands shows the first one.
+        usage: How the command is called; None to show all its arguments.
+        epilog: What stands below the arguments.
+        arguments: Argument -> its keyword arguments in ``add_argument``.
+    """
+
+    description: str
+    usage: str | None = None
+    epilog: str | None = None
+    arguments: Mapping[str, Mapping[str, Any]] = {}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -105,21 +116,23 @@ class CommandParser(argparse.ArgumentParser):
         super().error(printable.lines(message))
 
 
-def add_command(commands: Any, name: str, action: Callable[[Any], int], **types: Any) -> CommandParser:
+def add_command(
+    commands: Any, name: str, action: Callable[[Any], int], texts: CommandTexts, **types: Any
+) -> CommandParser:
     """Add a command to a command line. The list of commands shows the first sentence of its description.
 
     Args:
         commands: The commands of the command line.
         name: The command.
         action: Runs it with what was parsed, and returns the exit status. ``parser`` in the namespace is its parser.
+        texts: Its help and its arguments.
         **types: Argument -> the function that makes its value from a text.
     """
-    texts = COMMANDS[name]
-    description = texts["description"]
-    usage, epilog = ("\n".join(texts.get(part, ())) or None for part in ("usage", "epilog"))
-    help = (description[0].lower() + description[1:]).partition(". ")[0].rstrip(".")
-    parser: CommandParser = commands.add_parser(name, help=help, description=description, usage=usage, epilog=epilog)
-    for argument, more in texts["arguments"].items():
+    help = (texts.description[0].lower() + texts.description[1:]).partition(". ")[0].rstrip(".")
+    parser: CommandParser = commands.add_parser(
+        name, help=help, description=texts.description, usage=texts.usage, epilog=texts.epilog
+    )
+    for argument, more in texts.arguments.items():
         name = argument.lstrip("-").replace("-", "_")
         parser.add_argument(argument, **more, **({"type": types[name]} if name in types else {}))
     parser.set_defaults(action=action, parser=parser)

@@ -14,10 +14,93 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.plan import model_words
 from torchdevice.tools.cli import plans, programs, run
-from torchdevice.tools.cli.parsing import add_command
+from torchdevice.tools.cli.parsing import CommandTexts, add_command
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
+
+
+_TEXTS = CommandTexts(
+    description=(
+        "Report how much GPU memory a program needs, and which GPUs have that much. The program runs without values."
+    ),
+    usage=(
+        "torchdevice plan [options] SCRIPT [args ...]\n"
+        "       torchdevice plan [options] -m MODULE [args ...]\n"
+        "       torchdevice plan [options] --model NAME [--batch N] [--seq N] [--train KIND | "
+        "--generate N] [--dtype DTYPE]"
+    ),
+    epilog=(
+        "The program runs without values on a simulated GPU of 1 TiB: give it one epoch, or a few "
+        "steps.\n"
+        "\n"
+        "examples:\n"
+        "  torchdevice plan train.py --max-steps 2\n"
+        "  torchdevice plan --target simulated:cuda:2 train.py\n"
+        "  torchdevice plan --model llama --batch 4 --train lora\n"
+        "  torchdevice plan --sweep batch-size=1,2,4,8 train.py --max-steps 2\n"
+        "  torchdevice plan --world-size 4 train_ddp.py\n"
+        "  torchdevice plan --memory 16GiB train.py\n"
+        "  torchdevice plan --json train.py > plan.json"
+    ),
+    arguments={
+        "--json": {"action": "store_true", "help": "print data; what the program prints goes to stderr"},
+        "--markdown": {
+            "action": "store_true",
+            "help": "print Markdown, for a pull request; what the program prints goes to stderr",
+        },
+        "--model": {
+            "metavar": "NAME",
+            "help": (
+                "plan a model of transformers without a program: a folder with its config.json, a model in "
+                "the Hub's cache, or an architecture such as llama; nothing is fetched"
+            ),
+        },
+        "--batch": {"metavar": "N", "help": "with --model: the number of sequences (default: 1)"},
+        "--seq": {"metavar": "N", "help": "with --model: the tokens of each sequence (default: 2048)"},
+        "--train": {
+            "choices": ("full", "lora", "qlora"),
+            "help": (
+                "with --model: train it for two steps with AdamW, wholly, by PEFT's LoRA on all linear "
+                "layers, or so with weights in four bits"
+            ),
+        },
+        "--generate": {"metavar": "N", "help": "with --model: generate so many tokens after the sequences"},
+        "--dtype": {
+            "choices": ("bf16", "fp16", "fp32"),
+            "help": "with --model: the dtype of the weights (default: that of the configuration, else bf16)",
+        },
+        "--checkpointing": {
+            "action": "store_true",
+            "help": "with --model: compute activations again in the backward pass; qlora does so anyway",
+        },
+        "--sweep": {
+            "action": "append",
+            "metavar": "NAME=VALUES",
+            "help": (
+                "make a plan for each value of a flag of the program, or of a variable, such as "
+                "batch-size=1,2,4; may be repeated"
+            ),
+        },
+        "--baseline": {
+            "metavar": "FILE",
+            "help": (
+                "compare with the plan that this file has; the status is 1 if the program needs more than --grow allows"
+            ),
+        },
+        "--write-baseline": {"action": "store_true", "help": "write what the program needs to the baseline"},
+        "--grow": {
+            "metavar": "PERCENT",
+            "default": 1.0,
+            "help": "by how many percent the program may need more than the baseline (default: 1)",
+        },
+        "--fits": {"metavar": "GPU", "help": "the status is 1 if the program does not fit this GPU, such as t4"},
+        "--world-size": {
+            "metavar": "N",
+            "help": "plan rank 0 of N, for a program that torchrun starts; the other ranks do not run",
+        },
+    },
+)
 
 
 def add(commands: Any) -> None:
@@ -26,7 +109,9 @@ def add(commands: Any) -> None:
     numbers["grow"] = _percent
     # A plan sets the last two itself, and has no values that could be verified.
     without = ("verify", "verify_sample", "verify_only", "asynchronous", "compute", "values")
-    run.take_program(add_command(commands, "plan", _plan, world_size=programs.number, sweep=_sweep, **numbers), without)
+    run.take_program(
+        add_command(commands, "plan", _plan, _TEXTS, world_size=programs.number, sweep=_sweep, **numbers), without
+    )
 
 
 def _number(text: str) -> int:

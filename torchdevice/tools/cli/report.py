@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdevice.kernel.python import printable
 from torchdevice.kernel.python.logs import logger
-from torchdevice.tools.cli.parsing import COMMANDS, add_command, refusals
+from torchdevice.tools.cli.parsing import CommandTexts, add_command, refusals
 
 if TYPE_CHECKING:
     from torchdevice.report import Report
@@ -35,7 +35,14 @@ def output_file(*endings: str) -> Callable[[str], str]:
 
 def add_report_flag(add: Callable[..., Any], flag: str = "--report") -> None:
     """Add the flag that asks for a report, by ``add_argument`` of argparse or ``addoption`` of pytest."""
-    add(flag, type=output_file(".html", ".json"), **COMMANDS["--report"])
+    add(
+        flag,
+        type=output_file(".html", ".json"),
+        nargs="?",
+        const=True,
+        metavar="FILE",
+        help=("print a report of rewritten calls at the end; with =FILE write a page (FILE.html) or data (FILE.json)"),
+    )
 
 
 def show_report(file: str | bool, report: Report) -> None:
@@ -73,9 +80,22 @@ def _write(file: str, text: str, what: str) -> None:
             print(f"torchdevice: {what} is in {file}", file=sys.stderr)
 
 
+_TEXTS = CommandTexts(
+    description="Show reports that 'torchdevice run --report=FILE.json' wrote, several as one.",
+    epilog=(
+        "examples:\n  torchdevice report monday.json\n  torchdevice report monday.json tuesday.json --html both.html"
+    ),
+    arguments={
+        "files": {"nargs": "+", "metavar": "FILE.json", "help": "files that 'run --report=FILE.json' wrote"},
+        "--html": {"metavar": "FILE", "help": "write one page instead of printing"},
+        "--json": {"metavar": "FILE", "help": "write data instead of printing"},
+    },
+)
+
+
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    add_command(commands, "report", _report)
+    add_command(commands, "report", _report, _TEXTS)
 
 
 def _report(options: argparse.Namespace) -> int:

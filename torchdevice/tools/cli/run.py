@@ -34,7 +34,7 @@ from torchdevice.kernel.python.environment import SWITCH, switched_off
 from torchdevice.kernel.python.logs import configure_logging
 from torchdevice.kernel.python.uncaught_errors import trim, without_ours
 from torchdevice.tools.cli import programs, rank_summary
-from torchdevice.tools.cli.parsing import CommandParser, add_command, refusals
+from torchdevice.tools.cli.parsing import CommandParser, CommandTexts, add_command, refusals
 from torchdevice.tools.cli.programs import Program
 from torchdevice.tools.cli.report import add_report_flag, show_report, show_verified
 
@@ -43,9 +43,42 @@ if TYPE_CHECKING:
     from torchdevice.scope.scope import Scope
 
 
+_TEXTS = CommandTexts(
+    description="Run a program as python does, in a scope: another device takes the place of CUDA.",
+    usage=(
+        "torchdevice run [options] SCRIPT [args ...]\n"
+        "       torchdevice run [options] -m MODULE [args ...]\n"
+        "       torchdevice run [options] -c CODE [args ...]\n"
+        "       torchdevice run [options] - [args ...]\n"
+        "       torchdevice run [options] COMMAND [args ...]"
+    ),
+    epilog=(
+        "A COMMAND is torchrun, pytest, accelerate, python, or any other command that starts Python "
+        "programs.\n"
+        "\n"
+        "examples:\n"
+        "  torchdevice run train.py --epochs 3\n"
+        "  torchdevice run --report train.py\n"
+        "  torchdevice run --target simulated:cuda:2 pytest test_project.py\n"
+        "  torchdevice run --report=report.html torchrun --nproc-per-node 2 train.py\n"
+        "  torchdevice run --target simulated:cuda:2 --memory 8GiB -m package.train\n"
+        "  torchdevice run --target simulated:cuda --ranks 4 train_ddp.py"
+    ),
+    arguments={
+        "--ranks": {
+            "metavar": "N",
+            "help": (
+                "start the SCRIPT or MODULE N times, as torchrun does on one machine; each rank has a "
+                "device, unless --devices or the target says how many there are"
+            ),
+        }
+    },
+)
+
+
 def add(commands: Any) -> None:
     """Add the command to a command line."""
-    take_program(add_command(commands, "run", start, ranks=programs.number))
+    take_program(add_command(commands, "run", start, _TEXTS, ranks=programs.number))
 
 
 def take_program(parser: CommandParser, without: Collection[str] = ()) -> None:

@@ -17,7 +17,6 @@ from torchdevice.kernel.bindings import replaces, supplied_function
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.device_memory import Block
 from torchdevice.kernel.devices.stream_order import StreamObserver
-from torchdevice.kernel.python import data_files
 from torchdevice.torch_modules.cuda.streams import handle_of
 
 
@@ -44,7 +43,18 @@ class Trace(StreamObserver):
         getattr(gpu_trace, f"{event}Callbacks").fire_callbacks(*handles)
 
 
-for _method, _event in data_files.read(__file__, "gpu_trace.json").items():
+_EVENTS = {
+    "stream_created": "StreamCreation",
+    "event_created": "EventCreation",
+    "event_deleted": "EventDeletion",
+    "event_recorded": "EventRecord",
+    "event_waited": "EventWait",
+    "event_synchronized": "EventSynchronization",
+    "stream_synchronized": "StreamSynchronization",
+}
+"""Method of an observer -> the event in the names of ``torch.cuda._gpu_trace``."""
+
+for _method, _event in _EVENTS.items():
     setattr(Trace, _method, functools.partialmethod(Trace.fire, _event))
 
 

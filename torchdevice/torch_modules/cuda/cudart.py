@@ -12,7 +12,6 @@ from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import replaces
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.lowlevel.object_fields import word_at
-from torchdevice.kernel.python import data_files
 from torchdevice.torch_modules.cuda.memory import mem_get_info
 from torchdevice.torch_modules.cuda.streams import create_external
 
@@ -31,7 +30,22 @@ class CudaError(enum.IntEnum):
         return code
 
 
-_TEXTS: dict[str, str] = data_files.read(__file__, "cudart_errors.json")
+_TEXTS = {
+    0: "no error",
+    1: "invalid argument",
+    2: "out of memory",
+    3: "initialization error",
+    100: "no CUDA-capable device is detected",
+    101: "invalid device ordinal",
+    400: "invalid resource handle",
+    600: "device not ready",
+    700: "an illegal memory access was encountered",
+    710: "device-side assert triggered",
+    712: "part or all of the requested memory range is already mapped",
+    713: "pointer does not correspond to a registered memory region",
+    719: "unspecified launch failure",
+    900: "operation not permitted when stream is capturing",
+}
 """The texts of ``cudaGetErrorString`` (driver_types.h of the CUDA toolkit)."""
 
 _INVALID_HANDLE, _ALREADY_REGISTERED, _NOT_REGISTERED = CudaError(400), CudaError(712), CudaError(713)
@@ -88,7 +102,7 @@ def _stream_create(context: Context, place: int) -> CudaError:
 
 
 _CUDART: dict[str, Callable[..., Any]] = {
-    "cudaGetErrorString": lambda context, error: _TEXTS.get(str(int(error)), "unrecognized error code"),
+    "cudaGetErrorString": lambda context, error: _TEXTS.get(int(error), "unrecognized error code"),
     "cudaMemGetInfo": mem_get_info,
     "cudaProfilerStart": _success,
     "cudaProfilerStop": _success,

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,12 +25,49 @@ from torchdevice.kernel.devices.device_memory import PoolId, PrivatePools, Stat,
 from torchdevice.kernel.devices.device_strings import Spelling
 from torchdevice.kernel.devices.runtime import MEMORY_FRACTION
 from torchdevice.kernel.fidelity import Fidelity
-from torchdevice.kernel.python import allocator_texts, data_files
+from torchdevice.kernel.python import allocator_texts
 from torchdevice.kernel.stand_ins import refuse_to_pickle
 from torchdevice.torch_modules.cuda.constants import POOL
 
-KEYS: dict[str, Any] = data_files.read(__file__, "memory_stats.json")
-"""The keys of ``torch.cuda.memory_stats``, by the kind of their values, and the settings that a snapshot shows."""
+POOLS = ("all", "large_pool", "small_pool")
+
+_OF_POOLS = (
+    "active_bytes",
+    "allocated_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+    "reserved_bytes",
+    "active",
+    "allocation",
+    "inactive_split",
+    "segment",
+)
+"""Keys of ``torch.cuda.memory_stats`` that have figures for each pool."""
+
+_OF_THE_WHOLE = ("oversize_allocations", "oversize_segments")
+"""Keys that have figures for the whole allocator."""
+
+_NUMBERS = (
+    "max_split_size",
+    "num_alloc_retries",
+    "num_device_alloc",
+    "num_device_free",
+    "num_ooms",
+    "num_oom_rejections",
+    "num_sync_all_streams",
+)
+"""Keys that have one number."""
+
+SNAPSHOT_SETTINGS: Mapping[str, Any] = {
+    "max_split_size": -1,
+    "garbage_collection_threshold": 0.0,
+    "expandable_segments": False,
+    "pinned_num_register_threads": 1,
+    "release_lock_on_cudamalloc": False,
+    "pinned_use_cuda_host_register": False,
+    "roundup_power2_divisions": {},
+}
+"""The settings that a snapshot shows."""
 
 APPROXIMATE_FIGURES = {
     "cpu": (Fidelity.APPROXIMATE, "Figures of the process's heap. Counts of allocations are 0."),
@@ -79,12 +116,12 @@ def memory_stats(context: Context, device: int) -> dict[str, Any]:
     report(context, "torch.cuda.memory_stats")
     index = _target_index(context, device)
     memory = context.runtime.memory(index)
-    stats: dict[str, Any] = {name: {pool: _figures() for pool in KEYS["pools"]} for name in KEYS["of pools"]}
+    stats: dict[str, Any] = {name: {pool: _figures() for pool in POOLS} for name in _OF_POOLS}
     allocated = _figures(memory.allocated, memory.peak_allocated)
     for name in ("active_bytes", "allocated_bytes", "requested_bytes"):
         stats[name]["all"] = dict(allocated)
     stats["reserved_bytes"]["all"] = _figures(memory.reserved, memory.peak_reserved)
-    stats.update({name: _figures() for name in KEYS["of the whole"]}, **dict.fromkeys(KEYS["numbers"], 0))
+    stats.update({name: _figures() for name in _OF_THE_WHOLE}, **dict.fromkeys(_NUMBERS, 0))
     for name, kept in context.runtime.statistics(index).items():
         stats[name] = _shown(kept)
     return stats

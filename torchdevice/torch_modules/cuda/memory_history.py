@@ -310,7 +310,7 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
             "device_traces": history.traces(len(devices)) if wanted is None else [],
             "allocator_settings": {
                 "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-                **memory.KEYS["settings of a snapshot"],
+                **memory.SNAPSHOT_SETTINGS,
                 **context.runtime.allocator_settings(),
             },
             "external_annotations": [],

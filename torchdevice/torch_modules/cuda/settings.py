@@ -17,12 +17,27 @@ from torchdevice.kernel.bindings import REPLACED, replaces, supplied_function
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.patching import ReplacedItem
-from torchdevice.kernel.python import data_files
 
 _STORED: dict[str, dict[str, Any]] = {
     "the target has one linear algebra library": {"_set_linalg_preferred_backend": torch._C._LinalgBackend.Default},
     "the target has one BLAS": {"_set_blas_preferred_backend": torch._C._BlasBackend.Default},
-    **data_files.read(__file__, "settings.json"),
+    "the allocator stays enabled": {"_cuda_cudaCachingAllocator_enable": True},
+    "nothing is checked": {"_cuda_set_sync_debug_mode": 0},
+    "there is no cuDNN": {"_cuda_set_cudnn_benchmark_limit": 10, "_cudnn_set_conv_benchmark_empty_cache": True},
+    "there are no cuBLAS workspaces": {
+        "_cuda_setCublasWorkspaceSize": 8519680,
+        "_cuda_setCublasLtWorkspaceSize": 1048576,
+    },
+    "TunableOp tunes products of GPU matrices": {
+        "_cuda_tunableop_enable": False,
+        "_cuda_tunableop_tuning_enable": True,
+        "_cuda_record_untuned_enable": False,
+        "_cuda_tunableop_wildcard_fallback_enable": False,
+        "_cuda_tunableop_set_max_tuning_duration": 30,
+        "_cuda_tunableop_set_max_tuning_iterations": 100,
+        "_cuda_tunableop_set_rotating_buffer_size": 0,
+        "_cuda_tunableop_set_cublaslt_requested_algo_count": 8,
+    },
 }
 """Why a value is only stored -> its setter in ``torch._C`` -> what the getter returns before the setter was called.
 
