@@ -1,4 +1,4 @@
-"""Check ``torchdevice/kernel/devices/device_models.json``: ``python -m benchmarks.device_models`` prints its problems.
+"""Check ``torchdevice/kernel/devices/gpus.py``: ``python -m benchmarks.device_models`` prints its problems.
 
 Every figure must have a source, every name must mean one model, and figures must agree: memory is less than that of the
 name and more than nine tenths of it, and memory that no source prints is derived by the rule of its source.
@@ -6,51 +6,42 @@ name and more than nine tenths of it, and memory that no source prints is derive
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-import torchdevice
-from torchdevice.kernel.devices import device_models
+from torchdevice.kernel.devices import device_models, gpus
+from torchdevice.kernel.devices.gpus import Gpu
 from torchdevice.kernel.options import declarations
-
-FILE = Path(torchdevice.__file__).parent / "kernel" / "devices" / "device_models.json"
 
 GIB = 1 << 30
 
 
-def problems(found: dict[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the content of the file, as sentences."""
-    names = [device_models._spelling(each) for name, row in found["models"].items() for each in _names(name, row)]
+def problems(found: Mapping[str, Gpu]) -> Iterator[str]:
+    """Yield what is wrong with the GPUs of the file, as sentences."""
+    names = [device_models._spelling(each) for name, gpu in found.items() for each in (name, *gpu.aliases)]
     yield from (f"{name!r} is the name of {count} models." for name, count in Counter(names).items() if count > 1)
-    used = {source for row in found["models"].values() for source in row["sources"].values()}
-    yield from (f"The source {each!r} is not used." for each in sorted(found["sources"].keys() - used - {"guide"}))
-    for name, row in found["models"].items():
-        yield from (f"{name}: {problem}" for problem in _problems_of_model(row, found))
+    used = {source for gpu in found.values() for source in (gpu.of_memory, gpu.of_properties)}
+    yield from (f"The source {each!r} is not used." for each in sorted(gpus.SOURCES.keys() - used - {"guide"}))
+    for name, gpu in found.items():
+        yield from (f"{name}: {problem}" for problem in _problems_of_gpu(gpu))
 
 
-def _names(name: str, row: dict[str, Any]) -> list[str]:
-    return [name, *row.get("aliases", ())]
-
-
-def _problems_of_model(row: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
-    if row["sources"].keys() != {"memory", "properties"} or not set(row["sources"].values()) <= found["sources"].keys():
+def _problems_of_gpu(gpu: Gpu) -> Iterator[str]:
+    if not {gpu.of_memory, gpu.of_properties} <= gpus.SOURCES.keys():
         yield "A figure has no source."
-    if row["capability"] not in found["capabilities"]:
-        yield f"The capability {row['capability']} has no figures."
-    unknown = row["properties"].keys() - device_models.SETTABLE.keys()
+    if gpu.capability not in gpus.OF_CAPABILITY:
+        yield f"The capability {gpu.capability} has no figures."
+    unknown = gpu.properties.keys() - device_models.SETTABLE.keys()
     if unknown:
         yield f"{sorted(unknown)[0]!r} is no field of torch.cuda.get_device_properties."
-    memory = declarations()["memory"].check(row["memory"])
-    said = re.search(r"(\d+) ?GB\b(?! MIG)", row["properties"]["name"])
-    if said and "GH200" not in row["properties"]["name"] and not 0.9 * GIB < memory / int(said[1]) < GIB:
-        yield f"Memory of {memory / GIB:.2f} GiB does not go with the name {row['properties']['name']!r}."
-    if "nvidia-smi" in row and memory != _derived(row["nvidia-smi"]):
-        yield f"Memory of {memory >> 20} MiB is not what the rule derives of {row['nvidia-smi']}."
+    memory = declarations()["memory"].check(gpu.memory)
+    said = re.search(r"(\d+) ?GB\b(?! MIG)", gpu.properties["name"])
+    if said and "GH200" not in gpu.properties["name"] and not 0.9 * GIB < memory / int(said[1]) < GIB:
+        yield f"Memory of {memory / GIB:.2f} GiB does not go with the name {gpu.properties['name']!r}."
+    if gpu.nvidia_smi and memory != _derived(gpu.nvidia_smi):
+        yield f"Memory of {memory >> 20} MiB is not what the rule derives of {gpu.nvidia_smi}."
 
 
 def _derived(total: str) -> int:
@@ -61,7 +52,7 @@ def _derived(total: str) -> int:
 
 def main() -> int:
     """Print the problems, and return 1 if there are any."""
-    found = list(problems(json.loads(FILE.read_text(encoding="utf-8"))))
+    found = list(problems(gpus.GPUS))
     print(*found, sep="\n", end="\n" if found else "")
     return int(bool(found))
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from generated import write_or_check
 
-import torchdevice
 from torchdevice.kernel.devices.device_models import MACS, MODELS
+from torchdevice.kernel.devices.gpus import GPUS, MAC_RULE, SOURCES, Gpu
 from torchdevice.kernel.options import declarations
 
 PAGE = Path(__file__).with_name("gpus.md")
 
 HEADER = """# GPU models
 
-<!-- Made by python docs/make_gpus.py from torchdevice/kernel/devices/device_models.json; do not edit. -->
+<!-- Made by python docs/make_gpus.py from torchdevice/kernel/devices/gpus.py; do not edit. -->
 
 `--target rtx3090`, `simulate("a100-80gb", devices=8)` and [`torchdevice plan`](plan.md) know these GPUs. Case,
 spaces and hyphens do not matter, and torch's name of a GPU is a name too: `simulated:A100-80GB`, `simulated:RTX 3090`.
@@ -30,21 +28,20 @@ sheet and differs by 1 or 2 % between drivers. On Windows it is larger, but Wind
 """
 
 
-def row(name: str, figures: dict[str, Any]) -> str:
+def row(name: str, gpu: Gpu) -> str:
     """Return a row of the table."""
     model = MODELS[name]
     memory = f"{declarations()['memory'].check(model.memory) / 2**30:.2f} GiB"
-    also = ", ".join(f"`{each}`" for each in figures.get("aliases", ()))
-    cells = [f"`{name}`", model.properties["name"], figures["capability"], memory]
-    cells += [str(model.properties["multi_processor_count"]), also, "; ".join(figures["sources"].values())]
+    also = ", ".join(f"`{each}`" for each in gpu.aliases)
+    cells = [f"`{name}`", model.properties["name"], "{}.{}".format(*gpu.capability), memory]
+    cells += [str(model.properties["multi_processor_count"]), also, f"{gpu.of_memory}; {gpu.of_properties}"]
     return f"| {' | '.join(cells)} |\n"
 
 
 def page() -> str:
     """Return the page."""
-    found = json.loads((Path(torchdevice.__file__).parent / "kernel" / "devices" / "device_models.json").read_text())
-    rows = [row(*each) for each in found["models"].items()]
-    sources = [f"| {name} | {text} |\n" for name, text in found["sources"].items()]
+    rows = [row(*each) for each in GPUS.items()]
+    sources = [f"| {name} | {text} |\n" for name, text in SOURCES.items()]
     macs = [f"| {size} GB | {most / 2**30:.2f} GiB |\n" for size, most in MACS.items()]
     return "".join(
         [
@@ -55,7 +52,7 @@ def page() -> str:
             "| source | |\n|---|---|\n",
             *sources,
             "\n## Macs\n\nA plan also compares with Macs, by their unified memory. A program may use more than Metal ",
-            f"recommends, and then slows the machine down. The figure: {found['macs']['rule']}.\n\n",
+            f"recommends, and then slows the machine down. The figure: {MAC_RULE}.\n\n",
             "| unified memory | recommended at most |\n|---|---|\n",
             *macs,
         ]

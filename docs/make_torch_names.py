@@ -23,7 +23,7 @@ READS = {path: {name for name, _ in Reads(tree)} for path, tree in sources().ite
 
 HEADER = """# Private names of torch
 
-<!-- Made by python docs/make_torch_names.py from torchdevice/kernel/torch_names.json; do not edit. -->
+<!-- Made by python docs/make_torch_names.py from torchdevice/kernel/torch_names.py; do not edit. -->
 
 torch may change a private name in any release. The package reads those below, and no others. A release of torch that
 lacks one raises `TorchVersionError`, which names it and what needs it, before anything of torch is changed.

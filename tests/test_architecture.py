@@ -153,6 +153,17 @@ def test_no_ternary_stands_in_another() -> None:
     assert nested == []
 
 
+def test_data_files_are_made_by_scripts() -> None:
+    """Sentences, names and tables that people write stand in the code that uses them."""
+    scripts = [path.read_text() for path in (PACKAGE.parent / "docs").glob("make_*.py")]
+    data = [path for path in PACKAGE.rglob("*") if path.suffix in {".json", ".toml", ".yaml", ".csv"}]
+    assert len(data) > 1
+    written = {
+        path.name for path in data if any(re.search(rf'^PAGE = .*"{path.name}"$', each, re.M) for each in scripts)
+    }
+    assert {path.name for path in data} == written
+
+
 def test_type_checkers_see_the_public_names() -> None:
     tree = ast.parse(MODULES["__init__"].with_suffix(".pyi").read_text())
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "typing"]

@@ -16,6 +16,7 @@ from processes import run_python
 import torchdevice
 from torchdevice.errors import UnknownTargetError
 from torchdevice.kernel.devices.device_models import MODELS, canonical, known_name
+from torchdevice.kernel.devices.gpus import GPUS
 
 device_models, make_gpus = benchmark("device_models"), page_maker("make_gpus")
 
@@ -52,14 +53,19 @@ def test_the_figures_are_those_of_the_page(model: str) -> None:
 
 
 def test_the_file_has_no_problems() -> None:
-    content = json.loads(device_models.FILE.read_text())
-    assert list(device_models.problems(content)) == []
-    content["models"]["t4"] |= {"memory": "17GiB", "capability": "7.9", "aliases": ["A100"]}
-    content["models"]["l4"]["memory"] = "22GiB"
-    content["models"]["v100"]["memory"] = "20GiB"
-    content["models"]["h100"]["sources"].pop("memory")
-    found = list(device_models.problems(content))
-    starts = ["'a100' is the name of 2 models", "t4: The capability 7.9 has", "v100: Memory of 20.00 GiB does not go"]
+    assert list(device_models.problems(GPUS)) == []
+    changed = {
+        "t4": GPUS["t4"]._replace(memory="17GiB", capability=(7, 9), aliases=("A100",)),
+        "l4": GPUS["l4"]._replace(memory="22GiB"),
+        "v100": GPUS["v100"]._replace(memory="20GiB"),
+        "h100": GPUS["h100"]._replace(of_memory=""),
+    }
+    found = list(device_models.problems({**GPUS, **changed}))
+    starts = [
+        "'a100' is the name of 2 models",
+        "t4: The capability (7, 9) has",
+        "v100: Memory of 20.00 GiB does not go",
+    ]
     starts += ["l4: Memory of 22528 MiB is not what the rule derives of 23034MiB", "h100: A figure has no source"]
     assert [any(each.startswith(start) for each in found) for start in starts] == [True] * 5 and len(found) == 5
 

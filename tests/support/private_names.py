@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torchdevice
 from torchdevice.kernel import torch_internals
-from torchdevice.kernel.python import data_files
 
 PACKAGE = Path(torchdevice.__file__).parent
 
@@ -44,11 +43,10 @@ NOT_OF_TORCH = {
 
 
 def listed() -> dict[str, str]:
-    """Return the names of ``torch_names.json`` in full, and which part of it has them."""
-    table = data_files.read(torch_internals.__file__, "torch_names.json")
+    """Return the names of ``torch_names.py`` in full, and which part of it has them."""
     return {
         f"{module}.{name}": when
-        for when, groups in table.items()
+        for when, groups in torch_internals.NAMES.items()
         for modules in groups.values()
         for module, names in modules.items()
         for name in names

@@ -8,7 +8,7 @@
   nothing that either of the two lacks.
 
 The table is torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries. What a device lacks
-besides, a profile or a model of the device says (``kernel/devices/device_models.json``). A real device's operators
+besides, a profile or a model of the device says (``kernel/devices/gpus.py``). A real device's operators
 without a kernel are those that are not registered with torch, see ``calls/lacking/fallback_kernels.py``.
 """
 

@@ -8,10 +8,8 @@ also implies ``identity="program"``, so that ``x.is_cuda`` is True.
 :class:`DeviceProperties` is what ``get_device_properties`` returns: the fields, their defaults, and those that a scope
 may set.
 
-``device_models.json`` names the source of each figure of :data:`MODELS`, and ``python -m
-benchmarks.device_models`` checks the file. Threads and shared memory are those of the compute capability. The memory is
-CUDA's total, which torch prints; it is less than the data sheet's, because the driver and error correction keep a part.
-A field that no source gives has the default of :class:`DeviceProperties`, which is 0 for a size.
+``gpus.py`` has the figures of :data:`MODELS`. Threads and shared memory are those of the compute capability. A field
+that no source gives has the default of :class:`DeviceProperties`, which is 0 for a size.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ import uuid as uuids
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
+from torchdevice.kernel.devices.gpus import GPUS, MAC_SIZES, OF_CAPABILITY, Gpu
 from torchdevice.kernel.python import data_files, foreign_files
 
 SIMULATED = "simulated"
@@ -188,33 +187,24 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 CONTEXT = 1 << 29
 """The memory that CUDA and its libraries take of a GPU for themselves, in bytes: half a GiB is usual."""
 
-_FILE = data_files.read(__file__, "device_models.json")
+
+def _model(gpu: Gpu) -> DeviceModel:
+    properties = {**gpu.properties, **OF_CAPABILITY[gpu.capability]}
+    return DeviceModel(capability=gpu.capability, memory=gpu.memory, context=CONTEXT, properties=properties)
 
 
-def _model(name: str, row: Mapping[str, Any]) -> DeviceModel:
-    """Return a model of the file, with the figures that all GPUs of its compute capability have in common."""
-    major, minor = map(int, row["capability"].split("."))
-    properties = {**row["properties"], **_FILE["capabilities"][row["capability"]]}
-    return DeviceModel(capability=(major, minor), memory=row["memory"], context=CONTEXT, properties=properties)
-
-
-MODELS: Mapping[str, DeviceModel] = {name: _model(name, row) for name, row in _FILE["models"].items()}
-
-ALIASES: Mapping[str, tuple[str, ...]] = {name: tuple(row.get("aliases", ())) for name, row in _FILE["models"].items()}
-"""Model -> its other names, besides those that differ in case, spaces and hyphens."""
+MODELS: Mapping[str, DeviceModel] = {name: _model(gpu) for name, gpu in GPUS.items()}
 
 _NAMES_OF_MODELS = {
     _spelling(each): name
-    for name, model in reversed([*MODELS.items()])  # of models with the same name of torch the first one counts
-    for each in (model.properties["name"], name, *ALIASES[name])
+    for name, gpu in reversed([*GPUS.items()])  # of models with the same name of torch the first one counts
+    for each in (gpu.properties["name"], name, *gpu.aliases)
 }
 
 MACS: Mapping[int, int] = {
-    size: (size << 30) * (2 if size < 36 else 3) // (3 if size < 36 else 4)
-    for size in _FILE["macs"]["unified memory in GB"]
+    size: (size << 30) * (2 if size < 36 else 3) // (3 if size < 36 else 4) for size in MAC_SIZES
 }
 """Unified memory of a Mac in GB -> the bytes of it that Metal recommends to use at most."""
-
 
 CAPABILITY = (8, 0)
 """CUDA's compute capability where a scope names none."""

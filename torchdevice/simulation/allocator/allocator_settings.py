@@ -1,7 +1,7 @@
 """The settings of CUDA's allocator: what torch refuses of them, and what they mean.
 
 CUDA reads ``PYTORCH_ALLOC_CONF`` and ``PYTORCH_CUDA_ALLOC_CONF`` at initialisation. torch's parser of the settings that
-all accelerators have is in every build and says what is wrong with a value. ``allocator_settings.json`` lists the keys,
+all accelerators have is in every build and says what is wrong with a value. The keys are listed below,
 with those that only CUDA has (c10/cuda/CUDAAllocatorConfig.cpp).
 """
 
