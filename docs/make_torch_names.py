@@ -41,7 +41,9 @@ def read_in(name: str) -> str:
     last = name.rpartition(".")[2]
     spelled = {path for path, reads in READS.items() if any(f"{each}.".startswith(f"{name}.") for each in reads)}
     paths = spelled | {path for path, reads in READS.items() if f".{last}" in reads}
-    paths = paths or {path for path in READS if re.search(rf"\b{last}\b", (PACKAGE / path).read_text())}
+    # The tables of `check` list public names that programs spell.
+    others = [path for path in READS if not path.startswith("check/")]
+    paths = paths or {path for path in others if re.search(rf"\b{last}\b", (PACKAGE / path).read_text())}
     return ", ".join(f"`{path}`" for path in sorted(paths))
 
 

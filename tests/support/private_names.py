@@ -79,8 +79,9 @@ def is_private(name: str) -> bool:
 
 
 def sources() -> dict[str, ast.Module]:
-    """Return the parsed files of the package by their path in it."""
-    return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    """Return the parsed files of the package by their path in it, without the list of names."""
+    paths = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "torch_names.py"]
+    return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in paths}
 
 
 def own_names(trees: Iterable[ast.Module]) -> set[str]:
