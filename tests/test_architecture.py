@@ -16,6 +16,7 @@ from processes import run_fresh_python, run_torch_python
 
 import torchdevice
 from torchdevice.kernel.devices.accelerators import FAMILIES
+from torchdevice.kernel.devices.runtime import Runtime
 
 pytestmark = pytest.mark.one_engine
 
@@ -173,6 +174,12 @@ def test_type_checkers_see_the_public_names() -> None:
 def test_a_scope_shows_little() -> None:
     public = {name for name in (*dir(torchdevice.Scope), *vars(torchdevice.portable())) if not name.startswith("_")}
     assert public == {"journal", "options", "report", "runtime", "target"}
+
+
+def test_a_runtime_has_few_members() -> None:
+    """What only a device of this package's own answers stands in ``SuppliedDevice``."""
+    members = {*dir(Runtime), *(name for kind in Runtime.__mro__ for name in getattr(kind, "__annotations__", {}))}
+    assert len({name for name in members if not name.startswith("_")}) <= 40
 
 
 def test_no_file_is_named_after_nothing() -> None:

@@ -29,6 +29,7 @@ from torchdevice.kernel.devices.cpu import CpuRuntime
 from torchdevice.kernel.devices.module import ModuleRuntime
 from torchdevice.kernel.devices.mps_runtime import MpsRuntime
 from torchdevice.kernel.devices.runtime import Runtime
+from torchdevice.kernel.devices.supplied import SuppliedDevice
 from torchdevice.kernel.options import chosen
 from torchdevice.scope import target_selection
 from torchdevice.simulation.simulated_runtime import SimulatedRuntime
@@ -43,8 +44,9 @@ def parameters(function: Any) -> list[tuple[str, Any, Any]]:
 
 @pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
 def test_a_runtime_implements_the_whole_interface(kind: type[Runtime]) -> None:
-    for name, member in vars(Runtime).items():
-        if not inspect.isfunction(member):
+    supplied = vars(SuppliedDevice) if issubclass(kind, SuppliedDevice) else {}
+    for name, member in {**supplied, **vars(Runtime)}.items():
+        if not inspect.isfunction(member) or name == "__init__":
             continue
         found, expected = parameters(getattr(kind, name)), parameters(member)
         # A function that needs nothing of the runtime is a static method.

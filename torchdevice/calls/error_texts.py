@@ -49,7 +49,7 @@ def reword(context: Context, error: BaseException) -> None:
 
 def _with_limit(context: Context, error: RuntimeError) -> RuntimeError:
     """Note on an error that this machine's memory ran out, where a simulated device has no limit of its own."""
-    if context.runtime.is_simulated_gpu and context.options.memory is None:
+    if context.runtime.supplied.is_simulated_gpu and context.options.memory is None:
         add_note(error, "This machine's memory ran out. Give the simulated devices their own limit by memory='8GiB'.")
     return error
 
@@ -125,7 +125,7 @@ def detour_after(error: BaseException, context: Context, func: Any, rewriter: Re
     lacked = dtype_gaps.lacking(error)
     # The kernels of a GPU, a simulated one too, have CUDA's dtypes, and tensors of the CPU beside it the CPU's. But
     # torch refuses float16 in transforms before it asks for a kernel.
-    may_be_cudas = context.runtime.location_tag != "cuda" or getattr(func, "__name__", "").startswith("fft_")
+    may_be_cudas = context.runtime.supplied.location_tag != "cuda" or getattr(func, "__name__", "").startswith("fft_")
     if lacked is not None and may_be_cudas and dtype_gaps.can_be_repeated(func):
         return functools.partial(dtype_gaps.compute, context, lacked, func, func.__name__.partition(".")[0])
     if float64_policy.refused(context, error) and dtype_gaps.can_be_repeated(func):

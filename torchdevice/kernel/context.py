@@ -189,17 +189,17 @@ class Context:
         self.journal = journal
         self.device_type = runtime.device_type
         self.family = runtime.family
-        self.simulated_by: Context | None = runtime.simulated_by
+        self.simulated_by: Context | None = runtime.supplied.simulated_by
         # "any" is CUDA for everything that must have one answer, such as which accelerator is available.
         anyone = options.written_for == "any"
         self.program = "cuda" if anyone else options.written_for
         self.families = frozenset(FAMILIES if anyone else (options.written_for,))
         self.stood_for = self.families - {self.family}
         self.is_native = runtime.family == options.written_for
-        self.shown_as = self.program if options.identity == "program" else runtime.shown_as
+        self.shown_as = self.program if options.identity == "program" else runtime.supplied.shown_as
         self.unsupported_dtypes = runtime.unsupported_dtypes
         # A program for another accelerator than CUDA gets that one's error there, as without this package.
-        natively = runtime.location_tag == self.program != Options.written_for
+        natively = runtime.supplied.location_tag == self.program != Options.written_for
         self.float64 = options.float64 or ("error" if natively else "float32")
         # A target that holds float64 ignores the option.
         self.keeps_doubles = self.float64 not in ("float32", "error") and bool(runtime.unsupported_dtypes)
@@ -254,7 +254,7 @@ class Context:
             return
         if self.is_in_bad_fork:
             raise RuntimeError(_FORKED)
-        self.runtime.initialize()
+        self.runtime.supplied.initialize()
         # Before `_initialized`, which is read together with the process id that this sets.
         self.touch()
         self._initialized = True
@@ -272,7 +272,7 @@ class Context:
     def is_in_bad_fork(self) -> bool:
         """Whether this process was forked from one that had used the accelerator, which then does not work here."""
         # The comparison of process ids comes last, because it is a call and the others are attributes.
-        return self.user is not None and not self.runtime.shared_by_processes and self.user != os.getpid()
+        return self.user is not None and not self.runtime.supplied.shared_by_processes and self.user != os.getpid()
 
     # ---- devices -----------------------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class Context:
         """Return how many accelerators there are, and let the next read of ``device_count`` count them again."""
         self._device_count = None
         count = self.options.devices or max(1, self.runtime.device_count())
-        if self.options.devices is not None or not self.runtime.folds_ordinals:
+        if self.options.devices is not None or not self.runtime.supplied.folds_ordinals:
             # Those before the first that is not there.
             ordinals = visible_ordinals()
             there = itertools.takewhile(lambda ordinal: ordinal < count, ordinals or ())
@@ -357,7 +357,7 @@ class Context:
 
     def _redirect_new(self, value: Any) -> torch.device | None:
         """Resolve an argument that this thread has not seen yet, or whose answer is reported each time."""
-        if not self.runtime.torch_knows_current:
+        if not self.runtime.supplied.torch_knows_current:
             spells = value.index is None and value.type if isinstance(value, torch.device) else value
             if spells.__class__ is str and spells == self.device_type:  # the target, without an index
                 return self.target
@@ -418,7 +418,7 @@ class Context:
 
     def accepts(self, index: int) -> bool:
         """Return whether an ordinal is one of the program's accelerators, or is folded onto the first."""
-        folds = self.options.devices is None and self.runtime.folds_ordinals
+        folds = self.options.devices is None and self.runtime.supplied.folds_ordinals
         return index >= 0 and (folds or index < self.device_count)
 
     def force_cpu(self) -> torch.device:

@@ -119,7 +119,7 @@ class Peaks:
         context.policy.recorders.append(self)
         context.policy.settle()
         recorders = context.policy.recorders
-        self._undo += [context.runtime.watch_allocations(self, context), lambda: recorders.remove(self)]
+        self._undo += [context.runtime.supplied.watch_allocations(self, context), lambda: recorders.remove(self)]
         self._undo.append(context.policy.settle)
         for register in (optimizers.register_optimizer_step_pre_hook, optimizers.register_optimizer_step_post_hook):
             self._undo.append(register(self._stepped).remove)

@@ -115,7 +115,7 @@ class Scope(AbstractContextManager["Scope"]):
         from torchdevice.report import Report  # here, because most programs ask for none
 
         options = self._resolved().options
-        kernels = self.runtime.kernels(options.native)
+        kernels = self.runtime.supplied.kernels(options.native)
         return Report.of(self.journal, options, self.runtime.target, kernels=kernels)
 
     @property
@@ -237,7 +237,7 @@ def _enter(entry: Entry, context: Context) -> None:
         context.entries.add(entry)
         for installation in entry.parts:
             installation.hold(entry)
-        context.runtime.enter_thread(entry)
+        context.runtime.supplied.enter_thread(entry)
         for feature in context.features:
             feature.call("enter_thread", entry)
         thread_state.enter(entry)
@@ -311,7 +311,7 @@ _LEAVING: tuple[Callable[[Any], None], ...] = (
     _finish_thread,
     _drop_installations,
     _leave_features,
-    lambda entry: entry.context.runtime.leave_thread(entry),
+    lambda entry: entry.context.runtime.supplied.leave_thread(entry),
 )
 """The steps of leaving, in order. Each can be repeated, and is done even if another step failed."""
 

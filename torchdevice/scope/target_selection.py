@@ -90,7 +90,7 @@ def simulated_machine() -> Context | None:
         context = entry.context
         if context is not None and context.simulated_by is not None:
             return context.simulated_by
-        if context is not None and context.runtime.location_tag == context.shown_as == MpsRuntime.device_type:
+        if context is not None and context.runtime.supplied.location_tag == context.shown_as == MpsRuntime.device_type:
             return context
     return None
 

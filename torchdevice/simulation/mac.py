@@ -15,6 +15,7 @@ from typing import Any
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices import device_models
 from torchdevice.kernel.devices.mps_runtime import MpsRuntime
+from torchdevice.kernel.devices.supplied import SuppliedDevice
 from torchdevice.kernel.journal.journal import Journal
 from torchdevice.kernel.options import Options
 from torchdevice.kernel.registered_kernels import overload
@@ -24,7 +25,7 @@ from torchdevice.simulation.simulated_runtime import SimulatedRuntime
 from torchdevice.simulation.simulated_runtime import runtime as simulated
 
 
-class MacRuntime(MpsRuntime):
+class MacRuntime(SuppliedDevice, MpsRuntime):
     """MPS on a simulated Mac.
 
     The overrides change how torch reaches a simulated device. The answers to a program come from :class:`MpsRuntime`.
@@ -41,7 +42,7 @@ class MacRuntime(MpsRuntime):
     compiles = False
     generator_type = device_generators.Generator
     draws_on_cpu = True
-    autocast_key = None
+    support = MpsRuntime.support._replace(autocast_key=None)
     corrected_key = "PrivateUse1"
     lacks_kernel = staticmethod(
         lambda operator: operator.startswith("aten::") and PROFILES["mps"].missing(overload(operator)) is not None
@@ -49,7 +50,8 @@ class MacRuntime(MpsRuntime):
     refusing_key = "PrivateUse1"
 
     def __init__(self, machine: Context):
-        super().__init__()
+        super().__init__(self)
+        self.supplied = self
         self._machine = weakref.ref(machine)
         backend.register()
 

@@ -14,8 +14,9 @@ from torchdevice.kernel.devices import registry
 from torchdevice.kernel.devices.cpu import bytes_wanted
 from torchdevice.kernel.devices.device_memory import Block, Observer, Segment
 from torchdevice.kernel.devices.mps_runtime import says_refused
-from torchdevice.kernel.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Runtime
+from torchdevice.kernel.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Runtime, TorchSupport
 from torchdevice.kernel.devices.stream_order import Stream, StreamObserver
+from torchdevice.kernel.devices.supplied import SuppliedDevice
 from torchdevice.kernel.lowlevel import page_locked
 from torchdevice.native import building
 from torchdevice.simulation import backend, device_generators, device_guard, inductor, machine, policy, torch_functions
@@ -34,8 +35,8 @@ def _of_memory(name: str) -> Any:
     return lambda self, index: getattr(storages.device(index), name)()
 
 
-class SimulatedRuntime(Runtime):
-    """A number of simulated devices of one profile.
+class SimulatedRuntime(SuppliedDevice, Runtime):
+    """A number of simulated devices of one profile, which answer as a supplied device themselves.
 
     Attributes:
         profile: The kind of device that is simulated.
@@ -46,8 +47,7 @@ class SimulatedRuntime(Runtime):
     device_type = policy.DEVICE_TYPE
     takes_device_ids = True
     torch_knows_current = False
-    is_torch_accelerator = False
-    compiles_flex_backward = False
+    support = TorchSupport(is_torch_accelerator=False, compiles_flex_backward=False)
     generator_type = device_generators.Generator
     has_handles = True
     host_alias = staticmethod(host_alias)
@@ -63,6 +63,8 @@ class SimulatedRuntime(Runtime):
     watch_host_waits = staticmethod(happens_before.watch_host_waits)
 
     def __init__(self, profile: Profile, count: int, memory_limit: int | None, taken: int = 0):
+        super().__init__(self)
+        self.supplied = self
         self.profile = profile
         self.memory_limit, self.taken = memory_limit, taken
         self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in

@@ -83,7 +83,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     scope = config.stash.get(_scopes, None)
     if scope is None:
         return None
-    kernels = scope.runtime.kernels(scope.options.native)
+    kernels = scope.runtime.supplied.kernels(scope.options.native)
     return f"torchdevice: {scope.runtime.target}" + (f", kernels: {kernels}" if kernels else "")
 
 

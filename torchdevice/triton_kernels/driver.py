@@ -54,7 +54,7 @@ class StandInDriver(CudaDriver):  # type: ignore[misc]
 
     def get_current_stream(self, device: int = 0) -> int:
         # Other stand-ins have no handles of streams; 0 is CUDA's for the default stream.
-        return torch.cuda.current_stream(device).cuda_stream if self._context.runtime.has_handles else 0
+        return torch.cuda.current_stream(device).cuda_stream if self._context.runtime.supplied.has_handles else 0
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         # There is no cache to empty, so a real driver's 256 MiB would only take time.

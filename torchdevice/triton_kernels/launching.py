@@ -101,7 +101,7 @@ class Launch:
     def _check_device(self, tensor: torch.Tensor, position: int) -> None:
         """Raise what Triton and CUDA raise for memory that the current device cannot use."""
         runtime = self.context.runtime
-        if runtime.shares_host_memory or runtime.runs_on_host():
+        if runtime.shares_host_memory or runtime.supplied.runs_on_host():
             return
         device = native_device(tensor)
         if device.type != self.context.device_type:
@@ -201,7 +201,7 @@ class Launch:
         runtime = self.context.runtime
         if runtime.shares_host_memory:
             return addresses > 65535  # the process's memory, of which nobody keeps a list, above the zero page
-        blocks = runtime.blocks(self.context.thread.device_index) if self.context.policy is not None else []
+        blocks = runtime.supplied.blocks(self.context.thread.device_index) if self.context.policy is not None else []
         spans = sorted((each.address, each.address + each.requested) for each in blocks)
         first, end = np.array(spans or [(0, 0)], np.uint64).T
         which = np.searchsorted(first, addresses, "right") - 1
@@ -277,7 +277,7 @@ def of_each_scope(name: str) -> Replaced:
 
     def get(kernel: Any) -> Any:
         context = thread_state.state.context
-        if context is None or context.runtime.makes_triton_code:
+        if context is None or context.runtime.support.makes_triton_code:
             return vars(kernel)[name]
         own = context.settings.setdefault(OF_SCOPES[name], {})
         return own[kernel] if kernel in own else own.setdefault(kernel, OF_SCOPES[name](context, kernel))
@@ -367,7 +367,7 @@ class Compiled(OnNoDevice):
 
 def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     """``JITFunction.run``."""
-    if context.runtime.makes_triton_code:
+    if context.runtime.support.makes_triton_code:
         return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
     if isinstance(kernel, triton.InterpretedFunction):
         return as_jit(kernel).run(*args, grid=grid, warmup=warmup, **kwargs)
@@ -386,7 +386,7 @@ run._torchdynamo_disable = True  # type: ignore[attr-defined]  # in compiled cod
 
 def run_tuned(context: Context, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
     """``Autotuner.run``: the first configuration that the device can run. An interpreter's times say nothing."""
-    if context.runtime.makes_triton_code:
+    if context.runtime.support.makes_triton_code:
         return original(tuner, *args, **kwargs)
     named = tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     context.report("triton.autotune", "the first configuration", Fidelity.INERT)

@@ -53,11 +53,11 @@ class Call:
         self._lines = lines
         self._args, self._kwargs = args, kwargs
         self._given: dict[str, Any] = dict(zip(operator.names, args, strict=False), **kwargs)
-        self._alias = context.runtime.host_alias
+        self._alias = context.runtime.supplied.host_alias
         self._wide = context.runtime.shares_host_memory
         self._draws = operator.draws(args, kwargs)
         # The CPU can draw the numbers that the target draws, but not in float64, which takes more random bits.
-        can_replay = context.runtime.draws_on_cpu and not self._wide
+        can_replay = context.runtime.supplied.draws_on_cpu and not self._wide
         self.is_by_range = self._draws and not can_replay
         self._state: torch.Tensor | None = None
         self.inputs = Inputs(args, kwargs, given, self._alias, values=not operator.is_view)
@@ -65,7 +65,7 @@ class Call:
             generator = kwargs.get("generator")
             if generator is None:
                 generator = context.runtime.default_generator(self.inputs.index_on(context.device_type))
-            self._state = context.runtime.random_state(generator)
+            self._state = context.runtime.supplied.random_state(generator)
 
     @classmethod
     def of(cls, context: Context, operator: Operator, lines: Lines, args: Any, kwargs: Any) -> Call | None:

@@ -91,7 +91,7 @@ class _Program:
     def __init__(self, context: Context, operator: Operator, inputs: Inputs, path: Path):
         self._context, self._operator, self._inputs, self._path = context, operator, inputs, path
         self._wide = context.runtime.shares_host_memory
-        self._simulated = context.runtime.draws_on_cpu and not self._wide
+        self._simulated = context.runtime.supplied.draws_on_cpu and not self._wide
         self._memories: dict[tuple[int, torch.dtype], _Memory] = {}
         for place in inputs.places.values():
             at = place.memory, place.dtype

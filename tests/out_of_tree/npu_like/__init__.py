@@ -21,14 +21,14 @@ policy.DEVICE_TYPE = "npu_like"
 from torchdevice.kernel.devices.cpu import bytes_wanted  # noqa: E402
 from torchdevice.kernel.devices.module import ModuleRuntime  # noqa: E402
 from torchdevice.kernel.devices.registry import register_runtime  # noqa: E402
+from torchdevice.kernel.devices.supplied import SuppliedDevice  # noqa: E402
 from torchdevice.simulation import backend, device_generators, device_guard, storage_resizing  # noqa: E402
 from torchdevice.simulation.kernels import handwritten_kernels, pipeline  # noqa: E402
 
 
-class _Runtime(ModuleRuntime):
-    """What differs from the convention: generators, for which torch asks a backend in C++ only, and no queue."""
+class _Supplied(SuppliedDevice):
+    """Generators, for which torch asks a backend in C++ only."""
 
-    is_asynchronous = False
     generator_type = device_generators.Generator
     draws_on_cpu = True
 
@@ -37,6 +37,16 @@ class _Runtime(ModuleRuntime):
 
     def numbers_of(self, generator: torch.Generator) -> torch.Generator:
         return device_generators.numbers_of(generator)
+
+
+class _Runtime(ModuleRuntime):
+    """What differs from the convention: generators, and no queue."""
+
+    is_asynchronous = False
+
+    def __init__(self, device_type: str):
+        super().__init__(device_type)
+        self.supplied = _Supplied(self)
 
 
 def _in_its_memory(kernel: Callable[..., Any]) -> Callable[..., Any]:

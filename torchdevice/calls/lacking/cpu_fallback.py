@@ -133,7 +133,7 @@ def generator_on_cpu(generator: torch.Generator) -> torch.Generator:
     """Return what draws on the CPU in the place of a generator: another one for the target's, else the generator."""
     context = state.context
     # A simulated device's says the program's device, and kernels get torch's own object in its place.
-    own: Any = generator if context is None else context.runtime.numbers_of(generator)
+    own: Any = generator if context is None else context.runtime.supplied.numbers_of(generator)
     device = generator.device if context is None or own is generator else context.runtime.device(own.index)
     if device.type == CPU.type:
         return generator

@@ -216,7 +216,7 @@ def is_refusal(context: Context, error: BaseException) -> bool:
     It may not in a strict scope, where the program has switched that off, and for a program that is written for the
     target, where this package does nothing.
     """
-    native = context.runtime.location_tag == context.program
+    native = context.runtime.supplied.location_tag == context.program
     off = context.options.strict or native or os.environ.get(VARIABLE) == "0"
     return not off and context.runtime.refuses(error)
 

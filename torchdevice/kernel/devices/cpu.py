@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from torchdevice.kernel.devices.device_memory import Memory
-from torchdevice.kernel.devices.runtime import Runtime, device_of
+from torchdevice.kernel.devices.runtime import Runtime, TorchSupport, device_of
 from torchdevice.kernel.python.byte_sizes import written
 
 
@@ -44,16 +44,18 @@ class CpuRuntime(Runtime):
     """The CPU standing in for an accelerator. Memory figures are those of the process (see ``cpu_memory.py``)."""
 
     device_type = "cpu"
-    compiles_flex_backward = False
-    synchronizes_batch_norm = False
+    support = TorchSupport(
+        compiles_flex_backward=False,
+        synchronizes_batch_norm=False,
+        is_torch_accelerator=False,
+        # CPU autocast in float16 leaves exp, softmax, layer_norm, sum and others in half: a public toy task gives NaN
+        # at its first step.
+        float16_autocast_is_finite=False,
+        autocast_key="AutocastCPU",
+    )
     shares_host_memory = True
-    # CPU autocast in float16 leaves exp, softmax, layer_norm, sum and others in half: a public toy task gives NaN at
-    # its first step.
-    float16_autocast_is_finite = False
-    autocast_key = "AutocastCPU"
     degraded_notice = "no accelerator is in use: what the program asks of CUDA runs on the CPU"
     exact_memory = False
-    is_torch_accelerator = False
 
     def __init__(self) -> None:
         from torchdevice.kernel.devices import cpu_memory  # here, since psutil takes long to import

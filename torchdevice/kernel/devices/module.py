@@ -17,7 +17,7 @@ import torch
 from torchdevice.errors import NotSupportedError
 from torchdevice.kernel import torch_internals
 from torchdevice.kernel.devices.device_memory import Memory
-from torchdevice.kernel.devices.runtime import Mark, Runtime, device_of
+from torchdevice.kernel.devices.runtime import Mark, Runtime, TorchSupport, device_of
 from torchdevice.kernel.lowlevel.object_fields import offset_of, word_at
 
 _WORDS = 24
@@ -87,7 +87,8 @@ class ModuleRuntime(Runtime):
     def __init__(self, device_type: str):
         self.device_type = device_type
         # torch.accelerator asks an out-of-tree backend's C++ code, which may lack what the backend's module has.
-        self.makes_triton_code = self.is_torch_accelerator = self._is_in_tree = device_type in ("cuda", "xpu")
+        self._is_in_tree = device_type in ("cuda", "xpu")
+        self.support = TorchSupport(makes_triton_code=self._is_in_tree, is_torch_accelerator=self._is_in_tree)
 
     @property
     def rewriters(self) -> Mapping[Any, Any]:

@@ -9,7 +9,7 @@ import torch
 
 from torchdevice.kernel.devices.cpu import processor_name
 from torchdevice.kernel.devices.device_memory import Memory
-from torchdevice.kernel.devices.runtime import Mark, Runtime
+from torchdevice.kernel.devices.runtime import Mark, Runtime, TorchSupport
 
 _NOT = r"(?:not (?:currently )?(?:supported|implemented)|unsupported|(?:doesn't|does not|not) (?:have )?support)"
 _SAYS_REFUSED = re.compile(rf"(?is)\bMPS\b.*\b{_NOT}\b|\b{_NOT}\b.*\bMPS\b|^Convolution is supported only")
@@ -58,19 +58,21 @@ class MpsRuntime(Runtime):
     """
 
     device_type = "mps"
-    compiles_flex_backward = False
-    # torch.mps lacks most of what programs ask an accelerator for: devices, streams, figures of memory.
-    is_torch_accelerator = False
-    synchronizes_batch_norm = False
+    support = TorchSupport(
+        compiles_flex_backward=False,
+        # torch.mps lacks most of what programs ask an accelerator for: devices, streams, figures of memory.
+        is_torch_accelerator=False,
+        synchronizes_batch_norm=False,
+        autocast_key="AutocastMPS",
+        lacks_in_module=frozenset({"device", "_initialized"}),
+    )
     unsupported_dtypes = frozenset({torch.float64, torch.complex128})
     # pytorch issues 139550 and 189690: an asynchronous copy can return partly copied data.
     blocking_copies_only = True
-    autocast_key: str | None = "AutocastMPS"
     exact_memory = False
     is_asynchronous = True
     corrected_key = "MPS"
     has_peaks = False
-    lacks_in_module = frozenset({"device", "_initialized"})
     refusing_key = "MPS"
     _peak_allocated = _peak_reserved = 0
 

@@ -10,11 +10,12 @@ import abc
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from torchdevice.kernel.devices.device_memory import DeviceMemory
+from torchdevice.kernel.devices.supplied import SuppliedDevice
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 """The dtypes of half precision."""
@@ -51,33 +52,27 @@ class HostMark:
         return (end._time - self._time) / 1e6
 
 
-class CompilerSupport:
-    """What Inductor makes for a type of device, and who runs it.
+class TorchSupport(NamedTuple):
+    """What torch has for a type of device.
 
     Attributes:
-        compiles: Whether Inductor makes code for the device.
         compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
-        compile_graph: What compiles a graph of ATen operators by Inductor, of which it is given the function, the
-            graph, the example inputs and options; None where Inductor has code for the device.
         makes_triton_code: Whether Inductor's code for the device is written in Triton.
+        is_torch_accelerator: Whether torch itself reports this device in ``torch.accelerator``.
+        float16_autocast_is_finite: Whether float16 autocast computes exp, softmax and sums in float32, as CUDA's does.
+        autocast_key: The dispatch key of torch's kernels for autocast of the device, where these follow other lists of
+            operators than CUDA's; None where they follow CUDA's, or the device has its own.
+        synchronizes_batch_norm: Whether torch allows ``SyncBatchNorm`` on the device, and has its kernels.
+        lacks_in_module: Names of ``torch.cuda`` that the device's module lacks, and torch itself asks of any module.
     """
 
-    compiles = True
-    compiles_flex_backward = True
-    compile_graph: Callable[..., Any] | None = None
-    makes_triton_code = False
-
-    def runs_on_host(self) -> bool:
-        """Return whether this thread runs compiled code with the host's tensors in the place of the device's."""
-        return False
-
-    def call_by_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a function that Inductor has compiled for CPU tensors, with tensors of the device."""
-        return function(*args, **kwargs)
-
-    def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the CPU tensor with the memory of one of the device or of the CPU; None where there is none."""
-        return tensor if tensor.device.type == "cpu" else None
+    compiles_flex_backward: bool = True
+    makes_triton_code: bool = False
+    is_torch_accelerator: bool = True
+    float16_autocast_is_finite: bool = True
+    autocast_key: str | None = None
+    synchronizes_batch_norm: bool = True
+    lacks_in_module: frozenset[str] = frozenset()
 
 
 class KernelFallback:
@@ -100,63 +95,38 @@ class KernelFallback:
         return False
 
 
-class Runtime(DeviceMemory, CompilerSupport, KernelFallback):
+class Runtime(DeviceMemory, KernelFallback):
     """What a type of device can do. The base class describes a device that has finished the work when a call returns.
 
     Attributes:
-        simulated_by: The context of the simulated machine that the device belongs to; None for one of this machine.
-        is_simulated_mac: Whether the device is that of a simulated Mac.
-        is_simulated_gpu: Whether the device is a simulated GPU of NVIDIA's.
-        shown_as: The device type that tensors say they are on; None for ``device_type``.
+        support: What torch has for the device type.
+        compiles: Whether Inductor makes code for the device.
         unsupported_dtypes: Dtypes the device cannot hold.
         pins_memory: Whether torch can allocate page-locked memory for this device.
         blocking_copies_only: Whether ``non_blocking=True`` must be dropped to get whole data.
         shares_host_memory: Whether a tensor of the device is a CPU tensor, so that a move moves nothing.
         takes_device_ids: Whether ``DistributedDataParallel(device_ids=[i])`` is accepted.
-        is_torch_accelerator: Whether torch itself reports this device in ``torch.accelerator``.
         is_asynchronous: Whether calls return before the device has done the work.
         is_integrated: Whether the device computes in the host's memory.
-        float16_autocast_is_finite: Whether float16 autocast computes exp, softmax and sums in float32, as CUDA's does.
-        autocast_key: The dispatch key of torch's kernels for autocast of the device, where these follow other lists of
-            operators than CUDA's; None where they follow CUDA's, or the device has its own.
-        synchronizes_batch_norm: Whether torch allows ``SyncBatchNorm`` on the device, and has its kernels.
-        torch_knows_current: Whether torch completes a device without an ordinal by the thread's current device.
-        folds_ordinals: Whether an ordinal beyond the last device means the first device, where the option ``devices``
-            is not given. Otherwise such an ordinal raises CUDA's error.
-        shared_by_processes: Whether several ranks of one process group may be on one device, and a process may use the
-            device that was forked from one that had used it.
-        has_handles: Whether streams and events have numbers as handles, which are no addresses.
-        draws_on_cpu: Whether the device's generators are CPU generators, so that the CPU draws the same numbers from a
-            state.
-        generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
-        lacks_in_module: Names of ``torch.cuda`` that the device's module lacks, and torch itself asks of any module.
         degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
             because the device is slower than that accelerator. Empty for no warning.
     """
 
-    simulated_by: Any = None
-    is_simulated_mac = False
-    is_simulated_gpu = False
-    shown_as: str | None = None
+    support = TorchSupport()
+    compiles = True
     unsupported_dtypes: frozenset[torch.dtype] = frozenset()
     pins_memory = False
     blocking_copies_only = False
     shares_host_memory = False
     takes_device_ids = False
-    is_torch_accelerator = True
     is_asynchronous = False
     is_integrated = True
-    float16_autocast_is_finite = True
-    autocast_key: str | None = None
-    synchronizes_batch_norm = True
-    torch_knows_current = True
-    folds_ordinals = True
-    shared_by_processes = True
-    has_handles = False
-    draws_on_cpu = False
-    generator_type: type[torch.Generator] = torch.Generator
-    lacks_in_module: frozenset[str] = frozenset()
     degraded_notice = ""
+
+    @functools.cached_property
+    def supplied(self) -> SuppliedDevice:
+        """What differs on a device that this package supplies itself."""
+        return SuppliedDevice(self)
 
     @property
     def target(self) -> str:
@@ -166,11 +136,6 @@ class Runtime(DeviceMemory, CompilerSupport, KernelFallback):
     @property
     def family(self) -> str:
         """The device type whose names in torch, such as ``torch.mps``, are those of this device."""
-        return self.device_type
-
-    @property
-    def location_tag(self) -> str:
-        """The device type that ``torch.save`` writes for storages of this device."""
         return self.device_type
 
     @property
@@ -192,21 +157,6 @@ class Runtime(DeviceMemory, CompilerSupport, KernelFallback):
         """
         return "" if self.compiles else f"Inductor makes no code for {self.target!r}"
 
-    def enter_thread(self, entry: Any) -> None:
-        """Prepare this thread for an entry of a scope on the device.
-
-        May be called again for an entry, after an interrupt. The second call must change nothing.
-        """
-
-    def leave_thread(self, entry: Any) -> None:
-        """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone before."""
-
-    def begin_autocast(self) -> None:
-        """Prepare for autocast of the device."""
-
-    def after_error_in_backward(self) -> None:
-        """Prepare this thread for the next call of the autograd engine."""
-
     @abc.abstractmethod
     def is_available(self) -> bool:
         """Return whether this machine and torch build have the device."""
@@ -215,10 +165,6 @@ class Runtime(DeviceMemory, CompilerSupport, KernelFallback):
         """Return the number of devices."""
         return 1
 
-    def kernels(self, option: str) -> str:
-        """Return which kernels compute with ``native=option``, in a few words; empty where there is no choice."""
-        return ""
-
     def device(self, index: int) -> torch.device:
         """Return the device of an ordinal, as ``tensor.device`` of a tensor on it."""
         return device_of(self.device_type, index)
@@ -226,13 +172,6 @@ class Runtime(DeviceMemory, CompilerSupport, KernelFallback):
     def name(self, index: int) -> str:
         """Return the name of the device for ``torch.cuda.get_device_name``."""
         return f"{self.device_type}:{index}"
-
-    def initialize(self) -> None:
-        """Check what the accelerator checks when the program first uses it.
-
-        Raises:
-            ValueError: A setting in the environment is wrong.
-        """
 
     def synchronize(self, index: int) -> None:
         """Wait until the device has finished its work."""
@@ -244,29 +183,6 @@ class Runtime(DeviceMemory, CompilerSupport, KernelFallback):
     @abc.abstractmethod
     def default_generator(self, index: int) -> torch.Generator:
         """Return the generator that the device's random functions draw from."""
-
-    def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
-        """Return a new generator for the device, of torch's class or of a subclass of it."""
-        return torch._C.Generator.__new__(cls, self.device(index))  # type: ignore[call-arg]
-
-    def numbers_of(self, generator: torch.Generator) -> torch.Generator:
-        """Return the generator that draws the numbers for a generator which may share its state with others."""
-        return generator
-
-    def random_state(self, generator: torch.Generator) -> torch.Tensor:
-        """Return the state from which the CPU would draw what a generator draws next, where ``draws_on_cpu``."""
-        return generator.get_state()
-
-    def can_use_attention(self, kernel: str, params: Any, debug: bool) -> bool:
-        """Return whether one of CUDA's kernels could compute attention: "flash", "mem_efficient" or "cudnn"."""
-        return False
-
-    def serve_reducer(self, model: Any) -> None:
-        """Prepare the device for what a ``DistributedDataParallel`` asks of it in C++."""
-
-    def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
-        """Return a new ``torch.UntypedStorage`` on a device of this type; ``original`` is torch's own constructor."""
-        return original(*args, device=device, **kwargs)
 
     def multiprocessor_count(self) -> int:
         """Return the number of units that compute in parallel."""

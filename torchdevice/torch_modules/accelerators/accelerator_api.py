@@ -23,7 +23,7 @@ from torchdevice.torch_modules.cuda import device_queries, memory, streams
 
 def _answer(function: Callable[..., Any], context: Context) -> Any:
     """Return a function's answer where torch does not count the target as an accelerator."""
-    return TORCHS_OWN if context.runtime.is_torch_accelerator else context.bound(function)
+    return TORCHS_OWN if context.runtime.support.is_torch_accelerator else context.bound(function)
 
 
 def get_accelerator(context: Context, check: bool | None = None) -> torch.device:
@@ -89,7 +89,7 @@ for _name, _function in _FUNCTIONS.items():
 @replaces(torch.accelerator._utils, "_get_device_index", native_to="cuda", by_value=True)
 def _accelerator_index(context: Context, original: Any, device: Any, optional: bool = False) -> int:
     """``torch.accelerator._utils._get_device_index``, which refuses the devices that were rewritten to the target."""
-    if context.runtime.is_torch_accelerator:
+    if context.runtime.support.is_torch_accelerator:
         return original(device, optional)
     if isinstance(device, torch.device) and context.is_targets(device):
         return context.thread.device_index
@@ -100,6 +100,6 @@ def _accelerator_index(context: Context, original: Any, device: Any, optional: b
 
 @replaces(getattr(torch.accelerator, "Graph", None), "__new__", native_to="cuda")
 def _refuse_graph(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> Any:  # torch 2.12 and later
-    if context.runtime.is_torch_accelerator:
+    if context.runtime.support.is_torch_accelerator:
         return original(cls, *args, **kwargs)
     thread_state.refuse("torch.accelerator.Graph", "Use torch.cuda.CUDAGraph.")

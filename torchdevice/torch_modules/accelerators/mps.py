@@ -171,7 +171,11 @@ def _of_program(name: str, context: Context) -> Any:
     torch takes the module by the type of a tensor's device, in ``UntypedStorage.cuda`` and in checkpoints, which do not
     keep random numbers without these names.
     """
-    return getattr(getattr(torch, context.program), name) if name in context.runtime.lacks_in_module else TORCHS_OWN
+    return (
+        getattr(getattr(torch, context.program), name)
+        if name in context.runtime.support.lacks_in_module
+        else TORCHS_OWN
+    )
 
 
 for _name in ("device", "_initialized"):

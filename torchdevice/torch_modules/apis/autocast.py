@@ -59,7 +59,7 @@ def _finite_dtype(context: Context, requested: torch.dtype) -> torch.dtype:
         return float64_policy.FALLBACKS[requested]
     if requested is torch.bfloat16 and not runtime.supports_bfloat16():
         return torch.float16
-    if requested not in HALF or runtime.float16_autocast_is_finite:
+    if requested not in HALF or runtime.support.float16_autocast_is_finite:
         return requested
     if context.options.autocast != "auto":
         return getattr(torch, context.options.autocast)
@@ -143,7 +143,7 @@ def _companion(context: Context | None, requested: autocast) -> _Companion | Non
     """Return autocast of other devices; None where the program's autocast suffices or is for another device."""
     enabled, entered = requested._enabled, thread_state.innermost()  # in a graph of Dynamo torch may answer for itself
     if entered is not None:
-        entered.runtime.begin_autocast()
+        entered.runtime.supplied.begin_autocast()
     if requested.device == autocast_lists.SPARE:
         of_target = _Enabled(entered.device_type, requested.fast_dtype, enabled)
         return _Companion(entered, requested, [of_target, autocast_lists.Region(entered.runtime, enabled)])
@@ -160,7 +160,7 @@ def _companion(context: Context | None, requested: autocast) -> _Companion | Non
     if chosen.get(requested.device) is requested.fast_dtype:
         del chosen[requested.device]
     others: list[Any] = [_Enabled(each, dtype, enabled) for each, dtype in chosen.items()]
-    if context.runtime.autocast_key is not None:
+    if context.runtime.support.autocast_key is not None:
         others.append(autocast_lists.Region(context.runtime, enabled))
     return _Companion(context, requested, others) if others else None
 

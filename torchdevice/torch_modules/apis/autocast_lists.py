@@ -71,7 +71,7 @@ class Region:
     def __init__(self, runtime: Runtime, enabled: bool):
         self._kind = runtime.device_type if enabled else None
         self._before: str | None = None
-        key = runtime.autocast_key
+        key = runtime.support.autocast_key
         if key not in _served:
             with thread_state.suspended():  # kernels that a program registers run with the mode
                 _register_spare(key)

@@ -58,7 +58,7 @@ def _run_backward(context: Context, original: Any, tensors: Any, *args: Any, **k
     finally:
         if taken.error is not None:
             taken.error = None
-            context.runtime.after_error_in_backward()
+            context.runtime.supplied.after_error_in_backward()
         context.runtime.note_memory()
     try:
         raise raised  # here, so that the SystemError is not noted as its context
@@ -94,7 +94,7 @@ _ONE_THREAD, _NO_CHANGE = _OneThread(), contextlib.nullcontext()
 
 def _on_streams_of_forward(context: Context, roots: Any) -> contextlib.AbstractContextManager[None]:
     """Run each node on the stream of its forward, ordered after the node before it and before the next."""
-    if not context.runtime.has_handles or not context.thread.streams.history.has_changes:
+    if not context.runtime.supplied.has_handles or not context.thread.streams.history.has_changes:
         return _NO_CHANGE
 
     def wait(index: int, before: int, now: int) -> None:

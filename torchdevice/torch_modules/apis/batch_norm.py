@@ -41,7 +41,7 @@ def _kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lacks_kernels(context: Context, tensor: Any) -> bool:
-    if context.runtime.synchronizes_batch_norm or not isinstance(tensor, Tensor):
+    if context.runtime.support.synchronizes_batch_norm or not isinstance(tensor, Tensor):
         return False
     with torch._C.DisableTorchFunction():
         return _own_device(tensor).type == context.device_type
@@ -179,5 +179,5 @@ def _forward(context: Context, original: Any, self: Any, input: Tensor) -> Tenso
 @replaces(DistributedDataParallel, "_passing_sync_batchnorm_handle", native_to="cuda")
 def _check_layers(context: Context, original: Any, self: Any, module: torch.nn.Module) -> None:
     """``DistributedDataParallel``, which refuses a module on the CPU that has such a layer."""
-    if context.runtime.synchronizes_batch_norm:
+    if context.runtime.support.synchronizes_batch_norm:
         original(self, module)

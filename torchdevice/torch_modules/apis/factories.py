@@ -46,7 +46,7 @@ def _untyped_storage(context: Context, original: Any, *args: Any, device: Any = 
         return original(*args, **kwargs)
     device = context.redirect(device) or (device if isinstance(device, torch.device) else torch.device(device))
     if device.type == context.device_type:
-        return context.runtime.new_storage(original, *args, device=device, **kwargs)
+        return context.runtime.supplied.new_storage(original, *args, device=device, **kwargs)
     return original(*args, device=device, **kwargs)
 
 
@@ -201,7 +201,7 @@ def _new(cls: type, device: Any = "cpu") -> torch.Generator:
         # On a CPU target a generator of the host may have other numbers than one of the device.
         is_hosts = context.runtime.shares_host_memory and moves.side_meant(context, asked, target) is moves.Side.HOST
         if device.type == context.device_type and not is_hosts:
-            return context.runtime.generator(device.index or 0, _Original if cls is Generator else cls)
+            return context.runtime.supplied.generator(device.index or 0, _Original if cls is Generator else cls)
     return _Original(device) if cls is Generator else _Original.__new__(cls, device)  # type: ignore[call-arg]
 
 

@@ -115,7 +115,7 @@ def _as_cuda_array(context: Context, original: Any, obj: Any, sync: bool = True)
     """``numba.cuda.as_cuda_array``, which the simulator lacks: its array, which kernels take for the tensor."""
     if not _is_cuda_array(context, None, obj):
         raise TypeError("*obj* doesn't implement the cuda array interface.")
-    memory = context.runtime.host_alias(obj)
+    memory = context.runtime.supplied.host_alias(obj)
     if memory is None:
         thread_state.refuse("numba.cuda.as_cuda_array", "Give the tensor itself to the kernel.")
     array = _array(memory)

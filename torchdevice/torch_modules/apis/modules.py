@@ -94,7 +94,7 @@ def _groups(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
 def _validate_device(context: Context, original: Any, query: Any, key: Any, value: Any) -> None:
     if native_device(query).type != context.device_type:
         original(query, key, value)
-    elif any(each.requires_grad for each in (query, key, value)) and not context.runtime.compiles_flex_backward:
+    elif any(each.requires_grad for each in (query, key, value)) and not context.runtime.support.compiles_flex_backward:
         context.report("flex_attention with a gradient", "its eager form", Fidelity.EXACT)
 
 

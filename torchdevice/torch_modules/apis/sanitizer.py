@@ -67,7 +67,7 @@ class _Activation:
 @supplied_function("_activate_gpu_trace")
 def activate_gpu_trace(context: Context) -> None:
     """Call what is registered with ``torch.cuda._gpu_trace`` from now on."""
-    if not context.runtime.has_handles:
+    if not context.runtime.supplied.has_handles:
         thread_state.refuse("torch._C._activate_gpu_trace", "Use a simulated device: simulate() or --target simulated.")
     _Activation.asked = True
     begin(context)
@@ -79,8 +79,8 @@ def begin(context: Context) -> None:
         return
     trace = Trace()
     context.stream_observers.append(trace)
-    context.settings[Trace] = context.runtime.watch_allocations(trace, context)
-    context.runtime.watch_host_waits(context)
+    context.settings[Trace] = context.runtime.supplied.watch_allocations(trace, context)
+    context.runtime.supplied.watch_host_waits(context)
 
 
 def end(context: Context) -> None:

@@ -31,9 +31,9 @@ def _tag(storage: Any) -> str | None:
     The tag names the accelerator that the device simulates, so that other machines can load the file.
     """
     context, kind = thread_state.state.context, storage.device.type
-    if context is None or context.runtime.location_tag == context.device_type or kind != context.device_type:
+    if context is None or context.runtime.supplied.location_tag == context.device_type or kind != context.device_type:
         return None
-    return f"{context.runtime.location_tag}:{storage.device.index}"
+    return f"{context.runtime.supplied.location_tag}:{storage.device.index}"
 
 
 _DEVICE_NOT_THERE = (
@@ -85,7 +85,7 @@ def _restored(context: Context, restore: Any, map_location: Any, storage: Any, l
     That is a family that the program names, or the file where a program runs on its own accelerator: without this
     package it would find the same.
     """
-    natively = map_location is None and context.runtime.location_tag == context.program
+    natively = map_location is None and context.runtime.supplied.location_tag == context.program
     named = location if natively else map_location
     spelling = parse(named) if isinstance(named, (str, torch.device)) else None
     foreign = spelling is not None and spelling.accelerator not in (context.family, *context.families)

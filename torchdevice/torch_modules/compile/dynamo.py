@@ -103,7 +103,7 @@ class _DynamoPatches(Late):
         if context is not None:
             self._add_interfaces(context.runtime, context.device_count)
             # Dynamo finds torch's own generators by their exact class, a key of its table.
-            cls, builder = context.runtime.generator_type, torch._dynamo.variables.builder.VariableBuilder
+            cls, builder = context.runtime.supplied.generator_type, torch._dynamo.variables.builder.VariableBuilder
             if cls not in builder._type_dispatch():
                 self.patches.append(Added(builder._type_dispatch(), {cls: builder.wrap_user_defined}))
                 self.patches[-1].install()
@@ -236,7 +236,7 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
     if device_type in context.families or device_type == context.device_type:
         fitting = dtype_on_target(context, dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
         # The spare name makes the graph another one than that of a program which asks for the CPU's own lists.
-        named = context.device_type if context.runtime.autocast_key is None else autocast_lists.SPARE
+        named = context.device_type if context.runtime.support.autocast_key is None else autocast_lists.SPARE
         found.target_values = [named, fitting, enabled, *rest]
     return found
 
@@ -306,7 +306,7 @@ def obstacle(context: Context, gm: torch.fx.GraphModule) -> str:
 
 def _has_code_for(context: Context, gm: torch.fx.GraphModule) -> bool:
     """Return whether Inductor has code for what a graph needs of the target in backward."""
-    if context.runtime.compiles_flex_backward or not torch.is_grad_enabled():
+    if context.runtime.support.compiles_flex_backward or not torch.is_grad_enabled():
         # Only backward lacks code, so a forward without gradients compiles.
         return True
     calls = (node for node in gm.graph.nodes if str(node.target) == "flex_attention")

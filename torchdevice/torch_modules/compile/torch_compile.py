@@ -32,7 +32,7 @@ from torchdevice.torch_modules.compile.dynamo import obstacle, truthfully, witho
 
 @replaces(torch, "compile")
 def _compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    for option in () if context.runtime.makes_triton_code else _asked_of_triton(kwargs):
+    for option in () if context.runtime.support.makes_triton_code else _asked_of_triton(kwargs):
         context.report(f"torch.compile with {option}", "nothing: there is no Triton", Fidelity.INERT)
     return original(*args, **kwargs)
 
@@ -55,7 +55,7 @@ def _compile_model(context: Context, original: Any, gm: Any, *args: Any, **kwarg
     if isinstance(gm, torch.fx.GraphModule) and _runs_by_operators(context, gm, ahead=ahead):
         return gm
     # AOT Autograd's cache stores Inductor's own results only.
-    keeps = torch._functorch.config.enable_autograd_cache and context.runtime.compile_graph is None
+    keeps = torch._functorch.config.enable_autograd_cache and context.runtime.supplied.compile_graph is None
     with torch._functorch.config.patch(enable_autograd_cache=keeps):
         return original(gm, *args, **kwargs)
 
@@ -64,7 +64,7 @@ def _compile_one(context: Context, original: Any, gm: Any, inputs: Any, **option
     """Compile a graph of ATen operators, forward or backward, which every way to Inductor passes."""
     if _runs_by_operators(context, gm):
         return torch._functorch.aot_autograd.make_boxed_func(gm.forward)
-    own = context.runtime.compile_graph
+    own = context.runtime.supplied.compile_graph
     return own(original, gm, inputs, **options) if own is not None else original(gm, inputs, **options)
 
 
@@ -87,7 +87,7 @@ def _runs_by_operators(context: Context, gm: Any, *, ahead: bool = False) -> boo
 
 def _by_codegen_of_cpu(context: Context, original: Any, device: str) -> Any:
     """``get_scheduling_for_device``: graphs of a device without code of its own are compiled for the CPU."""
-    if context.runtime.compile_graph and device == context.device_type:
+    if context.runtime.supplied.compile_graph and device == context.device_type:
         # The class: torch has a function for the CPU, and refuses that for any other device.
         return importlib.import_module("torch._inductor.codegen.cpp").CppScheduling
     return original(device)
@@ -95,7 +95,7 @@ def _by_codegen_of_cpu(context: Context, original: Any, device: str) -> Any:
 
 @replaces("torch.export.pt2_archive._package:AOTICompiledModel", "__call__")
 def _run_package(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    return context.runtime.call_by_host(original, args, kwargs)
+    return context.runtime.supplied.call_by_host(original, args, kwargs)
 
 
 @replaces("torch._dynamo.compiled_autograd:AutogradCompilerInstance", "begin_capture")
@@ -176,7 +176,7 @@ def _patches_of_ir(module: ModuleType) -> list[Patch]:
 
 def _codegen(context: Context, original: Any, self: Any, wrapper: Any) -> None:
     """Write a call of the operator for a launch, instead of the kernel's code for a GPU."""
-    if context.runtime.makes_triton_code:
+    if context.runtime.support.makes_triton_code:
         original(self, wrapper)
         return
     of_node = self.fx_node.kwargs

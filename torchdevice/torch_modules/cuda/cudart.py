@@ -95,7 +95,7 @@ def _host_register(context: Context, address: int, size: int, flags: int) -> Cud
 
 def _stream_create(context: Context, place: int) -> CudaError:
     """Write the handle of a new stream to an address."""
-    if not context.runtime.has_handles:
+    if not context.runtime.supplied.has_handles:
         thread_state.refuse("torch.cuda.cudart().cudaStreamCreate", "There is no cudaStream_t. Use torch.cuda.Stream.")
     word_at(int(place)).value = create_external(context)
     return CudaError.success

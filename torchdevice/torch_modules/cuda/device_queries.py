@@ -98,7 +98,7 @@ def synchronize_device(context: Context, index: int) -> None:
 @supplied_function("_cuda_sleep")
 def sleep(context: Context, cycles: int) -> None:
     """Let the stream of a simulated device be busy, or the host sleep, for that many cycles of a 1 GHz clock."""
-    if context.runtime.has_handles:
+    if context.runtime.supplied.has_handles:
         sleeping.sleep(context, cycles)
     else:
         time.sleep(cycles / sleeping.CYCLES_PER_SECOND)
@@ -216,7 +216,11 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
 
     The module of a target, such as ``torch.cpu``, lacks functions that the program calls.
     """
-    if not context.runtime.is_torch_accelerator and isinstance(device, torch.device) and context.is_targets(device):
+    if (
+        not context.runtime.support.is_torch_accelerator
+        and isinstance(device, torch.device)
+        and context.is_targets(device)
+    ):
         return getattr(torch, context.program)
     spelling = parse(device) if isinstance(device, str) else None
     if spelling is not None:

@@ -167,7 +167,7 @@ class Capture(TorchDispatchMode):
             if storage not in self._made:  # copied before an operator first writes to it
                 self._made.add(storage)
                 whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
-                self._before.append((whole, self._runtime.copy_outside(whole)))
+                self._before.append((whole, self._runtime.supplied.copy_outside(whole)))
         with self._undeclared_writes(func, args, kwargs):
             result = dispatch_modes.run(func, args, kwargs)
         self._record(func, args, kwargs, result)
@@ -234,7 +234,7 @@ class Capture(TorchDispatchMode):
             yield
             return
         theirs = [tensor for tensor in tensors((args, kwargs)) if self._may_be_written(tensor)]
-        before = [(tensor.detach(), self._runtime.copy_outside(tensor)) for tensor in theirs]
+        before = [(tensor.detach(), self._runtime.supplied.copy_outside(tensor)) for tensor in theirs]
         yield
         with thread_state.suspended():  # it is not the program that reads the values
             self._before.extend((tensor, held) for tensor, held in before if not same_bits(tensor, held))
@@ -256,8 +256,8 @@ class Capture(TorchDispatchMode):
     def _recorded(self, value: Any) -> Any:
         """Return what a step keeps of a value: of a tensor one in its memory, whose size the program cannot change."""
         if type(value) in _PLAIN and not value.is_nested:
-            return self._runtime.same_memory(value)
-        return self._runtime.numbers_of(value) if isinstance(value, torch._C.Generator) else value
+            return self._runtime.supplied.same_memory(value)
+        return self._runtime.supplied.numbers_of(value) if isinstance(value, torch._C.Generator) else value
 
     def do(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function that has no result, as each replay does at this place."""
@@ -295,7 +295,7 @@ class Capture(TorchDispatchMode):
         asks = context is None or context.asks or context.options.verify
         with as_kernels_do():
             if not (asks or self._kernels):
-                self._kernels = [step.kernel(self._runtime.host_alias) for step in self.steps]
+                self._kernels = [step.kernel(self._runtime.supplied.host_alias) for step in self.steps]
             for run in [step.run for step in self.steps] if asks else self._kernels:
                 run()
 

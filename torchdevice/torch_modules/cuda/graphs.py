@@ -127,7 +127,7 @@ class GraphStandIn:
         self._context.stream_observers.append(self._capture.order)
         # A capture that the program never ends must not stay with the thread.
         thread.at_exit.append(self._abandon)
-        context, capture, self._pools = self._context, self._capture, runtime.private_pools(index)
+        context, capture, self._pools = self._context, self._capture, runtime.supplied.private_pools(index)
         if self._pools is not None:  # what the capture allocates comes from the graph's pool
             # A second capture of the graph gives up the pool of the first.
             self._release()

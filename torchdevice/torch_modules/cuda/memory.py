@@ -122,7 +122,7 @@ def memory_stats(context: Context, device: int) -> dict[str, Any]:
         stats[name]["all"] = dict(allocated)
     stats["reserved_bytes"]["all"] = _figures(memory.reserved, memory.peak_reserved)
     stats.update({name: _figures() for name in _OF_THE_WHOLE}, **dict.fromkeys(_NUMBERS, 0))
-    for name, kept in context.runtime.statistics(index).items():
+    for name, kept in context.runtime.supplied.statistics(index).items():
         stats[name] = _shown(kept)
     return stats
 
@@ -142,7 +142,7 @@ def reset_peak_memory_stats(context: Context, device: int) -> None:
 @supplied_function("_cuda_resetAccumulatedMemoryStats")
 def reset_accumulated_memory_stats(context: Context, device: int) -> None:
     """Set the sums of allocations to 0, where the target keeps such sums."""
-    context.runtime.reset_accumulated_memory(_target_index(context, device))
+    context.runtime.supplied.reset_accumulated_memory(_target_index(context, device))
 
 
 @supplied_function("_cuda_emptyCache")
@@ -154,7 +154,7 @@ def empty_cache(context: Context) -> None:
 @supplied_function("_accelerator_setAllocatorSettings", on=NO_SETTINGS)
 def set_allocator_settings(context: Context, env: str) -> None:
     """Change the settings of the simulated devices' allocator. On other targets torch only checks them."""
-    if not context.runtime.set_allocator(env):
+    if not context.runtime.supplied.set_allocator(env):
         context.report("torch.cuda.memory._set_allocator_settings", "checked, not used", Fidelity.INERT)
         with thread_state.suspended():
             allocator_texts.parse(env)
@@ -249,7 +249,7 @@ def _end(pools: PrivatePools, owner: PoolId) -> None:
 
 
 def _pools(context: Context, device: int) -> PrivatePools:
-    found = context.runtime.private_pools(context.target_index(device))
+    found = context.runtime.supplied.private_pools(context.target_index(device))
     return found if found is not None else thread_state.refuse(f"torch.{context.program}.MemPool", POOL)
 
 

@@ -247,7 +247,7 @@ def record_memory_history(
         def ran_out(device: int, size: int, total: int, free: int) -> None:
             history.out_of_memory(active.target_index(device), size, free)
 
-        unwatch = active.runtime.watch_allocations(history, active)
+        unwatch = active.runtime.supplied.watch_allocations(history, active)
 
         def stop() -> None:
             unwatch()
@@ -304,14 +304,14 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
             "segments": [
                 _segment(segment, history)
                 for index in devices
-                for segment in context.runtime.segments(index)
+                for segment in context.runtime.supplied.segments(index)
                 if wanted is None or segment.segment_pool_id == wanted
             ],
             "device_traces": history.traces(len(devices)) if wanted is None else [],
             "allocator_settings": {
                 "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
                 **memory.SNAPSHOT_SETTINGS,
-                **context.runtime.allocator_settings(),
+                **context.runtime.supplied.allocator_settings(),
             },
             "external_annotations": [],
         }

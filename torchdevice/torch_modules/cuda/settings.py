@@ -139,7 +139,7 @@ def _asks_of(kernel: str) -> None:
 
     @supplied_function(f"_can_use_{kernel}_attention", note=note)
     def can_use(context: Context, params: Any, debug: bool = False) -> bool:
-        return context.runtime.can_use_attention(kernel, params, debug)
+        return context.runtime.supplied.can_use_attention(kernel, params, debug)
 
 
 for _kernel in ("cudnn", "flash", "mem_efficient"):
@@ -154,7 +154,7 @@ replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: _L
 def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> bool:
     """Return False also for a tensor that reports CUDA, but is on no simulated GPU: no cuDNN could compute with it."""
     known = tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
-    return context.runtime.has_handles and torch._C._get_cudnn_enabled() and known and not tensor.is_cpu
+    return context.runtime.supplied.has_handles and torch._C._get_cudnn_enabled() and known and not tensor.is_cpu
 
 
 # Modules ask this for weights that are on cuDNN.

@@ -81,7 +81,7 @@ def begin(context: Context) -> Sleeping:
     if found is None:
         found = context.settings[Sleeping] = Sleeping()
         context.stream_observers.append(found)
-        context.runtime.watch_host_waits(context)
+        context.runtime.supplied.watch_host_waits(context)
     return found
 
 

@@ -52,7 +52,7 @@ def get_default_stream(context: Context, device: int) -> tuple[int, int, int]:
 def get_current_raw_stream(context: Context, device: int) -> int:
     """Return the null pointer for the default stream. Raise for another stream, unless streams have handles."""
     stream_id, _, _ = get_current_stream(context, device)
-    if context.runtime.has_handles:
+    if context.runtime.supplied.has_handles:
         return handle_of((device, stream_id))
     if stream_id:
         thread_state.refuse("torch._C._cuda_getCurrentRawStream", "There is no cudaStream_t. Use torch.cuda.Stream.")
@@ -62,7 +62,7 @@ def get_current_raw_stream(context: Context, device: int) -> int:
 @supplied_function("_cuda_getStreamFromExternal")
 def get_stream_from_external(context: Context, pointer: int, device: int) -> tuple[int, int, int]:
     """Return the default stream for a null pointer, and the stream of a handle. Raise for another pointer."""
-    if pointer and context.runtime.has_handles and pointer in context.stream_handles:
+    if pointer and context.runtime.supplied.has_handles and pointer in context.stream_handles:
         index, stream_id = context.stream_handles[pointer]
         return stream_id, index, DEVICE_TYPES[context.program]
     if pointer:
@@ -165,7 +165,7 @@ class StreamStandIn(torch.Stream):
 
         On a simulated device, a number that ``ExternalStream`` takes back and that is no address.
         """
-        if self._context.runtime.has_handles:
+        if self._context.runtime.supplied.has_handles:
             return handle_of(self._identity)
         if self.stream_id == 0:
             return 0
@@ -294,7 +294,7 @@ class EventStandIn(torch.Event):
         """
         if self._mark is None:
             return 0
-        if self._context.runtime.has_handles:
+        if self._context.runtime.supplied.has_handles:
             return self._number
         name = f"{self.module.__name__}.Event.{self.handle}"
         thread_state.refuse(name, f"There is no {self.pointer}. Use the event's methods.")
@@ -317,7 +317,11 @@ class EventStandIn(torch.Event):
             observer.event_recorded(self._number, on)
         self._recorded_on = index
         self._mark = context.runtime.mark(index and context.target_index(index), timing=self._timing)
-        if self._timing and context.runtime.has_handles and any(each.stream_id for each in context.streams.values()):
+        if (
+            self._timing
+            and context.runtime.supplied.has_handles
+            and any(each.stream_id for each in context.streams.values())
+        ):
             sleeping.begin(context)
         times = context.settings.get(sleeping.Sleeping)
         if times is not None:
@@ -402,7 +406,7 @@ def new_stream(
     # CUDA clamps a priority beyond its range, too.
     priority = max(made.highest_priority, min(made.lowest_priority, priority))
     stream = _remembered(context, made(context, next(_ids), index, priority))
-    if context.runtime.has_handles:
+    if context.runtime.supplied.has_handles:
         context.stream_handles[handle_of(stream._identity)] = stream._identity
     context.tell("stream_created", stream._identity)
     return stream

@@ -44,7 +44,7 @@ def _init_ddp(
         # An ordinal beyond the real devices would be refused by torch, and on a CPU every ordinal.
         device_ids, output_device = _of_module(context, module) if device_ids else None, None
     original(self, module, device_ids, output_device, *args, **kwargs)
-    context.runtime.serve_reducer(self)
+    context.runtime.supplied.serve_reducer(self)
     if FAKE_RANKS in context.settings:  # the futures of a fake group have no result, which the reducer needs
         self.register_comm_hook(None, lambda _, bucket: done(bucket.buffer()))
 

@@ -100,7 +100,7 @@ class NcclGroup(dist.ProcessGroup):
             # For C++ that asks for a backend, and operators that are called again by themselves.
             _register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
         # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
-        self._knows_devices = self.size() == 1 or runtime.shared_by_processes or self.is_gloo
+        self._knows_devices = self.size() == 1 or runtime.supplied.shared_by_processes or self.is_gloo
 
     def know_devices(self, index: int) -> None:
         """Refuse, as NCCL does when it connects the ranks, that two of them are on one device."""
@@ -125,10 +125,12 @@ class NcclGroup(dist.ProcessGroup):
         """
         if tensor.layout is not torch.strided:
             raise ValueError("Tensors must be CUDA and dense")
-        alias = self.runtime.host_alias(tensor)
+        alias = self.runtime.supplied.host_alias(tensor)
         # `host_alias` returns a CPU tensor itself.
         on_cpu, kind = alias is tensor, tensor.device.type
-        if not (self._takes_cpu or self.runtime.runs_on_host() if on_cpu else kind == self.runtime.device_type):
+        if not (
+            self._takes_cpu or self.runtime.supplied.runs_on_host() if on_cpu else kind == self.runtime.device_type
+        ):
             raise RuntimeError(f"No backend type associated with device type {kind}")
         if self._lacks and not on_cpu:
             raise RuntimeError(f"No backend type associated with device type {self._lacks}")

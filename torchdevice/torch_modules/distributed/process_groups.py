@@ -333,7 +333,7 @@ def _make_from_device(original: Any) -> Any:
 @replaces(torch._utils, "_get_device_module", native_to="cuda", by_value=True)
 def _module_of_type(context: Context, original: Any, device_type: str = "cuda") -> Any:
     """``_get_device_handle`` and ``_get_device_module``: the program's module, because ``torch.mps`` has no streams."""
-    lacks = bool(context.runtime.lacks_in_module) and context.is_targets_type(device_type)
+    lacks = bool(context.runtime.support.lacks_in_module) and context.is_targets_type(device_type)
     return getattr(torch, context.program) if lacks else original(device_type)
 
 
