@@ -139,10 +139,11 @@ def reported(call: Callable[[], Any]) -> bool:
 
 
 def asks_the_runtime(method: str, call: Callable[[], Any]) -> bool:
-    """Return whether a call returns None and calls this method of the runtime."""
+    """Return whether a call returns None and calls this method of the runtime, or of its supplied device."""
     scope = torchdevice.current()
     assert scope is not None
-    with mock.patch.object(scope.runtime, method, wraps=getattr(scope.runtime, method)) as asked:
+    owner: Any = scope.runtime if hasattr(scope.runtime, method) else scope.runtime.supplied
+    with mock.patch.object(owner, method, wraps=getattr(owner, method)) as asked:
         return call() is None and asked.called
 
 
