@@ -254,7 +254,7 @@ def test_no_pair_is_refused_on_a_cpu_that_computes_in_another_dtype(name: str) -
 def test_the_lists_on_devices_that_are_not_here(device: str, sweep: tuple[bool, int]) -> None:
     """On tensors without values torch's kernels for any device run, and this package's beside them."""
     found = runtime(device)
-    own = nullcontext() if found.autocast_key is None else autocast_lists.Region(found, enabled=True)
+    own = nullcontext() if found.support.autocast_key is None else autocast_lists.Region(found, enabled=True)
     wrong = []
     for call in [*listed(), *(call for op in choose(OPERATORS, sweep, 12) for call in calls(op))]:
         wanted = of_torch("cuda", call.function, call.inputs, LOWER)

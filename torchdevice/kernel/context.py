@@ -248,7 +248,7 @@ class Context:
 
         Raises:
             RuntimeError: The process was forked from one that had used the accelerator. The text is torch's.
-            ValueError: Settings in the environment are wrong, see :meth:`Runtime.initialize`.
+            ValueError: Settings in the environment are wrong, see :meth:`SuppliedDevice.initialize`.
         """
         if self._initialized and self.user == os.getpid():  # as `is_initialized` does it, without its frame
             return

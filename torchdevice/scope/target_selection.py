@@ -69,7 +69,7 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
             if simulated[0] in device_models.SIMULATED_MAC and fitting.identity is None:
                 fitting = dataclasses.replace(fitting, identity="program")  # a Mac's tensors are on mps
         assert found is not None
-        if fitting.random == "cuda" and not found.is_simulated_gpu:
+        if fitting.random == "cuda" and not found.supplied.is_simulated_gpu:
             found = with_gpu_numbers(found)
         return found, fitting
 

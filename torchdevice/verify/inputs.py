@@ -11,7 +11,7 @@ from torchdevice.calls.rewriters import native_device
 from torchdevice.kernel.stand_ins import StandIns, extent, tensors, with_bits
 
 Alias = Callable[[torch.Tensor], torch.Tensor | None]
-"""Returns the CPU tensor with the memory of a tensor; None where there is none (``Runtime.host_alias``)."""
+"""Returns the CPU tensor with the memory of a tensor; None where there is none (``SuppliedDevice.host_alias``)."""
 
 _CPU = torch.device("cpu")
 
