@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from torchdevice.kernel.devices import device_models, gpus
 from torchdevice.kernel.devices.gpus import Gpu
-from torchdevice.kernel.options import declarations
+from torchdevice.scope.options import declarations
 
 GIB = 1 << 30
 

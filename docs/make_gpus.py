@@ -9,7 +9,7 @@ from generated import write_or_check
 
 from torchdevice.kernel.devices.device_models import MACS, MODELS
 from torchdevice.kernel.devices.gpus import GPUS, MAC_RULE, SOURCES, Gpu
-from torchdevice.kernel.options import declarations
+from torchdevice.scope.options import declarations
 
 PAGE = Path(__file__).with_name("gpus.md")
 

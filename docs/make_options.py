@@ -8,13 +8,13 @@ from pathlib import Path
 
 from generated import write_or_check
 
-from torchdevice.kernel import options
+from torchdevice.scope import options
 
 PAGE = Path(__file__).with_name("options.md")
 
 HEADER = """# Options and variables
 
-<!-- Made by python docs/make_options.py from torchdevice/kernel/options.py; do not edit. -->
+<!-- Made by python docs/make_options.py from torchdevice/scope/options.py; do not edit. -->
 
 The call decides first: a keyword of `portable`, `simulate` or `enable`, a flag of `torchdevice run` or of pytest. An
 option that the call leaves out takes its value from its variable, and otherwise has its default.

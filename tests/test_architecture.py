@@ -298,7 +298,7 @@ BELOW_FEATURES = ("kernel", "calls", "torch_modules")
 """The rooms that know no feature."""
 
 FEATURES = ("check", "packages", "plan", "report", "simulation", "transfer", "triton_kernels", "verify")
-"""The folders of which a scope on a CPU target loads nothing, and any of which can be deleted."""
+"""The folders of which a scope on a CPU target loads no more than their options, and any of which can be deleted."""
 
 IN_A_SCOPE = """
 import sys
@@ -309,7 +309,8 @@ with torchdevice.portable("cpu"):
     layer.cuda()(torch.ones(2, 4, device="cuda")).sum().backward()
     torch.cuda.synchronize()
 print(layer.weight.grad.sum().item())
-print(sorted({name.split(".")[1] for name in sys.modules if name.startswith("torchdevice.")}))
+inner = [name.split(".")[1:] for name in sys.modules if name.startswith("torchdevice.")]
+print(sorted({name[0] for name in inner if len(name) > 1 and name[1] != "options"}))
 """
 
 

@@ -11,8 +11,8 @@ import pytest
 from places import ROOT
 from processes import run_python
 
-from torchdevice.kernel import options
 from torchdevice.kernel.python.environment import SWITCH
+from torchdevice.scope import options
 from torchdevice.tools.cli import main
 
 pytestmark = pytest.mark.one_engine

@@ -15,8 +15,8 @@ from places import ROOT
 from processes import run_command, run_python
 
 import torchdevice
-from torchdevice.kernel import options as record
-from torchdevice.kernel.options import Options
+from torchdevice.scope import options as record
+from torchdevice.scope.options import Options
 
 sys.path.append(str(ROOT / "docs"))
 import make_options
@@ -33,7 +33,7 @@ class Extended(Options):
             tastes.
     """
 
-    flavour: str = record._choice("plain", "plain", "sweet")
+    flavour: str = record.choice("plain", "plain", "sweet")
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from torchdevice.kernel.fidelity import Fidelity as Fidelity
 from torchdevice.kernel.journal.callers import Site as Site
 from torchdevice.kernel.journal.journal import Entry as Entry
 from torchdevice.kernel.journal.journal import Journal as Journal
-from torchdevice.kernel.options import Options as Options
 from torchdevice.plan.calls import plan as plan
 from torchdevice.report import Report as Report
 from torchdevice.scope.activation import current as current
@@ -21,6 +20,7 @@ from torchdevice.scope.activation import disable as disable
 from torchdevice.scope.activation import enable as enable
 from torchdevice.scope.activation import portable as portable
 from torchdevice.scope.activation import simulate as simulate
+from torchdevice.scope.options import Options as Options
 from torchdevice.scope.scope import Scope as Scope
 from torchdevice.scope.target_selection import TorchDevice as TorchDevice
 from torchdevice.transfer import DeviceSpec as DeviceSpec

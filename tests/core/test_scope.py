@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 
 import torchdevice
 from torchdevice.errors import NotSupportedError, ScopeError
-from torchdevice.kernel import options, thread_state
-from torchdevice.scope import activation
+from torchdevice.kernel import thread_state
+from torchdevice.scope import activation, options
 
 pytestmark = pytest.mark.usefixtures("chosen")
 

@@ -213,7 +213,7 @@ def test_a_model_of_ones_own(way: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 def children(scope: torchdevice.Scope) -> dict[str, str]:
     """Return the variables of a child of a scope."""
-    from torchdevice.kernel import options
+    from torchdevice.scope import options
 
     return {name: value for name, value in options.to_environment(scope.options).items() if value is not None}
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchdevice.kernel.devices import device_models
-from torchdevice.kernel.options import declarations
 from torchdevice.plan import workspaces
+from torchdevice.scope.options import declarations
 
 YES, NO, UNKNOWN, WITHOUT_FRAGMENTS = "yes", "no", "unknown", "without fragments"
 """What is known of a model: it has the memory, too little, perhaps enough, or enough without the fragments."""

@@ -300,7 +300,7 @@ class Content:
             processes=(Process(MAIN, os.getpid(), calls=calls),),
             left_out=journal.overflow,
             findings=tuple(journal.findings),
-            verified=journal.findings.counts() if options.verify else {},
+            verified=journal.findings.counts() if getattr(options, "verify", None) else {},
         )
 
     def joined(self: C, others: Iterable[Content], lost: Iterable[Process] = ()) -> C:

@@ -13,15 +13,15 @@ import torch
 
 from torchdevice.calls import wrap
 from torchdevice.errors import ScopeError
-from torchdevice.kernel import options as _options
 from torchdevice.kernel import thread_state
-from torchdevice.kernel.options import Options
 from torchdevice.kernel.patching import do_all
 from torchdevice.kernel.python import run_folder
 from torchdevice.kernel.python.environment import REPORT
 from torchdevice.kernel.python.uncaught_errors import Hooks, ipython
 from torchdevice.kernel.thread_state import Entry, state, undo
+from torchdevice.scope import options as _options
 from torchdevice.scope import target_selection
+from torchdevice.scope.options import Options
 from torchdevice.scope.scope import Joining, Scope, leave, left_too_early
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,6 +14,10 @@ FEATURES = (
     Feature("torchdevice.verify.watching", lambda options: options.verify),
 )
 
+OPTIONS = ("torchdevice.simulation.options", "torchdevice.verify.options")
+"""The modules of features that declare options, each in a class ``RECORD``. Those of a folder that is not there are
+passed over."""
+
 REGISTERING = tuple(f"torchdevice.packages.{name}" for name in ("finder", "libraries", "missing", "nvml"))
 """The modules of features that register patches, as the files of torch's modules do, or that list some as ``PATCHES``.
 

@@ -29,7 +29,6 @@ from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.runtime import Runtime
 from torchdevice.kernel.journal.journal import Journal
-from torchdevice.kernel.options import Options
 from torchdevice.kernel.patching import do_all
 from torchdevice.kernel.python.decorating import decorated
 from torchdevice.kernel.python.interrupt_safe_exit import Exit, Leaving
@@ -38,6 +37,7 @@ from torchdevice.kernel.python.uncaught_errors import trim
 from torchdevice.kernel.thread_state import ContextMode, Entry, state, undo
 from torchdevice.scope import features, target_selection
 from torchdevice.scope.installed import INSTALLATION
+from torchdevice.scope.options import Options
 from torchdevice.torch_modules.apis import dispatch
 
 if TYPE_CHECKING:

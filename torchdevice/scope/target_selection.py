@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
-from torchdevice.kernel import options as _options
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices import device_models
@@ -22,9 +21,10 @@ from torchdevice.kernel.devices.accelerators import FAMILIES
 from torchdevice.kernel.devices.mps_runtime import MpsRuntime
 from torchdevice.kernel.devices.registry import registered, runtime
 from torchdevice.kernel.devices.runtime import Runtime
-from torchdevice.kernel.options import Options
 from torchdevice.kernel.python import garbage_collection
 from torchdevice.random_numbers.runtimes import with_gpu_numbers
+from torchdevice.scope import options as _options
+from torchdevice.scope.options import Options
 
 if TYPE_CHECKING:
     from torchdevice.simulation.profiles import Profile
@@ -59,11 +59,12 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
         elif simulated is None:
             best = (each for each in target_names() if each != "cpu" and runtime(each).is_available())
             found = runtime(next(best, "cpu")) if name is None else _named(options.target, name)
-        fitting = options.for_target(
+        facts = _options.Target(
             simulated=simulated is not None,
             shares_host_memory=found is not None and found.shares_host_memory,
             names_count=name is not None and names_count(name),
         )
+        fitting = options.for_target(facts)
         if simulated is not None and found is None:
             found = _simulated(simulated[0], fitting)
             if simulated[0] in device_models.SIMULATED_MAC and fitting.identity is None:
@@ -80,7 +81,8 @@ def machine_of(options: Options) -> Context | None:
     if name in device_models.SIMULATED_MAC and options.written_for != MpsRuntime.device_type:
         from torchdevice.simulation import mac
 
-        return mac.standing(options.memory)  # type: ignore[arg-type]  # which the option's check has made a number
+        own = Options(target=name, written_for="mps", identity="program")
+        return mac.standing(own, options.memory)  # type: ignore[arg-type]  # which the option's check has made a number
     return simulated_machine() if name in (None, MpsRuntime.device_type) else None
 
 

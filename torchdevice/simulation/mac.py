@@ -91,9 +91,8 @@ def runtime_on(machine: Context) -> MacRuntime:
 
 
 @functools.lru_cache
-def standing(memory: int | None) -> Context:
+def standing(options: Options, memory: int | None) -> Context:
     """Return the context of a simulated Mac with so many bytes of memory that no scope has made."""
-    options = Options(target="simulated:mps", written_for="mps", identity="program")
     return Context(options, simulated(PROFILES["mps"], 1, memory), Journal(), _join_none)
 
 

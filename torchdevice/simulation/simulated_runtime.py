@@ -79,8 +79,8 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
     def target(self) -> str:
         return f"{self.device_type}:{self.profile.name}:{self._count}"
 
-    def obstacle(self, gm: torch.fx.GraphModule, *, computes: bool) -> str:
-        if not computes:
+    def obstacle(self, gm: torch.fx.GraphModule, context: Any) -> str:
+        if context.options.compute == "meta":
             return "Inductor's code needs values, and compute='meta' computes none"
         if self.profile.lacks_anything:
             return f"Inductor's code has what {self.profile.name!r} lacks"

@@ -29,8 +29,7 @@ def activate() -> None:
 
 
 def _enable() -> None:
-    from torchdevice.kernel import options
-    from torchdevice.scope import activation
+    from torchdevice.scope import activation, options
 
     if activation.current() is not None:
         return

@@ -12,8 +12,8 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 
 from torchdevice.errors import TorchDeviceError
-from torchdevice.kernel import options as _options
 from torchdevice.scope import activation, target_selection
+from torchdevice.scope import options as _options
 from torchdevice.scope.scope import Scope
 from torchdevice.simulation import policy
 

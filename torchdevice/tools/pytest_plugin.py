@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from torchdevice.errors import TorchDeviceError
-from torchdevice.kernel import options as _options
 from torchdevice.kernel.python import printable
 from torchdevice.kernel.python.environment import switched_off, switched_on
+from torchdevice.scope import options as _options
 from torchdevice.tools.cli.report import add_report_flag, show_report
 
 if TYPE_CHECKING:

@@ -94,13 +94,13 @@ class ModuleRuntime(Runtime):
     def rewriters(self) -> Mapping[Any, Any]:
         return {} if self._is_in_tree else REWRITERS
 
-    def obstacle(self, gm: torch.fx.GraphModule, *, computes: bool) -> str:
+    def obstacle(self, gm: torch.fx.GraphModule, context: Any) -> str:
         from torch._inductor.codegen import common  # takes long, and is imported already where a graph is compiled
 
         torch_internals.check("later", "torch._inductor.codegen.common")
         common.init_backend_registration()
         self.compiles = common.get_scheduling_for_device(self.device_type) is not None
-        return super().obstacle(gm, computes=computes)
+        return super().obstacle(gm, context)
 
     @functools.cached_property
     def pins_memory(self) -> bool:  # type: ignore[override]

@@ -148,12 +148,12 @@ class Runtime(DeviceMemory, KernelFallback):
         """Torch function -> the rewriter that it needs on this device, in addition to those for all devices."""
         return {}
 
-    def obstacle(self, gm: torch.fx.GraphModule, *, computes: bool) -> str:
+    def obstacle(self, gm: torch.fx.GraphModule, context: Any) -> str:
         """Return why a graph of Dynamo's runs operator by operator; "" where it is compiled.
 
         Args:
             gm: The graph.
-            computes: Whether tensors have values; else the scope computes shapes only.
+            context: The context of the scope.
         """
         return "" if self.compiles else f"Inductor makes no code for {self.target!r}"
 

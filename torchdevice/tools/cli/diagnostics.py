@@ -19,7 +19,6 @@ import torch
 
 from torchdevice import cuda as pypi_conflict
 from torchdevice.errors import PATCHERS, TorchDeviceError
-from torchdevice.kernel import options as _options
 from torchdevice.kernel.devices.accelerators import FAMILIES
 from torchdevice.kernel.devices.registry import runtime
 from torchdevice.kernel.python.byte_sizes import written
@@ -29,6 +28,7 @@ from torchdevice.kernel.python.run_folder import VARIABLE as RUN_FOLDER
 from torchdevice.kernel.python.uncaught_errors import FRAMES
 from torchdevice.native import building
 from torchdevice.scope import activation, target_selection
+from torchdevice.scope import options as _options
 
 
 class Finding(NamedTuple):

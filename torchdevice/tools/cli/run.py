@@ -28,11 +28,11 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchdevice.kernel import options as _options
 from torchdevice.kernel.python import garbage_collection, run_folder
 from torchdevice.kernel.python.environment import SWITCH, switched_off
 from torchdevice.kernel.python.logs import configure_logging
 from torchdevice.kernel.python.uncaught_errors import trim, without_ours
+from torchdevice.scope import options as _options
 from torchdevice.tools.cli import programs, rank_summary
 from torchdevice.tools.cli.parsing import CommandParser, CommandTexts, add_command, refusals
 from torchdevice.tools.cli.programs import Program

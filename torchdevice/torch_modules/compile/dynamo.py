@@ -301,7 +301,7 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
 def obstacle(context: Context, gm: torch.fx.GraphModule) -> str:
     """Return why Inductor does not compile a graph, which then runs operator by operator; "" where it does."""
     found = "" if _has_code_for(context, gm) else f"Inductor makes no code for {context.runtime.target!r}"
-    return found or context.runtime.obstacle(gm, computes=context.options.compute != "meta")
+    return found or context.runtime.obstacle(gm, context)
 
 
 def _has_code_for(context: Context, gm: torch.fx.GraphModule) -> bool:
