@@ -136,6 +136,18 @@ def test_each_room_has_a_place_in_the_order() -> None:
     assert set(ROOMS) == {room_of(name) for name in MODULES}
 
 
+def test_folders_list_the_rooms_that_they_import() -> None:
+    """The folder ``cuda`` has a message alone."""
+    folders = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"cuda"})
+    assert len(folders) > 10
+    for folder in folders:
+        described = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text())) or ""
+        assert len(described.splitlines()) <= 12, folder
+        listed = set(re.findall(r"``(\w+)``", described.rpartition("May import ")[2]))
+        others = {room_of(other) for name in MODULES if room_of(name) == folder for other in graph()[name]}
+        assert listed == others - {folder, "__init__"}, folder
+
+
 def test_every_file_and_public_name_is_documented() -> None:
     for name in MODULES:
         # By the source: the files for a library cannot be imported without it.

@@ -1,4 +1,7 @@
-"""What of a program a target does otherwise, predicted from its source: the program is neither run nor imported."""
+"""``torchdevice check``: predicts from a program's source what differs on a target. The program is not run.
+
+May import ``errors``, ``kernel``, ``scope``, ``simulation`` and ``version``.
+"""
 
 from torchdevice.check import device_rules, environment_rules, kernel_rules
 from torchdevice.check.checker import check_file, check_files, check_source

@@ -1,1 +1,4 @@
-"""What ``torchdevice native build`` compiles for the installed torch: kernels of simulated devices, and calls."""
+"""What ``torchdevice native build`` compiles for the installed torch: kernels of simulated devices, and calls.
+
+May import ``errors`` and ``kernel``.
+"""

@@ -1,4 +1,7 @@
-"""What a program needs of a GPU's memory, for ``torchdevice plan`` and for ``torchdevice.plan(...)``."""
+"""``torchdevice plan`` and ``torchdevice.plan(...)``: how much memory of a GPU a program needs.
+
+May import ``kernel``, ``report``, ``scope``, ``simulation`` and ``torch_modules``.
+"""
 
 from __future__ import annotations
 

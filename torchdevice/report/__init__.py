@@ -1,4 +1,7 @@
-"""What happened to a program, shown: a reader of the journal. Nothing below knows it."""
+"""Reports of what happened to a program, made from the journal.
+
+May import ``kernel`` and ``version``.
+"""
 
 from torchdevice.report.rendering import Report
 

@@ -1,1 +1,5 @@
-"""Entering and leaving a scope, and choosing its target."""
+"""Entering and leaving a scope, choosing its target, and the options of all features.
+
+May import ``calls``, ``errors``, ``kernel``, ``random_numbers``, ``report``, ``simulation``, ``torch_modules``,
+``triton_kernels`` and ``verify``.
+"""

@@ -2,8 +2,9 @@
 
 Its tensors are plain ``torch.Tensor`` objects in CPU memory, with the device type that torch reserves for one
 out-of-tree backend. Operators run torch's CPU kernels. The registrations of ``backend.py`` with torch stay for the life
-of the process; only operators on tensors of the device reach it.
+of the process; only operators on tensors of the device reach it. The simulation checks where tensors are, the operators
+and dtypes that a device supports, the size of its memory and the number of devices. It shows nothing of a chip's speed,
+rounding or memory layout.
 
-The simulation checks the placement of tensors, the operators and dtypes that a device supports, the size of its memory
-and the number of devices. It shows nothing of a chip's speed, races in asynchronous work, rounding or memory layout.
+May import ``calls``, ``errors``, ``kernel``, ``native``, ``random_numbers`` and ``torch_modules``.
 """

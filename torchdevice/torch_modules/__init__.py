@@ -1,1 +1,4 @@
-"""What stands in for names of torch: a folder for each module of torch's."""
+"""Replacements for names of torch: a folder for each part of torch, and in it a file for each of torch's files.
+
+May import ``calls``, ``errors`` and ``kernel``.
+"""

@@ -2,6 +2,8 @@
 
 They need no scope. They are written on torch's public functions, so a scope changes what they do as it changes a
 program's own ``.to(...)``.
+
+May import ``errors`` and ``kernel``.
 """
 
 from torchdevice.transfer.batch_moves import ToDevice
