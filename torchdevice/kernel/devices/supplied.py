@@ -7,7 +7,7 @@ answer otherwise. The names of torch that concern allocators, generators, graphs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,11 +21,14 @@ from torchdevice.kernel.devices.device_memory import (
     held_by_python,
 )
 
-if TYPE_CHECKING:
-    from torchdevice.kernel.devices.runtime import Runtime
-
 _LARGE = 1 << 20
 """``kSmallSize`` of CUDA's caching allocator, in bytes: larger blocks belong to the large pool."""
+
+
+class _Device(Protocol):
+    device_type: str
+
+    def device(self, index: int) -> torch.device: ...
 
 
 class SuppliedDevice:
@@ -64,7 +67,7 @@ class SuppliedDevice:
     generator_type: type[torch.Generator] = torch.Generator
     compile_graph: Callable[..., Any] | None = None
 
-    def __init__(self, runtime: Runtime):
+    def __init__(self, runtime: _Device):
         self._runtime = runtime
 
     @property
