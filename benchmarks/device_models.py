@@ -1,4 +1,4 @@
-"""Check ``torchdevice/kernel/devices/gpus.py``: ``python -m benchmarks.device_models`` prints its problems.
+"""Check ``torchdevice/simulation/gpus.py``: ``python -m benchmarks.device_models`` prints its problems.
 
 Every figure must have a source, every name must mean one model, and figures must agree: memory is less than that of the
 name and more than nine tenths of it, and memory that no source prints is derived by the rule of its source.
@@ -11,16 +11,17 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from torchdevice.kernel.devices import device_models, gpus
-from torchdevice.kernel.devices.gpus import Gpu
+from torchdevice.kernel.devices.device_properties import SETTABLE
 from torchdevice.scope.options import declarations
+from torchdevice.simulation import gpus, models
+from torchdevice.simulation.gpus import Gpu
 
 GIB = 1 << 30
 
 
 def problems(found: Mapping[str, Gpu]) -> Iterator[str]:
     """Yield what is wrong with the GPUs of the file, as sentences."""
-    names = [device_models._spelling(each) for name, gpu in found.items() for each in (name, *gpu.aliases)]
+    names = [models._spelling(each) for name, gpu in found.items() for each in (name, *gpu.aliases)]
     yield from (f"{name!r} is the name of {count} models." for name, count in Counter(names).items() if count > 1)
     used = {source for gpu in found.values() for source in (gpu.of_memory, gpu.of_properties)}
     yield from (f"The source {each!r} is not used." for each in sorted(gpus.SOURCES.keys() - used - {"guide"}))
@@ -33,7 +34,7 @@ def _problems_of_gpu(gpu: Gpu) -> Iterator[str]:
         yield "A figure has no source."
     if gpu.capability not in gpus.OF_CAPABILITY:
         yield f"The capability {gpu.capability} has no figures."
-    unknown = gpu.properties.keys() - device_models.SETTABLE.keys()
+    unknown = gpu.properties.keys() - SETTABLE.keys()
     if unknown:
         yield f"{sorted(unknown)[0]!r} is no field of torch.cuda.get_device_properties."
     memory = declarations()["memory"].check(gpu.memory)

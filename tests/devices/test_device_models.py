@@ -15,8 +15,8 @@ from processes import run_python
 
 import torchdevice
 from torchdevice.errors import UnknownTargetError
-from torchdevice.kernel.devices.device_models import MODELS, canonical, known_name
-from torchdevice.kernel.devices.gpus import GPUS
+from torchdevice.simulation.gpus import GPUS
+from torchdevice.simulation.models import MODELS, canonical, known_name
 
 device_models, make_gpus = benchmark("device_models"), page_maker("make_gpus")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from torchdevice.kernel.devices.device_models import MACS, MODELS
 from torchdevice.plan import fitting, rendering, workspaces
+from torchdevice.simulation.models import MACS, MODELS
 
 pytestmark = pytest.mark.one_engine
 

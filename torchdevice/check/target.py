@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdevice.kernel.devices.accelerators import FAMILIES
-from torchdevice.kernel.devices.device_models import SIMULATED_MAC
 from torchdevice.kernel.python import data_files
+from torchdevice.simulation.models import SIMULATED_MAC
 
 if TYPE_CHECKING:
     from torchdevice.kernel.fidelity import Fidelity

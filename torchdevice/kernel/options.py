@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from torchdevice.kernel.devices import device_models
+from torchdevice.kernel.devices import device_properties
 from torchdevice.kernel.devices.accelerators import FAMILIES, Family
 from torchdevice.kernel.python.environment import SWITCH
 
@@ -102,12 +102,23 @@ def checked_count(name: str, value: Any) -> int:
     return value
 
 
-def _target(name: str, value: Any) -> Any:
+PLAIN = re.compile(rf"({'|'.join(FAMILIES)}|cpu)(:[0-9]+)?", re.IGNORECASE)
+"""The name of a device of torch's own as a target. It may be in capitals."""
+
+
+def checked_target(name: str, value: Any) -> Any:
+    """Return a target, in lower case where it is one of torch's own.
+
+    Raises:
+        TypeError: It is neither a text nor a ``torch.device``.
+    """
     # Not imported: pytest reads the options wherever the plugin is installed, and need not wait for torch.
     torch = sys.modules.get("torch")
     if not (value is None or isinstance(value, str) or (torch is not None and isinstance(value, torch.device))):
         raise TypeError(f"target={value!r} is not a device type. Use a text such as 'cpu', or a torch.device.")
-    return device_models.canonical(value) if isinstance(value, str) else value
+    if isinstance(value, str) and PLAIN.fullmatch(value.strip()):
+        return value.strip().lower()
+    return value
 
 
 def _devices(name: str, value: Any) -> int | None:
@@ -228,7 +239,7 @@ class Options:
         implied: The names of the options whose values the call did not give: those of variables and of files.
     """
 
-    target: str | torch.device | None = option(None, _target, kw_only=False, group=COMMON)  # noqa: RUF009, as of the others
+    target: str | torch.device | None = option(None, checked_target, kw_only=False, group=COMMON)  # noqa: RUF009, as of the others
     devices: int | None = option(None, _devices, parse=literal, group=COMMON)
     identity: Literal["target", "program"] | None = choice(None, "target", "program")
     strict: bool = option(False, switch, parse=truth, show=lambda value: str(int(value)))
@@ -236,7 +247,7 @@ class Options:
     autocast: Literal["auto", "bfloat16", "float32"] = choice("auto", "auto", "bfloat16", "float32")
     half_products: Literal["auto", "float32", "target"] = choice("auto", "auto", "float32", "target")
     capability: tuple[int, int] = option(
-        device_models.CAPABILITY,
+        device_properties.CAPABILITY,
         _capability,
         parse=lambda text: tuple(map(literal, text.split("."))),
         show=lambda value: "{}.{}".format(*value),
@@ -244,7 +255,7 @@ class Options:
     )
     properties: Mapping[str, Any] | None = option(
         None,
-        lambda name, value: None if value is None else device_models.checked(value),
+        lambda name, value: None if value is None else device_properties.checked(value),
         parse=literal,
         show=lambda value: json.dumps(value, default=str, sort_keys=True),
         group=DEVICES,
@@ -270,6 +281,11 @@ class Options:
         """Every option as text. Compiled code is guarded by it."""
         record: Any = type(self)
         return " ".join([f"{name}={getattr(self, name)}" for name in declared_in(record)])
+
+    @staticmethod
+    def implied_by(target: object) -> dict[str, Any]:
+        """Return the options that a target implies."""
+        return {}
 
     def contradictions(self, target: Target) -> dict[str, str]:
         """Return the options that contradict a target, and why."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torchdevice.kernel.devices import device_models
+from torchdevice.kernel.devices.device_properties import CAPABILITY
 from torchdevice.plan import workspaces
 from torchdevice.scope.options import declarations
+from torchdevice.simulation import models
 
 YES, NO, UNKNOWN, WITHOUT_FRAGMENTS = "yes", "no", "unknown", "without fragments"
 """What is known of a model: it has the memory, too little, perhaps enough, or enough without the fragments."""
@@ -19,7 +20,7 @@ YES, NO, UNKNOWN, WITHOUT_FRAGMENTS = "yes", "no", "unknown", "without fragments
 
 def memory_of(model: str) -> int:
     """Return the memory of a model of a GPU in bytes, as torch reports it."""
-    return int(declarations()["memory"].check(device_models.MODELS[model].memory))
+    return int(declarations()["memory"].check(models.MODELS[model].memory))
 
 
 def needed(devices: Sequence[Mapping[str, Any]], context: int) -> int:
@@ -41,11 +42,11 @@ class Workspaces(NamedTuple):
     """
 
     number: int = 0
-    capability: tuple[int, int] = device_models.CAPABILITY
+    capability: tuple[int, int] = CAPABILITY
 
     def more_on(self, model: str) -> int:
         """Return how many bytes more they take on a model of a GPU."""
-        sizes = [workspaces.size(each) for each in (device_models.MODELS[model].capability, self.capability)]
+        sizes = [workspaces.size(each) for each in (models.MODELS[model].capability, self.capability)]
         return self.number * (sizes[0] - sizes[1])
 
 
@@ -64,7 +65,7 @@ def fits(
         finished: Whether the program came to its end.
         too_little: The bytes of a device on which memory ran out.
     """
-    for model in sorted(device_models.MODELS, key=memory_of):
+    for model in sorted(models.MODELS, key=memory_of):
         memory, larger = memory_of(model), more.more_on(model) if more else 0
         if least + larger > memory or memory <= too_little:
             found = NO
@@ -72,7 +73,7 @@ def fits(
             found = UNKNOWN
         else:
             found = YES if need + larger <= memory else WITHOUT_FRAGMENTS
-        name = device_models.MODELS[model].properties["name"]
+        name = models.MODELS[model].properties["name"]
         yield {
             "model": model,
             "name": name,
@@ -84,7 +85,7 @@ def fits(
 
 def macs(need: int, *, finished: bool) -> Iterator[dict[str, Any]]:
     """Yield for each size of a Mac's unified memory whether Metal recommends to use as much of it as is needed."""
-    for size, most in device_models.MACS.items():
+    for size, most in models.MACS.items():
         if need > most:
             found = NO
         else:

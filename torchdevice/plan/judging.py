@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchdevice.kernel.devices import device_models
 from torchdevice.kernel.python import foreign_files
 from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.plan import fitting
+from torchdevice.simulation import models
 
 _LARGEST = 1 << 20
 """The greatest size of a baseline in bytes."""
@@ -23,9 +23,9 @@ def checked_model(name: str) -> str:
     Raises:
         ValueError: There is no such model.
     """
-    model = device_models.known_name(name)
-    if model not in device_models.MODELS:
-        near = difflib.get_close_matches(model, device_models.MODELS, n=1)
+    model = models.known_name(name)
+    if model not in models.MODELS:
+        near = difflib.get_close_matches(model, models.MODELS, n=1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"--fits {name!r} is no model of a GPU.{meant} docs/gpus.md lists them.")
     return model

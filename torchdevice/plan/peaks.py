@@ -22,13 +22,14 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchdevice.kernel import thread_state
-from torchdevice.kernel.devices import device_models
 from torchdevice.kernel.devices.device_memory import Block
+from torchdevice.kernel.devices.device_properties import CAPABILITY
 from torchdevice.kernel.journal.callers import Site, caller_frame, program_frame, site_of
 from torchdevice.kernel.python.uncaught_errors import last_place
 from torchdevice.kernel.stand_ins import tensors
 from torchdevice.plan import fitting, workspaces
 from torchdevice.report import Report, formatting
+from torchdevice.simulation import models
 from torchdevice.simulation.observe.assumed_values import ASSUMED
 from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS
 
@@ -91,9 +92,9 @@ class Peaks:
         progress: What is told now and then how many blocks came and went, and the most bytes in use.
     """
 
-    context: Any = device_models.CONTEXT
+    context: Any = models.CONTEXT
     limit = 0
-    capability = device_models.CAPABILITY
+    capability = CAPABILITY
     progress: Callable[[int, int], None] | None = None
 
     def __init__(self) -> None:

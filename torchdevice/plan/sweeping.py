@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from torchdevice.kernel.devices import device_models
 from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.plan import fitting
 from torchdevice.plan.rendering import Rows
+from torchdevice.simulation import models
 
 Values = Mapping[str, str]
 """Name -> the value of one plan."""
@@ -150,7 +150,7 @@ def data(sweeps: Sequence[Sweep], plans: Mapping[int, dict[str, Any]]) -> dict[s
         plans: Number of a combination -> its plan, of those that have ended.
     """
     found = [{"values": values, **plans[i]} for i, values in enumerate(combinations(sweeps)) if i in plans]
-    largest = {model: _largest(model, found) for model in sorted(device_models.MODELS, key=fitting.memory_of)}
+    largest = {model: _largest(model, found) for model in sorted(models.MODELS, key=fitting.memory_of)}
     return {"names": [each.name for each in sweeps], "plans": found, "largest": largest}
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.devices.device_models import MODELS
 from torchdevice.random_numbers.philox import Gpu
 
-MODEL = "a100"
-"""The model whose numbers a scope gives that names none. Compute capability 8.0, the default of a scope, is its own."""
+A100 = {"multi_processor_count": 108, "max_threads_per_multi_processor": 2048}
+"""The GPU whose numbers a scope gives that names none. Compute capability 8.0, the default of a scope, is its own."""
 
 
 def of_context(context: Context | None) -> Gpu | None:
@@ -19,5 +18,5 @@ def of_context(context: Context | None) -> Gpu | None:
         return None
     if chosen not in (None, "cuda"):
         return None
-    figures = {**MODELS[MODEL].properties, **(context.options.properties or {})}
+    figures = {**A100, **(context.options.properties or {})}
     return Gpu(figures["multi_processor_count"], figures["max_threads_per_multi_processor"])

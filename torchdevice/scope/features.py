@@ -14,7 +14,8 @@ FEATURES = (
     Feature("torchdevice.verify.watching", lambda options: options.verify),
 )
 
-OPTIONS = ("torchdevice.simulation.options", "torchdevice.verify.options")
+# The simulation comes last: its record declares the option `target` again, and a later declaration counts.
+OPTIONS = ("torchdevice.verify.options", "torchdevice.simulation.options")
 """The modules of features that declare options, each in a class ``RECORD``. Those of a folder that is not there are
 passed over."""
 

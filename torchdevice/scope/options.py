@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchdevice.kernel import options as _kernel
-from torchdevice.kernel.devices import device_models
 from torchdevice.kernel.options import COMMON, DEVICES, EXPERTS, Declaration, declared_in, truth
 from torchdevice.kernel.options import MOST_DEVICES as MOST_DEVICES
 from torchdevice.kernel.options import Target as Target
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from torchdevice.simulation.options import SimulationOptions
     from torchdevice.verify.options import VerifyOptions
 
-    class Options(VerifyOptions, SimulationOptions): ...
+    class Options(SimulationOptions, VerifyOptions): ...
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,7 +85,7 @@ def chosen(given: Mapping[str, Any], /, variables: Mapping[str, str | None] = os
     said = {name: value for name, value in given.items() if value is not None}
     others = {**defaults, **from_environment(variables)}
     target = said.get("target", others.get("target"))
-    implied = device_models.options_of(target)
+    implied = Options.implied_by(target)
     for name, value in implied.items():
         try:
             declarations()[name].check(value)
@@ -133,7 +132,7 @@ def to_environment(options: _kernel.Options) -> dict[str, str | None]:
     """Return the variables that give a child process these options; None means that a variable must not be set."""
     values: dict[str, str | None] = {SWITCH: "1", SAID: os.environ.get(SAID)}
     # What the target implies is left to it, so that a child's scope on another target has the figures of that one.
-    implied = device_models.options_of(options.target)
+    implied = Options.implied_by(options.target)
     for name, declaration in declarations().items():
         value = getattr(options, name)
         left_out = value is None or (name in implied and declaration.check(implied[name]) == value)

@@ -16,7 +16,6 @@ import torch
 from torchdevice.errors import TargetUnavailableError, UnknownTargetError
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.devices import device_models
 from torchdevice.kernel.devices.accelerators import FAMILIES
 from torchdevice.kernel.devices.mps_runtime import MpsRuntime
 from torchdevice.kernel.devices.registry import registered, runtime
@@ -34,7 +33,9 @@ _NO_MAC = (
     "Mac, or leave the target out."
 )
 
-SIMULATED = device_models.SIMULATED
+SIMULATED = "simulated"
+
+_SIMULATED_MAC = f"{SIMULATED}:mps", f"{SIMULATED}:mps:1"
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
@@ -52,7 +53,7 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
     machine = machine_of(options)
     with thread_state.suspended():
         name = _name_of(options.target)
-        simulated = device_models.TARGET.fullmatch(name) if name is not None else None
+        simulated = _simulated_target(name) if name is not None else None
         found = None
         if machine is not None:
             found, options = _on_machine(machine, options)
@@ -67,7 +68,7 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
         fitting = options.for_target(facts)
         if simulated is not None and found is None:
             found = _simulated(simulated[0], fitting)
-            if simulated[0] in device_models.SIMULATED_MAC and fitting.identity is None:
+            if simulated[0] in _SIMULATED_MAC and fitting.identity is None:
                 fitting = dataclasses.replace(fitting, identity="program")  # a Mac's tensors are on mps
         assert found is not None
         if fitting.random == "cuda" and not found.supplied.is_simulated_gpu:
@@ -78,7 +79,7 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
 def machine_of(options: Options) -> Context | None:
     """Return the context of the simulated Mac on which a scope with these options runs; None for this machine."""
     name = _name_of(options.target)
-    if name in device_models.SIMULATED_MAC and options.written_for != MpsRuntime.device_type:
+    if name in _SIMULATED_MAC and options.written_for != MpsRuntime.device_type:
         from torchdevice.simulation import mac
 
         own = Options(target=name, written_for="mps", identity="program")
@@ -106,22 +107,33 @@ def _on_machine(machine: Context, options: Options) -> tuple[Runtime, Options]:
     return machine.runtime, dataclasses.replace(options, identity="program")
 
 
+def _simulated_target(name: str) -> re.Match[str] | None:
+    """Match the name of a simulated device: its profile or model, and the number of devices."""
+    if not name.startswith(SIMULATED):
+        return None
+    from torchdevice.simulation import models  # only where the target is simulated
+
+    return models.TARGET.fullmatch(name)
+
+
 def is_simulated(target: object) -> bool:
     """Return whether a target is the name of a simulated device."""
-    return isinstance(target, str) and device_models.TARGET.fullmatch(target) is not None
+    return isinstance(target, str) and _simulated_target(target) is not None
 
 
 def simulated_name(profile: object) -> str | None:
     """Return the target that a profile means where only a simulated device can be meant; None where it means none."""
+    from torchdevice.simulation import models
+
     text = str(profile).strip()
     prefix = "" if text.lower().partition(":")[0] == SIMULATED else f"{SIMULATED}:"
-    name = device_models.named(prefix + text)
+    name = models.named(prefix + text)
     return name if isinstance(profile, str) and is_simulated(name) else None
 
 
 def names_count(target: str) -> bool:
     """Return whether the name of a target contains a number of devices, as ``"simulated:cuda:2"`` does."""
-    found = device_models.TARGET.fullmatch(target)
+    found = _simulated_target(target)
     return found is not None and found[2] is not None
 
 
@@ -138,7 +150,7 @@ def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile,
     """
     from torchdevice.simulation import profiles
 
-    found = device_models.TARGET.fullmatch(target)
+    found = _simulated_target(target)
     profile = profiles.find(found[1] or "cuda") if found else None
     if found is None or profile is None:
         raise _unknown(target, target)
@@ -161,9 +173,9 @@ def target_names() -> tuple[str, ...]:
 
 def known_targets() -> tuple[str, ...]:
     """Return the names of devices that can be targets, available here or not: real ones, and profiles and models."""
-    from torchdevice.simulation import profiles
+    from torchdevice.simulation import models, profiles
 
-    return (*target_names(), *(f"{SIMULATED}:{each}" for each in (*profiles.PROFILES, *device_models.MODELS)))
+    return (*target_names(), *(f"{SIMULATED}:{each}" for each in (*profiles.PROFILES, *models.MODELS)))
 
 
 def _name_of(target: str | torch.device | None) -> str | None:
@@ -204,7 +216,7 @@ def _unknown(target: object, name: str) -> UnknownTargetError:
     near = difflib.get_close_matches(lowered, known, n=1)
     if re.fullmatch(r"(cuda|mps):[0-9]+", lowered):  # a number of real devices is not chosen by the target
         lowered = f"{SIMULATED}:{lowered}"
-    found = device_models.TARGET.fullmatch(lowered)
+    found = _simulated_target(lowered)
     # A number behind a known name is right, so only the spelling of the name was wrong.
     exists = lowered in known or (found is not None and f"{SIMULATED}:{found[1] or 'cuda'}" in known)
     meant = near[0] if near else None

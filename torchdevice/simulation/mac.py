@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.devices import device_models
 from torchdevice.kernel.devices.mps_runtime import MpsRuntime
 from torchdevice.kernel.devices.supplied import SuppliedDevice
 from torchdevice.kernel.journal.journal import Journal
 from torchdevice.kernel.options import Options
 from torchdevice.kernel.registered_kernels import overload
-from torchdevice.simulation import backend, device_generators, policy
+from torchdevice.simulation import backend, device_generators, models, policy
 from torchdevice.simulation.profiles import PROFILES
 from torchdevice.simulation.simulated_runtime import SimulatedRuntime
 from torchdevice.simulation.simulated_runtime import runtime as simulated
@@ -35,8 +34,8 @@ class MacRuntime(SuppliedDevice, MpsRuntime):
     """
 
     device_type = policy.DEVICE_TYPE
-    shown_as = family = location_tag = "mps"  # type: ignore[assignment]
-    target = device_models.SIMULATED_MAC[0]  # type: ignore[assignment]
+    shown_as = family = location_tag = kind = "mps"  # type: ignore[assignment]
+    target = models.SIMULATED_MAC[0]  # type: ignore[assignment]
     is_simulated_mac = True
     torch_knows_current = False
     compiles = False

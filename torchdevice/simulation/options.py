@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from torchdevice.kernel.options import COMMON, DEVICES, Options, Target, checked_size, choice, option, switch, truth
+from torchdevice.kernel.options import (
+    COMMON,
+    DEVICES,
+    PLAIN,
+    Options,
+    Target,
+    checked_size,
+    checked_target,
+    choice,
+    option,
+    switch,
+    truth,
+)
+
+if TYPE_CHECKING:
+    import torch
 
 _NEEDS_ONE = ("memory", "context", "races", "uninitialized", "asynchronous", "compute")
 """Options that need simulated devices."""
+
+
+def _target(name: str, value: Any) -> Any:
+    value = checked_target(name, value)
+    if not isinstance(value, str) or PLAIN.fullmatch(value):
+        return value
+    from torchdevice.simulation import models  # only for a target that may be one
+
+    return models.canonical(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +59,7 @@ class SimulationOptions(Options):
             an error.
     """
 
+    target: str | torch.device | None = option(None, _target, kw_only=False, group=COMMON)  # noqa: RUF009
     memory: int | str | None = option(None, checked_size, group=COMMON)
     context: int | str | None = option(None, functools.partial(checked_size, least=0), group=DEVICES)
     races: Literal["error", "warn"] | None = choice(None, "error", "warn", group=DEVICES)
@@ -43,6 +68,15 @@ class SimulationOptions(Options):
     platform: Literal["target", "host"] = choice("target", "target", "host", group=DEVICES)
     compute: Literal["meta"] | None = choice(None, "meta", group=DEVICES)
     values: Literal["assume"] | None = choice(None, "assume", group=DEVICES)
+
+    @staticmethod
+    def implied_by(target: object) -> dict[str, Any]:
+        """Return the options that a simulated device implies: its identity, and the figures of its model."""
+        if not isinstance(target, str) or not target.startswith("simulated"):
+            return {}
+        from torchdevice.simulation import models
+
+        return models.options_of(target)
 
     def contradictions(self, target: Target) -> dict[str, str]:
         found: dict[str, str] = {}

@@ -8,7 +8,7 @@
   nothing that either of the two lacks.
 
 The table is torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries. What a device lacks
-besides, a profile or a model of the device says (``kernel/devices/gpus.py``). A real device's operators
+besides, a profile or a model of the device says (``simulation/gpus.py``). A real device's operators
 without a kernel are those that are not registered with torch, see ``calls/lacking/fallback_kernels.py``.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.kernel.devices import device_models
+from torchdevice.simulation import models
 
 _DELEGATE = re.compile(r"\n  structured_delegate: ([\w.]+)")
 _DISPATCH = re.compile(r"\n    ([A-Z][\w, ]+):")
@@ -226,7 +226,7 @@ def find(name: str) -> Profile | None:
     """
     if name in PROFILES:
         return PROFILES[name]
-    model = device_models.find(name)
+    model = models.find(name)
     if model is None:
         return None
     if model.base not in PROFILES:

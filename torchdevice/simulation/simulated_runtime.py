@@ -93,6 +93,10 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
         return CpuAliases(function).call(args, kwargs)
 
     @property
+    def kind(self) -> str:
+        return self.profile.name
+
+    @property
     def location_tag(self) -> str:
         return self.profile.accelerator
 

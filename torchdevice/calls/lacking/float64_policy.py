@@ -16,7 +16,6 @@ from torchdevice.calls.lacking import doubles
 from torchdevice.calls.lacking.cpu_fallback import call_on_cpu, generator_on_cpu
 from torchdevice.errors import PortabilityWarning
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.devices import device_models
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.journal.callers import program_line, warn_at
 from torchdevice.kernel.options import spelled
@@ -159,8 +158,7 @@ def _warn_once_at_line(context: Context, done: str, dtype: torch.dtype) -> None:
     if place in context.lines_warned_of or not logger.isEnabledFor(logging.WARNING):
         return
     context.lines_warned_of.add(place)
-    found = device_models.TARGET.fullmatch(context.runtime.target)
     values = ("error",) if context.keeps_doubles else ("cpu", "error")
     remedy = " or ".join(spelled("float64", value, context.way) for value in values)
-    told = f"{found[1] if found else context.runtime.target} has no {dtype}; {done}. Use {remedy} to change that."
+    told = f"{context.runtime.supplied.kind} has no {dtype}; {done}. Use {remedy} to change that."
     warn_at(line, told, PortabilityWarning)

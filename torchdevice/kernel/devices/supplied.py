@@ -28,6 +28,9 @@ _LARGE = 1 << 20
 class _Device(Protocol):
     device_type: str
 
+    @property
+    def target(self) -> str: ...
+
     def device(self, index: int) -> torch.device: ...
 
 
@@ -69,6 +72,11 @@ class SuppliedDevice:
 
     def __init__(self, runtime: _Device):
         self._runtime = runtime
+
+    @property
+    def kind(self) -> str:
+        """What a message calls the device."""
+        return self._runtime.target
 
     @property
     def location_tag(self) -> str:

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torchdevice.kernel.devices.device_models import TARGET
 from torchdevice.kernel.options import variable_of
 
 _PYTHON = re.compile(r"python(?:3(?:\.[0-9]+t?)?)?(?:\.exe)?")
@@ -123,6 +122,8 @@ def launched(options: argparse.Namespace) -> list[str]:
     """
     # The program sees a device for each rank, where nothing says how many it sees.
     if options.devices is None and variable_of("devices") not in os.environ:
+        from torchdevice.simulation.models import TARGET  # only ranks need it
+
         simulated = TARGET.fullmatch(options.target or os.environ.get(variable_of("target"), ""))
         if simulated is None or simulated[2] is None:
             options.devices = options.ranks

@@ -13,7 +13,7 @@ import torch
 
 from torchdevice.kernel.bindings import imported_by_value, replaces, supplied_as, supplied_function, supplied_value
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.devices.device_models import XpuDeviceProperties
+from torchdevice.kernel.devices.device_properties import XpuDeviceProperties
 from torchdevice.kernel.devices.device_strings import Spelling
 from torchdevice.kernel.patching import ABSENT, without_cache, without_original
 from torchdevice.torch_modules.cuda import device_queries, memory, random, streams

@@ -22,7 +22,7 @@ from torchdevice.errors import FidelityError
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import LATER, Late
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.devices.device_models import DeviceProperties
+from torchdevice.kernel.devices.device_properties import DeviceProperties
 from torchdevice.kernel.devices.runtime import Runtime
 from torchdevice.kernel.patching import (
     Added,

@@ -17,7 +17,7 @@ from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import REPLACED, replaces, supplied_function, supplied_value
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.accelerators import of_module
-from torchdevice.kernel.devices.device_models import DeviceProperties
+from torchdevice.kernel.devices.device_properties import DeviceProperties
 from torchdevice.kernel.devices.device_strings import Spelling, parse
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.lowlevel import lazy_initialization
