@@ -44,11 +44,11 @@ def test_the_device_is_asked_last() -> None:
 
 
 def test_every_check_of_attention_has_a_text_that_can_be_written() -> None:
-    checks = set(itertools.chain(*attention._TABLE["kernels"].values()))
-    assert checks == attention._CHECKS.keys() == attention._TABLE["texts"].keys()
+    checks = set(itertools.chain(*attention._ORDER.values()))
+    assert checks == attention._CHECKS.keys() == attention._TEXTS.keys()
     x = torch.ones(1, 2, 4, 8)
     facts = attention._Facts(torch.backends.cuda.SDPAParams(x, x, x, None, 0.0, False, False))
-    assert all(text.format(facts) for text in attention._TABLE["texts"].values())
+    assert all(text.format(facts) for text in attention._TEXTS.values())
 
 
 BACKENDS = {
