@@ -10,7 +10,8 @@ nothing is put into a place from which another thread may read:
   Each asks whether its thread's scope wants it, and passes a call on by torch's dispatcher. No kernel of torch's or of
   the program's is kept, which could end.
 
-The kernels in C++ (``native/kernels.cpp``) are put by C++, over those in Python, and stay too.
+The kernels in C++ (``native/kernels.cpp``) are put by C++, over those in Python, and stay too: all at once, before
+there is a tensor of a simulated device (``simulation/serving.py``).
 """
 
 from __future__ import annotations

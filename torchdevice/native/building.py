@@ -70,12 +70,17 @@ def is_built() -> bool:
     found = trouble()
     if found:
         warn_once(f"Simulated devices compute by kernels in Python: {found}.")
+    return is_loaded()
+
+
+def is_loaded() -> bool:
+    """Return whether this process has loaded the kernels."""
     return load.cache_info().currsize > 0
 
 
 def trouble() -> str:
     """Load the kernels where they are built. Return why they cannot be used, and what to do; else nothing."""
-    if load.cache_info().currsize:  # what is loaded serves after its file is gone
+    if is_loaded():  # what is loaded serves after its file is gone
         return ""
     try:
         status = path().stat()

@@ -2,7 +2,7 @@
 //
 // A storage of a device has the memory of a CPU storage, its twin, which it keeps. A kernel gives the CPU kernel
 // tensors with the twins of its arguments, and relabels the results in place. A call that it cannot serve exactly goes
-// to the kernel in Python that was registered before it, with the same arguments.
+// to the kernel in Python that was registered before it, with the same arguments. All kernels are put in place at once.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -743,9 +743,8 @@ void begin(at::Generator numbers, uint64_t seed, uint64_t offset) {
 
 class Kernel : public c10::OperatorKernel {
  public:
-  Kernel(const OperatorHandle& op, Facts facts)
-      : facts_(std::move(facts)),
-        in_python_(op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1)),
+  explicit Kernel(const OperatorHandle& op)
+      : in_python_(op.getComputedKernelForDispatchKey(DispatchKey::PrivateUse1)),
         has_cpu_(op.hasKernelForDispatchKey(DispatchKey::CPU)),
         count_(op.schema().arguments().size()),
         results_(op.schema().returns().size()) {
@@ -759,16 +758,27 @@ class Kernel : public c10::OperatorKernel {
   }
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (facts_.is_view) return op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
+    const auto* facts = facts_.load(std::memory_order_acquire);
+    if (facts == nullptr) return in_python_.callBoxed(op, keys, stack);
+    if (facts->is_view) return op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
     auto* context = serving();
     Aliases aliases;
-    if (context == nullptr || !can_serve(*stack, *context, aliases)) return in_python_.callBoxed(op, keys, stack);
-    run(op, keys, stack, *context, aliases);
+    if (context == nullptr || !can_serve(*facts, *stack, *context, aliases)) {
+      return in_python_.callBoxed(op, keys, stack);
+    }
+    run(*facts, op, keys, stack, *context, aliases);
+  }
+
+  // Serve calls from now on. Facts are never released, since another thread may be in a call.
+  void serve(Facts facts) {
+    const Facts* none = nullptr;
+    auto known = std::make_unique<const Facts>(std::move(facts));
+    if (facts_.compare_exchange_strong(none, known.get(), std::memory_order_release)) known.release();
   }
 
  private:
   // Whether the call is one that is served here. Finds the index of its device.
-  bool can_serve(const Stack& stack, const Context& context, Aliases& aliases) const {
+  bool can_serve(const Facts& facts, const Stack& stack, const Context& context, Aliases& aliases) const {
     // TorchScript's tracer knows convolutions by the operator within.
     if (at::globalContext().deterministicAlgorithms() || (is_convolution_ && torch::jit::tracer::isTracing())) {
       return false;
@@ -776,12 +786,12 @@ class Kernel : public c10::OperatorKernel {
     const auto base = stack.size() - count_;
     for (size_t i = 0; i < count_; ++i) {
       const IValue& value = stack[base + i];
-      const bool fit = all_tensors(value, [&](const Tensor& each) { return fits(each, aliases); });
+      const bool fit = all_tensors(value, [&](const Tensor& each) { return fits(facts, each, aliases); });
       if (!fit || value.isStorage() || (is_pin_[i] && !value.isNone() && value.toBool())) return false;
     }
     const auto fits_at = [&](int i) { return fits_out(stack[base + i]); };
-    if (!std::all_of(facts_.outs.begin(), facts_.outs.end(), fits_at)) return false;
-    if (facts_.copies && !copies_here(stack, base, context, aliases)) return false;
+    if (!std::all_of(facts.outs.begin(), facts.outs.end(), fits_at)) return false;
+    if (facts.copies && !copies_here(stack, base, context, aliases)) return false;
     for (size_t i = 0; i < count_ && !aliases.has_host; ++i) {
       if (is_device_[i] && stack[base + i].isDevice()) {
         const auto device = stack[base + i].toDevice();
@@ -821,19 +831,19 @@ class Kernel : public c10::OperatorKernel {
         (device.is_cpu() || device.index() == aliases.index);
   }
 
-  bool fits(const Tensor& tensor, Aliases& aliases) const {
+  static bool fits(const Facts& facts, const Tensor& tensor, Aliases& aliases) {
     if (!tensor.defined()) return true;
     if (!aliases.has_dtype) {
       aliases.has_dtype = true;
       aliases.dtype = tensor.scalar_type();
-      if (std::find(facts_.refused.begin(), facts_.refused.end(), aliases.dtype) != facts_.refused.end()) return false;
-    } else if (!facts_.mixes && tensor.scalar_type() != aliases.dtype) {
+      if (std::find(facts.refused.begin(), facts.refused.end(), aliases.dtype) != facts.refused.end()) return false;
+    } else if (!facts.mixes && tensor.scalar_type() != aliases.dtype) {
       return false;
     }
     if (!tensor.is_privateuseone()) {
-      aliases.has_host = facts_.copies;
+      aliases.has_host = facts.copies;
       return tensor.is_cpu() && is_plain(tensor.unsafeGetTensorImpl()) && tensor.layout() == c10::kStrided &&
-          (facts_.copies || (facts_.accepts_scalars && tensor.dim() == 0));
+          (facts.copies || (facts.accepts_scalars && tensor.dim() == 0));
     }
     const int index = tensor.device().index();
     if (aliases.index >= 0 && aliases.index != index) return false;
@@ -842,25 +852,27 @@ class Kernel : public c10::OperatorKernel {
   }
 
   // The program's generator among the arguments.
-  std::optional<at::Generator> generator_of(at::ArrayRef<IValue> given) const {
-    const size_t place = facts_.generator;
+  static std::optional<at::Generator> generator_of(const Facts& facts, at::ArrayRef<IValue> given) {
+    const size_t place = facts.generator;
     return place < given.size() ? given[place].toOptional<at::Generator>() : std::nullopt;
   }
 
   // Put the CPU's generator from which a call draws in the place of the program's, or behind the arguments.
-  bool draw(Stack* stack, int index) const {
+  bool draw(const Facts& facts, Stack* stack, int index) const {
     py::gil_scoped_acquire gil;
     const auto base = stack->size() - count_;
-    const auto found = asked("numbers", generator_of(torch::jit::last(*stack, count_)), index);
+    const auto found = asked("numbers", generator_of(facts, torch::jit::last(*stack, count_)), index);
     if (found.is_none()) return false;
     const auto [numbers, seed, offset] = found.cast<std::tuple<at::Generator, uint64_t, uint64_t>>();
     begin(numbers, seed, offset);
-    stack->resize(base + std::max<size_t>(count_, facts_.generator + 1));
-    (*stack)[base + facts_.generator] = numbers;
+    stack->resize(base + std::max<size_t>(count_, facts.generator + 1));
+    (*stack)[base + facts.generator] = numbers;
     return true;
   }
 
-  void run(const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Context& context, Aliases& aliases) const {
+  void run(
+      const Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Context& context,
+      Aliases& aliases) const {
     const auto base = stack->size() - count_;
     c10::SmallVector<IValue, 12> given(stack->begin() + base, stack->end());
     const auto leave_to_python = [&] {
@@ -868,15 +880,15 @@ class Kernel : public c10::OperatorKernel {
       stack->insert(stack->end(), given.begin(), given.end());
       in_python_.callBoxed(op, keys, stack);
     };
-    if (facts_.generator >= 0 && !draw(stack, aliases.index)) return leave_to_python();
-    for (auto i : facts_.outs) {
+    if (facts.generator >= 0 && !draw(facts, stack, aliases.index)) return leave_to_python();
+    for (auto i : facts.outs) {
       (*stack)[base + i] = aliases.of(given[i].toTensor(), true);
     }
     for (size_t i = 0; i < count_; ++i) {
       put_alias((*stack)[base + i], aliases, is_device_[i]);
     }
     std::optional<Warnings> warnings;
-    if (!facts_.outs.empty()) warnings.emplace();
+    if (!facts.outs.empty()) warnings.emplace();
     try {
       if (body_ != nullptr) {
         body_(stack);
@@ -888,29 +900,29 @@ class Kernel : public c10::OperatorKernel {
     } catch (const c10::Error& error) {
       // The kernel in Python gives the error that CUDA gives, or what CUDA has a kernel for. A list may be half written.
       const std::string text = error.what_without_backtrace();
-      if (facts_.counts_writes && text.find("not implemented for '") == std::string::npos) throw;
-      if (facts_.generator >= 0) {
+      if (facts.counts_writes && text.find("not implemented for '") == std::string::npos) throw;
+      if (facts.generator >= 0) {
         py::gil_scoped_acquire gil;
-        asked("undrawn", generator_of(given), aliases.index);
+        asked("undrawn", generator_of(facts, given), aliases.index);
       }
       warnings.reset();
       return leave_to_python();
     }
     if (warnings) warnings->pass_on();
-    if (facts_.counts_writes) count_writes(op, given);
-    for (auto i : facts_.outs) {
+    if (facts.counts_writes) count_writes(op, given);
+    for (auto i : facts.outs) {
       settle(given[i].toTensor(), aliases.of(given[i].toTensor()), context, aliases.index);
     }
     const auto at = stack->size() - results_;
     for (size_t i = 0; i < results_; ++i) {
       auto& result = (*stack)[at + i];
-      if (facts_.given[i] >= 0) {
-        result = std::move(given[facts_.given[i]]);
+      if (facts.given[i] >= 0) {
+        result = std::move(given[facts.given[i]]);
       } else if (!aliases.to_host) {
         result = on_device(std::move(result), context, aliases);
       }
     }
-    if (aliases.has_host && facts_.copies) {
+    if (aliases.has_host && facts.copies) {
       const bool is_in_place = given[1].isTensor();
       py::gil_scoped_acquire gil;
       asked("copied", given[is_in_place].toTensor(), stack->back().toTensor(), given[is_in_place ? 2 : 5].toBool());
@@ -1008,7 +1020,7 @@ class Kernel : public c10::OperatorKernel {
     return result;
   }
 
-  const Facts facts_;
+  std::atomic<const Facts*> facts_{nullptr};  // null until the kernel in Python knows them: at a first call
   const c10::SafeKernelFunction in_python_;
   const bool has_cpu_;
   const size_t count_, results_;
@@ -1109,16 +1121,9 @@ Tensor empty_strided(
 
 // ---- registration ----------------------------------------------------------------------------------------------------
 
-// Every kernel that was made, by operator; never released, since another thread may be in one.
-struct Registered {
-  c10::OperatorName name;
-  DispatchKey key;
-  c10::KernelFunction kernel;
-};
-
-std::map<std::string, Registered> registered;
-// Never taken out, since another thread may be between the look-up of a kernel and the kernel. Where a thread's context
-// is not served, the kernels call those in Python.
+// The kernels that want facts, by operator. They and their registrations are never taken out, since another thread may be
+// between the look-up of a kernel and the kernel. Where a thread's context is not served, they call those in Python.
+std::unordered_map<c10::OperatorName, Kernel*>& kernels = *new std::unordered_map<c10::OperatorName, Kernel*>;
 std::vector<c10::RegistrationHandleRAII>& in_place = *new std::vector<c10::RegistrationHandleRAII>;
 
 // Warnings of the dispatcher that a kernel replaces another: that is what is meant here.
@@ -1126,21 +1131,12 @@ struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// Whether the kernel of an operator is that of `backend.py`. Scopes and programs put theirs before it, for a while.
+// Whether the kernel of an operator is that of `backend.py`, and not one of a program.
 bool has_own_kernel(const OperatorHandle& op, DispatchKey key) {
   return op.getComputedKernelForDispatchKey(key).debug().find("backend.py") != std::string::npos;
 }
 
-void put(const Registered& each) {
-  const auto op = c10::Dispatcher::singleton().findOp(each.name);
-  if (!op || !has_own_kernel(*op, each.key)) return;
-  Silence silence;
-  c10::WarningUtils::WarningHandlerGuard guard(&silence);
-  in_place.push_back(c10::Dispatcher::singleton().registerImpl(
-      each.name, each.key, each.kernel, std::nullopt, nullptr, "torchdevice"));
-}
-
-c10::KernelFunction kernel_of(const OperatorHandle& op, DispatchKey key, Facts facts) {
+c10::KernelFunction kernel_of(const OperatorHandle& op, DispatchKey key) {
   using c10::KernelFunction;
   static const std::map<std::string, KernelFunction (*)()> unboxed = {
       {"aten::view", [] { return KernelFunction::makeFromUnboxedRuntimeFunction(&at::native::view); }},
@@ -1154,22 +1150,43 @@ c10::KernelFunction kernel_of(const OperatorHandle& op, DispatchKey key, Facts f
     kernels_in_python.emplace(op.schema().name(), op.getComputedKernelForDispatchKey(key));
     return found->second();
   }
-  return KernelFunction::makeFromBoxedKernel(name == "aten::scaled_dot_product_attention"
-      ? c10::BoxedKernel::makeFromFunctor(std::make_unique<Attention>(op, key))
-      : c10::BoxedKernel::makeFromFunctor(std::make_unique<Kernel>(op, std::move(facts))));
+  if (name == "aten::scaled_dot_product_attention") {
+    return KernelFunction::makeFromBoxedKernel(
+        c10::BoxedKernel::makeFromFunctor(std::make_unique<Attention>(op, key)));
+  }
+  auto made = std::make_unique<Kernel>(op);
+  kernels[op.operator_name()] = made.get();
+  return KernelFunction::makeFromBoxedKernel(c10::BoxedKernel::makeFromFunctor(std::move(made)));
 }
 
-// Keep a kernel for an operator and a dispatch key, and put it in place. Return false where the operator has another
-// kernel for a while.
-bool offer(const std::string& name, const std::string& overload, const std::string& key_name, Facts facts) {
-  const auto key = c10::parseDispatchKey(key_name);
-  const auto known = key_name + name + "." + overload;
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-  if (registered.count(known) != 0 || !has_own_kernel(op, key)) return registered.count(known) != 0;
-  auto kernel = kernel_of(op, key, std::move(facts));
-  const auto found = registered.emplace(known, Registered{op.operator_name(), key, std::move(kernel)}).first;
-  put(found->second);
-  return true;
+void put(const OperatorHandle& op, DispatchKey key) {
+  if (!op.hasSchema() || !has_own_kernel(op, key)) return;
+  in_place.push_back(c10::Dispatcher::singleton().registerImpl(
+      op.operator_name(), key, kernel_of(op, key), std::nullopt, nullptr, "torchdevice"));
+}
+
+// Put the kernels of all operators in ATen in place, once, over those in Python, while no thread computes on a device:
+// the dispatcher's tables are not made for a change beside a call. Later calls change nothing.
+void put_all() {
+  if (!in_place.empty()) return;
+  Silence silence;
+  c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (op && name.name.rfind("aten::", 0) == 0) {
+      put(*op, DispatchKey::PrivateUse1);
+    }
+  }
+  put(*dispatcher.findOp({"aten::scaled_dot_product_attention", ""}), DispatchKey::AutogradPrivateUse1);
+}
+
+// Let the kernel of an operator serve calls, which until then go to Python. Does nothing for an operator that a program
+// had given a kernel of its own, or that came later.
+void offer(const std::string& name, const std::string& overload, Facts facts) {
+  if (const auto found = kernels.find({name, overload}); found != kernels.end()) {
+    found->second->serve(std::move(facts));
+  }
 }
 
 // ---- the device guard ------------------------------------------------------------------------------------------------
@@ -1244,11 +1261,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     thread.changes_streams = changes_streams;
   });
   m.def("stream_changed", [] { thread.changes_streams = true; });
-  m.def("offer", [](const std::string& name, const std::string& overload, const std::string& key, bool is_view,
-                    bool accepts_scalars, bool mixes, bool counts_writes, bool copies, int generator,
-                    std::vector<int> outs, std::vector<int> given, std::vector<at::ScalarType> refused) {
-    return offer(name, overload, key, {is_view, accepts_scalars, mixes, counts_writes, copies, generator,
-                                       std::move(outs), std::move(given), std::move(refused)});
+  m.def("put_all", &put_all);
+  m.def("offer", [](const std::string& name, const std::string& overload, bool is_view, bool accepts_scalars,
+                    bool mixes, bool counts_writes, bool copies, int generator, std::vector<int> outs,
+                    std::vector<int> given, std::vector<at::ScalarType> refused) {
+    offer(name, overload, {is_view, accepts_scalars, mixes, counts_writes, copies, generator, std::move(outs),
+                           std::move(given), std::move(refused)});
   });
   // The random numbers of a GPU: the kind, the address and number of elements, seed, offset and threads.
   m.def("fill_random", [](const std::string& kind, uintptr_t address, int64_t size, uint64_t seed, uint64_t offset,

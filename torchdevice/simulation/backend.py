@@ -26,6 +26,7 @@ from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.lowlevel import page_locked
 from torchdevice.kernel.python import forks, garbage_collection
 from torchdevice.kernel.python.logs import warn_once
+from torchdevice.native import building
 from torchdevice.simulation import device_guard, policy, serving, storage_resizing, torch_functions
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import handwritten_kernels, layouts, recurrent_networks
@@ -199,7 +200,6 @@ def _register_kernels() -> None:
         _put(name, Pipeline(name, kernel).run, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         _put("scaled_dot_product_attention", handwritten_kernels.attend, key)
-        serving.offer(overload_of("scaled_dot_product_attention"), key=key)
         for name in (*recurrent_networks.OPERATORS, *COMPOSED):
             op = overload_of(name)
             kernel = op.decompose if name in COMPOSED else recurrent_networks.kernel_of(op)
@@ -218,6 +218,10 @@ def _register_kernels() -> None:
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, non_functional)
     _put("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
     layouts.register_sparse()
+    # Those in C++ go over those in Python before there is a tensor of the device, whichever kernels the scope wants: a
+    # scope that another thread enters later may want the others.
+    building.trouble()  # loads them where they are built
+    serving.put_in_place()
     _registered.append(True)
 
 

@@ -21,6 +21,7 @@ from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices import current_streams
 from torchdevice.kernel.devices.device_memory import Memory
+from torchdevice.kernel.python import forks
 from torchdevice.kernel.stand_ins import is_written
 from torchdevice.native import building
 from torchdevice.random_numbers import philox
@@ -169,8 +170,38 @@ _HANDWRITTEN = frozenset(
 _contexts: set[Context] = set()
 """The contexts that the kernels serve. They are in place while there is one."""
 
-_offers: dict[tuple[Any, str], tuple[list[torch.dtype], bool]] = {}
-"""Operator and dispatch key that C++ does not know yet -> the further arguments of :func:`offer`."""
+_active: dict[Context, None] = {}
+"""The contexts on simulated devices, with kernels of either kind."""
+
+_lock = forks.lock(globals())
+
+_in_place: list[bool] = []
+"""Not empty once the kernels are in place."""
+
+_offers: dict[Any, tuple[list[torch.dtype], bool]] = {}
+"""Operator that C++ does not know yet -> the further arguments of :func:`offer`."""
+
+
+def put_in_place(context: Context | None = None) -> bool:
+    """Put the kernels in place, once, where they are built. Return whether they are.
+
+    The dispatcher's tables are not made for a change while a thread looks a kernel up. So this is done before there is
+    a tensor of a simulated device, and for kernels that are built later, while no other thread is in a scope on one.
+
+    Args:
+        context: The context that this thread enters, if any.
+    """
+    if not _in_place:
+        # On one line: an interrupt between two lines would leave the lock held.
+        with _lock: _put_in_place(context)  # noqa: E701  # fmt: skip
+    return bool(_in_place)
+
+
+def _put_in_place(context: Context | None) -> None:
+    others = (entry for each in list(_active) if each is not context for entry in each.entries.copy())
+    if building.is_loaded() and all(entry in thread_state.state.entries for entry in others):
+        building.load().put_all()
+        _in_place.append(True)
 
 
 def begin(context: Context) -> None:
@@ -180,21 +211,29 @@ def begin(context: Context) -> None:
         NativeKernelsError: They are not built, and the option demands them.
     """
     option = context.options.native
-    if option != "never" and building.is_built():
+    _active[context] = None
+    if option != "never" and building.is_built() and put_in_place(context):
         module = building.load()
         if storages.native is None:
             _connect(module)
-        for each, facts in _offers.copy().items():
-            _register(*each, *facts)
+        for op, facts in _offers.copy().items():
+            _serve(op, *facts)
         context.policy.native = module.Context()
         _contexts.add(context)
         module.install()
     elif option == "always":
-        raise NativeKernelsError(building.why_not())
+        raise NativeKernelsError(_LATE if building.is_built() else building.why_not())
+
+
+_LATE = (
+    "they were built after another thread had entered a scope on simulated devices, and are put in place while no "
+    "other thread is in one; enter this scope before the threads start"
+)
 
 
 def end(context: Context) -> None:
     """Serve a context no more. May be called again."""
+    _active.pop(context, None)
     if context in _contexts:
         if context.policy is not None:
             context.policy.native.serves = False
@@ -307,24 +346,23 @@ def can_serve(op: Any, is_handwritten: bool) -> bool:
     return not divides and device_generators.place_of(op) < len(arguments)
 
 
-def offer(op: Any, refused: Iterable[torch.dtype] = (), *, mixes: bool = True, key: str = "PrivateUse1") -> None:
+def offer(op: Any, refused: Iterable[torch.dtype] = (), *, mixes: bool = True) -> None:
     """Let C++ serve an operator whose kernel in Python does no more than the CPU's.
 
     Args:
         op: The operator.
         refused: The dtypes in which the first tensor of a call may be refused.
         mixes: Whether C++ serves calls whose tensors have several dtypes.
-        key: The dispatch key of the kernel.
     """
-    facts = _offers[op, key] = list(refused), mixes
+    facts = _offers[op] = list(refused), mixes
     if storages.native is not None:
-        _register(op, key, *facts)
+        _serve(op, *facts)
 
 
-def _register(op: Any, key: str, refused: list[torch.dtype], mixes: bool) -> None:
+def _serve(op: Any, refused: list[torch.dtype], mixes: bool) -> None:
     name, schema, results = op.name(), op._schema, cpu_kernels.Results(op)
     scalars = name not in _HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op)
     facts = cpu_kernels.is_view(schema), scalars, mixes, results.counts_writes, name in _COPIES
     places = device_generators.place_of(op), cpu_kernels.outs_of(op), results.positions
-    if building.load().offer(schema.name, schema.overload_name, key, *facts, *places, refused):
-        _offers.pop((op, key), None)
+    building.load().offer(schema.name, schema.overload_name, *facts, *places, refused)
+    _offers.pop(op, None)
