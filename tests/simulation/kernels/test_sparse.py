@@ -341,3 +341,33 @@ def test_a_conversion_leaves_the_coo_tensor_as_it_is(layout: str) -> None:
     del converted
     gc.collect()
     assert torch.cuda.memory_allocated(DEVICE) == 0
+
+
+HALVES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "csr and a matrix": lambda x, y: x.to_sparse_csr() @ y,
+    "csc and a matrix": lambda x, y: x.to_sparse_csc() @ y,
+    "csr and a vector": lambda x, y: x.to_sparse_csr() @ y[0],
+    "csr, added": lambda x, y: torch.addmm(y, x.to_sparse_csr(), y),
+    "csr, in place": lambda x, y: y.clone().addmm_(x.to_sparse_csr(), y),
+    "csr, given a result": lambda x, y: torch.mm(x.to_sparse_csr(), y, out=torch.empty_like(y)),
+    "two of csr": lambda x, y: (x.to_sparse_csr() @ x.to_sparse_csr()).to_dense(),
+    "two of coo": lambda x, y: (x.to_sparse() @ x.to_sparse()).to_dense(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("product", HALVES)
+def test_a_product_in_half_precision_is_rounded_once(product: str, dtype: torch.dtype) -> None:
+    """cuSPARSE has these products, and the CPU has none."""
+    x, y = (torch.randn(5, 5, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in (0, 1))
+    x = x.relu()
+    found = HALVES[product](x.to(DEVICE), y.to(DEVICE))
+    assert found.dtype is dtype and found.device == torch.device(DEVICE)
+    assert torch.equal(found.cpu(), HALVES[product](x.float(), y.float()).to(dtype))
+
+
+def test_a_product_of_coo_and_a_matrix_in_half_precision_is_refused() -> None:
+    """CUDA's kernel for it has none of these dtypes."""
+    x = torch.eye(4, device=DEVICE, dtype=torch.float16)
+    with pytest.raises(NotImplementedError, match="\"addmm_sparse_cuda\" not implemented for 'Half'"):
+        x.to_sparse() @ x

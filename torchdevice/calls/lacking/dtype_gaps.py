@@ -107,6 +107,10 @@ _OF_HALF_AND_BFLOAT16 = (
     "multilabel_margin_loss_backward_out_frame",
     "upsample_bilinear2d_aa_backward_cpu",
     "trace",
+    "addmm_out_sparse_csr_impl_mkl",
+    "addmm_out_sparse_csr_impl_mkl_sparse",
+    "addmv_out_sparse_csr_impl_mkl",
+    "sparse_matmul",
 )
 
 KERNELS: dict[tuple[str, str], Lacking] = {

@@ -149,6 +149,12 @@ class _SparseAliases(cpu_kernels.CpuAliases):
         coalesced = _of_coo(_aten.is_coalesced, tensor)
         return _aten._sparse_coo_tensor_unsafe(*parts, tensor.shape, is_coalesced=coalesced)
 
+    def run(self, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().run(args, kwargs)
+        except RuntimeError as error:  # such as a product in half precision, which CUDA has
+            return cpu_kernels.again(error, self._op, self.func, list(args), kwargs)
+
     def settle(self) -> None:
         for target in written(self._op, self.args, self.kwargs):
             own = self.pairs[id(target)][1]
