@@ -335,6 +335,52 @@ def test_no_lower_room_imports_a_feature() -> None:
     assert found == {}
 
 
+WORDS_OF_FEATURES = re.compile(r"simulat|triton|verif(?:y|ied)|\bplan(?:s|ned)?\b|\braces?\b", re.IGNORECASE)
+
+WITH_WORDS = {
+    # The table of torch's private names, by what needs them.
+    "kernel.torch_names",
+    # The heading of a command line, a fact about the target, and advice in an error.
+    "kernel.options",
+    # The name that no other backend may take.
+    "kernel.devices.registry",
+    # What an error says needs the offsets.
+    "kernel.lowlevel.object_fields",
+    # Remedies for modules that are missing, before the feature could be imported.
+    "kernel.python.uncaught_errors",
+}
+"""The files of the kernel that have words of features outside docstrings and comments, and why."""
+
+
+def _words(tree: ast.AST) -> Iterator[str]:
+    """Yield the names and the texts in a file, without docstrings."""
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    described = {id(text) for text in texts if isinstance(text, ast.Constant)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in described:
+            yield node.value
+        for field in ("id", "attr", "name", "arg", "module"):
+            value = getattr(node, field, None)
+            if isinstance(value, str):
+                yield value
+
+
+def test_the_kernel_and_calls_have_no_word_of_features() -> None:
+    found = {
+        name
+        for name, path in MODULES.items()
+        if room_of(name) in ("kernel", "calls")
+        and any(WORDS_OF_FEATURES.search(word) for word in _words(ast.parse(path.read_text())))
+    }
+    assert found == WITH_WORDS
+
+
+def test_a_word_of_a_feature_is_found() -> None:
+    tree = ast.parse('"""races"""\nimport a.triton\ndef f(verify): x.simulated_by\n"plan"\ny = "a plan"')
+    found = {word for word in _words(tree) if WORDS_OF_FEATURES.search(word)}
+    assert found == {"verify", "a.triton", "a plan", "simulated_by"}
+
+
 def test_a_scope_on_a_cpu_loads_no_feature() -> None:
     done = run_torch_python("-c", IN_A_SCOPE)
     assert done.returncode == 0, done.stderr

@@ -245,7 +245,7 @@ class Context:
     """What patches read of a context."""
 
     def __init__(self, family: str = "cpu", machine: Any = None):
-        self.family, self.simulated_by = family, machine
+        self.family, self.answered_by = family, machine
         self.written_values: dict[Any, Any] = {}
         self.supplied_values: dict[Any, Any] = {}
 

@@ -48,9 +48,10 @@ def reword(context: Context, error: BaseException) -> None:
 
 
 def _with_limit(context: Context, error: RuntimeError) -> RuntimeError:
-    """Note on an error that this machine's memory ran out, where a simulated device has no limit of its own."""
-    if context.runtime.supplied.is_simulated_gpu and context.options.memory is None:
-        add_note(error, "This machine's memory ran out. Give the simulated devices their own limit by memory='8GiB'.")
+    """Note on an error that this machine's memory ran out, where a device has none of its own."""
+    note = context.runtime.supplied.note_of_full_host
+    if note:
+        add_note(error, note)
     return error
 
 

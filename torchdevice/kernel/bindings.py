@@ -297,7 +297,7 @@ def _denial(context: Context, family: str, name: str, denies: Any) -> Any:
         return TORCHS_OWN
     module, _, attribute = name.rpartition(".")
     own = vars(importlib.import_module(module)).get(attribute)
-    if attribute in vars(importlib.import_module(module)) and context.runtime.supplied.is_simulated_mac:
+    if attribute in vars(importlib.import_module(module)) and context.runtime.supplied.is_mac:
         return denies  # a Mac's torch is built for no other accelerator
     # A build for CUDA on a machine without a GPU has the name and finds no device, and its own errors say so.
     found = own() if callable(own) else own

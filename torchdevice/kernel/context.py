@@ -145,7 +145,7 @@ class Context:
         machine: The devices that a scope on simulated devices works on, see ``simulation/machine.py``; else None.
         features: What the scope's options ask for beyond running the program, see ``kernel/feature.py``.
         policy: The checks before kernels of simulated devices, see ``simulation/policy.py``; else None.
-        simulated_by: The context that answers for these names, on a simulated machine; None where torch itself does.
+        answered_by: The context that answers for these names, on a simulated machine; None where torch itself does.
         program: The accelerator that the program is written for.
         families: The accelerators whose names and devices are there for the program.
         stood_for: Those of them that are not the target's own.
@@ -189,7 +189,7 @@ class Context:
         self.journal = journal
         self.device_type = runtime.device_type
         self.family = runtime.family
-        self.simulated_by: Context | None = runtime.supplied.simulated_by
+        self.answered_by: Context | None = runtime.supplied.answered_by
         # "any" is CUDA for everything that must have one answer, such as which accelerator is available.
         anyone = options.written_for == "any"
         self.program = "cuda" if anyone else options.written_for

@@ -73,7 +73,7 @@ def per_context(
         while context is not None and (
             context.family == native_to or (family is not None and family not in context.families)
         ):
-            context = context.simulated_by
+            context = context.answered_by
         return original(*args, **kwargs) if context is None else replacement(context, original, *args, **kwargs)
 
     # After `functools.wraps`, which copies this attribute of an original that is itself a replacement.
@@ -411,7 +411,7 @@ class _GuardedName:
                 raise self._absent(module)
             if found is not TORCHS_OWN:
                 return found
-            context = context.simulated_by
+            context = context.answered_by
         try:
             # The module's dictionary, not `getattr`, which would come back here.
             return vars(module)[self._name]
@@ -439,7 +439,7 @@ class _GuardedName:
         """Return the context that answers for the name; None where torch does."""
         context = state.context
         while context is not None and self._value(context) is TORCHS_OWN:
-            context = context.simulated_by
+            context = context.answered_by
         return context
 
     def _is_what_was_there(self, module: ModuleType, context: Any, new: Any) -> bool:

@@ -35,7 +35,7 @@ def devices(options: Options, runtime: Runtime) -> list[dict[str, Any]]:
 
 def offer(options: Options, runtime: Runtime) -> None:
     """Put the command first on the path of the processes that this one starts, for the rest of this process."""
-    if options.packages != "stand-in" or os.name == "nt" or not runtime.supplied.is_simulated_gpu:
+    if options.packages != "stand-in" or os.name == "nt" or not runtime.supplied.is_gpu:
         return
     os.environ[VARIABLE] = json.dumps(devices(options, runtime))
     os.environ[_PYTHON] = sys.executable

@@ -146,7 +146,7 @@ def _device(handle: ManagedDevice) -> ManagedDevice:
 
 
 def _shows_devices(context: Context | None) -> bool:
-    return context is not None and (context.runtime.supplied.is_simulated_gpu or context.options.devices is not None)
+    return context is not None and (context.runtime.supplied.is_gpu or context.options.devices is not None)
 
 
 def _exact(name: str) -> Callable[[F], F]:

@@ -180,7 +180,7 @@ def without_autocast(tensor: torch.Tensor) -> AbstractContextManager[Any]:
 def on_simulated_gpu() -> bool:
     """Return whether this thread's program runs on a simulated GPU, where a package's own refusals hold."""
     context = state.context
-    return context is not None and context.runtime.supplied.is_simulated_gpu
+    return context is not None and context.runtime.supplied.is_gpu
 
 
 # Dynamo traces the functions as part of a program. All files are named at once, because it asks for them only once.

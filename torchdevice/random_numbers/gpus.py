@@ -14,7 +14,7 @@ def of_context(context: Context | None) -> Gpu | None:
     if context is None:
         return None
     chosen = context.options.random
-    if chosen is None and not context.runtime.supplied.is_simulated_gpu:
+    if chosen is None and not context.runtime.supplied.is_gpu:
         return None
     if chosen not in (None, "cuda"):
         return None

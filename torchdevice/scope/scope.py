@@ -135,7 +135,7 @@ class Scope(AbstractContextManager["Scope"]):
         context = self._context
         named = self.options.target is not None
         if context is not None and (
-            context.entries or (named and context.simulated_by is target_selection.machine_of(self.options))
+            context.entries or (named and context.answered_by is target_selection.machine_of(self.options))
         ):
             # Nobody is in the scope, so a new value of `CUDA_VISIBLE_DEVICES` may count.
             if not context.entries:

@@ -71,7 +71,7 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
             if simulated[0] in _SIMULATED_MAC and fitting.identity is None:
                 fitting = dataclasses.replace(fitting, identity="program")  # a Mac's tensors are on mps
         assert found is not None
-        if fitting.random == "cuda" and not found.supplied.is_simulated_gpu:
+        if fitting.random == "cuda" and not found.supplied.is_gpu:
             found = with_gpu_numbers(found)
         return found, fitting
 
@@ -91,8 +91,8 @@ def simulated_machine() -> Context | None:
     """Return the context of the simulated Mac that this thread is in, innermost first; None where it is in none."""
     for entry in reversed(thread_state.state.entries):
         context = entry.context
-        if context is not None and context.simulated_by is not None:
-            return context.simulated_by
+        if context is not None and context.answered_by is not None:
+            return context.answered_by
         if context is not None and context.runtime.supplied.location_tag == context.shown_as == MpsRuntime.device_type:
             return context
     return None

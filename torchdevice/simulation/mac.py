@@ -36,7 +36,7 @@ class MacRuntime(SuppliedDevice, MpsRuntime):
     device_type = policy.DEVICE_TYPE
     shown_as = family = location_tag = kind = "mps"  # type: ignore[assignment]
     target = models.SIMULATED_MAC[0]  # type: ignore[assignment]
-    is_simulated_mac = True
+    is_mac = True
     torch_knows_current = False
     compiles = False
     generator_type = device_generators.Generator
@@ -55,14 +55,14 @@ class MacRuntime(SuppliedDevice, MpsRuntime):
         backend.register()
 
     @property
-    def simulated_by(self) -> Context:  # type: ignore[override]
+    def answered_by(self) -> Context:  # type: ignore[override]
         found = self._machine()
         assert found is not None, "a context keeps its machine"
         return found
 
     @property
     def _simulated(self) -> SimulatedRuntime:
-        runtime: Any = self.simulated_by.runtime
+        runtime: Any = self.answered_by.runtime
         return runtime
 
     @property

@@ -145,7 +145,7 @@ def asking() -> Policy | None:
 
 def _simulating(context: Context) -> Context:
     """Return the context of the simulated machine: the one around a context whose target is a device of that."""
-    return context.simulated_by or context
+    return context.answered_by or context
 
 
 def _active() -> Context | None:

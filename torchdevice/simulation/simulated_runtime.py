@@ -69,8 +69,8 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
         self.memory_limit, self.taken = memory_limit, taken
         self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in
         self.folds_ordinals = profile.single
-        self.is_simulated_mac = profile.accelerator == "mps"
-        self.is_simulated_gpu = profile.stands_for_cuda
+        self.is_mac = profile.accelerator == "mps"
+        self.is_gpu = profile.stands_for_cuda
         self.shared_by_processes = not profile.stands_for_cuda
         self.refusing_key = "PrivateUse1" if profile.accelerator == "mps" else None
         self._count = count
@@ -91,6 +91,12 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
 
     def call_by_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return CpuAliases(function).call(args, kwargs)
+
+    @property
+    def note_of_full_host(self) -> str:
+        if not self.is_gpu or self.memory_limit is not None:
+            return ""
+        return "This machine's memory ran out. Give the simulated devices their own limit by memory='8GiB'."
 
     @property
     def kind(self) -> str:

@@ -277,7 +277,7 @@ def of_each_scope(name: str) -> Replaced:
 
     def get(kernel: Any) -> Any:
         context = thread_state.state.context
-        if context is None or context.runtime.support.makes_triton_code:
+        if context is None or context.runtime.support.makes_kernels:
             return vars(kernel)[name]
         own = context.settings.setdefault(OF_SCOPES[name], {})
         return own[kernel] if kernel in own else own.setdefault(kernel, OF_SCOPES[name](context, kernel))
@@ -367,7 +367,7 @@ class Compiled(OnNoDevice):
 
 def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     """``JITFunction.run``."""
-    if context.runtime.support.makes_triton_code:
+    if context.runtime.support.makes_kernels:
         return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
     if isinstance(kernel, triton.InterpretedFunction):
         return as_jit(kernel).run(*args, grid=grid, warmup=warmup, **kwargs)
@@ -386,7 +386,7 @@ run._torchdynamo_disable = True  # type: ignore[attr-defined]  # in compiled cod
 
 def run_tuned(context: Context, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
     """``Autotuner.run``: the first configuration that the device can run. An interpreter's times say nothing."""
-    if context.runtime.support.makes_triton_code:
+    if context.runtime.support.makes_kernels:
         return original(tuner, *args, **kwargs)
     named = tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     context.report("triton.autotune", "the first configuration", Fidelity.INERT)

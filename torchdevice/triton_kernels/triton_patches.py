@@ -22,7 +22,7 @@ def _active(original: Any) -> property:
 
     def active(config: Any) -> Any:
         context = thread_state.answering()
-        if context is None or context.runtime.support.makes_triton_code:
+        if context is None or context.runtime.support.makes_kernels:
             return original.fget(config)
         return context.settings.setdefault(driver.StandInDriver, driver.StandInDriver(context))
 
@@ -37,7 +37,7 @@ def _bench(context: Context, original: Any, fn: Any, *args: Any, **kwargs: Any) 
     fn()
     torch.cuda.synchronize()
     spent = 1000 * (time.perf_counter() - begun)
-    if context.runtime.support.makes_triton_code or spent < given.arguments["rep"]:
+    if context.runtime.support.makes_kernels or spent < given.arguments["rep"]:
         return original(fn, *args, **kwargs)
     return triton.summarized([spent], given.arguments["quantiles"], given.arguments["return_mode"])
 

@@ -56,7 +56,7 @@ def test_a_scope_without_cpp_uses_python(monkeypatch: pytest.MonkeyPatch) -> Non
                 compiled = philox.compiled[0]
                 monkeypatch.setattr(philox, "compiled", [lambda *call: calls.append(call) or compiled(*call)])
             torch.manual_seed(1)
-            assert scope.runtime.supplied.is_simulated_gpu
+            assert scope.runtime.supplied.is_gpu
             return torch.randn(3000, device="cuda").cpu()
 
     assert torch.equal(drawn("always"), drawn("never")) and len(calls) == 2

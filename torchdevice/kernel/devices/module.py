@@ -88,7 +88,7 @@ class ModuleRuntime(Runtime):
         self.device_type = device_type
         # torch.accelerator asks an out-of-tree backend's C++ code, which may lack what the backend's module has.
         self._is_in_tree = device_type in ("cuda", "xpu")
-        self.support = TorchSupport(makes_triton_code=self._is_in_tree, is_torch_accelerator=self._is_in_tree)
+        self.support = TorchSupport(makes_kernels=self._is_in_tree, is_torch_accelerator=self._is_in_tree)
 
     @property
     def rewriters(self) -> Mapping[Any, Any]:

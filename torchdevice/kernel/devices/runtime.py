@@ -57,7 +57,7 @@ class TorchSupport(NamedTuple):
 
     Attributes:
         compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
-        makes_triton_code: Whether Inductor's code for the device is written in Triton.
+        makes_kernels: Whether Inductor's code for the device is written in Triton.
         is_torch_accelerator: Whether torch itself reports this device in ``torch.accelerator``.
         float16_autocast_is_finite: Whether float16 autocast computes exp, softmax and sums in float32, as CUDA's does.
         autocast_key: The dispatch key of torch's kernels for autocast of the device, where these follow other lists of
@@ -67,7 +67,7 @@ class TorchSupport(NamedTuple):
     """
 
     compiles_flex_backward: bool = True
-    makes_triton_code: bool = False
+    makes_kernels: bool = False
     is_torch_accelerator: bool = True
     float16_autocast_is_finite: bool = True
     autocast_key: str | None = None

@@ -41,9 +41,9 @@ class SuppliedDevice:
         runtime: The device.
 
     Attributes:
-        simulated_by: The context of the simulated machine that the device belongs to; None for one of this machine.
-        is_simulated_mac: Whether the device is that of a simulated Mac.
-        is_simulated_gpu: Whether the device is a simulated GPU of NVIDIA's.
+        answered_by: The context of the simulated machine that the device belongs to; None for one of this machine.
+        is_mac: Whether the device is that of a simulated Mac.
+        is_gpu: Whether the device is a simulated GPU of NVIDIA's.
         shown_as: The device type that tensors say they are on; None for ``device_type``.
         torch_knows_current: Whether torch completes a device without an ordinal by the thread's current device.
         folds_ordinals: Whether an ordinal beyond the last device means the first device, where the option ``devices``
@@ -58,9 +58,9 @@ class SuppliedDevice:
             graph, the example inputs and options; None where Inductor has code for the device.
     """
 
-    simulated_by: Any = None
-    is_simulated_mac = False
-    is_simulated_gpu = False
+    answered_by: Any = None
+    is_mac = False
+    is_gpu = False
     shown_as: str | None = None
     torch_knows_current = True
     folds_ordinals = True
@@ -72,6 +72,11 @@ class SuppliedDevice:
 
     def __init__(self, runtime: _Device):
         self._runtime = runtime
+
+    @property
+    def note_of_full_host(self) -> str:
+        """The note on an error if this machine's memory ran out and the device could have a limit; "" for none."""
+        return ""
 
     @property
     def kind(self) -> str:

@@ -32,9 +32,7 @@ _ASK_THE_HOST = frozenset({"torch", "triton"})
 def _answers_as_mac(asking: FrameType | None) -> bool:
     """Return whether this thread is on a simulated Mac and its innermost frame but ours is the program's."""
     contexts = [entry.context for entry in thread_state.state.entries if entry.context is not None]
-    if not any(
-        context.runtime.supplied.is_simulated_mac and context.options.platform == "target" for context in contexts
-    ):
+    if not any(context.runtime.supplied.is_mac and context.options.platform == "target" for context in contexts):
         return False
     while asking is not None and asking.f_code.co_filename.startswith(PACKAGE):
         asking = asking.f_back

@@ -32,7 +32,7 @@ from torchdevice.torch_modules.compile.dynamo import obstacle, truthfully, witho
 
 @replaces(torch, "compile")
 def _compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    for option in () if context.runtime.support.makes_triton_code else _asked_of_triton(kwargs):
+    for option in () if context.runtime.support.makes_kernels else _asked_of_triton(kwargs):
         context.report(f"torch.compile with {option}", "nothing: there is no Triton", Fidelity.INERT)
     return original(*args, **kwargs)
 
@@ -176,7 +176,7 @@ def _patches_of_ir(module: ModuleType) -> list[Patch]:
 
 def _codegen(context: Context, original: Any, self: Any, wrapper: Any) -> None:
     """Write a call of the operator for a launch, instead of the kernel's code for a GPU."""
-    if context.runtime.support.makes_triton_code:
+    if context.runtime.support.makes_kernels:
         original(self, wrapper)
         return
     of_node = self.fx_node.kwargs
