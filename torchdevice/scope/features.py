@@ -11,7 +11,7 @@ from torchdevice.kernel.options import Options
 
 FEATURES = (
     Feature("torchdevice.native.calling", lambda options: options.native != "never"),
-    Feature("torchdevice.verify.watching", lambda options: options.verify),
+    Feature("torchdevice.verify.watching", lambda options: getattr(options, "verify", None)),
 )
 
 # The simulation comes last: its record declares the option `target` again, and a later declaration counts.
