@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from places import ROOT, benchmark
@@ -16,11 +17,14 @@ PAIRS = list(itertools.product(PAIRED.SCOPES, [kind for kind in PAIRED.SCOPES if
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_a_thread_computes_while_another_enters_and_leaves(one: str, other: str, sweep: tuple[bool, int]) -> None:
+def test_a_thread_computes_while_another_enters_and_leaves(
+    one: str, other: str, sweep: tuple[bool, int], tmp_path: Path
+) -> None:
     """In a process of its own, which a kernel that is no more ends by a signal."""
     if PAIRED.NATIVE in (one, other):
         building.build()
     seconds = "10" if sweep[0] else "1"
-    ran = run_python("-m", "benchmarks.pairs_of_scopes", one, other, "--seconds", seconds, cwd=ROOT)
+    words = ("-m", "benchmarks.pairs_of_scopes", one, other, "--seconds", seconds)
+    ran = run_python(*words, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert f"{one} beside {other}" in ran.stdout

@@ -436,8 +436,10 @@ def test_random_numbers_of_any_size_are_finite(number: float, size: int, kind: s
         lambda: torch.empty(9, device="cuda").random_(2, 5),
     ],
 )
-def test_random_numbers_of_every_kind_are_in_their_range(draw: Callable[[], torch.Tensor]) -> None:
-    with torchdevice.portable("cpu", verify=True) as scope:
+@pytest.mark.parametrize("random", ["cpu", "cuda"])
+def test_random_numbers_of_every_kind_are_in_their_range(random: str, draw: Callable[[], torch.Tensor]) -> None:
+    """The CPU draws neither its own numbers in float64, nor those of a GPU."""
+    with torchdevice.portable("cpu" if random == "cpu" else "simulated:h100", verify=True, random=random) as scope:
         draw()
     assert not found(scope) and sum(scope.journal.findings.random.values()) == 1
 

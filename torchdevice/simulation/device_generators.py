@@ -247,6 +247,12 @@ def is_of_device(generator: torch.Generator) -> bool:
     return generator._cdata in _known
 
 
+def draws_for_gpu(generator: torch.Generator) -> bool:
+    """Return whether a generator gives the numbers of a GPU, which the CPU cannot draw."""
+    state = _known.get(generator._cdata, (0, None))[1]
+    return state is not None and state.drawing is not None
+
+
 def upcoming(generator: torch.Generator) -> torch.Generator:
     """Return the generator of the CPU from which the next kernel draws that is given a generator of a device."""
     state = _known[generator._cdata][1] if is_of_device(generator) else None

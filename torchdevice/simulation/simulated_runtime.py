@@ -211,7 +211,9 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
         return device_generators.Generator(index) if cls is torch._C.Generator else device_generators.own(cls, index)
 
-    def random_state(self, generator: torch.Generator) -> torch.Tensor:
+    def random_state(self, generator: torch.Generator) -> torch.Tensor | None:
+        if device_generators.draws_for_gpu(generator):
+            return None
         return device_generators.upcoming(generator).get_state()
 
     def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:

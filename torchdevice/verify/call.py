@@ -58,7 +58,6 @@ class Call:
         self._draws = operator.draws(args, kwargs)
         # The CPU can draw the numbers that the target draws, but not in float64, which takes more random bits.
         can_replay = context.runtime.supplied.draws_on_cpu and not self._wide
-        self.is_by_range = self._draws and not can_replay
         self._state: torch.Tensor | None = None
         self.inputs = Inputs(args, kwargs, given, self._alias, values=not operator.is_view)
         if self._draws and can_replay:
@@ -66,6 +65,7 @@ class Call:
             if generator is None:
                 generator = context.runtime.default_generator(self.inputs.index_on(context.device_type))
             self._state = context.runtime.supplied.random_state(generator)
+        self.is_by_range = self._draws and self._state is None
 
     @classmethod
     def of(cls, context: Context, operator: Operator, lines: Lines, args: Any, kwargs: Any) -> Call | None:

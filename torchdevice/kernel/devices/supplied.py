@@ -145,8 +145,11 @@ class SuppliedDevice:
         """Return the generator that draws the numbers for a generator which may share its state with others."""
         return generator
 
-    def random_state(self, generator: torch.Generator) -> torch.Tensor:
-        """Return the state from which the CPU would draw what a generator draws next, where ``draws_on_cpu``."""
+    def random_state(self, generator: torch.Generator) -> torch.Tensor | None:
+        """Return the state from which the CPU would draw what a generator draws next, where ``draws_on_cpu``.
+
+        None where no state of the CPU's generator gives these numbers.
+        """
         return generator.get_state()
 
     def statistics(self, index: int) -> Mapping[str, Any]:
