@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,55 @@ def images() -> None:
 def flat_images() -> None:
     """Eight images of 32 pixels."""
     _images(Path("data"), 8, 32)
+
+
+@inputs
+def yolov5() -> None:
+    """Eight images of 64 pixels with two boxes each, as YOLO reads them, and a font that it would download."""
+    import matplotlib
+
+    for part in ("train", "val"):
+        _images(Path("data/tiny/images", part), 8, 64)
+        labels = Path("data/tiny/labels", part)
+        labels.mkdir(parents=True)
+        for number in range(8):
+            (labels / f"{number}.txt").write_text("0 0.3 0.3 0.4 0.4\n1 0.6 0.7 0.3 0.5\n")
+    described = "path: data/tiny\ntrain: images/train\nval: images/val\nnames: {0: ant, 1: bee}\n"
+    Path("data/tiny.yaml").write_text(described)
+    shutil.copy(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), "Arial.ttf")
+
+
+def _boxes(images: Path, annotations: Path, count: int) -> None:
+    """Write images of 64 pixels with two boxes each, as COCO describes them."""
+    import json
+
+    _images(images, count, 64)
+    boxes = {1: [8, 8, 24, 24], 2: [30, 20, 20, 32]}
+    marked = [
+        {
+            "id": 2 * image + kind,
+            "image_id": image,
+            "category_id": kind,
+            "bbox": box,
+            "area": box[2] * box[3],
+            "iscrowd": 0,
+        }
+        for image in range(count)
+        for kind, box in boxes.items()
+    ]
+    described = {
+        "images": [{"id": each, "file_name": f"{each}.png", "width": 64, "height": 64} for each in range(count)],
+        "categories": [{"id": 1, "name": "person"}, {"id": 2, "name": "bicycle"}],
+        "annotations": marked,
+    }
+    annotations.parent.mkdir(exist_ok=True)
+    annotations.write_text(json.dumps(described))
+
+
+@inputs
+def yolox() -> None:
+    """Eight images with boxes."""
+    _boxes(Path("data/train2017"), Path("data/annotations/boxes.json"), 8)
 
 
 @inputs

@@ -101,6 +101,7 @@ PROGRAMS = (
         inputs="detectron2",
         needs=("torchvision", "fvcore", "iopath", "yacs", "omegaconf", "pycocotools"),
         loss=r"total_loss: ([\d.]+)",
+        differs="on a CPU target autocast is in another dtype than float16",
     ),
     Program(
         "MAE main_pretrain.py",
@@ -127,5 +128,36 @@ PROGRAMS = (
         needs=("torchvision", "timm"),
         loss=r"loss: [\d.]+ \(([\d.]+)\)",
         faults={"_pil_interp": "the program's: it is written for timm 0.3.2, which imports torch._six"},
+    ),
+    Program(
+        "YOLOv5 train.py",
+        "vision",
+        "ultralytics/yolov5",
+        "5081342f04fb287fc2e5f2b5a4e06752b7937b1c",
+        command="train.py --device 0 --weights '' --cfg models/yolov5n.yaml --data data/tiny.yaml --img 64"
+        " --batch-size 4 --epochs 1 --workers 0 --noplots",
+        own="--device cpu",
+        given="eight images of noise with two boxes each; random weights; one epoch, in autocast on a GPU",
+        inputs="yolov5",
+        environment={"YOLOv5_AUTOINSTALL": "false", "YOLO_AUTOINSTALL": "false", "YOLO_OFFLINE": "true"},
+        needs=("torchvision", "ultralytics", "opencv-python", "pandas", "matplotlib", "seaborn"),
+        log="runs/train/exp/results.csv",
+        loss=r"\n +0, +([\d.]+),",
+        differs="on a GPU it trains in autocast",
+    ),
+    Program(
+        "YOLOX tools/train.py --fp16",
+        "vision",
+        "Megvii-BaseDetection/YOLOX",
+        "6ddff4824372906469a7fae2dc3206c7aa4bbaee",
+        command="{drivers}/seeded.py tools/train.py -f exps/default/yolox_nano.py -d 1 -b 4 --fp16 data_dir data"
+        " train_ann boxes.json val_ann boxes.json num_classes 2 max_epoch 1 warmup_epochs 0 no_aug_epochs 0"
+        " eval_interval 100 input_size 64,64 multiscale_range 0 data_num_workers 0 print_interval 1",
+        own=None,
+        given="eight images of noise with two boxes each; random weights; one epoch; seeded by ours",
+        inputs="yolox",
+        needs=("torchvision", "opencv-python", "loguru", "tabulate", "thop", "pycocotools", "tensorboard"),
+        loss=r"total_loss: ([\d.]+)",
+        differs="on a CPU target autocast is in another dtype than float16",
     ),
 )
