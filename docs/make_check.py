@@ -1,115 +1,32 @@
-"""Write docs/check.md and docs/rules/ from the rules of ``torchdevice check``, or check them (--check)."""
+"""The pages of the rules of ``torchdevice check`` and of how right they are, made from the rules and a record."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from generated import write_or_check
-
 from torchdevice.check import RULES, Target, check_file
 from torchdevice.check.environment_rules import PACKAGES
 
-PAGE = Path(__file__).with_name("check.md")
+FIGURES = Path(__file__).parents[1] / "benchmarks" / "predicted.json"
 
-FIGURES = PAGE.parents[1] / "benchmarks" / "predicted.json"
+HEADER = """# Rules of check
 
-HEADER = """# Static check
-
-<!-- Made by python docs/make_check.py from the rules; do not edit. -->
-
-```sh
-torchdevice check train.py                           # files, notebooks, folders
-torchdevice check --all train.py                     # also what runs as it is
-torchdevice check src notebooks --target mps
-torchdevice check . --target mps --json              # a list of findings
-torchdevice check . --target mps --sarif=out.sarif   # SARIF 2.1.0, which code hosts take
-torchdevice check . --select operator,dtype --ignore device
-```
-
-Your code is parsed, not run or imported, and names are followed through imports and aliases to those of torch. The
-targets are those of `torchdevice run`, available here or not. A source that names a function of torch makes the
-command import torch to look its operator up, which takes a second or two; 20,000 lines take about a second.
-
-| verdict | |
-|---|---|
-| handled | the program runs as it is, with the same meaning |
-| approximate | the program runs; it may compute or read other numbers, or take another branch |
-| must be changed (`change`) | the line raises an error, or what it asks for is not there |
-
-The command lists the findings that must be changed, on a Mac also the approximate ones, and with `--all` all. The
-exit status is 0 if nothing must be changed, 1 if something must, and 2 for an invalid command line or configuration.
-With `--json` a finding has
-`path`, `line`, `column`, `text`, `rule`, `verdict` and `remedy`. In a notebook the line is that of the notebook's file.
-Folders that begin with a dot, virtual environments, `site-packages`, `node_modules` and `__pycache__` are skipped.
-Links that lead out of the given paths are reported on stderr and not followed. Pipes, devices, programs of more than
-8 MiB and notebooks of more than 64 MiB are not read.
-
-The comment `# torchdevice: ignore` suppresses all findings of its statement, and `# torchdevice: ignore[device]` those
-of one rule.
-
-## In a project
-
-The nearest `pyproject.toml` at or above the working folder can configure `check`. The command line overrides it.
-
-```toml
-[tool.torchdevice.check]
-target = "mps"
-select = ["device", "dtype"]              # all rules without it
-ignore = ["torch-name"]
-exclude = ["third_party", "*_pb2.py"]     # files and folders, relative to pyproject.toml
-per-file-ignores = {"tests/*" = ["device"]}
-baseline = "torchdevice-baseline.json"    # findings that are known: left out until their line changes
-```
-
-`torchdevice check . --baseline known.json --write-baseline` records today's findings, and from then on
-only new ones fail. The baseline identifies a finding by file, rule and text of the line, so editing other lines does
-not bring it back.
-
-For [pre-commit](https://pre-commit.com), add the repository with the hook `torchdevice-check`, which runs the installed
-command. In a GitHub workflow, the action `.github/actions/check` of the repository installs the package,
-checks `paths`, and writes SARIF for code scanning:
-
-```yaml
-- uses: OWNER/torchdevice/.github/actions/check@main
-  with: {paths: src, target: mps}
-- if: always()
-  uses: github/codeql-action/upload-sarif@v3
-  with: {sarif_file: torchdevice.sarif}
-```
-
-## What it does not find
-
-The check misses devices and dtypes that come from the command line or from data, methods of objects of unknown type,
-and calls within libraries. The [report](report.md) of a run shows these too.
+`torchdevice check --rules` lists the rules of the [static check](check.md). Each example shows what the command finds
+in it for a Mac. `torchdevice check --select RULE` applies one rule, and `--ignore RULE` leaves it out. The comment
+`# torchdevice: ignore[RULE]` suppresses it for a statement.
 """
 
-_RULES = """
-## Rules
-
-`torchdevice check --rules` lists the rules. Each has a page with an example and what the command finds in it for a Mac.
-
-| rule | what it finds |
-|---|---|
-"""
-
-_RULE = """# The rule `{name}`
-
-<!-- Made by python docs/make_check.py from the rules; do not edit. -->
+_RULE = """
+## {name}
 
 {finds}
 
-For example, with `--target mps`:
-
-{example}
-`torchdevice check --select {name}` looks for this alone, and `--ignore {name}` leaves it out. The comment
-`# torchdevice: ignore[{name}]` suppresses it for a statement. [All rules](../check.md#rules).
-"""
+{example}"""
 
 _EXAMPLES = {
     "syntax": "print 'epoch'",
@@ -139,8 +56,7 @@ _PACKAGES = """
 """
 
 
-_MEASURED = """
-## How right it is
+_MEASURED = """# How right the check is
 
 `python -m benchmarks.predicted CLONES --write` measures it on public programs: {programs} programs of
 {repositories} repositories, in the list `benchmarks/predicted.txt`, with commits and arguments. Each was checked
@@ -174,7 +90,7 @@ _LIMIT = "8 to 15"
 
 
 def measured() -> str:
-    """Return the section with the figures."""
+    """Return the page with the figures."""
     rows = json.loads(FIGURES.read_text())
     groups = {"seen": [r for r in rows if not r["held_out"]], "held out": [r for r in rows if r["held_out"]]}
     totals = "\n".join(_sum(name, kind, group) for name, group in groups.items() for kind in ("degraded", "handled"))
@@ -231,28 +147,7 @@ def _example(name: str) -> str:
 
 
 def page() -> str:
-    """Return the page for the installed package."""
-    rules = "".join(f"| [`{each.name}`](rules/{each.name}.md) | {_first(each.finds)} |\n" for each in RULES.values())
+    """Return the page of the rules, for the installed package."""
+    rules = (_RULE.format(name=each.name, finds=each.finds, example=_example(each.name)) for each in RULES.values())
     packages = "".join(f"| `{name}` | {remedy} |\n" for name, remedy in PACKAGES.items())
-    return HEADER + _RULES + rules + _PACKAGES + packages + measured()
-
-
-def _first(text: str) -> str:
-    """Return the first sentence of a text, or what comes before its colon."""
-    return re.split(r"(?<=\w|`|\))[.:] ", text)[0].rstrip(".") + "."
-
-
-def pages() -> dict[Path, str]:
-    """Return all pages, by their files."""
-    of_rules = {
-        PAGE.with_name("rules") / f"{each.name}.md": _RULE.format(
-            name=each.name, finds=each.finds.replace("](", "](../"), example=_example(each.name)
-        )
-        for each in RULES.values()
-    }
-    return {PAGE: page(), **of_rules}
-
-
-if __name__ == "__main__":
-    PAGE.with_name("rules").mkdir(exist_ok=True)
-    sys.exit(max(write_or_check(path, text) for path, text in pages().items()))
+    return HEADER + "".join(rules) + _PACKAGES + packages

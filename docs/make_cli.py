@@ -1,22 +1,14 @@
-"""Write docs/cli.md from the parser of the command line, or check that it is up to date (--check)."""
+"""The page of the command line, made from its parser."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-
-from generated import write_or_check
 
 from torchdevice.tools.cli.main import parser
 from torchdevice.tools.cli.parsing import CommandParser
 
-PAGE = Path(__file__).with_name("cli.md")
-
 HEADER = """# Command line
-
-<!-- Made by python docs/make_cli.py; do not edit. -->
 
 The commands and their flags. `torchdevice COMMAND --help` prints the same.
 """
@@ -76,7 +68,3 @@ def epilog(command: CommandParser) -> str:
 def page() -> str:
     """Return the page."""
     return HEADER + "".join(section(name, command) for name, command in commands())
-
-
-if __name__ == "__main__":
-    sys.exit(write_or_check(PAGE, page()))

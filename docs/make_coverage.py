@@ -1,24 +1,16 @@
-"""Write docs/coverage.md from what the package declares about itself, or check that it is up to date (--check)."""
+"""The page of supplied names and their fidelity, made from what the package declares about itself."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
-from pathlib import Path
-
-from generated import write_or_check
 
 from torchdevice.calls.lacking import dtype_gaps
 from torchdevice.check import public_names
 from torchdevice.kernel import bindings
 
-PAGE = Path(__file__).with_name("coverage.md")
-
 HEADER = """# Supplied names and their fidelity
-
-<!-- Made by python docs/make_coverage.py; do not edit. -->
 
 Every name under `torch.cuda`, `torch.mps` and `torch.xpu`, and how faithfully each target supplies it. A test reads
 the names from the installed torch and uses each one. It fails if a name is missing here, or behaves differently from
@@ -127,12 +119,3 @@ def dtypes() -> str:
 def page() -> str:
     """Return the page for the installed package."""
     return HEADER + _PUBLIC + modules() + _PRIVATE + _TABLE + rows(bindings.SUPPLIED) + dtypes()
-
-
-def main() -> int:
-    """Write the page. With --check, return 1 if the file differs from the page."""
-    return write_or_check(PAGE, page())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

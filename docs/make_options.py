@@ -1,20 +1,12 @@
-"""Write docs/options.md from the record of options, or check that it is up to date (--check)."""
+"""The page of options and variables, made from the record of options."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
-
-from generated import write_or_check
 
 from torchdevice.scope import options
 
-PAGE = Path(__file__).with_name("options.md")
-
 HEADER = """# Options and variables
-
-<!-- Made by python docs/make_options.py from torchdevice/scope/options.py; do not edit. -->
 
 The call decides first: a keyword of `portable`, `simulate` or `enable`, a flag of `torchdevice run` or of pytest. An
 option that the call leaves out takes its value from its variable, and otherwise has its default.
@@ -27,9 +19,12 @@ In a configuration file of pytest the key of an option is its flag without dashe
 A variable is set for the whole process and a file for a whole project, so values of `identity`, `memory` and `devices`
 from the environment or a file are dropped if the call's target cannot use them; passed explicitly, they raise.
 
+## Options
 """
 
 FOOTER = """
+## Variables that are no options
+
 | variable | what it does |
 |---|---|
 | `TORCHDEVICE` | `1` makes `import torch` enable a scope |
@@ -49,21 +44,24 @@ has what its processes share, `TORCHDEVICE_REPORT`, whether there is a report, a
 """
 
 
-def table() -> str:
-    """Return the options as rows of a Markdown table."""
-    rows = ["| option | flag of `run` | variable | pytest | default | what it does |", "|---|---|---|---|---|---|"]
+def section(name: str, declaration: options.Declaration, default: object) -> str:
+    """Return the section of an option: what it does, its default, and how it is spelled in each place."""
+    spelled = {
+        "Python": f"{name}=",
+        "`run`": options.flag_of(name),
+        "pytest": options.pytest_flag_of(name),
+        "variable": options.variable_of(name),
+    }
+    listed = " · ".join(f"{place} `{spelling}`" for place, spelling in spelled.items())
+    return f"\n### {name}\n\n{declaration.text}\n\n{listed} · default `{default!r}`\n"
+
+
+def sections() -> str:
+    """Return the sections of all options."""
     defaults = {field.name: field.default for field in dataclasses.fields(options.Options)}
-    for name, declaration in options.declarations().items():
-        flags = [options.flag_of(name), options.variable_of(name), options.pytest_flag_of(name)]
-        cells = [name, *flags, repr(defaults[name])]
-        rows.append("| " + " | ".join(f"`{cell}`" for cell in cells) + f" | {declaration.text} |")
-    return "\n".join(rows) + "\n"
+    return "".join(section(name, each, defaults[name]) for name, each in options.declarations().items())
 
 
-def main() -> int:
-    """Write the page. With --check, return 1 if the file differs from the page."""
-    return write_or_check(PAGE, HEADER + table() + FOOTER)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def page() -> str:
+    """Return the page."""
+    return HEADER + sections() + FOOTER

@@ -74,7 +74,8 @@ the run. On other targets NVML finds no driver, unless `devices=` gives devices.
 TABLES = """
 ## What there is
 
-All of them since torchdevice 0.1. The fidelities are those of [coverage](coverage.md).
+All of them since torchdevice 0.1.
+The fidelities are those of [all supplied names](reference.md#supplied-names-and-their-fidelity).
 """
 
 MISSING = """

@@ -1,4 +1,4 @@
-"""Write the table of the lines and branches that the tests run into docs/contributing.md.
+"""Write the table of the lines and branches that the tests run into docs/tested.md.
 
 ``make_tested.py FILE`` reads what ``coverage json`` has written.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).with_name("contributing.md")
+PAGE = Path(__file__).with_name("tested.md")
 BEGIN, END = "<!-- Made by docs/make_tested.py: begin -->\n", "<!-- end -->\n"
 
 PACKAGE = "torchdevice/"

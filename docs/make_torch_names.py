@@ -1,6 +1,6 @@
-"""Write docs/torch-names.md from the list of private names and the source, or check that it is up to date (--check).
+"""The page of private names of torch, made from their list and the source.
 
-With --missing it only prints the names that the installed torch lacks, and returns 1 if there are any.
+Run with --missing, it prints the names that the installed torch lacks, and returns 1 if there are any.
 """
 
 from __future__ import annotations
@@ -9,21 +9,15 @@ import re
 import sys
 from pathlib import Path
 
-from generated import write_or_check
-
 from torchdevice.kernel import torch_internals
 
-PAGE = Path(__file__).with_name("torch-names.md")
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-sys.path.insert(0, str(PAGE.parents[1] / "tests" / "support"))
-
-from private_names import PACKAGE, Reads, sources  # noqa: E402
+from private_names import PACKAGE, Reads, sources
 
 READS = {path: {name for name, _ in Reads(tree)} for path, tree in sources().items()}
 
 HEADER = """# Private names of torch
-
-<!-- Made by python docs/make_torch_names.py from torchdevice/kernel/torch_names.py; do not edit. -->
 
 torch may change a private name in any release. The package reads those below, and no others. A release of torch that
 lacks one raises `TorchVersionError`, which names it and what needs it, before anything of torch is changed.
@@ -59,15 +53,13 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Write the page. With --check, return 1 if the file differs from the page."""
-    if "--missing" in sys.argv[1:]:
-        missing = [*torch_internals.missing("at import"), *torch_internals.missing("later")]
-        for name, affected in missing:
-            print(f"{name}: needed for {affected}")
-        return bool(missing)
-    return write_or_check(PAGE, page())
+def print_missing() -> int:
+    """Print the names that the installed torch lacks, and return 1 if there are any."""
+    missing = [*torch_internals.missing("at import"), *torch_internals.missing("later")]
+    for name, affected in missing:
+        print(f"{name}: needed for {affected}")
+    return bool(missing)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_missing() if "--missing" in sys.argv[1:] else "run docs/make_reference.py, or this with --missing")

@@ -269,8 +269,8 @@ class TestDistribution:
 
 
 def test_the_site_is_built_with_exact_releases() -> None:
-    """The file of constraints names everything that the ``[docs]`` extra installs."""
-    pytest.importorskip("mkdocs", reason="install with the [docs] extra")
+    """The file of constraints names everything that the group ``docs`` installs, and no torch."""
+    pytest.importorskip("mkdocs", reason="install .ci/docs.txt")
     from packaging.requirements import Requirement
 
     lines = [Requirement(line) for line in (ROOT / ".ci" / "docs.txt").read_text().splitlines() if line[0] != "#"]
@@ -287,6 +287,7 @@ def test_the_site_is_built_with_exact_releases() -> None:
             asked = [{"extra": extra} for extra in requirement.extras or {""}]
             wanted += [one for one in needed if not one.marker or any(map(one.marker.evaluate, asked))]
     assert len(seen) > 20 and seen <= locked, seen - locked
+    assert "torch" not in seen | locked
 
 
 def canonical(name: str) -> str:

@@ -15,13 +15,23 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from places import ROOT
+from places import ROOT, page_maker
 from processes import run_python
 from torch import nn
 
 import torchdevice
 
 PAGES = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+
+MADE = page_maker("make_reference").PAGES
+"""What makes each page that only the site has."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield the pages whose code runs here, with their texts: all that are written, and the made one of commands."""
+    for page in PAGES:
+        yield page, (ROOT / page).read_text()
+    yield "cli.md", MADE["cli.md"]()
 
 
 class Block(NamedTuple):
@@ -35,8 +45,7 @@ class Block(NamedTuple):
 
 def blocks() -> Iterator[Block]:
     """Yield the blocks of code of all pages."""
-    for page in PAGES:
-        text = (ROOT / page).read_text()
+    for page, text in texts():
         for found in re.finditer(r"^```(.*)\n((?:.*\n)*?)```$", text, re.M):
             yield Block(page, text[: found.start()].count("\n") + 1, found[1], found[2])
 
@@ -63,6 +72,31 @@ def test_links_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", (ROOT / page).read_text())
     lost = [link for link in links if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()]
     assert lost == []
+
+
+def anchor(title: str) -> str:
+    """Return the anchor of a heading, on GitHub and on the site."""
+    return re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_headings_lead_to_headings(page: str) -> None:
+    for name, heading in re.findall(r"\]\(([\w./-]*\.md)?#([^)\s]+)\)", (ROOT / page).read_text()):
+        other = (ROOT / page).parent / name if name else ROOT / page
+        titles = re.findall(r"^#+ (.*)$", other.read_text(), re.M)
+        assert heading in map(anchor, titles), f"{name}#{heading}"
+
+
+def test_titles_are_the_names_in_the_navigation() -> None:
+    """A page has one name: its title, in the navigation, and for a made page the heading of docs/reference.md."""
+    lines = (ROOT / ".ci" / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    names = {file: name for name, file in re.findall(r"^ +- (.+): ([\w-]+\.md)$", lines, re.M)}
+    written = {path.name: path.read_text() for path in ROOT.glob("docs/*.md")}
+    made = {name: make() for name, make in MADE.items()}
+    titles = {name: text.partition("\n")[0].removeprefix("# ") for name, text in {**written, **made}.items()}
+    assert names == titles
+    assert set(re.findall(r"^## (.*)$", written["reference.md"], re.M)) == {titles[name] for name in made}
+    assert not set(written) & set(made)
 
 
 def test_every_block_says_its_language() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from places import ROOT, benchmark
+from places import ROOT, benchmark, page_maker
 
 pytestmark = pytest.mark.one_engine
 
@@ -66,14 +66,19 @@ def _repository(sources: Path) -> str:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of the command, whose catalog, record and page are those of the test."""
+    """The module of the command, whose catalog and record are those of the test."""
     command = benchmark("programs.__main__")
     runs = benchmark("programs.runs")
     (tmp_path / "inputs.py").write_text("import sys\nopen('word.txt', 'w').write(sys.argv[1])\n")
     monkeypatch.setattr(runs, "INPUTS", tmp_path / "inputs.py")
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results.json")
-    monkeypatch.setattr(command.page, "PAGE", tmp_path / "page.md")
     return command
+
+
+def page_of_record(programs: Any) -> str:
+    """Return the page of what the command recorded."""
+    recorded = [programs.Run(**each) for each in json.loads(programs.RESULTS.read_text())]
+    return programs.page.page(recorded, programs.PROGRAMS)
 
 
 def _program(programs: Any, name: str, commit: str, command: str, **fields: Any) -> Any:
@@ -105,7 +110,7 @@ def test_programs_run_in_processes_and_are_recorded(
     assert all(run["seconds"] > 0.2 and run["torch"] == torch.__version__ for run in recorded)
     assert all(run["commit"] == commit for run in recorded)
     assert {run["result"] for run in recorded[:3]} == {"1 files, e7f6c011"}
-    page = (tmp_path / "page.md").read_text()
+    page = page_of_record(programs)
     assert f"| good | {torch.__version__} | simulated:cuda | 6.250 | 6.250 |" in page
     assert "Fails with `ModuleNotFoundError: No module named 'kernels_of_nvcc'`: the program's." in page
 
@@ -145,7 +150,7 @@ def test_a_release_on_pypi_is_unpacked_from_its_wheel(
     program = programs.Program("tiny", "vision", "tiny-program", "1.5", "-m tiny_program", "little", **ran)
     monkeypatch.setattr(programs, "PROGRAMS", (program,))
     assert programs.main(["--write", "--target", "cpu"]) == 0
-    page = (tmp_path / "page.md").read_text()
+    page = page_of_record(programs)
     assert "| cpu | 6.250 |" in page and "[`1.5`](https://pypi.org/project/tiny-program/1.5)" in page
 
 
@@ -187,16 +192,8 @@ def test_the_catalog_is_whole(programs: Any) -> None:
                 assert (drivers / word.removeprefix("{drivers}/")).exists(), word
 
 
-def test_the_page_is_that_of_the_record() -> None:
-    script = ROOT / "docs" / "make_programs.py"
-    checked = subprocess.run(
-        [sys.executable, str(script), "--check"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stderr
-
-
 def test_links_lead_to_a_commit_or_a_release() -> None:
-    links = re.findall(r"\]\((https://[^)]*)\)", (ROOT / "docs/programs.md").read_text())
+    links = re.findall(r"\]\((https://[^)]*)\)", page_maker("make_reference").programs())
     place = r"https://(github\.com/[\w.-]+/[\w.-]+/tree/[0-9a-f]{40}|pypi\.org/project/[\w.-]+/[\w.]+)"
     assert len(links) > 70
     assert [link for link in links if not re.fullmatch(place, link)] == []

@@ -1,8 +1,8 @@
 """Runs public programs written for CUDA, unmodified, on a machine without it: ``python -m benchmarks.programs``.
 
 Each program of ``catalog/`` is checked out at its commit and runs in processes of its own: by plain python in its own
-CPU mode, if it has one, and by ``torchdevice run`` on each target. The results are written to ``results.json`` and
-docs/programs.md; a run replaces that of the same program, target and release of torch.
+CPU mode, if it has one, and by ``torchdevice run`` on each target. The results are written to ``results.json``,
+of which the site makes a page; a run replaces that of the same program, target and release of torch.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _run(chosen: Sequence[Program], folder: Path, options: argparse.Namespace) -
                 )
                 unexplained += done.outcome != "finished" and not page.fault(programs[done.name], done)
             if options.write:  # after each program, because an interrupt must not lose an hour's work
-                page.write(record(finished.result()), PROGRAMS)
+                record(finished.result())
     return int(unexplained > 0)
 
 
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, help="programs that run at the same time (default: 1)")
     parser.add_argument("--limit", type=float, default=600, help="seconds for a run (default: 600)")
     parser.add_argument("--list", action="store_true", help="print the names of the programs, and run nothing")
-    parser.add_argument("--write", action="store_true", help="write results.json and docs/programs.md")
+    parser.add_argument("--write", action="store_true", help="write results.json")
     return parser
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from benchmarks.programs.catalog import PROGRAMS
 from benchmarks.programs.program import OWN, Program
 from benchmarks.programs.runs import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
-
 HEADER = """# Public programs
-
-<!-- Made by python docs/make_programs.py from what python -m benchmarks.programs --write records; do not edit. -->
 
 These public programs are written for CUDA and run without it. Each is checked out at a commit, or unpacked from
 its wheel on PyPI, and not a line of it is changed. Each gets a small task, with generated data and random weights, so
@@ -56,11 +51,6 @@ FOOTER = """
 The engines of vLLM and SGLang, which need NVIDIA's management library and kernels that are compiled for CUDA. airbench
 runs a narrower network on fewer images than its records do, and OLMo a smaller model than any that was released.
 """
-
-
-def write(runs: Iterable[Run], programs: Sequence[Program] = PROGRAMS) -> None:
-    """Write the page."""
-    PAGE.write_text(page(list(runs), programs))
 
 
 def fault(program: Program, run: Run) -> str:

@@ -460,7 +460,7 @@ class TestExaminations:
         monkeypatch.setenv("TORCHDEVICE_DEVICES", "2")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
         unknown, known = diagnostics._variables()
-        assert (unknown.status, unknown.remedy) == ("warning", "see docs/options.md")
+        assert (unknown.status, unknown.remedy) == ("warning", "torchdevice run --help lists the options")
         assert known.said == "in force: TORCHDEVICE_DEVICES=2, CUDA_VISIBLE_DEVICES=0"
         monkeypatch.setenv("TORCHDEVICE_DEVICES", "many")
         assert [each.status for each in diagnostics._variables()] == ["warning", "problem", "ok"]

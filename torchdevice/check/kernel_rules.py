@@ -1,6 +1,6 @@
 """The rules for dtypes and operators for which a device has no kernel, and for names of ``torch.cuda`` and its like.
 
-The fidelity of the names is that of the table that docs/coverage.md shows.
+The fidelity of the names is that of the table that docs/make_coverage.py shows.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ names. In a CUDA build without a GPU they raise. The files of ``torch_modules/cu
 ``torch_modules/accelerators/`` register functions and values for them here. torch's own Python calls these unmodified,
 so argument checks, keys and wording come from torch itself.
 
-Every name declares its fidelity. ``docs/coverage.md`` is made from :data:`SUPPLIED`.
+Every name declares its fidelity. ``docs/make_coverage.py`` makes a page of :data:`SUPPLIED`.
 
 Modules that programs import themselves are patched as soon as they are imported, by whatever statement
 (:class:`LateModules`).

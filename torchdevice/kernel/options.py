@@ -3,7 +3,7 @@
 Each option is declared once: those of a feature beside the feature, in a record that derives from :class:`Options`.
 ``scope/options.py`` collects the records. A declaration determines the keyword of ``portable``, ``simulate`` and
 ``enable`` with its default and check, the environment variable, also of child processes, the flags of ``torchdevice
-run`` and pytest, the line in ``docs/options.md``, and a part of the key by which compiled code is guarded.
+run`` and pytest, the section on the page of options, and a part of the key by which compiled code is guarded.
 """
 
 from __future__ import annotations

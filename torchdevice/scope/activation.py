@@ -45,7 +45,7 @@ def portable(target: Any = None, **options: Any) -> Scope:
     """Run programs written for one accelerator on another.
 
     Use as ``with torchdevice.portable():``, as ``@torchdevice.portable`` or as ``@torchdevice.portable(...)``. An
-    option that is left out is taken from its environment variable, see docs/options.md.
+    option that is left out is taken from its environment variable; ``torchdevice run --help`` lists both.
 
     Args:
         **options: See below.

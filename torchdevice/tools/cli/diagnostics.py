@@ -203,7 +203,7 @@ def _variables() -> list[Finding]:
     found = []
     for name in sorted(own.keys() - known):
         near = difflib.get_close_matches(name, sorted(known), n=1)
-        remedy = f"did you mean {near[0]}?" if near else "see docs/options.md"
+        remedy = f"did you mean {near[0]}?" if near else "torchdevice run --help lists the options"
         found.append(Finding("variables", "warning", f"{name} is not a variable of torchdevice", remedy))
     for check in (_options.from_environment, configure_logging):
         try:
