@@ -56,6 +56,12 @@ def examine(target: str | None) -> list[Finding]:
     return [*_device(target), targets, native, *(finding for look in looks for finding in look())]
 
 
+def target_of(target: str | None) -> str:
+    """Return the target that a scope would have, as ``--target`` takes it."""
+    options = _options.chosen({"target": target})
+    return str(options.target or target_selection.resolve(options)[0].target)
+
+
 def _device(target: str | None) -> list[Finding]:
     try:
         found, options = target_selection.resolve(_options.chosen({"target": target}))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 from torchdevice.kernel.python.environment import switched_off
@@ -19,10 +21,18 @@ _TEXTS = CommandTexts(
         "examples:\n"
         "  torchdevice doctor\n"
         "  torchdevice doctor --target simulated:mps\n"
+        "  torchdevice doctor --target mps --report\n"
         "  torchdevice doctor --json"
     ),
     arguments={
         "--target": {"help": "such as mps, cpu or simulated:mps; left out, the one that would be chosen"},
+        "--report": {
+            "nargs": "?",
+            "const": True,
+            "metavar": "FILE",
+            "help": "run the tests of torchdevice_selftest on the target, in about a minute, and print a text to send; "
+            "with =FILE write it. Needs pytest",
+        },
         "--json": {"action": "store_true", "help": "print data"},
     },
 )
@@ -34,11 +44,23 @@ def add(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    if options.json and options.report is not None:
+        options.parser.error("--report is a text, and --json asks for data. Leave one of them out.")
     # A broken installation is said in one line. In a scope torch would show what the scope shows.
     with refusals(), switched_off():
-        from torchdevice.tools.cli import diagnostics
+        from torchdevice.tools.cli import diagnostics, doctor_report
     found = diagnostics.examine(options.target)
     well = all(finding.status != "problem" for finding in found)
+    # A target that is not there runs no tests: the findings below say what is missing.
+    has_device = any(finding.subject == "device" and finding.status != "problem" for finding in found)
+    if options.report is not None and has_device:
+        with refusals(), switched_off():
+            target = diagnostics.target_of(options.target)
+            print(f"torchdevice: running the tests of {doctor_report.TESTS} on {target}", file=sys.stderr)
+            results = doctor_report.results(target)
+        _write(doctor_report.text(target, found, results), options.report)
+        print(f"torchdevice: {doctor_report.where_to_send()}", file=sys.stderr)
+        return int(not well or any(result.outcome == "failed" for result in results))
     if options.json:
         data = {"ok": well, "versions": versions(), "findings": [each._asdict() for each in found]}
         print(json.dumps(data, indent=1))
@@ -50,3 +72,12 @@ def _doctor(options: argparse.Namespace) -> int:
         rows += [("", "", f"-> {finding.remedy}")] if finding.remedy else []
     show_columns(rows, indent="  ")
     return int(not well)
+
+
+def _write(text: str, file: str | bool) -> None:
+    """Print a report, or write it to the file that the flag names."""
+    if isinstance(file, str):
+        with refusals():
+            Path(file).write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
