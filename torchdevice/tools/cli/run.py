@@ -134,8 +134,20 @@ def start(options: argparse.Namespace) -> int:
             _execute(program, main)
         except SystemExit as exited:
             options.exited = exited if exited.code else None
+            if not exited.code:
+                _hint_at_native_kernels()
             raise
+    _hint_at_native_kernels()
     return 0
+
+
+def _hint_at_native_kernels() -> None:
+    from torchdevice.scope import activation
+    from torchdevice.tools.cli import native_hint
+
+    scope = activation.current()
+    if scope is not None:  # the program may have called disable()
+        native_hint.give(scope)
 
 
 def _become(arguments: Sequence[str]) -> int:
