@@ -283,3 +283,23 @@ def test_the_figures_of_the_page_are_of_the_list() -> None:
         each._asdict() for each in predicted.programs()
     ]
     assert len(rows) >= 40
+
+
+def test_bugs_are_counted_under_another_simulation() -> None:
+    """Each program runs in a fork: what ends it does not end the count."""
+    import corpus
+
+    module = benchmark("bugs_elsewhere")
+
+    def program(correct: bool) -> None:
+        if not correct:
+            raise RuntimeError("Expected a 'cuda' device")
+
+    def ends(correct: bool) -> None:
+        os._exit(3)
+
+    case = corpus.Case("shapes", "torch", "2.10", "Expected a 'cuda'", program, {})
+    assert module.run(case, False, 60) == (True, True, "RuntimeError: Expected a 'cuda' device")
+    assert module.run(case, True, 60) == (False, False, "")
+    assert module.run(case._replace(error="another text"), False, 60)[:2] == (True, False)
+    assert module.run(case._replace(program=ends), False, 60) == (True, False, "the process ended with 3")
