@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,9 +96,11 @@ def _demo(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("train.py", _TRAIN), ("mixed.py", _MIXED)):
             (Path(folder) / name).write_text(text)
-        for step in _STORY:
-            styled_text.show([((f"# {step.said}", "dim"),), ((f"$ {step.words}", "bold green"),)])
-            print(*_shown(step, folder), "", sep="\n", flush=True)
+        # Beside each other, because most of their time is the import of torch.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for step, lines in zip(_STORY, pool.map(lambda step: list(_shown(step, folder)), _STORY), strict=True):
+                styled_text.show([((f"# {step.said}", "dim"),), ((f"$ {step.words}", "bold green"),)])
+                print(*lines, "", sep="\n", flush=True)
     print(_NEXT)
     return 0
 
