@@ -27,7 +27,9 @@ def hints(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(native_hint, "saved_by_each", lambda device: 1e-3)
         found: list[str] = []
         monkeypatch.setattr(native_hint.logger, "warning", found.append)
-        with torchdevice.portable(target, **{"native": "auto", **options}) as scope:
+        if target != "cpu":  # which has no such option
+            options = {"native": "auto", **options}
+        with torchdevice.portable(target, **options) as scope:
             x = torch.ones(1, device="cuda")
             for _ in range(additions):
                 x + x
