@@ -39,7 +39,7 @@ def give(scope: Scope) -> None:
     """
     seconds = time.process_time()
     context = scope._resolved()
-    if seconds < LONG or not context.runtime.supplied.is_simulated_gpu or context.asks:
+    if seconds < LONG or not context.runtime.supplied.is_gpu or context.asks:
         return
     if context.options.native == "never" or building.is_built() or not _compiler():
         return
