@@ -16,8 +16,6 @@ TARGETS = ["cpu", "simulated:cuda"]
 
 pytestmark = pytest.mark.one_engine
 
-has_notes = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no notes on errors")
-
 
 def fake(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return a module of a name and text, which can be imported."""
@@ -43,7 +41,6 @@ def from_dlpack(a): raise TypeError(f"Unsupported array type: {a.__dlpack_device
 """
 
 
-@has_notes
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["cupy", "cupy_backends.cuda.api.runtime", "cupyx.scipy"])
 @pytest.mark.parametrize("function", ["asarray", "from_dlpack"])
@@ -54,14 +51,12 @@ def test_errors_that_cupy_raises_name_the_remedy(
     assert notes_of(getattr(cupy, function), target).count("Use torch or NumPy") == 1
 
 
-@has_notes
 @pytest.mark.parametrize("name", ["cupy", "cupyx"])
 def test_a_missing_cupy_names_the_remedy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     assert "Use torch or NumPy" in notes_of(lambda x: importlib.import_module(name))
 
 
-@has_notes
 def test_an_error_that_a_program_catches_and_raises_again_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cupy = fake("cupy", CUPY, monkeypatch)
 
@@ -77,7 +72,6 @@ def test_other_modules_are_not_noted(name: str, monkeypatch: pytest.MonkeyPatch)
     assert notes_of(fake(name, CUPY, monkeypatch).asarray) == ""
 
 
-@has_notes
 @pytest.mark.parametrize("name", ["numba.cuda.cudadrv.driver", "numba.cuda.dispatcher", "numba.cuda.api"])
 def test_numba_without_its_simulator_names_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "NUMBA_ENABLE_CUDASIM=1" in notes_of(fake(name, CUPY, monkeypatch).asarray)

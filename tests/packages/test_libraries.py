@@ -93,8 +93,6 @@ def test_a_unet_of_diffusers_that_is_asked_for_xformers(target: str) -> None:
 
 
 def test_what_is_said_of_a_package_that_nothing_stands_in_for() -> None:
-    if sys.version_info < (3, 11):
-        pytest.skip("Python 3.10 has no notes on errors")
     said = {
         "vllm": "vllm is a server of language models. Use the generate() of the transformers library.",
         "nvidia.dali": "nvidia.dali, NVIDIA's loader of data on GPUs, needs CUDA. Use torch.utils.data.",
@@ -104,7 +102,7 @@ def test_what_is_said_of_a_package_that_nothing_stands_in_for() -> None:
         with pytest.raises(ModuleNotFoundError) as caught:
             with torchdevice.portable(target="cpu"):
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        notes = getattr(caught.value, "__notes__", [])
+        notes = caught.value.__notes__
         assert len(notes) == 1 and note in notes[0]
 
 

@@ -19,10 +19,9 @@ def test_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModuleNotFoundError) as caught:
         with torchdevice.portable("cpu"):
             importlib.import_module("triton")
-    if sys.version_info >= (3, 11):
-        assert caught.value.__notes__ == [
-            "Install Triton by `pip install triton` (Linux). Its kernels then run without a GPU, in NumPy."
-        ]
+    assert caught.value.__notes__ == [
+        "Install Triton by `pip install triton` (Linux). Its kernels then run without a GPU, in NumPy."
+    ]
 
 
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])

@@ -59,9 +59,18 @@ def trim(error: BaseException | None) -> None:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an error; Python 3.10 has none."""
-    if hasattr(error, "add_note"):
+    """Add a note to an error. On Python 3.10 it is kept where later Pythons keep it, and pytest shows it."""
+    if sys.version_info >= (3, 11):
         error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]
+
+
+def show_notes(error: BaseException) -> None:
+    """Print the notes of an error whose traceback was printed by Python 3.10, which leaves them out."""
+    if sys.version_info < (3, 11):
+        for note in getattr(error, "__notes__", ()):
+            print(printable.lines(note), file=sys.stderr)
 
 
 def without_ours(error: BaseException) -> TracebackType | None:
@@ -212,6 +221,7 @@ class Hooks:
             print(printable.lines(f"rank {rank} failed at {last_place(value)}{text}"), file=sys.stderr)
         else:
             self._before[0](kind, value, frames)
+            show_notes(value)
 
     def _show_of_thread(self, args: threading.ExceptHookArgs) -> None:
         trim(args.exc_value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from torchdevice.kernel.python.uncaught_errors import add_note
+
 DEVICE_ASSERT = ("device-side assert triggered", "cudaErrorAssert")
 ILLEGAL_ADDRESS = ("an illegal memory access was encountered", "cudaErrorIllegalAddress")
 INVALID_VALUE = ("invalid argument", "cudaErrorInvalidValue")
@@ -27,6 +29,5 @@ def cuda_error(kind: tuple[str, str], note: str) -> torch.AcceleratorError:
     of_cuda, name = kind
     # What torch adds to CUDA's own text: c10/cuda/CUDAException.cpp, CUDAMiscFunctions.cpp.
     error = torch.AcceleratorError(f"CUDA error: {of_cuda}{_AFTER_AN_ERROR_OF_CUDA.format(name=name)}")
-    if hasattr(error, "add_note"):  # Python 3.11
-        error.add_note(note)
+    add_note(error, note)
     return error

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from torchdevice.kernel.python import garbage_collection, run_folder
 from torchdevice.kernel.python.environment import SWITCH, switched_off
 from torchdevice.kernel.python.logs import configure_logging
-from torchdevice.kernel.python.uncaught_errors import trim, without_ours
+from torchdevice.kernel.python.uncaught_errors import show_notes, trim, without_ours
 from torchdevice.scope import options as _options
 from torchdevice.tools.cli import programs, rank_summary
 from torchdevice.tools.cli.parsing import CommandParser, CommandTexts, add_command, refusals
@@ -403,6 +403,7 @@ def _show_from(error: BaseException, frames: types.TracebackType | None, then: C
         except BaseException as raised:
             raised.__traceback__ = without_ours(raised)
             raise
+        show_notes(value)
         then()
 
     sys.excepthook = show
