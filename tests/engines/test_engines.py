@@ -573,6 +573,17 @@ class TestImportedByValue:
                 assert (module.linear is linear) is (scope.runtime.refusing_key is None)
             assert module.zeros is original
 
+    def test_a_module_that_is_imported_again_between_two_scopes(
+        self, chosen: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for _ in range(2):
+            module = types.ModuleType("torchdevice_program")
+            exec("from torch import zeros", vars(module))
+            monkeypatch.delitem(sys.modules, module.__name__, raising=False)
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+            with torchdevice.portable(engine="wrap"):
+                assert module.zeros(2, device="cuda").device.type == kind
+
     def test_functions_that_only_some_scopes_wrap(self, tmp_path: Path) -> None:
         """They are found at the first entry, and are torch's own again in a scope that does not wrap them."""
         program = """

@@ -457,17 +457,20 @@ class _ImportedByValue:
 
     def __init__(self, originals: Set[int]) -> None:
         self._originals = originals
-        self._seen: set[str] = set()
-        self._loaded = 0, ""
+        self._seen: dict[str, int] = {}
+        """The modules that were searched: name -> id. A module that is imported again is another one."""
+        self._loaded = 0, "", 0
         self._patches: dict[tuple[types.ModuleType, str], Replaced] = {}
 
     def install(self) -> None:
         originals = self._originals
         now = loaded()
         if now != self._loaded:
+            modules = dict(sys.modules)
+            present = dict(zip(modules, map(id, modules.values()), strict=True))
             # The main module grows while a program is typed in, without an import.
-            for key in (sys.modules.keys() - self._seen) | {"__main__"}:
-                module = sys.modules.get(key)
+            for key in dict(present.items() - self._seen.items()).keys() | {"__main__"}:
+                module = modules.get(key)
                 # The modules of this package hold originals on purpose.
                 if not isinstance(module, types.ModuleType) or key.startswith("torchdevice."):
                     continue
@@ -477,7 +480,7 @@ class _ImportedByValue:
                         # `may_be_absent`, because the name can be deleted between the search and here.
                         place = Replaced(module, name, _stand_in, may_be_absent=True)
                         self._patches.setdefault((module, name), place)
-            self._seen, self._loaded = set(sys.modules), now
+            self._seen, self._loaded = present, now
         # Only places that hold an original now: the program may have assigned another value since.
         put_in([patch for patch in self._patches.values() if id(patch.present_value(patch.name, None)) in originals])
 

@@ -301,10 +301,11 @@ class ReplacedInImporters:
         return self._patches.values()
 
 
-def loaded() -> tuple[int, str]:
+def loaded() -> tuple[int, str, int]:
     """Return how many modules are loaded, and the newest: what differs once another module has been imported."""
-    # The count alone misses a module that took the place of a removed one.
-    return len(sys.modules), next(reversed(sys.modules))
+    # The count alone misses a module that took the place of a removed one, and the name one that was imported again.
+    name = next(reversed(sys.modules))
+    return len(sys.modules), name, id(sys.modules.get(name))
 
 
 _imported_names: set[str] = set()
@@ -312,7 +313,7 @@ _imported_names: set[str] = set()
 
 
 @functools.lru_cache(maxsize=1)
-def _importers(loaded: tuple[int, str], names: frozenset[str]) -> Mapping[str, list[ModuleType]]:
+def _importers(loaded: tuple[int, str, int], names: frozenset[str]) -> Mapping[str, list[ModuleType]]:
     """Return the modules of torch that have each of the names, by one search for all until another module is loaded."""
     found: dict[str, list[ModuleType]] = {name: [] for name in names}
     # A copy, since an import in another thread changes the dictionary during the loop.
