@@ -216,7 +216,7 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
         self._transfer: torch.Stream | None = None
         self._computing: torch.Stream | None = None
         self._awaiting: torch.Stream | None = None
-        self._entered = contextlib.ExitStack()
+        self._entered: contextlib.ExitStack | None = None
 
     def __enter__(self) -> _Passage:
         source, target = self._source, self._target
@@ -231,17 +231,20 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
         elif self._after is not None:
             self._after.synchronize()
         streams = (source, source._compute), (target, target._compute), (source, self._transfer)
+        chosen = [(spec, stream) for spec, stream in streams if stream is not None]
+        if not chosen:  # as where the call is compiled: Dynamo does not trace an ExitStack on Python 3.10
+            return self
         with contextlib.ExitStack() as entered:
             # The target's too: the copy takes its memory from the stream that is current there.
-            for spec, stream in streams:
-                if stream is not None:
-                    entered.enter_context(torch.get_device_module(spec.here).stream(stream))
+            for spec, stream in chosen:
+                entered.enter_context(torch.get_device_module(spec.here).stream(stream))
             entered.callback(self.hold_up, self._awaiting)  # before the streams are left
             self._entered = entered.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._entered.close()
+        if self._entered is not None:
+            self._entered.close()
 
     def hold_up(self, stream: torch.Stream | None) -> None:
         """Let another stream wait for what the transfer stream was given, if there is one."""

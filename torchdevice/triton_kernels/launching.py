@@ -345,7 +345,9 @@ class Compiled(OnNoDevice):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copies, pickles and inspects asks for; no stage of the compiler sets it
+        # No stage of the compiler sets what copies, pickles and inspects asks for, nor the `result` of a compilation in
+        # another thread, for which Triton 3.6 asks each kernel at its launch.
+        if name.startswith("__") or name == "result":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         # As every kernel that was launched on a GPU, it is loaded, which tells the registers.
         if self.compile().module is None:

@@ -31,8 +31,8 @@ _REQUESTED = {dtype: f"a product of {dtype} tensors" for dtype in HALF}
 
 def begins_in_float32(args: tuple[Any, ...]) -> bool:
     """Return whether the first argument of a product is float32, which needs no conversion."""
-    # By attribute: the argument may be a number or a list.
-    return bool(args) and getattr(args[0], "dtype", None) is torch.float32
+    # By attribute: the argument may be a number or a list. Dynamo of torch 2.10 does not trace bool() of a tuple.
+    return len(args) > 0 and getattr(args[0], "dtype", None) is torch.float32
 
 
 def _product(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
