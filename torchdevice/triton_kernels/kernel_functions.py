@@ -76,6 +76,16 @@ parse at once (python/cpython#106905).
 """
 
 
+def parsed_alone(original: Callable[[Any], ast.Module]) -> Callable[[Any], ast.Module]:
+    """Return the method by which Triton's compiler parses a kernel, for one thread at a time."""
+
+    @functools.wraps(original)
+    def parse(kernel: Any) -> ast.Module:
+        with _lock: return original(kernel)  # noqa: E701  # fmt: skip
+
+    return parse
+
+
 @functools.lru_cache(maxsize=4096)
 def _code_of(source: str, file: str, line: int, free: tuple[str, ...]) -> types.CodeType:
     tree = ast.parse(source)

@@ -33,6 +33,7 @@ _NAMES = {
     "DriverConfig": "runtime.driver:DriverConfig",
     "InterpretedFunction": "runtime.interpreter:InterpretedFunction",
     "InterpreterBuilder": "runtime.interpreter:InterpreterBuilder",
+    "JITCallable": "runtime.jit:JITCallable",
     "JITFunction": "runtime.jit:JITFunction",
     "OutOfResources": "runtime.errors:OutOfResources",
     "TensorDescriptor": "tools.tensor_descriptor:TensorDescriptor",

@@ -48,6 +48,7 @@ def patches() -> list[Patch]:
     return [
         native(triton.JITFunction, "run", launching.run),
         native(triton.InterpretedFunction, "run", launching.run),
+        Replaced(triton.JITCallable, "parse", kernel_functions.parsed_alone),
         *map(launching.of_each_scope, launching.OF_SCOPES),
         native(triton.Autotuner, "run", launching.run_tuned),
         native(triton.compiler, "max_shared_mem", without_cache),
