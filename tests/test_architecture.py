@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from places import ROOT
 from processes import run_fresh_python, run_torch_python
 
 import torchdevice
@@ -168,7 +169,7 @@ def test_no_ternary_stands_in_another() -> None:
 
 def test_data_files_are_made_by_scripts() -> None:
     """Sentences, names and tables that people write stand in the code that uses them."""
-    scripts = [path.read_text() for path in (PACKAGE.parent / "docs").glob("make_*.py")]
+    scripts = [path.read_text() for path in (ROOT / "docs").glob("make_*.py")]
     data = [path for path in PACKAGE.rglob("*") if path.suffix in {".json", ".toml", ".yaml", ".csv"}]
     assert len(data) > 1
     written = {
