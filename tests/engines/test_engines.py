@@ -866,3 +866,30 @@ def test_entering_again_takes_few_frames_of_python(imported: str, more: int) -> 
     assert counted.keys() == most.keys(), done.stdout
     beyond = [name for name, frames in counted.items() if not 100 < frames <= most[name] + more]
     assert not beyond, done.stdout
+
+
+FIRST_IN_ANOTHER = """
+import torch, torchdevice
+
+def moves(**options):
+    with torchdevice.simulate(engine="wrap", **options) as scope:
+        return torch.nn.Linear(2, 2).to(scope.options.written_for).weight.device
+
+def wrapped():
+    with torchdevice.simulate("mps", written_for="mps", engine="wrap"):
+        return type(vars(torch.Tensor).get("data")).__name__
+
+if OUTER:
+    with torchdevice.simulate(engine="wrap"), torchdevice.simulate("mps", written_for="mps", engine="wrap"):
+        pass
+    with torchdevice.simulate("mps", engine="wrap"), torchdevice.portable("mps", engine="wrap"):
+        pass
+print(wrapped(), moves(profile="mps", written_for="mps"), moves())
+"""
+
+
+@pytest.mark.one_engine
+def test_a_scope_that_is_first_entered_inside_another_wraps_what_it_needs() -> None:
+    found = [run_python("-c", f"OUTER = {outer}\n{FIRST_IN_ANOTHER}") for outer in (False, True)]
+    assert all(each.returncode == 0 for each in found), [each.stderr for each in found]
+    assert found[0].stdout == found[1].stdout == "_Attribute mps:0 cuda:0\n"

@@ -270,12 +270,12 @@ class _Attribute:
 
     # Getter and setter are functions of torch that the mode knows by these very objects.
     def __init__(self, original: Any):
-        self._original, self._read = original, original.__get__
+        self.original, self._read = original, original.__get__
         self._getter, self._setter = EntryPoint(self._read), EntryPoint(original.__set__)
 
     def __get__(self, tensor: Any, owner: Any = None) -> Any:
         if tensor is None:
-            return self._original
+            return self.original
         mode = _state.mode
         # Gradients are read often, and wrapped for what writes them.
         if mode is None or (mode.find(self._read, self) is None and not _stack_length()):
@@ -286,7 +286,7 @@ class _Attribute:
         self._setter(tensor, value)
 
     def __delete__(self, tensor: Any) -> None:
-        self._original.__delete__(tensor)
+        self.original.__delete__(tensor)
 
 
 def _new_device(original: Call) -> Any:
@@ -371,15 +371,23 @@ _WITHOUT_SCHEMA = frozenset({torch.Tensor.new, torch.Tensor.new_tensor})
 
 
 def _members() -> Iterator[tuple[Any, str, Any]]:
-    """Yield owner, name and value of each member of torch's namespaces and of tensors."""
+    """Yield owner, name and value of each member of torch's namespaces and of tensors, as torch has them.
+
+    Another installation may be in place: a scope inside another builds what only it needs.
+    """
     for namespace in _NAMESPACES:
         for name, value in list(vars(namespace).items()):
-            yield namespace, name, value
+            yield namespace, name, _unwrapped(value)
     # Methods that torch.Tensor overrides in Python take the place of those in C.
     for name, value in {**vars(torch._C.TensorBase), **vars(torch.Tensor)}.items():
-        yield torch.Tensor, name, value
+        yield torch.Tensor, name, _unwrapped(value)
     for name in dir(torch._C._VariableFunctions):  # torch._VF looks its functions up there
-        yield torch._VF, name, getattr(torch._C._VariableFunctions, name)
+        yield torch._VF, name, _unwrapped(getattr(torch._C._VariableFunctions, name))
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the member of torch that a wrapper stands for; another value as it is."""
+    return value.original if isinstance(value, (EntryPoint, _Attribute)) else value
 
 
 def _listed(functions: Collection[Any]) -> list[Patch]:
