@@ -232,7 +232,7 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
             self._after.synchronize()
         streams = (source, source._compute), (target, target._compute), (source, self._transfer)
         chosen = [(spec, stream) for spec, stream in streams if stream is not None]
-        if not chosen:  # as where the call is compiled: Dynamo does not trace an ExitStack on Python 3.10
+        if not chosen:  # as where the call is compiled: Dynamo of torch 2.10 traces no ExitStack
             return self
         with contextlib.ExitStack() as entered:
             # The target's too: the copy takes its memory from the stream that is current there.
