@@ -5,6 +5,7 @@ Run with --missing, it prints the names that the installed torch lacks, and retu
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -14,8 +15,6 @@ from torchdevice.kernel import torch_internals
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from private_names import PACKAGE, Reads, sources
-
-READS = {path: {name for name, _ in Reads(tree)} for path, tree in sources().items()}
 
 HEADER = """# Private names of torch
 
@@ -30,13 +29,20 @@ SECTIONS = {
 }
 
 
+@functools.cache
+def reads_by_file() -> dict[str, set[str]]:
+    """Return the private names that each file of the package reads."""
+    return {path: {name for name, _ in Reads(tree)} for path, tree in sources().items()}
+
+
 def read_in(name: str) -> str:
     """Return the files that read a name: those that spell it in full, else those that spell its last part."""
     last = name.rpartition(".")[2]
-    spelled = {path for path, reads in READS.items() if any(f"{each}.".startswith(f"{name}.") for each in reads)}
-    paths = spelled | {path for path, reads in READS.items() if f".{last}" in reads}
+    every_file = reads_by_file()
+    spelled = {path for path, reads in every_file.items() if any(f"{each}.".startswith(f"{name}.") for each in reads)}
+    paths = spelled | {path for path, reads in every_file.items() if f".{last}" in reads}
     # The tables of `check` list public names that programs spell.
-    others = [path for path in READS if not path.startswith("check/")]
+    others = [path for path in every_file if not path.startswith("check/")]
     paths = paths or {path for path in others if re.search(rf"\b{last}\b", (PACKAGE / path).read_text())}
     return ", ".join(f"`{path}`" for path in sorted(paths))
 

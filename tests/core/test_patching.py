@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from logs import logged
 
 from torchdevice.errors import TorchVersionError
 from torchdevice.kernel import patching
@@ -58,21 +58,21 @@ class TestReplaced:
         patch.remove()
         assert owner.name == "somebody's"
 
-    def test_what_somebody_has_set_meanwhile_stays_and_is_said_once(self, owner: Any, caplog: Any) -> None:
+    def test_what_somebody_has_set_meanwhile_stays_and_is_said_once(self, owner: Any) -> None:
         patch = Replaced(owner, "name", doubled)
         patch.install()
         owner.name = "somebody's"
-        with caplog.at_level(logging.INFO, logger="torchdevice"):
+        with logged() as messages:
             patch.remove()
             patch.remove()
         assert owner.name == "somebody's"
-        assert [record.getMessage().endswith(".name was set to something else during the scope and stays so")
-                for record in caplog.records] == [True]  # fmt: skip
+        (message,) = messages
+        assert message.endswith(".name was set to something else during the scope and stays so")
 
-    def test_removing_what_was_never_installed_says_nothing(self, owner: Any, caplog: Any) -> None:
-        with caplog.at_level(logging.INFO, logger="torchdevice"):
+    def test_removing_what_was_never_installed_says_nothing(self, owner: Any) -> None:
+        with logged() as messages:
             Replaced(owner, "name", doubled).remove()
-        assert owner.name == "torch's" and not caplog.records
+        assert owner.name == "torch's" and not messages
 
     def test_an_installation_puts_it_back_over_what_somebody_has_set(self, owner: Any) -> None:
         patch = Replaced(owner, "name", doubled)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
 import torch
+from logs import logged
 from processes import run_program, run_torch_python
 
 import torchdevice
@@ -61,11 +61,11 @@ def test_nested_scopes_have_their_own(target: str) -> None:
         assert len(inner.journal) == 1 and len(outer.journal) == 0
 
 
-def test_an_approximation_is_logged_once_per_line(target: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "torchdevice"), torchdevice.portable(target):
+def test_an_approximation_is_logged_once_per_line(target: str) -> None:
+    with logged() as messages, torchdevice.portable(target):
         for _ in range(4):
             torch.cuda.utilization()
-    lines = [record.getMessage() for record in caplog.records if "utilization" in record.getMessage()]
+    lines = [message for message in messages if "utilization" in message]
     assert len(lines) == 1 and __file__ in lines[0]
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from logs import logged
 from processes import run_command, run_program
 
 import torchdevice
@@ -127,17 +128,15 @@ class TestCallSites:
         names = defined("import sys\ndef frame(): return sys._getframe()", file, __name__=module)
         assert callers.kind_of(names["frame"]()) == kind
 
-    def test_a_warning_and_the_log_name_the_programs_line(
-        self, meta_target: None, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_warning_and_the_log_name_the_programs_line(self, meta_target: None) -> None:
         text = "import torch\ndef make(): return torch.ones(1, dtype=torch.float64, device='cuda')"
         make = defined(text, "/env/site-packages/package/making.py", __name__="package.making")["make"]
         caller = defined("def call(make):\n    make()", "/home/me/calls.py", __name__="calls")["call"]
-        with caplog.at_level("INFO", "torchdevice"), torchdevice.portable("meta"):
+        with logged() as messages, torchdevice.portable("meta"):
             with pytest.warns(torchdevice.errors.PortabilityWarning) as warned:
                 caller(make)
         assert (warned[0].filename, warned[0].lineno) == ("/home/me/calls.py", 2)
-        (message,) = (record.getMessage() for record in caplog.records if "float64" in record.getMessage())
+        (message,) = (each for each in messages if "float64" in each)
         assert message.endswith("at /home/me/calls.py:2, asked for by /env/site-packages/package/making.py:2")
 
 
@@ -682,22 +681,17 @@ class TestCommand:
 
     @pytest.mark.parametrize(("level", "said"), [("WARNING", "torchdevice: the report is"), ("ERROR", "")])
     def test_a_file_whose_folder_has_gone_meanwhile(
-        self,
-        level: str,
-        said: str,
-        tmp_path: Path,
-        caplog: pytest.LogCaptureFixture,
-        capsys: pytest.CaptureFixture[str],
+        self, level: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The report is lost, which is said also where nothing else is."""
-        caplog.set_level(level, "torchdevice")
-        with torchdevice.portable("cpu") as scope:
-            report = scope.report()
-        report_command.show_report(str(tmp_path / "r.json"), report)
-        assert capsys.readouterr().err.partition(" in ")[0] == said
-        assert Report.from_dict(json.loads((tmp_path / "r.json").read_text())) == report
-        report_command.show_report(str(tmp_path / "gone" / "r.json"), report)
-        assert capsys.readouterr().err.startswith("torchdevice: the report could not be written: [Errno 2]")
+        with logged(level=level):
+            with torchdevice.portable("cpu") as scope:
+                report = scope.report()
+            report_command.show_report(str(tmp_path / "r.json"), report)
+            assert capsys.readouterr().err.partition(" in ")[0] == said
+            assert Report.from_dict(json.loads((tmp_path / "r.json").read_text())) == report
+            report_command.show_report(str(tmp_path / "gone" / "r.json"), report)
+            assert capsys.readouterr().err.startswith("torchdevice: the report could not be written: [Errno 2]")
 
     def test_what_was_verified_is_said_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         with torchdevice.portable("cpu", verify=True) as scope:
