@@ -6,7 +6,8 @@ frame of this file in its tracebacks. Only what happens before the first line of
 start an interpreter (:func:`processes.run_fresh_python`).
 
 One request is one connection to a Unix socket: a line of JSON with the arguments, variables and folder, and the files
-for the output. The answer is the process's number, and its exit status when it has ended.
+for the output. The answer is the process's number, and its exit status when it has ended. torchrun, where it runs in
+such a process, starts its ranks by requests too: each rank imports torch otherwise.
 """
 
 from __future__ import annotations
@@ -107,13 +108,15 @@ class Server:
                 connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
-def standard_streams() -> None:
+def standard_streams(unbuffered: bool) -> None:
     """Make the standard streams anew, for the files that the request has put in their places."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
         raw = io.FileIO(number, "w", closefd=False)
         raw.name = f"<{name}>"
-        stream = io.TextIOWrapper(io.BufferedWriter(raw), errors=errors, line_buffering=name == "stderr")
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(raw), errors=errors, line_buffering=name == "stderr", write_through=unbuffered
+        )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -126,7 +129,9 @@ def become(request: dict[str, Any]) -> Callable[[], int]:
         returns 0 after a program that had neither.
     """
     arguments, folder = request["arguments"], request["folder"]
-    standard_streams()
+    if request.get("session"):
+        os.setsid()
+    standard_streams(request.get("unbuffered", False))
     os.environ.clear()
     os.environ.update(request["variables"])
     os.chdir(folder)
@@ -144,25 +149,27 @@ def become(request: dict[str, Any]) -> Callable[[], int]:
         text = others[0] if first == "-c" else f"import runpy; runpy._run_module_as_main({others[0]!r})"
         return functools.partial(ctypes.pythonapi.PyRun_SimpleStringFlags, text.encode(), None)
     sys.argv[:] = arguments
-    sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
+    path = os.path.abspath(first)  # as Python has it in tracebacks
+    sys.path.insert(0, os.path.dirname(path))
     opened = ctypes.CDLL(None).fopen
     opened.restype = ctypes.c_void_p
-    file = ctypes.c_void_p(opened(first.encode(), b"rb"))
-    return functools.partial(ctypes.pythonapi.PyRun_SimpleFileExFlags, file, first.encode(), 1, None)
+    file = ctypes.c_void_p(opened(path.encode(), b"rb"))
+    return functools.partial(ctypes.pythonapi.PyRun_SimpleFileExFlags, file, path.encode(), 1, None)
 
 
 def run(call: Callable[[], int]) -> None:
     """Empty ``__main__``, which the program gets, run the program, and end the process."""
-    end = sys.exit
     names = vars(sys.modules["__main__"])
     kept = {"__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__", "__builtins__"}
     for name in names.keys() - kept:
         del names[name]
     if call() != 0:
-        end(1)
+        raise SystemExit(1)  # the package sees calls of sys.exit, and this is none of the program's
 
 
 if __name__ == "__main__":
+    import forked
+
     del sys.path[0]  # this folder
     import numpy
     import torch
@@ -170,6 +177,7 @@ if __name__ == "__main__":
     import torchdevice_autoload
 
     if sys.argv[2] == "package":
+        forked.fork_ranks(sys.argv[1])
         for part in ("scope.activation", "tools.cli.main", "report"):
             importlib.import_module(f"torchdevice.{part}")
     torch.set_num_threads(1)

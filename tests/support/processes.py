@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import signal
@@ -15,6 +14,8 @@ import textwrap
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from forked import Forked, read_at_start
 
 SECONDS = 300
 """How long a process may take."""
@@ -55,7 +56,7 @@ def _run(
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     is_flag = arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")
     # Elsewhere a process that has loaded torch's libraries may not be forked safely, or not at all.
-    if is_flag or sys.platform != "linux" or _read_at_start(variables) != _read_at_start(_of_server()):
+    if is_flag or sys.platform != "linux" or read_at_start(variables) != read_at_start(_of_server()):
         return run_fresh_python(*arguments, cwd=cwd, **environment)
     return _without_gloo(_forked(imported, arguments, variables, cwd))
 
@@ -95,13 +96,6 @@ def free_port() -> str:
 
 # ---- processes forked by fork_server.py ------------------------------------------------------------------------------
 
-_START = re.compile(r"(PYTHON|TORCH_|PYTORCH_|LD_|OMP_|MKL_|KMP_|GLOO_|TP_|COV_|COVERAGE).*")
-"""The names of variables that the interpreter, torch or its libraries read once."""
-
-
-def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if _START.fullmatch(name)}
-
 
 @functools.cache
 def _of_server() -> dict[str, str]:
@@ -135,28 +129,22 @@ def _forked(
 ) -> subprocess.CompletedProcess[str]:
     """Let the server fork a process, and return what it printed and how it ended."""
     request = {"arguments": arguments, "variables": variables, "folder": os.path.abspath(cwd or os.getcwd())}
-    readers, printed = [], {}
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(_server(imported))
-        ends = [os.pipe(), os.pipe()]
-        text = json.dumps(request).encode() + b"\n"
-        sent = socket.send_fds(connection, [text], [write for _, write in ends])
-        connection.sendall(text[sent:])
-        for name, (read, write) in zip(("stdout", "stderr"), ends, strict=True):
-            os.close(write)
-            readers.append(threading.Thread(target=_read, args=(read, printed, name), daemon=True))
-            readers[-1].start()
-        connection.settimeout(SECONDS)
-        answers = connection.makefile()
-        number = int(answers.readline())
-        try:
-            status = int(answers.readline())
-            for reader in readers:  # the processes that it started may go on, and print
-                reader.join(SECONDS)
-        except TimeoutError:
-            os.kill(number, signal.SIGKILL)
-            raise subprocess.TimeoutExpired([sys.executable, *arguments], SECONDS) from None
-    return subprocess.CompletedProcess([sys.executable, *arguments], status, printed["stdout"], printed["stderr"])
+    printed: dict[str, str] = {}
+    ends = [os.pipe(), os.pipe()]
+    process = Forked(_server(imported), request, [write for _, write in ends])
+    readers = []
+    for name, (read, write) in zip(("stdout", "stderr"), ends, strict=True):
+        os.close(write)
+        readers.append(threading.Thread(target=_read, args=(read, printed, name), daemon=True))
+        readers[-1].start()
+    try:
+        status = process.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        os.kill(process.pid, signal.SIGKILL)
+        raise
+    for reader in readers:  # the processes that it started may go on, and print
+        reader.join(SECONDS)
+    return subprocess.CompletedProcess(process.args, status, printed["stdout"], printed["stderr"])
 
 
 def _read(file: int, printed: dict[str, str], name: str) -> None:
