@@ -77,7 +77,7 @@ LIMITS: dict[str, str] = {
     "integers_by_zero": "",
     "grids": "",
     "two_dtypes": "",
-    "deterministic": "max_pool3d",  # has a deterministic kernel since torch 2.13
+    "deterministic": "max_pool3d|bicubic",  # have deterministic kernels since torch 2.13 and 2.15
     "attention": ".* (dropout|groups)",  # torch 2.11 took other dropouts with cuDNN, and no groups by "efficient"
     # cuSOLVER has errors of its own there. From torch 2.14 on, combinations do not wait: they use nonzero_static.
     "captures": ".*: (eigh|qr)" if torch.__version__ < "2.14" else ".*: (eigh|qr|combinations)",

@@ -104,6 +104,8 @@ def test_what_only_cuda_has(cuda: torchdevice.Scope, target: str, name: str) -> 
         given = samples(op, dtype)
         if lacks_nothing(op, dtype):
             return
+    if target != "cpu" and op.name.startswith("torch.ops.aten._"):
+        return  # a simulated GPU has these kernels of attention itself, which test_fused_attention.py compares
     for sample in given:
         if op.name in dtype_gaps.LEFT_OUT or is_left_alone(target, op, dtype):
             with pytest.raises(RuntimeError):
