@@ -91,7 +91,8 @@ class GraphStandIn:
         """Run the hooks that are registered for all graphs, then those of this graph."""
         global_hooks = getattr(torch.cuda.graphs, f"_global_{moment.removeprefix('post_')}_hooks", None)
         if global_hooks:
-            torch.cuda.graphs._run_global_hooks(global_hooks, self)
+            stand_in: Any = self  # for hooks that are annotated with torch's own class
+            torch.cuda.graphs._run_global_hooks(global_hooks, stand_in)
         for hook in list(getattr(self, f"_{moment}_hooks").values()):
             hook(self)
 
