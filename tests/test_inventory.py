@@ -206,6 +206,7 @@ def test_a_name_is_as_faithful_as_declared(name: str, target: str, kind: str, tm
 
 
 NOTHING_TO_OBSERVE = {
+    "torch.mps.set_stream": "there is one stream, which is the current one already",
     "torch.xpu.graph": "the graph that it takes is refused",
     "torch.cuda.has_half": "torch's own constant, True in every build",
     "torch.cuda.has_magma": "torch's own constant, True in a CUDA build",

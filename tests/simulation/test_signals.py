@@ -58,6 +58,19 @@ def kind(request: pytest.FixtureRequest) -> Iterator[type[BaseException]]:
     signal.signal(signal.SIGALRM, before)
 
 
+def repeat(function: Callable[[], Any]) -> None:
+    """Call a function for ten seconds. The loop stands here, since Python 3.13 leaves its jump out of a ``try``."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        function()
+
+
+def enter_all(scope: torchdevice.Scope, inside: list[str]) -> None:
+    """Enter and leave blocks of each kind."""
+    with scope, scope, noting(inside), thread_state.suspended(), noting(inside):
+        pass
+
+
 def in_a_thread(function: Callable[[], Any]) -> None:
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
@@ -129,10 +142,7 @@ def test_blocks_that_are_interrupted_at_any_time_end_although_the_error_is_kept(
         for _ in range(150):
             try:
                 signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, 1e-3))
-                end = time.monotonic() + 10
-                while time.monotonic() < end:
-                    with scope, scope, noting(inside), thread_state.suspended(), noting(inside):
-                        pass
+                repeat(lambda: enter_all(scope, inside))
             except kind as error:
                 kept.append(error)
             assert not inside and not thread_state.state.entries and not thread_state.stacked_modes()
@@ -156,9 +166,7 @@ def test_a_kept_error_keeps_no_mode_for_hooks(kind: type[BaseException]) -> None
             y.register_hook(lambda grad: grad * 1)
             try:
                 signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, 1e-3))
-                end = time.monotonic() + 10
-                while time.monotonic() < end:
-                    y.sum().backward(retain_graph=True)
+                repeat(lambda y=y: y.sum().backward(retain_graph=True))
             except kind as error:
                 kept.append(error)
             assert not thread_state.state.lent
@@ -167,13 +175,6 @@ def test_a_kept_error_keeps_no_mode_for_hooks(kind: type[BaseException]) -> None
         assert len(kept) == 150
         kept.clear()
         gc.collect()
-
-
-def compute(x: torch.Tensor) -> None:
-    """Compute for ten seconds. A function, since Python 3.13 leaves a loop's jump back out of the block around it."""
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        torch.nn.functional.softmax(x, 0)
 
 
 @pytest.mark.one_engine
@@ -186,7 +187,7 @@ def test_an_interrupt_of_torchs_own_block_leaves_the_mode(kind: type[BaseExcepti
         for _ in range(600):
             try:
                 signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-5, 4e-4))
-                compute(x)
+                repeat(lambda: torch.nn.functional.softmax(x, 0))
             except kind:
                 heard += 1
             assert thread_state.stacked_modes() == mine

@@ -352,11 +352,8 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         ),
         Row("recommended_max_memory", "Return the bytes of the memory in which the target computes."),
         Row("Event", "Record a point in the target's work."),
-        Row(
-            "Stream stream set_stream current_stream default_stream",
-            "Make and select streams of Metal.",
-            Fidelity.UNSUPPORTED,
-        ),
+        Row("stream set_stream current_stream default_stream", "Select and return the only stream."),
+        Row("Stream", "Make a stream of Metal.", Fidelity.UNSUPPORTED),
         Row("compile_shader load_metallib profiler.metal_capture", "Need Metal.", Fidelity.UNSUPPORTED),
         Row("profiler.start profiler.stop profiler.profile", "No effect: there are no OS signposts.", Fidelity.INERT),
         Row("profiler.is_metal_capture_enabled profiler.is_capturing_metal", "Return False."),

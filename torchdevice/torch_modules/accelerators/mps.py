@@ -149,7 +149,7 @@ def elapsed_time_of_events(context: Context, start: int, end: int) -> float:
     return elapsed
 
 
-# ---- streams, which torch 2.14 and later have ------------------------------------------------------------------------
+# ---- streams, which torch 2.15 and later have ------------------------------------------------------------------------
 
 
 @replaces(getattr(torch.mps, "streams", None), "current_stream", "default_stream", native_to=_MPS, by_value=True)
