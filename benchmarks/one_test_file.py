@@ -190,7 +190,7 @@ class Rank(multiprocessing.get_context("fork").Process):  # type: ignore[name-de
         # Where a test does not ask for it: tests of releases before this argument do not take it.
         self._kwargs = {name: value for name, value in self._kwargs.items() if name != "fake_pg" or value}
         context = state.context
-        context.user, context._initialized = None, False
+        context.driver.forget()
         state.answers = False  # makes `settle` answer anew
         settle()
         super().run()

@@ -16,6 +16,8 @@ from places import ROOT
 from processes import run_fresh_python, run_torch_python
 
 import torchdevice
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.accelerators import FAMILIES
 from torchdevice.kernel.devices.runtime import Runtime
 
@@ -193,6 +195,13 @@ def test_a_runtime_has_few_members() -> None:
     """What only a device of this package's own answers stands in ``SuppliedDevice``."""
     members = {*dir(Runtime), *(name for kind in Runtime.__mro__ for name in getattr(kind, "__annotations__", {}))}
     assert len({name for name in members if not name.startswith("_")}) <= 40
+
+
+def test_a_context_has_few_members() -> None:
+    """What belongs together is a part with a name, such as ``devices``."""
+    with torchdevice.portable("cpu"):
+        members = {*dir(Context), *vars(thread_state.innermost())}
+    assert len({name for name in members if not name.startswith("_")}) <= 20
 
 
 def test_no_file_is_named_after_nothing() -> None:

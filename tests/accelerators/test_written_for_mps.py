@@ -232,7 +232,7 @@ class TestOnCuda:
         own = {name: vars(torch._C).get(name) for name in ("_cuda_getDevice", "_cuda_init", "_accelerator_setStream")}
         stream_class = torch.cuda.Stream.__new__
         with torchdevice.portable("cuda", written_for="mps") as scope:
-            assert not scope._resolved().is_native
+            assert not scope._resolved().names.is_native
             assert [str(scope._resolved().redirect(d)) for d in ("mps", "mps:0")] == ["cuda:0"] * 2
             assert torch.device("mps") == torch.device("cuda:0")
             assert scope._resolved().redirect("cuda:1") is None and scope._resolved().redirect("cpu") is None
@@ -248,7 +248,7 @@ class TestOnCuda:
 
     def test_a_cuda_program_needs_nothing(self, target: str) -> None:
         with torchdevice.portable("cuda") as scope:
-            assert scope._resolved().is_native and not torch.overrides._get_current_function_mode_stack()
+            assert scope._resolved().names.is_native and not torch.overrides._get_current_function_mode_stack()
 
 
 def test_what_a_program_is_written_for_is_checked(target: str) -> None:

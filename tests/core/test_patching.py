@@ -17,6 +17,7 @@ from logs import logged
 from torchdevice.errors import TorchVersionError
 from torchdevice.kernel import patching
 from torchdevice.kernel.patching import Callback, Guarded, Installation, Replaced, ReplacedItem, Together
+from torchdevice.kernel.supplied_members import SuppliedMembers
 from torchdevice.scope import installed
 
 pytestmark = pytest.mark.one_engine
@@ -245,9 +246,8 @@ class Context:
     """What patches read of a context."""
 
     def __init__(self, family: str = "cpu", machine: Any = None):
-        self.family, self.answered_by = family, machine
-        self.written_values: dict[Any, Any] = {}
-        self.supplied_values: dict[Any, Any] = {}
+        self.names = types.SimpleNamespace(family=family, families=frozenset(), answered_by=machine)
+        self.supplied = SuppliedMembers(self)
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ class TestSubclassInPlaceOf:
 class TestGuarded:
     @pytest.fixture
     def module(self, owner: Any) -> Any:
-        patch = Guarded({owner: {"name": lambda context: context.family, "added": self.added}})
+        patch = Guarded({owner: {"name": lambda context: context.names.family, "added": self.added}})
         patch.install()
         yield owner
         patch.remove()
@@ -316,7 +316,7 @@ class TestGuarded:
 
     @staticmethod
     def added(context: Any) -> Any:
-        return patching.TORCHS_OWN if context.family == "cpu" else context.family
+        return patching.TORCHS_OWN if context.names.family == "cpu" else context.names.family
 
     def test_a_thread_without_a_context_sees_torchs_own(self, module: Any) -> None:
         assert module.name == "torch's" and module.other == "torch's other"
@@ -337,7 +337,7 @@ class TestGuarded:
 
     def test_a_kept_value_is_read_in_the_place_of_the_function(self, module: Any, active: Any) -> None:
         context = Context("xpu")
-        context.supplied_values[self.added] = "kept"
+        context.supplied.values[self.added] = "kept"
         active(context)
         assert module.added == "kept"
 
@@ -354,21 +354,21 @@ class TestGuarded:
         with pytest.raises(AttributeError, match="'name'"):
             _ = module.name
         module.name = "xpu"  # what was there: monkeypatch puts it back
-        assert module.name == "xpu" and not context.written_values
+        assert module.name == "xpu" and not context.supplied.written
 
     def test_what_mock_found_in_the_dictionary_is_put_back(self, module: Any, active: Any) -> None:
         context = Context("xpu")
         active(context)
         module.name = "torch's"  # not what the program read: a value like any other
-        assert module.name == "torch's" and context.written_values
+        assert module.name == "torch's" and context.supplied.written
         module.name = "torch's"
-        assert module.name == "xpu" and not context.written_values
+        assert module.name == "xpu" and not context.supplied.written
 
     def test_torchs_own_is_set_and_deleted_where_torch_answers(self, module: Any, active: Any) -> None:
         context = Context("cpu")
         active(context)
         module.added = 1
-        assert vars(module)["added"] == 1 and not context.written_values
+        assert vars(module)["added"] == 1 and not context.supplied.written
         assert module.added == 1
         del module.added
         assert not hasattr(module, "added")
@@ -378,12 +378,12 @@ class TestGuarded:
         active(Context("cpu", machine))
         assert (module.name, module.added) == ("cpu", "mps")
         module.added = "the program's"
-        assert module.added == "the program's" and machine.written_values
+        assert module.added == "the program's" and machine.supplied.written
         del module.added
         assert not hasattr(module, "added")
 
     def test_a_module_of_another_class_is_left_alone(self, owner: Any) -> None:
-        patch = Guarded({owner: {"name": lambda context: context.family}})
+        patch = Guarded({owner: {"name": lambda context: context.names.family}})
         patch.install()
         patch.install()
 

@@ -550,9 +550,9 @@ class TestProfilingAndInternals:
 
     def test_initializing_by_torchs_private_name(self, target: str) -> None:
         with torchdevice.portable(target) as scope:
-            assert not scope._resolved().is_initialized
+            assert not scope._resolved().driver.is_initialized
             torch._C._cuda_init()
-            assert scope._resolved().is_initialized
+            assert scope._resolved().driver.is_initialized
 
     def test_private_names_in_a_thread_without_a_scope(self, no_cuda_build: bool) -> None:
         with plain_torch():

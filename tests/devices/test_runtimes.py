@@ -282,7 +282,7 @@ def test_two_devices_keep_their_ordinals(monkeypatch: pytest.MonkeyPatch) -> Non
         target_selection, "runtime", lambda kind: ModuleRuntime(kind) if kind == "xpu" else registry.runtime(kind)
     )
     with torchdevice.portable("xpu") as scope:
-        assert scope._resolved().device_count == 2 and torch.cuda.device_count() == 2
+        assert scope._resolved().devices.count == 2 and torch.cuda.device_count() == 2
         assert torch.device("cuda:1") == torch.device("xpu:1") and torch.device("cuda") == torch.device("xpu:0")
         torch.cuda.set_device(1)
         assert torch.device("cuda") == torch.device("xpu:1") and scope.target == torch.device("xpu:1")
@@ -305,7 +305,7 @@ def test_a_real_cuda_device_and_a_cuda_program_need_nothing(monkeypatch: pytest.
     monkeypatch.setattr(target_selection, "runtime", lambda kind: native if kind == "cuda" else registry.runtime(kind))
     is_available, c_type = torch.cuda.is_available, type(torch._C)
     with torchdevice.portable() as scope:
-        assert torchdevice.current() is scope and scope._resolved().is_native
+        assert torchdevice.current() is scope and scope._resolved().names.is_native
         assert torch.cuda.is_available is is_available and type(torch._C) is c_type
         assert torch.overrides._get_current_function_mode_stack() == []
         with torchdevice.portable("cpu"):

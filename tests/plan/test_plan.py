@@ -35,7 +35,8 @@ def peaks() -> Any:
         found.follow()
         yield found
         found.stop()
-        assert found not in scope._context.policy.recorders and found not in scope._context.machine.observers
+        context = scope._context
+        assert found not in context.policy.recorders and found not in context.devices.machine.observers
     assert [dict(each) for each in hooks] == before
 
 

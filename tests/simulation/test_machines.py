@@ -189,7 +189,7 @@ OTHERS = [
 def test_kernels_ask_nothing_whatever_other_scopes_ask(options: dict[str, Any]) -> None:
     def asks() -> bool:
         assert state.context is not None
-        return state.context.asks
+        return state.context.policy.asks
 
     with beside(**options) as other, torchdevice.simulate("cuda", memory="1GiB"):
         torch.cuda.set_per_process_memory_fraction(0.5)
@@ -213,7 +213,10 @@ def test_a_machine_ends_with_its_last_user() -> None:
     with torchdevice.simulate("cuda", native="never"):
         tensor = torch.ones(3, device="cuda")
         assert state.context is not None
-        machine, memory = weakref.ref(state.context.machine), weakref.ref(state.context.machine.memory[0])
+        machine, memory = (
+            weakref.ref(state.context.devices.machine),
+            weakref.ref(state.context.devices.machine.memory[0]),
+        )
     gc.collect()
     assert machine() is None and memory() is not None and tensor.tolist() == [1, 1, 1]
     del tensor

@@ -85,7 +85,7 @@ def _out_of_memory_text(context: Context, error: BaseException) -> str | None:
     text = context.runtime.out_of_memory(error)
     if text is None or text.startswith("CUDA out of memory."):
         return text
-    return f"CUDA out of memory. {text.rstrip()} ({context.family} stands in.)"
+    return f"CUDA out of memory. {text.rstrip()} ({context.names.family} stands in.)"
 
 
 def _renamed(text: str, own: str, programs: str) -> str:
@@ -97,15 +97,15 @@ def _renamed(text: str, own: str, programs: str) -> str:
 
 def _told(context: Context, error: RuntimeError) -> RuntimeError:
     """Call the context's out-of-memory observers, once for an error that passes here from several torch functions."""
-    if not context.out_of_memory_observers or hasattr(error, _TOLD):
+    if not context.observers.memory or hasattr(error, _TOLD):
         return error
     setattr(error, _TOLD, True)
     wanted = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
     size = int(float(wanted[1]) * _UNITS.get(wanted[2], 1)) if wanted else 0
     device = context.thread.device_index
-    index = context.target_index(device)
+    index = context.devices.target_index(device)
     total, free = context.runtime.total_memory(index), context.runtime.free_memory(index)
-    for observer in list(context.out_of_memory_observers):
+    for observer in list(context.observers.memory):
         observer(device, size, total, free)
     return error
 

@@ -36,11 +36,11 @@ def table_of(context: Context) -> rewriters.Table:
     """
     own = context.runtime.rewriters
     blocks = context.runtime.blocking_copies_only
-    kind = context.shown_as is not None, tuple(own.values()), bool(context.product_dtypes), blocks
+    kind = context.shown_as is not None, tuple(own.values()), bool(context.dtypes.in_float32), blocks
     found = _tables.get(kind)
     if found is None:
         reads = rewriters.READS if context.shown_as is not None else {}
-        products = half_precision_matmul.TABLE if context.product_dtypes else {}
+        products = half_precision_matmul.TABLE if context.dtypes.in_float32 else {}
         copies = rewriters.COPIES if blocks else {}
         # The later ones take the place of the earlier ones: a runtime knows its device best.
         found = _tables[kind] = {**rewriters.REGISTERED, **rewriters.DROPS, **reads, **copies, **products, **own}

@@ -43,14 +43,14 @@ class DeviceMode(thread_state.ContextMode):
 
     def __reduce__(self) -> Any:
         # Compiled code that is kept on disk keeps its guards, which compare the context's key.
-        return _with_key, ("" if self.context is None else self.context.key,)
+        return _with_key, ("" if self.context is None else self.context.devices.key,)
 
     def serve(self, context: Context | None) -> None:
         # Compared first, since nested scopes of one context call this at each entry.
         if context is not self.context:
             self.table = {} if context is None else lookup.table_of(context)
             self.find = _find_nothing if context is None else self.table.get
-            self.known = context.thread.redirects if context is not None and context.redirects_only else {}
+            self.known = context.thread.redirects if context is not None and context.devices.redirects_only else {}
             self.native = None
             self.context = context
 
@@ -79,7 +79,7 @@ class DeviceMode(thread_state.ContextMode):
 def _with_key(key: str) -> DeviceMode:
     """Return a mode that serves nothing, for guards of compiled code that were kept on disk."""
     mode = DeviceMode(None)
-    mode.context = types.SimpleNamespace(key=key)  # type: ignore[assignment]
+    mode.context = types.SimpleNamespace(devices=types.SimpleNamespace(key=key))  # type: ignore[assignment]
     return mode
 
 
@@ -112,7 +112,7 @@ def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any
 def as_program(function: Any, *args: Any) -> Any:
     """Call a function of the program that Python runs at any time, in the scope and with the mode of the program."""
     context: Context | None = thread_state.innermost()
-    if context is None or context.is_native:
+    if context is None or context.names.is_native:
         return function(*args)
     # The usual case, without another entry.
     if context is thread_state.state.context:

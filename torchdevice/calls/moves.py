@@ -170,7 +170,7 @@ def device_meaning(context: Context, device: torch.device, side: Side | None) ->
     if side is None or device.type != context.device_type:
         # Another device type, such as meta, has no side.
         return device
-    return context.target if side is Side.DEVICE else host_device(device.type, device.index)
+    return context.devices.current if side is Side.DEVICE else host_device(device.type, device.index)
 
 
 # ---- moves -----------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def device_meaning(context: Context, device: torch.device, side: Side | None) ->
 
 def stays(context: Context, tensor: Any) -> bool:
     """Return whether a move to the accelerator has nothing to do, nor to show to who records torch's calls."""
-    if context.has_several_devices or type(tensor) not in _PLAIN or _is_tracing() or _is_profiling():
+    if context.devices.are_several or type(tensor) not in _PLAIN or _is_tracing() or _is_profiling():
         return False
     return getattr(_storage(tensor), "_torchdevice_side", None) is _DEVICE
 
@@ -200,12 +200,12 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
     side = getattr(storage, "_torchdevice_side", None)
     if side is None or side is _UNKNOWN:
         side = None if storage is None else _side_of_storage(storage)
-    if side is not None and side is to and not (side is _DEVICE and context.has_several_devices):
+    if side is not None and side is to and not (side is _DEVICE and context.devices.are_several):
         return tensor
     if _is_tracing():
         return tensor  # a graph must not depend on what is known of one example
     # Several accelerators are one side, but CUDA copies from one to another.
-    may_stay = side is None or to is None or (side is to and context.has_several_devices)
+    may_stay = side is None or to is None or (side is to and context.devices.are_several)
     # A module's move must keep its parameters' memory, or a large model would need it twice.
     if context.thread.moving_module and storage is not None and isinstance(tensor, torch.nn.Parameter):
         if _is_exclusive(storage):
@@ -234,14 +234,14 @@ def moved_among_devices(context: Context, tensor: Any, result: Any) -> Any:
         result: The result of torch's own move: the tensor itself where torch had nothing to do.
     """
     # Identity: a result that is another tensor has been copied already.
-    if not context.folds_devices or result is not tensor or not _is_on_target(context, tensor):
+    if not context.devices.are_folded or result is not tensor or not _is_on_target(context, tensor):
         return result
     return moved(context, tensor, result, None)
 
 
 def _is_on_target(context: Context, tensor: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
-        return context.is_targets(tensor.device)
+        return context.devices.is_targets(tensor.device)
 
 
 def followed(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

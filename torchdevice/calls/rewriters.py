@@ -89,10 +89,10 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     # A single positional argument is the usual spelling, and the only one that may be an ordinal.
     lone = args[0] if len(args) == 1 and not kwargs else None
     if not kwargs and forces_cpu(*args):
-        return context.force_cpu()
+        return context.thread.force_cpu()
     if type(lone) is int:  # `type`, since True is no ordinal
         device = context.redirect(lone, _ABOVE)
-        return func(lone) if device is None else context.shown(device)
+        return func(lone) if device is None else context.devices.shown(device)
     # A device made from a device is the same object, without a call.
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
     # The program's own name for the device stays.
@@ -107,7 +107,7 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     redirected = context.redirect(made, _ABOVE) if made.type == context.program else None
     if redirected is None:
         return made
-    shown, known = context.shown(redirected), context.thread.redirects.get(made)
+    shown, known = context.devices.shown(redirected), context.thread.redirects.get(made)
     # For the constructor in `wrap.py`, by a key that no device argument has: a tuple. A folded ordinal is reported each
     # time, and so is not known.
     if type(lone) is str and known is not None:
@@ -121,7 +121,7 @@ def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwar
     target = None if asked is None else context.redirect(asked, _ABOVE)
     if target is not None:
         kwargs["device"] = target
-    if context.unsupported_dtypes:
+    if context.dtypes.unsupported:
         kept = float64_policy.created_on_cpu(context, func, args, kwargs)
         if kept is not None:
             return kept
@@ -146,11 +146,11 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if context.runtime.shares_host_memory:
         # Without a device the tensor is on the side of the default device.
         if asked is None:
-            return moves.created_by_default(func, args, kwargs, context.pin(result) if pins else result)
+            return moves.created_by_default(func, args, kwargs, context.pinned.add(result) if pins else result)
         result = moves.created(context, args[0] if args else None, result, asked, target)
-    elif context.folds_devices and asked is not None and args:
+    elif context.devices.are_folded and asked is not None and args:
         result = moves.moved_among_devices(context, args[0], result)
-    return context.pin(result) if pins else result
+    return context.pinned.add(result) if pins else result
 
 
 def note_memory(context: Context) -> None:
@@ -186,10 +186,10 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
             return _moved_beside(context, args[0], result, device)
         return moves.followed(args[0], result) if context.runtime.shares_host_memory else result
     is_switch = device.__class__ is str and device == FORCE_CPU
-    target = context.force_cpu() if is_switch else context.redirect(device, _ABOVE)
+    target = context.thread.force_cpu() if is_switch else context.redirect(device, _ABOVE)
     if target is not None:
         args, kwargs = ((args[0], target, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "device": target})
-    result = convert(context, func, args, kwargs) if context.fits_conversions else func(*args, **kwargs)
+    result = convert(context, func, args, kwargs) if context.dtypes.fits_conversions else func(*args, **kwargs)
     if not context.runtime.has_peaks:
         note_memory(context)
     if context.runtime.shares_host_memory:
@@ -208,7 +208,7 @@ def _moved_beside(context: Context, tensor: torch.Tensor, result: torch.Tensor, 
 def move_to_family(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` to the method's accelerator."""
     # On the target's own method, and on the method of an accelerator that is absent, torch's error or answer stands.
-    if context.device_type == func.__name__ or func.__name__ not in context.families:
+    if context.device_type == func.__name__ or func.__name__ not in context.names.families:
         return func(*args, **kwargs)
     rest = {**dict(zip(("device", "non_blocking", "memory_format"), args[1:], strict=False)), **kwargs}
     device = rest.pop("device", None)
@@ -247,7 +247,7 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     target = None
     names_device = asked is not None and not isinstance(asked, (torch.dtype, torch.Tensor))
     if names_device:
-        target = context.force_cpu() if asked == FORCE_CPU else context.redirect(asked, _ABOVE)
+        target = context.thread.force_cpu() if asked == FORCE_CPU else context.redirect(asked, _ABOVE)
         if target is not None:
             args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
     device, dtype, non_blocking, *rest = func(*args, **kwargs)
@@ -257,7 +257,8 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
         device = moves.device_meaning(context, device, side)
     shows = device is not None and context.shown_as is not None and not torch.compiler.is_compiling()
     if shows and not _calling_module().startswith("torch."):  # torch's `Module.to` needs the target
-        device = context.shown(device)  # Lightning keeps it as a module's device, and compares it with a tensor's
+        # Lightning keeps it as a module's device, and compares it with a tensor's.
+        device = context.devices.shown(device)
     return (device, dtype, non_blocking and not context.runtime.blocking_copies_only, *rest)
 
 
@@ -267,7 +268,7 @@ def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
     torch's GradScaler calls ``double`` only for better rounding, and not on MPS (torch/amp/grad_scaler.py).
     """
-    if not context.unsupported_dtypes or not context.is_targets(args[0].device):
+    if not context.dtypes.unsupported or not context.devices.is_targets(args[0].device):
         return func(*args, **kwargs)
     # Torch calls `double` there for rounding alone, and skips it on MPS.
     if not torch.compiler.is_compiling() and _calling_module() == "torch.amp.grad_scaler":
@@ -278,10 +279,10 @@ def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a conversion with the dtype the target can hold and, where the target needs it, a blocking copy."""
-    if context.unsupported_dtypes:
+    if context.dtypes.unsupported:
         dtype, device = float64_policy.result_of_conversion(args, kwargs)
-        if dtype in context.unsupported_dtypes and context.is_targets(device):
-            if context.keeps_doubles:
+        if dtype in context.dtypes.unsupported and context.devices.is_targets(device):
+            if context.dtypes.keeps_doubles:
                 return float64_policy.keep(context, args[0], dtype, device)
             args, kwargs = float64_policy.fit_conversion(context, args, kwargs, dtype)
     if context.runtime.blocking_copies_only:
@@ -311,7 +312,7 @@ def _copy_into(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.pin_memory``: a copy, as on CUDA, in ordinary memory where the target needs no page-locked memory."""
     device = args[1] if len(args) > 1 else kwargs.get("device")
-    if device is not None and context.redirect(device) is None and not context.is_targets(torch.device(device)):
+    if device is not None and context.redirect(device) is None and not context.devices.is_targets(torch.device(device)):
         return func(args[0], device)  # torch's own error: no such accelerator is there
     if context.runtime.pins_memory:
         return func(args[0])
@@ -320,24 +321,25 @@ def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
         # The type's text names the target; the error must name what the program sees.
         name = args[0].type().replace(f"torch.{context.device_type}.", f"torch.{accelerator}.")
         raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")  # torch's words
-    if context.is_pinned(args[0]):
+    if context.pinned.holds(args[0]):
         return args[0]
     # Page-locked memory is the host's.
-    return context.pin(moves.mark(args[0].clone(), moves.Side.HOST if context.runtime.shares_host_memory else None))
+    side = moves.Side.HOST if context.runtime.shares_host_memory else None
+    return context.pinned.add(moves.mark(args[0].clone(), side))
 
 
 @rewrites(torch.Tensor.is_pinned)
 def _is_pinned(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return func(args[0]) if context.runtime.pins_memory else context.is_pinned(args[0])
+    return func(args[0]) if context.runtime.pins_memory else context.pinned.holds(args[0])
 
 
 @rewrites(torch.Tensor.record_stream)
 def _record_stream(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``Tensor.record_stream``, which defers the reuse of memory where a device has CUDA's caching allocator."""
-    if not context.stream_observers:
+    if not context.observers.order:
         context.report("Tensor.record_stream", "nothing", Fidelity.INERT)
     stream = args[1] if len(args) > 1 else kwargs["s"]
-    context.tell("memory_used", args[0], (stream.device_index, stream.stream_id))
+    context.observers.tell("memory_used", args[0], (stream.device_index, stream.stream_id))
 
 
 @rewrites(torch._C._nn.scaled_dot_product_attention)
@@ -359,7 +361,7 @@ def attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 @rewrites(torch.Tensor.device.__get__, table=READS)
 def _read_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    return context.shown(func(*args))
+    return context.devices.shown(func(*args))
 
 
 def _reads_kind(accelerator: str, getter: Any) -> None:

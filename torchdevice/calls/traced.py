@@ -21,6 +21,7 @@ from torchdevice.kernel import stand_ins
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.thread_state import innermost
+from torchdevice.kernel.thread_values import ThreadValues
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,7 +55,7 @@ OTHERS: set[str] = set()
 @functools.cache  # entering and leaving a scope ask, once Dynamo is imported
 def files() -> frozenset[str]:
     """Return the files whose functions Dynamo traces as part of a program; it skips the rest of this package."""
-    in_files: Any = (DeviceMode, Context, moves, float64_policy, half_precision_matmul, stand_ins)
+    in_files: Any = (DeviceMode, Context, ThreadValues, moves, float64_policy, half_precision_matmul, stand_ins)
     return frozenset(
         {__file__, *OTHERS, *map(inspect.getfile, (*in_files, *filter(None, rewriters.REGISTERED.values())))}
     )
@@ -71,8 +72,8 @@ def _fitting(key: str, dtype: torch.dtype) -> torch.dtype:
 
 
 @_constant
-def _reported(key: str, requested: str, done: str, fidelity: str) -> bool:
-    return innermost().report(requested, done, Fidelity(fidelity))
+def _reported(key: str, requested: str, done: str, fidelity: str) -> None:
+    innermost().report(requested, done, Fidelity(fidelity))
 
 
 @_constant
@@ -84,12 +85,12 @@ def _number_of(key: str, func: Any) -> int:
 def _redirect(self: Context, value: Any, above: int = 2) -> torch.device | None:
     # Reading the current device adds a guard on it. Only a spelling without an ordinal needs that.
     indexless = ":" not in value if value.__class__ is str else getattr(value, "index", 0) is None
-    return _redirected(self.key, self.thread.device_text if indexless else "", value)
+    return _redirected(self.devices.key, self.thread.device_text if indexless else "", value)
 
 
-in_place_of(float64_policy.fit)(lambda context, dtype: _fitting(context.key, dtype))
+in_place_of(float64_policy.fit)(lambda context, dtype: _fitting(context.devices.key, dtype))
 in_place_of(Context.report)(
-    lambda self, requested, done, fidelity: _reported(self.key, requested, done, fidelity.value)
+    lambda self, requested, done, fidelity: _reported(self.devices.key, requested, done, fidelity.value)
 )
 
 # A traced tensor has no memory yet, so its side is unknown. A move without effect adds no copy to a graph, as the
@@ -114,7 +115,7 @@ def _handle(self: DeviceMode, func: Any, types: Any, args: Any = (), kwargs: Any
 
     Rewriters are looked up by number, because Dynamo would guard on the table's length.
     """
-    rewriter = lookup.NUMBERED[_number_of(self.context.key, func)]  # type: ignore[union-attr]
+    rewriter = lookup.NUMBERED[_number_of(self.context.devices.key, func)]  # type: ignore[union-attr]
     if rewriter is None:
         return func(*args, **kwargs) if kwargs else func(*args)
     return rewriter(self.context, func, args, kwargs or {})  # type: ignore[arg-type]

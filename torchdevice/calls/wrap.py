@@ -255,7 +255,7 @@ class _Product(LastResort):
     @staticmethod
     def comes_first(args: tuple[Any, ...]) -> bool:
         mode: Any = None if half_precision_matmul.begins_in_float32(args) else _state.mode
-        return mode is not None and mode.context is not None and bool(mode.context.product_dtypes)
+        return mode is not None and mode.context is not None and bool(mode.context.dtypes.in_float32)
 
 
 def kinds(cls: type[EntryPoint] = EntryPoint) -> Iterator[type[EntryPoint]]:
@@ -508,8 +508,8 @@ _FOR_EVERY_SCOPE = Installation(_for_every_scope)
 _INSTALLATIONS = {
     operator.attrgetter("shown_as"): Installation(lambda: _listed(rewriters.READS)),
     operator.attrgetter("runtime.blocking_copies_only"): Installation(lambda: _listed(rewriters.COPIES)),
-    operator.attrgetter("product_dtypes"): Installation(lambda: _listed(half_precision_matmul.TABLE)),
-    operator.attrgetter("unsupported_dtypes"): Installation(_for_dtypes),
+    operator.attrgetter("dtypes.in_float32"): Installation(lambda: _listed(half_precision_matmul.TABLE)),
+    operator.attrgetter("dtypes.unsupported"): Installation(_for_dtypes),
     operator.attrgetter("runtime.refusing_key"): Installation(lambda: _listed(_may_be_refused())),
 }
 """What a context must have -> what it then needs."""

@@ -254,10 +254,10 @@ def supplied_function(
 
 def _value_of(function: Callable[..., Any], native_to: str, name: str, denies: Any) -> Callable[[Context], Any]:
     def value(context: Context) -> Any:
-        answers = native_to in context.stood_for
-        found = context.bound(function) if answers else _denial(context, native_to, name, denies)
+        answers = native_to in context.names.stood_for
+        found = context.supplied.bound(function) if answers else _denial(context, native_to, name, denies)
         # Cached by the context, because torch reads names such as `_cuda_getDevice` in hot paths.
-        context.supplied_values[value] = found
+        context.supplied.values[value] = found
         return found
 
     return value
@@ -283,7 +283,8 @@ def supplied_value(
 
     def register(function: Callable[[Context], Any]) -> Callable[[Context], Any]:
         def value(context: Context) -> Any:
-            return function(context) if native_to in context.stood_for else _denial(context, native_to, name, denies)
+            answers = native_to in context.names.stood_for
+            return function(context) if answers else _denial(context, native_to, name, denies)
 
         add(Supplied(name, value, fidelity, first_line(function)))
         return function
@@ -293,7 +294,7 @@ def supplied_value(
 
 def _denial(context: Context, family: str, name: str, denies: Any) -> Any:
     """Return what a program written for another accelerator finds: ``denies`` where torch's own name would find one."""
-    if denies is None or context.family == family:
+    if denies is None or context.names.family == family:
         return TORCHS_OWN
     module, _, attribute = name.rpartition(".")
     own = vars(importlib.import_module(module)).get(attribute)

@@ -70,10 +70,11 @@ def per_context(
         # Read once: a signal handler may enter or leave a scope while this function runs.
         context = state.context
         # A simulated Mac is native to "mps", and the context of the machine below it may still answer.
-        while context is not None and (
-            context.family == native_to or (family is not None and family not in context.families)
-        ):
-            context = context.answered_by
+        while context is not None:
+            names = context.names
+            if names.family != native_to and (family is None or family in names.families):
+                break
+            context = names.answered_by
         return original(*args, **kwargs) if context is None else replacement(context, original, *args, **kwargs)
 
     # After `functools.wraps`, which copies this attribute of an original that is itself a replacement.
@@ -402,17 +403,18 @@ class _GuardedName:
             return self
         context = state.context
         while context is not None:
-            written = context.written_values
+            supplied = context.supplied
+            written = supplied.written
             if written and self._key in written:
                 found = written[self._key]
             else:
                 # Only functions are cached, and these are never false. Other values are computed at each read.
-                found = context.supplied_values.get(self._value) or self._value(context)
+                found = supplied.values.get(self._value) or self._value(context)
             if found is ABSENT:
                 raise self._absent(module)
             if found is not TORCHS_OWN:
                 return found
-            context = context.answered_by
+            context = context.names.answered_by
         try:
             # The module's dictionary, not `getattr`, which would come back here.
             return vars(module)[self._name]
@@ -424,9 +426,9 @@ class _GuardedName:
         if context is None:
             vars(module)[self._name] = new
         elif self._is_what_was_there(module, context, new):
-            context.written_values.pop(self._key, None)
+            context.supplied.written.pop(self._key, None)
         else:
-            context.written_values[self._key] = new
+            context.supplied.written[self._key] = new
 
     def __delete__(self, module: ModuleType) -> None:
         self.__get__(module, type(module))  # raises where there is nothing to delete
@@ -434,20 +436,20 @@ class _GuardedName:
         if context is None:
             del vars(module)[self._name]
         else:
-            context.written_values[self._key] = ABSENT
+            context.supplied.written[self._key] = ABSENT
 
     def _answering(self) -> Any:
         """Return the context that answers for the name; None where torch does."""
         context = state.context
         while context is not None and self._value(context) is TORCHS_OWN:
-            context = context.answered_by
+            context = context.names.answered_by
         return context
 
     def _is_what_was_there(self, module: ModuleType, context: Any, new: Any) -> bool:
         """Return whether a program puts back what it found: monkeypatch reads the attribute, mock the dictionary."""
         if new is self._value(context):
             return True
-        return self._key in context.written_values and new is vars(module).get(self._name, ABSENT)
+        return self._key in context.supplied.written and new is vars(module).get(self._name, ABSENT)
 
     def _absent(self, module: ModuleType) -> AttributeError:
         return AttributeError(f"module {module.__name__!r} has no attribute {self._name!r}")

@@ -252,7 +252,7 @@ def settle() -> None:
 
 
 def _has_scope(entry: Entry) -> bool:
-    return entry.context is not None and not entry.context.is_native
+    return entry.context is not None and not entry.context.names.is_native
 
 
 def _serve_or_retire(mode: ContextMode) -> None:
@@ -277,7 +277,7 @@ def _answer_for(entry: Entry | None) -> None:
     """Set the values of this thread that supplied names and torch read, for its innermost entry, or for none."""
     context = entry.context if entry is not None else None
     # On the native device torch's own code answers, so to torch this thread has no scope.
-    if context is not None and context.is_native:
+    if context is not None and context.names.is_native:
         context = None
     compiling = entry is not None and entry.compiling
     # Nothing to set: the usual case of a nested scope of the same options.
@@ -287,11 +287,11 @@ def _answer_for(entry: Entry | None) -> None:
     state.answers = False
     state.context = context
     state.compiling = compiling
-    stood_for = context.stood_for if context is not None else frozenset()
+    stood_for = context.names.stood_for if context is not None else frozenset()
     state.for_cuda = context if "cuda" in stood_for else None
     # In a thread that says it is initialising, torch neither initialises CUDA nor looks for NVIDIA's library.
     for family, of_accelerator in _initializing.items():
-        if family in stood_for and context is not None and not context.is_in_bad_fork:
+        if family in stood_for and context is not None and not context.driver.is_in_bad_fork:
             of_accelerator.is_initializing = True
         else:
             # Removed instead of set to False, because torch asks `hasattr`.
@@ -308,7 +308,7 @@ on_context: Callable[[Context | None], None] | None = None
 def _after_fork() -> None:
     """Let torch refuse to initialise CUDA in a child process, as it does on a machine with CUDA."""
     context = state.context
-    if context is not None and context.is_in_bad_fork:
+    if context is not None and context.driver.is_in_bad_fork:
         # The context is the same in the child, but its answers are not; this makes `settle` set them.
         state.answers = False
         settle()

@@ -101,7 +101,7 @@ std::atomic<int> forks = 0;
 // What calls need of a thread's mode, from when it begins to serve a context until it serves another one.
 struct Known {
   py::object redirects, table, device, journal, entries, for_own;
-  bool shares_host_memory, has_several_devices, redirects_only;
+  bool shares_host_memory, are_several, redirects_only;
   // The entry points that the context's table lets C++ serve, with their originals. It never changes what it has.
   std::unordered_map<PyObject*, std::pair<py::object, py::object>> served;
   // The entries of the journal of lines of the program, with what was requested, which keeps its address taken.
@@ -154,11 +154,11 @@ struct Call {
       must(PyDict_SetItem(values, names.mode, Py_None) == 0);  // a runtime may make its device
       const auto device = owned(guarded([&] { return py::object(runtime.attr("device")(0)); }));
       must(PyDict_SetItem(values, names.mode, mode.ptr()) == 0 && device);
-      const auto journal = context.attr("journal");
+      const auto journal = context.attr("journal"), devices = context.attr("devices");
       auto* found = new Known{
           mode.attr("known"), mode.attr("table"), device, journal, journal.attr("_entries"),
           py::make_tuple(device, "", ""), py::cast<bool>(runtime.attr("shares_host_memory")),
-          py::cast<bool>(context.attr("has_several_devices")), py::cast<bool>(context.attr("redirects_only"))};
+          py::cast<bool>(devices.attr("are_several")), py::cast<bool>(devices.attr("redirects_only"))};
       holder = owned(PyCapsule_New(found, nullptr, [](PyObject* each) {
         delete static_cast<Known*>(PyCapsule_GetPointer(each, nullptr));
       }));
@@ -286,7 +286,7 @@ bool is_marked(c10::StorageImpl* storage) { return storage->device_type() == c10
 
 // `moves.stays`
 bool stays(const Known& known, PyObject* tensor) {
-  if (known.has_several_devices || torch::profiler::impl::profilerEnabled()) return false;
+  if (known.are_several || torch::profiler::impl::profilerEnabled()) return false;
   auto* storage = storage_of(tensor);
   if (storage == nullptr) return false;
   const auto side = side_of(storage);

@@ -23,7 +23,7 @@ from torchdevice.packages.finder import StandInModule
 
 def _stands_in(context: Context, package: str) -> bool:
     """Return whether a package is stood in for in a context, and is not installed."""
-    if context.options.packages != "stand-in" or "cuda" not in context.stood_for:
+    if context.options.packages != "stand-in" or "cuda" not in context.names.stood_for:
         return False
     return isinstance(sys.modules.get(package), StandInModule) or not importlib.machinery.PathFinder.find_spec(package)
 

@@ -46,7 +46,7 @@ class GpuGenerator(torch.Generator):
     def device(self) -> torch.device:  # type: ignore[override]
         """The device for which this generator draws numbers."""
         context = thread_state.state.context
-        return torch.device("cpu") if context is None else context.shown(context.runtime.device(self._index))
+        return torch.device("cpu") if context is None else context.devices.shown(context.runtime.device(self._index))
 
     def drawing(self, context: Context) -> Drawing | None:
         """Return what draws from this generator in a context; None where it gives no numbers of a GPU."""

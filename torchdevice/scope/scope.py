@@ -122,7 +122,8 @@ class Scope(AbstractContextManager["Scope"]):
     def target(self) -> torch.device:
         """The device that stands in for the program's current accelerator."""
         context = self._resolved()
-        return context.shown(context.target) if context.options.identity != "program" else context.target
+        current = context.devices.current
+        return context.devices.shown(current) if context.options.identity != "program" else current
 
     def _resolved(self) -> Context:
         return self._context if self._context is not None else self._resolve()
@@ -135,21 +136,21 @@ class Scope(AbstractContextManager["Scope"]):
         context = self._context
         named = self.options.target is not None
         if context is not None and (
-            context.entries or (named and context.answered_by is target_selection.machine_of(self.options))
+            context.entries.active or (named and context.names.answered_by is target_selection.machine_of(self.options))
         ):
             # Nobody is in the scope, so a new value of `CUDA_VISIBLE_DEVICES` may count.
-            if not context.entries:
-                context.count_devices_again()
+            if not context.entries.active:
+                context.devices.count_again()
             return context
         runtime, fitting = target_selection.resolve(self.options)
         if fitting.engine == "auto":
             fitting = dataclasses.replace(fitting, engine=self._auto)
         # The best target is the same as before, and keeps its context with streams and settings.
         if context is not None and context.runtime is runtime:
-            context.count_devices_again()
+            context.devices.count_again()
             return context
         context = self._context = Context(fitting, runtime, self.journal, functools.partial(Joining, self))
-        context.features = features.wanted(fitting)
+        context.entries.features = features.wanted(fitting)
         return context
 
     def __enter__(self, enabled_by: str = "") -> Scope:
@@ -167,7 +168,7 @@ class Scope(AbstractContextManager["Scope"]):
         context = self._resolve()
         entry = Entry(context, owner=self)
         entry.enabled_by = enabled_by
-        context.way = context.way or enabled_by
+        context.entries.way = context.entries.way or enabled_by
         _enter(entry, context)
         return self
 
@@ -198,7 +199,7 @@ class Scope(AbstractContextManager["Scope"]):
     def _described(self) -> str:
         """Return for a person on which device programs run, and how a notebook ends it."""
         context = self._resolved()
-        count = context.device_count
+        count = context.devices.count
         devices = f"{count} {'device' if count == 1 else 'devices'}"
         what = f"{context.program.upper()} is {context.runtime.target} in this session, with {devices}"
         return f"torchdevice: {what}. `%torchdevice off` ends it."
@@ -222,7 +223,7 @@ class Joining(Scope):
         super().__enter__(enabled_by)
         # After entering: leaving undoes it with the rest of the thread's state.
         if self._forced_cpu:
-            self._context.force_cpu()
+            self._context.thread.force_cpu()
         return self
 
     def _resolve(self) -> Context:
@@ -234,18 +235,18 @@ def _enter(entry: Entry, context: Context) -> None:
     try:
         _fill(entry, context)
         # Noted first: `leave` takes out whatever was begun.
-        context.entries.add(entry)
+        context.entries.active.add(entry)
         for installation in entry.parts:
             installation.hold(entry)
         context.runtime.supplied.enter_thread(entry)
-        for feature in context.features:
+        for feature in context.entries.features:
             feature.call("enter_thread", entry)
         thread_state.enter(entry)
         # Without parts (a native target) handlers need not wait.
         if entry.parts:
             interruptions.settle(in_a_scope=True)
         if context.thread.at_return:
-            context.start_thread()
+            context.thread.begin()
     except BaseException:
         # Everything, whichever step failed: each step of leaving can be done without its counterpart.
         undo(leave, entry)
@@ -258,7 +259,7 @@ def _fill(entry: Entry, context: Context) -> None:
     This thread's mode serves the entry, switched to its context. A thread has no mode in its outermost entry, and while
     a mode handles a torch function such as ``backward``; a new mode serves the entry then.
     """
-    if context.is_native and state.context is None:
+    if context.names.is_native and state.context is None:
         return
     mode = of_this_thread()
     # A nested scope takes the engine of the scope around it.
@@ -273,7 +274,7 @@ def _fill(entry: Entry, context: Context) -> None:
     entry.parts = [INSTALLATION]
     if wraps:
         entry.parts += wrap.needed(context)
-        for feature in context.features:
+        for feature in context.entries.features:
             entry.parts += feature.call("needed", context) or ()
 
 
@@ -291,7 +292,12 @@ def _finish_thread(entry: Any) -> None:
     for other in state.entries:  # without a generator, whose steps are frames
         if other.context is entry.context:
             return
-    entry.context.finish_thread()
+    context = entry.context
+    context.thread.finish()
+    # Other threads may still be in the context, and read these values.
+    if not context.entries.active:
+        context.supplied.written.clear()
+        context.driver.forget()
 
 
 def _drop_installations(entry: Entry) -> None:
@@ -300,14 +306,14 @@ def _drop_installations(entry: Entry) -> None:
 
 
 def _leave_features(entry: Any) -> None:
-    for feature in entry.context.features:
+    for feature in entry.context.entries.features:
         feature.call("leave_thread", entry)
 
 
 _LEAVING: tuple[Callable[[Any], None], ...] = (
     thread_state.leave,
     _leave_signals,
-    lambda entry: entry.context.entries.discard(entry),
+    lambda entry: entry.context.entries.active.discard(entry),
     _finish_thread,
     _drop_installations,
     _leave_features,

@@ -91,8 +91,8 @@ def simulated_machine() -> Context | None:
     """Return the context of the simulated Mac that this thread is in, innermost first; None where it is in none."""
     for entry in reversed(thread_state.state.entries):
         context = entry.context
-        if context is not None and context.answered_by is not None:
-            return context.answered_by
+        if context is not None and context.names.answered_by is not None:
+            return context.names.answered_by
         if context is not None and context.runtime.supplied.location_tag == context.shown_as == MpsRuntime.device_type:
             return context
     return None

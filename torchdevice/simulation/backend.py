@@ -56,7 +56,7 @@ def _reduce(tensor: torch.Tensor) -> Any:
             raise RuntimeError("_share_filename_: only available on CPU")
         context = thread_state.state.context
         if context is not None:
-            entry = context.note("a tensor for another process", "a copy of it", Fidelity.APPROXIMATE)
+            entry = context.report("a tensor for another process", "a copy of it", Fidelity.APPROXIMATE)
             if entry is not None:
                 entry.bytes += tensor.nbytes
         values, index = tensor.detach().cpu(), tensor.device.index
@@ -70,7 +70,7 @@ def _received(values: torch.Tensor, index: int, requires_grad: bool, is_paramete
             "a tensor of a simulated device was sent to a process in which no scope is active. Start the process in a "
             "scope, or after enable(propagate=True)."
         )
-    tensor = values.to(context.device(index))
+    tensor = values.to(context.devices.at(index))
     return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
 
@@ -118,7 +118,7 @@ class Module:
 
     def _is_in_bad_fork(self) -> bool:
         context = _scope()
-        return context is not None and context.is_in_bad_fork
+        return context is not None and context.driver.is_in_bad_fork
 
     def __getattr__(self, name: str) -> Any:
         context = _scope()

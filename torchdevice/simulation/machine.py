@@ -57,8 +57,8 @@ _OUTSIDE = Machine()
 def current() -> Machine:
     """Return the machine of this thread's innermost scope on simulated devices."""
     state = thread_state.state
-    if state.context is not None and state.context.machine is not None:
-        return state.context.machine
+    if state.context is not None and state.context.devices.machine is not None:
+        return state.context.devices.machine
     return outermost() or _OUTSIDE
 
 
@@ -66,30 +66,31 @@ def enter(context: Context) -> None:
     """Give a context the machine on which it works: that of the scope around it, else its own."""
     around = outermost()
     if around is None:
-        context.machine = context.machine or Machine()
-        context.machine.begin()
+        own = context.devices.machine or Machine()
+        context.devices.machine = own
+        own.begin()
     else:
-        context.machine = around
+        context.devices.machine = around
         around.outer_settings[context] = {index: each.settings for index, each in around.memory.items()}
-    context.machine.contexts.add(context)
+    context.devices.machine.contexts.add(context)
 
 
 def leave(context: Context) -> None:
     """End a context's use of its machine, and restore the settings of the context around it. May be called again."""
-    machine: Machine | None = context.machine
+    machine: Machine | None = context.devices.machine
     if machine is None:
         return
     machine.contexts.discard(context)
     if context in machine.outer_settings:
         for index, each in machine.memory.items():
             each.configure(machine.outer_settings[context].get(index, DEFAULT))
-        context.machine = None
+        context.devices.machine = None
         del machine.outer_settings[context]
 
 
 def outermost() -> Machine | None:
     """Return the machine that all scopes of this thread share; None where none of them is on simulated devices."""
     for entry in thread_state.state.entries:
-        if entry.context is not None and entry.context.machine is not None:
-            return entry.context.machine
+        if entry.context is not None and entry.context.devices.machine is not None:
+            return entry.context.devices.machine
     return None

@@ -50,8 +50,7 @@ def being(name: str) -> AbstractContextManager[None]:
 class Policy:
     """The checks before the kernels of one context, resolved when the context is entered.
 
-    ``context.asks`` is False if there is nothing to check. A kernel of a context that asks nothing does no more than
-    read it.
+    A kernel of a policy that asks nothing does no more than read :attr:`asks`.
 
     Args:
         context: The context.
@@ -59,11 +58,13 @@ class Policy:
 
     Attributes:
         profile: The kind of device that is simulated.
+        asks: Whether there is anything to check before each kernel.
         recorders: The recorders of kernels, the innermost first: each has ``run(op, kernel, args, kwargs)``.
         native: The context as kernels in C++ know it; None where they serve no call of it.
     """
 
     def __init__(self, context: Context, runtime: Any):
+        self.asks = False
         self.profile: Profile = runtime.profile
         self.memory: int | None = runtime.memory_limit
         self.recorders: list[Any] = []
@@ -71,12 +72,12 @@ class Policy:
         self._context = weakref.proxy(context)
 
     def settle(self) -> None:
-        """Set ``context.asks`` again."""
+        """Set :attr:`asks` again."""
         context = self._context
-        lost = context.machine.lost is not None or context.is_in_bad_fork
-        context.asks = bool(self.recorders) or lost or bool(self.profile.lacks_anything)
+        lost = context.devices.machine.lost is not None or context.driver.is_in_bad_fork
+        self.asks = bool(self.recorders) or lost or bool(self.profile.lacks_anything)
         if self.native is not None:
-            self.native.serves, self.native.is_initialized = not context.asks, context.is_initialized
+            self.native.serves, self.native.is_initialized = not self.asks, context.driver.is_initialized
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise the real device's TypeError if the profile does not support the dtype."""
@@ -113,7 +114,7 @@ class Policy:
         native = context.program == self.profile.accelerator
         asked = os.environ.get(fallback_kernels.VARIABLE, "0" if native else "")
         if self.profile.refuses or context.options.strict or asked == "0":
-            context.note(missing, "NotImplementedError", Fidelity.UNSUPPORTED)
+            context.report(missing, "NotImplementedError", Fidelity.UNSUPPORTED)
             text = fallback_kernels.error_text if self.profile.backends else missing_on_cuda
             raise NotImplementedError(text(missing))
         return missing
@@ -130,7 +131,7 @@ class Policy:
             return _record(looking, op, kernel, args, kwargs)
         context, missing = thread_state.state.context, self.profile.missing(op)
         assert context is not None and missing is not None
-        context.machine.fallbacks[missing] += 1
+        context.devices.machine.fallbacks[missing] += 1
         with being("falling_back"):
             if fallback_kernels.VARIABLE in os.environ:  # the real device's own fallback
                 return counted(context, missing, lambda: kernel(*args, **kwargs), (args, kwargs))
@@ -140,12 +141,13 @@ class Policy:
 def asking() -> Policy | None:
     """Return the policy of this thread's scope if its kernels must ask anything."""
     context = thread_state.state.context
-    return context.policy if context is not None and context.asks else None
+    policy = None if context is None else context.policy
+    return policy if policy is not None and policy.asks else None
 
 
 def _simulating(context: Context) -> Context:
     """Return the context of the simulated machine: the one around a context whose target is a device of that."""
-    return context.answered_by or context
+    return context.names.answered_by or context
 
 
 def _active() -> Context | None:
@@ -191,15 +193,15 @@ def lose(cause: str, kind: tuple[str, str] = DEVICE_ASSERT) -> Exception:
     context = thread_state.state.context
     assert context is not None
     why = f"An earlier call failed at {site_of(program_line())}, and CUDA runs nothing after that. {cause}"
-    _set_lost(context.machine, (kind, why))
+    _set_lost(context.devices.machine, (kind, why))
     return cuda_error(kind, cause)
 
 
 def replace_lost() -> None:
     """Put working devices in the place of those of this thread's scope that failed."""
     context = thread_state.state.context
-    if context is not None and context.machine is not None and context.machine.lost is not None:
-        _set_lost(context.machine, None)
+    if context is not None and context.devices.machine is not None and context.devices.machine.lost is not None:
+        _set_lost(context.devices.machine, None)
 
 
 def _set_lost(machine: Machine, lost: tuple[tuple[str, str], str] | None) -> None:
@@ -211,11 +213,11 @@ def _set_lost(machine: Machine, lost: tuple[tuple[str, str], str] | None) -> Non
 def lost() -> Exception | None:
     """Return CUDA's error if the devices of this thread's scope are lost, or the process is a fork of their user's."""
     context = thread_state.state.context
-    if context is None or context.machine is None:
+    if context is None or context.devices.machine is None:
         return None
-    if context.machine.lost is not None:
-        return cuda_error(*context.machine.lost)
-    if context.is_in_bad_fork:
+    if context.devices.machine.lost is not None:
+        return cuda_error(*context.devices.machine.lost)
+    if context.driver.is_in_bad_fork:
         return cuda_error(INITIALIZATION, "This process was forked from one that had used CUDA. Use 'spawn'.")
     return None
 
@@ -241,8 +243,8 @@ def check_scope() -> None:
     """
     state = thread_state.state
     if state.context is not None and state.context.device_type == DEVICE_TYPE:
-        state.context.initialize()
-        if state.context.asks:
+        state.context.driver.initialize()
+        if asking() is not None:
             check_alive()
         return
     away = state.context is None and not state.compiling

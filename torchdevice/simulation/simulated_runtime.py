@@ -131,7 +131,7 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
 
     def leave_thread(self, entry: Any) -> None:
         # The last entry of the context in all threads.
-        if not entry.context.entries:
+        if not entry.context.entries.active:
             _end(entry.context)
             sanitizer.end(entry.context)
 
@@ -158,7 +158,7 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
 
     def mark(self, index: int, *, timing: bool) -> Mark:
         context = thread_state.state.context
-        if context is None or context.asks:  # as after an error of the device
+        if context is None or policy.asking() is not None:  # as after an error of the device
             policy.check_alive()
         return HostMark() if timing else _UNTIMED
 
@@ -190,7 +190,7 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
         return device.segments(storages.blocks(device))
 
     def watch_allocations(self, observer: Observer, context: Any) -> Callable[[], None]:
-        return storages.observe(observer, context.machine)
+        return storages.observe(observer, context.devices.machine)
 
     def limit_memory(self, index: int, fraction: float | None) -> bool:
         return True
@@ -266,7 +266,7 @@ class StreamUses(StreamObserver):
 
 def _begin(context: Context) -> None:
     """Follow the order of a context's work, as far as its options ask for that."""
-    context.stream_observers.append(StreamUses())
+    context.observers.order.append(StreamUses())
     found: list[Any] = []
     if context.options.compute == "meta":
         assume = context.options.values is not None
@@ -276,8 +276,8 @@ def _begin(context: Context) -> None:
     if context.options.races:
         found.append(races.Races(context))
         # Races are also about memory that is freed and given out again.
-        context.machine.observers.append(found[-1])
-    context.stream_observers.extend(found)
+        context.devices.machine.observers.append(found[-1])
+    context.observers.order.extend(found)
     context.policy.recorders.extend(found)
     if context.options.uninitialized:
         context.policy.recorders.append(Pattern())
@@ -286,15 +286,16 @@ def _begin(context: Context) -> None:
 def _end(context: Context) -> None:
     """Follow the order no more. May be called again."""
     # First, so that kernels of other threads ask no more.
-    context.asks = False
+    if context.policy is not None:
+        context.policy.asks = False
     native.end(context)
-    for each in [each for each in context.stream_observers if isinstance(each, _FOLLOWERS)]:
+    for each in [each for each in context.observers.order if isinstance(each, _FOLLOWERS)]:
         if isinstance(each, async_copies.InFlight):
             # The copies end before the observer is gone.
             each.land()
-        if context.machine is not None:
-            storages.forget(each, context.machine)
-        context.stream_observers.remove(each)
+        if context.devices.machine is not None:
+            storages.forget(each, context.devices.machine)
+        context.observers.order.remove(each)
     context.policy = None
     machine.leave(context)
 

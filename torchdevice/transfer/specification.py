@@ -201,8 +201,8 @@ def _spelled(device: torch.device) -> str:
     context = thread_state.state.context
     if context is None or device.type != context.device_type:
         return str(device)
-    on_host = context.runtime.shares_host_memory and device is not context.target
-    return str(device if on_host else context.program_device(device.index or 0))
+    on_host = context.runtime.shares_host_memory and device is not context.devices.current
+    return str(device if on_host else context.devices.of_program(device.index or 0))
 
 
 def own_specification(device: Any) -> DeviceSpec:

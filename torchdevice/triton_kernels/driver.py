@@ -44,7 +44,7 @@ class StandInDriver(CudaDriver):  # type: ignore[misc]
         return lambda *grid_and_rest: source.fn.run(*grid_and_rest[9:], grid=grid_and_rest[:3], warmup=False)
 
     def get_active_torch_device(self) -> torch.device:
-        return self._context.shown(self._context.device(self.get_current_device()))
+        return self._context.devices.shown(self._context.devices.at(self.get_current_device()))
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:
         return self._context.options.capability

@@ -107,7 +107,7 @@ class Launch:
         if device.type != self.context.device_type:
             if not tensor.is_pinned():
                 raise ValueError(f"Pointer argument (at {position}) cannot be accessed from Triton (cpu tensor?)")
-        elif device != self.context.target:
+        elif device != self.context.devices.current:
             current = self.context.thread.device_index
             where = f"cuda:{current}, the current device, and argument {position} is on cuda:{device.index}"
             self.fault(f"is launched on {where}. Launch it under torch.cuda.device(tensor.device)")

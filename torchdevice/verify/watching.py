@@ -116,9 +116,9 @@ _threads = _Threads()
 
 
 def _backward_calls(context: Context) -> BackwardCalls:
-    if not any(isinstance(each, BackwardCalls) for each in context.stream_observers):
-        context.stream_observers.append(BackwardCalls())
-    return next(each for each in context.stream_observers if isinstance(each, BackwardCalls))
+    if not any(isinstance(each, BackwardCalls) for each in context.observers.order):
+        context.observers.order.append(BackwardCalls())
+    return next(each for each in context.observers.order if isinstance(each, BackwardCalls))
 
 
 def enter_thread(entry: Any) -> None:
@@ -142,9 +142,9 @@ def leave_thread(entry: Any) -> None:
     """Undo :func:`enter_thread`. May be called again."""
     _threads.entries.discard(entry)
     _settle()
-    if not entry.context.entries:
+    if not entry.context.entries.active:
         _write(entry.context)
-        observers = entry.context.stream_observers
+        observers = entry.context.observers.order
         observers[:] = [each for each in observers if not isinstance(each, BackwardCalls)]
 
 

@@ -326,7 +326,7 @@ def test_a_warning_for_each_pair_of_lines() -> None:
 def test_nothing_is_looked_for_by_default() -> None:
     with torchdevice.simulate():
         context = thread_state.state.context
-        assert context is not None and not context.asks and not context.machine.observers
+        assert context is not None and not context.policy.asks and not context.devices.machine.observers
         write_then_read(False)
     with torchdevice.simulate(races=False), torchdevice.simulate(races="error"):  # the inner scope looks
         with pytest.raises(RaceError):

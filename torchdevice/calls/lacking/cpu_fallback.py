@@ -44,7 +44,7 @@ def run(name: str, op: Any, args: Any, kwargs: Any, device_type: str) -> Any:
 def counted(context: Context | None, name: str, call: Callable[[], Any], given: Any) -> Any:
     """Make a call, and count it in the context's journal with its time and the bytes that it reads and writes."""
     # Noted before the call: a strict scope refuses here.
-    entry = context.note(name, DONE, Fidelity.FELL_BACK) if context is not None else None
+    entry = context.report(name, DONE, Fidelity.FELL_BACK) if context is not None else None
     start = time.perf_counter_ns()
     result = call()
     if entry is not None:
@@ -155,5 +155,5 @@ def call_on_cpu(func: Any, args: Any, kwargs: Any, to_target: Move = torch.Tenso
     context = state.context
     assert context is not None
     fallback = CpuFallback(func, context.device_type)
-    fallback.to_target, fallback.default = to_target, context.target
+    fallback.to_target, fallback.default = to_target, context.devices.current
     return fallback.call(args, kwargs)

@@ -32,7 +32,7 @@ def fit(context: Context, dtype: torch.dtype) -> torch.dtype:
     Under ``float64="error"`` it is the dtype itself, so that torch raises; under ``"cpu"`` too, see :func:`keep`.
     """
     fitting = FALLBACKS.get(dtype)
-    if dtype not in context.unsupported_dtypes or fitting is None or context.float64 != "float32":
+    if dtype not in context.dtypes.unsupported or fitting is None or context.dtypes.float64 != "float32":
         return dtype
     context.report(str(dtype), str(fitting), Fidelity.DOWNCAST)
     _warn_once_at_line(context, f"{fitting} is used", dtype)
@@ -52,9 +52,9 @@ def _tell_kept(context: Context, dtype: torch.dtype) -> None:
 
 def place(context: Context, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor of the program's on ``device``, in the dtype that the policy gives it there."""
-    if tensor.dtype not in context.unsupported_dtypes or not context.is_targets(device):
+    if tensor.dtype not in context.dtypes.unsupported or not context.devices.is_targets(device):
         return tensor.to(device)
-    if context.keeps_doubles:
+    if context.dtypes.keeps_doubles:
         return keep(context, tensor, tensor.dtype, device)
     return tensor.to(device, fit(context, tensor.dtype))
 
@@ -68,14 +68,14 @@ def created_on_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     Return None for every other call, whose ``dtype`` in ``kwargs`` is one that the target can hold from here on.
     """
     dtype = kwargs.get("dtype")
-    if dtype not in context.unsupported_dtypes:
+    if dtype not in context.dtypes.unsupported:
         return None
     device = kwargs.get("device")
     if device is None:
         device = args[0].device if args and isinstance(args[0], torch.Tensor) else torch.get_default_device()
-    if not context.is_targets(torch.device(device)):
+    if not context.devices.is_targets(torch.device(device)):
         return None
-    if not context.keeps_doubles:
+    if not context.dtypes.keeps_doubles:
         kwargs["dtype"] = fit(context, dtype)
         return None
     is_leaf = kwargs.pop("requires_grad", False)
@@ -117,7 +117,7 @@ def fit_conversion(
 
 def refused(context: Context, error: BaseException) -> bool:
     """Return whether an error says that the target cannot hold a dtype, and the policy has something in its place."""
-    return bool(context.unsupported_dtypes) and context.float64 != "error" and doubles.says_double(error)
+    return bool(context.dtypes.unsupported) and context.dtypes.float64 != "error" and doubles.says_double(error)
 
 
 def again(context: Context, func: Any, args: Any, kwargs: Any) -> Any:
@@ -126,7 +126,7 @@ def again(context: Context, func: Any, args: Any, kwargs: Any) -> Any:
     Under ``float64="cpu"`` it is made on the CPU. Otherwise it is made with dtypes that the target can hold: in place
     of those that it names, of tensors on the CPU, and of integers of the target under a default dtype of float64.
     """
-    if context.keeps_doubles:
+    if context.dtypes.keeps_doubles:
         _tell_kept(context, torch.float64)
         return call_on_cpu(func, args, kwargs, doubles.on_target)
     kwargs = dict(kwargs)
@@ -143,7 +143,7 @@ def _fitted(context: Context, value: Any) -> Any:
         return fit(context, value)
     if not isinstance(value, torch.Tensor):
         return value
-    if value.dtype in context.unsupported_dtypes:
+    if value.dtype in context.dtypes.unsupported:
         return value.to(fit(context, value.dtype))
     integral = not value.is_floating_point() and not value.is_complex()
     if integral and value.device.type == context.device_type and torch.get_default_dtype() in FALLBACKS:
@@ -155,10 +155,10 @@ def _warn_once_at_line(context: Context, done: str, dtype: torch.dtype) -> None:
     """Warn at the program's line, once for a line, unless messages are not wanted."""
     line = program_line()
     place = line.f_code.co_filename, line.f_lineno
-    if place in context.lines_warned_of or not logger.isEnabledFor(logging.WARNING):
+    if place in context.dtypes.lines_warned_of or not logger.isEnabledFor(logging.WARNING):
         return
-    context.lines_warned_of.add(place)
-    values = ("error",) if context.keeps_doubles else ("cpu", "error")
-    remedy = " or ".join(spelled("float64", value, context.way) for value in values)
+    context.dtypes.lines_warned_of.add(place)
+    values = ("error",) if context.dtypes.keeps_doubles else ("cpu", "error")
+    remedy = " or ".join(spelled("float64", value, context.entries.way) for value in values)
     told = f"{context.runtime.supplied.kind} has no {dtype}; {done}. Use {remedy} to change that."
     warn_at(line, told, PortabilityWarning)

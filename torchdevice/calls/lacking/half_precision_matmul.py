@@ -3,7 +3,7 @@
 Torch computes such a product up to a hundred times slower than the product of float32 tensors. So the operands are
 converted to float32, and the result is rounded once, as CUDA's matrix units do.
 
-:data:`TABLE` is a part of the table of rewriters only in a context that has ``product_dtypes``. Elsewhere its functions
+:data:`TABLE` is a part of the table of rewriters only in a context with ``dtypes.in_float32``. Elsewhere its functions
 have no rewriter.
 """
 
@@ -93,7 +93,7 @@ def _is_slow(context: Context, operands: list[torch.Tensor]) -> bool:
     """
     dtype = operands[0].dtype if operands else None
     # In autocast the operands are converted by torch, which would undo this conversion.
-    if dtype not in context.product_dtypes or torch.is_autocast_enabled("cpu"):
+    if dtype not in context.dtypes.in_float32 or torch.is_autocast_enabled("cpu"):
         return False
     largest = 0
     for operand in operands:

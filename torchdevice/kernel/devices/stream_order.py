@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 Stream = tuple[int, int]
@@ -64,3 +65,22 @@ class StreamObserver:
 
     def backward_began(self) -> None:
         """The autograd engine begins, which orders its work after that of the forward on any stream."""
+
+
+class Observers:
+    """Who watches a scope.
+
+    Attributes:
+        order: Told of each call that orders work.
+        memory: Called when memory runs out, with the ordinal, the bytes that were asked for, the bytes of the device
+            and those that are free.
+    """
+
+    def __init__(self) -> None:
+        self.order: list[StreamObserver] = []
+        self.memory: list[Callable[[int, int, int, int], None]] = []
+
+    def tell(self, event: str, *values: Any) -> None:
+        """Tell the observers of a call that orders work: ``event`` is their method."""
+        for observer in [*self.order]:  # one that ends takes itself out
+            getattr(observer, event)(*values)

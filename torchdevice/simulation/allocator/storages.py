@@ -332,8 +332,9 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         torch.OutOfMemoryError: The tensor would exceed the active scope's memory limit.
     """
     context = thread_state.state.context
-    if context is not None and context.asks:
-        context.policy.check_dtype(result.dtype)
+    policy = None if context is None else context.policy
+    if policy is not None and policy.asks:
+        policy.check_dtype(result.dtype)
     # The conjugate bit cannot go through DLPack; the memory behind it can.
     if result.dtype in _COMPLEX and result.is_conj():
         return conj(fresh(conj(result), index))
@@ -351,7 +352,8 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         if shared is not None:
             return shared
     # `device(index)` in short, without a call for the usual case.
-    on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
+    machine = None if context is None else context.devices.machine
+    on = None if machine is None else machine.memory.get(index)
     if on is None:
         on = device(index)
     block = None

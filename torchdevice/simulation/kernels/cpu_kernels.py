@@ -158,7 +158,7 @@ def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bo
         host = None
         if one < 0 or other < 0:
             host = source if one < 0 else destination
-        is_pinned = host is not None and context is not None and context.is_pinned(host)
+        is_pinned = host is not None and context is not None and context.pinned.holds(host)
         if host is not None and not (non_blocking and is_pinned):
             not_while_capturing(pageable=not is_pinned)
             if other < 0:

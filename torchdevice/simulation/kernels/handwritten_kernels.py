@@ -106,7 +106,7 @@ def _to_copy(
 def _pinned(result: torch.Tensor) -> torch.Tensor:
     """Return the result of a copy that the host does not wait for as page-locked, as torch allocates it for CUDA."""
     context = thread_state.state.context
-    return result if context is None or context.program == "mps" else context.pin(result)
+    return result if context is None or context.program == "mps" else context.pinned.add(result)
 
 
 @special("copy_")

@@ -87,9 +87,10 @@ class Pipeline:
         for refuse in self._refusals:
             refuse(args, kwargs)
         context = state.context
-        # One attribute of the context decides for programs that ask for no checks.
-        if context is not None and context.asks and context.policy.falls_back(self._may_lack, args, kwargs):
-            return context.policy.run(self._op, self.run, args, kwargs)
+        policy = None if context is None else context.policy
+        # One attribute decides for programs that ask for no checks.
+        if policy is not None and policy.asks and policy.falls_back(self._may_lack, args, kwargs):
+            return policy.run(self._op, self.run, args, kwargs)
         body = self._body
         if body is not None:
             return self._by_hand(body, args, kwargs)
@@ -100,7 +101,8 @@ class Pipeline:
             odd = odd or within
         if odd and self._has_lists:  # tensors on several devices are computed one by one, as by CUDA
             return self._op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
-        on = context.machine.memory.get(index) if context is not None and context.machine is not None else None
+        machine = None if context is None else context.devices.machine
+        on = None if machine is None else machine.memory.get(index)
         if on is not None and on.ended:  # so that the kernel may use the memory of what has ended
             on.release_ended()
         # The overload packet goes by the dispatcher, which wraps numbers.

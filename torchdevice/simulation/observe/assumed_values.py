@@ -62,7 +62,7 @@ class AssumedValues(WithoutValues):
             else:
                 said = f"{result}" if isinstance(result, (int, float)) else "all are 0"
             name = _NAMES.get(op._schema.name, op._schema.name.removeprefix("aten::"))
-            self._context.note(name, ASSUMED + said, Fidelity.APPROXIMATE)
+            self._context.report(name, ASSUMED + said, Fidelity.APPROXIMATE)
             return result
 
 

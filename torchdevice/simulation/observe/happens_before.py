@@ -242,7 +242,7 @@ def in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], r
         return None
     if not given_to(op, args, kwargs).get("non_blocking"):
         return None
-    return host if (host is result and op._schema.name == "aten::_to_copy") or context.is_pinned(host) else None
+    return host if (host is result and op._schema.name == "aten::_to_copy") or context.pinned.holds(host) else None
 
 
 def host_waits(context: Context, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
@@ -271,7 +271,7 @@ class HostWaits:
             waits = host_waits(self._context, op, args, kwargs, result)
             for index in {index_of(tensor) for tensor, _ in touched(op, args, kwargs, result)}:
                 stream = index, self._context.thread.streams.get(index, 0)
-                for observer in self._context.stream_observers:
+                for observer in self._context.observers.order:
                     observer.kernel_ran(stream, took)
                     if waits:
                         observer.stream_synchronized(stream)

@@ -37,7 +37,7 @@ def add_to(error: BaseException, frames: TracebackType | None, scope: Scope | No
     if scope is None or frames is None or not isinstance(error, Exception):
         return
     context = scope._resolved()
-    if context.options.identity == "program" or context.is_native:
+    if context.options.identity == "program" or context.names.is_native:
         return
     entries = [frames]
     while entries[-1].tb_next is not None:
@@ -46,7 +46,7 @@ def add_to(error: BaseException, frames: TracebackType | None, scope: Scope | No
     said = linecache.getline(last, entries[-1].tb_lineno)
     if is_library(last) or not re.search(r"\b(raise|assert)\b", said):  # the error is not in the program's words
         return
-    comparison = next(filter(None, (_comparison(entry, context.family) for entry in reversed(entries))), None)
+    comparison = next(filter(None, (_comparison(entry, context.names.family) for entry in reversed(entries))), None)
     if comparison is None:
         return
     remedy = "--target simulated:cuda" if context.runtime.shares_host_memory else "--identity program"

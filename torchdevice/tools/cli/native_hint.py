@@ -39,7 +39,10 @@ def give(scope: Scope) -> None:
     """
     seconds = time.process_time()
     context = scope._resolved()
-    if seconds < LONG or not context.runtime.supplied.is_gpu or context.asks:
+    if seconds < LONG or not context.runtime.supplied.is_gpu:
+        return
+    # Kernels in C++ serve no call that a policy checks.
+    if context.policy is not None and context.policy.asks:
         return
     if context.options.native == "never" or building.is_built() or not _compiler():
         return

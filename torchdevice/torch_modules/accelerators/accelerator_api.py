@@ -23,7 +23,7 @@ from torchdevice.torch_modules.cuda import device_queries, memory, streams
 
 def _answer(function: Callable[..., Any], context: Context) -> Any:
     """Return a function's answer where torch does not count the target as an accelerator."""
-    return TORCHS_OWN if context.runtime.support.is_torch_accelerator else context.bound(function)
+    return TORCHS_OWN if context.runtime.support.is_torch_accelerator else context.supplied.bound(function)
 
 
 def get_accelerator(context: Context, check: bool | None = None) -> torch.device:
@@ -38,7 +38,7 @@ def set_stream(context: Context, stream: torch.Stream) -> None:
 
 def get_default_generator(context: Context, index: int) -> torch.Generator:
     """Return the default generator of a device."""
-    return context.runtime.default_generator(context.target_index(index))
+    return context.runtime.default_generator(context.devices.target_index(index))
 
 
 def get_device_capability(context: Context, index: int) -> NoReturn:
@@ -91,7 +91,7 @@ def _accelerator_index(context: Context, original: Any, device: Any, optional: b
     """``torch.accelerator._utils._get_device_index``, which refuses the devices that were rewritten to the target."""
     if context.runtime.support.is_torch_accelerator:
         return original(device, optional)
-    if isinstance(device, torch.device) and context.is_targets(device):
+    if isinstance(device, torch.device) and context.devices.is_targets(device):
         return context.thread.device_index
     if isinstance(device, str):
         return device_queries.get_device_index(context, lambda device, *_: original(device, optional), device, optional)

@@ -30,7 +30,7 @@ _ids = itertools.count(1)
 
 
 def _index(context: Context) -> int:
-    return context.target_index(context.thread.device_index)
+    return context.devices.target_index(context.thread.device_index)
 
 
 @supplied_function("_mps_is_available", native_to=_MPS, denies=lambda: False)

@@ -30,13 +30,13 @@ def has_xpu(context: Context) -> bool:
 @supplied_function("_xpu_getDeviceCount", native_to=XPU, denies=ABSENT)
 def get_device_count(context: Context) -> int:
     """Return the number of devices that the scope advertises; 0 in a program written for another accelerator."""
-    return context.device_count if context.program == XPU else 0
+    return context.devices.count if context.program == XPU else 0
 
 
 @supplied_function("_xpu_synchronize", native_to=XPU)
 def synchronize(context: Context, index: int) -> None:
     """Wait for the target's work."""
-    context.runtime.synchronize(context.target_index(context.ordinal(Spelling(XPU, index))))
+    context.runtime.synchronize(context.devices.target_index(context.devices.ordinal(Spelling(XPU, index))))
 
 
 supplied_value("torch.xpu.default_generators", native_to=XPU)(random.default_generators)

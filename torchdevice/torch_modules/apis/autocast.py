@@ -23,9 +23,10 @@ from torch.amp.autocast_mode import autocast
 from torchdevice.calls.lacking import float64_policy
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import replaces
-from torchdevice.kernel.context import Context, WhileInside
+from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.runtime import HALF
 from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.thread_values import WhileInside
 from torchdevice.torch_modules.apis import autocast_lists
 
 _NO_BACKEND = "privateuseone"
@@ -151,10 +152,10 @@ def _companion(context: Context | None, requested: autocast) -> _Companion | Non
         return None
     device_type = context.device_type
     # A program that writes torch.autocast(device.type) spells the target, because device was rewritten.
-    if requested.device not in (device_type, context.family, *context.families):
+    if requested.device not in (device_type, context.names.family, *context.names.families):
         return None
     dtype = dtype_on_target(context, requested.fast_dtype, enabled=enabled)
-    chosen = dict.fromkeys((device_type, context.family), dtype)
+    chosen = dict.fromkeys((device_type, context.names.family), dtype)
     if _ASKS_ABOUT_ACCELERATOR and (backend := torch._C._get_privateuse1_backend_name()) != _NO_BACKEND:
         chosen.setdefault(backend, requested.fast_dtype)
     if chosen.get(requested.device) is requested.fast_dtype:
@@ -178,7 +179,7 @@ def _init_in_graph(original: Any) -> Any:
         context = state.context
         in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH and (state.compiling or context is not None)
         answered = (_ACCEPTED, device_type, dtype, None if context is None else context.thread.device_index)
-        is_known = context is not None and answered in context.settings and context.is_initialized
+        is_known = context is not None and answered in context.settings and context.driver.is_initialized
         is_computed_in = context is not None and _is_what_is_computed_in(context, device_type, dtype)
         chosen = (in_graph and dtype is not None) or is_known or is_computed_in
         # torch accepts float16 on every device. It refuses other dtypes, or reads the device's properties.

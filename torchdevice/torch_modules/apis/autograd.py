@@ -46,7 +46,7 @@ def _run_backward(context: Context, original: Any, tensors: Any, *args: Any, **k
     """Call the engine with the mode, and raise the error that was taken away on its way."""
     taken.error = None
     context.runtime.note_memory()
-    context.tell("backward_began")
+    context.observers.tell("backward_began")
     try:
         with _in_this_thread(), _on_streams_of_forward(context, tensors):
             return with_mode(context, original, tensors, *args, **kwargs)
@@ -98,10 +98,10 @@ def _on_streams_of_forward(context: Context, roots: Any) -> contextlib.AbstractC
         return _NO_CHANGE
 
     def wait(index: int, before: int, now: int) -> None:
-        context.tell("event_created", _ENGINE)
-        context.tell("event_recorded", _ENGINE, (index, before))
-        context.tell("event_waited", _ENGINE, (index, now))
-        context.tell("event_deleted", _ENGINE)
+        context.observers.tell("event_created", _ENGINE)
+        context.observers.tell("event_recorded", _ENGINE, (index, before))
+        context.observers.tell("event_waited", _ENGINE, (index, now))
+        context.observers.tell("event_deleted", _ENGINE)
 
     return following_nodes(context.thread, roots, wait)
 

@@ -166,7 +166,7 @@ class _OnAccelerator(Tensor):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         context = thread_state.state.context
-        return _own_device(self) if context is None else context.program_device(context.thread.device_index)
+        return _own_device(self) if context is None else context.devices.of_program(context.thread.device_index)
 
 
 @replaces(torch.nn.SyncBatchNorm, "forward", native_to="cuda")

@@ -86,7 +86,7 @@ def serves(op: Any) -> bool:
 
 def put(context: Context) -> None:
     """Let the program's kernels for its accelerator serve a context's target. May be called again."""
-    if context.is_native:
+    if context.names.is_native:
         return
     key = _key_of(context.device_type)
     for kernels in list(_libraries.values()):  # few programs have such kernels
@@ -100,7 +100,7 @@ def _stand_in(
 ) -> Any:
     """Run the kernel for the program's accelerator in a scope on a target with this key, elsewhere the target's own."""
     context = thread_state.state.context
-    if context is None or context.is_native or _key_of(context.device_type) != key:
+    if context is None or context.names.is_native or _key_of(context.device_type) != key:
         return own(*args, **kwargs)
     kernel, with_keyset = _kernel(prefix, name)
     has_own = key == "CPU" and torch._C._dispatch_has_kernel_for_dispatch_key(name, prefix + key)
@@ -164,7 +164,7 @@ def _describe(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any
 def _argument(context: Context, original: Any, self: Any, value: Any) -> Any:
     """What stands for an argument in a graph."""
     found = original(self, value)
-    return context.shown(found) if isinstance(found, torch.device) else found
+    return context.devices.shown(found) if isinstance(found, torch.device) else found
 
 
 @replaces(FakeTensor, "device", makes=True)
@@ -175,7 +175,7 @@ def _device_property(original: Any) -> property:
         found: torch.device = original.__get__(tensor)
         context = thread_state.state.context
         shows = context is not None and context.shown_as is not None and not is_torch_function_all_disabled()
-        return context.shown(found) if context is not None and shows and of_this_thread() is not None else found
+        return context.devices.shown(found) if context is not None and shows and of_this_thread() is not None else found
 
     return property(device, original.__set__)
 
@@ -219,5 +219,5 @@ def _dispatch(own: Any, self: TorchDispatchMode, func: Any, types: Any, args: An
     if context is None:
         return own(func, types, args, kwargs)
     if context.shown_as is not None:
-        args, kwargs = pytree.tree_map_only(torch.device, context.shown, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(torch.device, context.devices.shown, (args, kwargs))
     return with_mode(context, own, func, types, args, kwargs)

@@ -23,8 +23,9 @@ from torchdevice.calls.lacking import float64_policy
 from torchdevice.calls.rewriters import rewrites, with_device_keyword
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import REPLACED, replaces
-from torchdevice.kernel.context import Context, WhileInside
+from torchdevice.kernel.context import Context
 from torchdevice.kernel.patching import Callback, ReplacedInImporters, per_context, subclass_in_place_of
+from torchdevice.kernel.thread_values import WhileInside
 
 
 @replaces(torch.TypedStorage, "__init__")
@@ -76,7 +77,7 @@ def _read_device(context: Context, original: Any, storage: Any) -> torch.device:
     if context.shown_as is None or device.type != context.device_type or not rewrites_calls():
         return device
     caller = sys._getframe(2).f_globals.get("__name__")  # frame 1 is the function that per_context() made
-    return device if caller in _NEEDS_TARGET else context.shown(device)
+    return device if caller in _NEEDS_TARGET else context.devices.shown(device)
 
 
 def rewrites_calls() -> bool:
@@ -99,7 +100,7 @@ def _from_data(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
     asked = kwargs.get("device")
     if asked is None:
         return with_device_keyword(context, func, args, kwargs)
-    if context.unsupported_dtypes and kwargs.get("dtype") is None:
+    if context.dtypes.unsupported and kwargs.get("dtype") is None:
         is_leaf = kwargs.pop("requires_grad", False)
         on_cpu = func(*args, **{**kwargs, "device": "cpu"})
         made = float64_policy.place(context, on_cpu, torch.device(context.redirect(asked) or asked))
@@ -126,7 +127,7 @@ def _inject(
         return original(self, func, types, args, kwargs)
     kwargs = {**kwargs, "device": context.redirect(self.device) or self.device}
     rewriter = lookup.rewriter_of(lookup.table_of(context), func)
-    if rewriter is None or not (context.runtime.shares_host_memory or context.unsupported_dtypes):
+    if rewriter is None or not (context.runtime.shares_host_memory or context.dtypes.unsupported):
         return original(self, func, types, args, kwargs)
     # A move may have to copy, or a dtype to be replaced.
     return rewriter(context, func, args, kwargs)
@@ -185,7 +186,7 @@ def _set_default_device(context: Context, original: Any, device: Any) -> None:
     if not any(isinstance(getattr(each, "__self__", None), _DefaultDevice) for each in thread.at_exit):
         _DefaultDevice(context, original).begin()
     if device is None and DEFAULT_TYPE in context.settings:
-        device = context.target  # where factories then make tensors is what the default type says
+        device = context.devices.current  # where factories then make tensors is what the default type says
     original(device)
 
 

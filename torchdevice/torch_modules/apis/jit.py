@@ -42,7 +42,7 @@ def _find_builtin(original: Any, function: Any) -> Any:
 @replaces(torch.jit._serialization, "load", by_value=True)
 def _load(context: Context, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     """``torch.jit.load``: load onto the target where the program gives no ``map_location``, and rewrite devices."""
-    device = context.target if map_location is None else context.redirect(map_location) or map_location
+    device = context.devices.current if map_location is None else context.redirect(map_location) or map_location
     loaded = original(f, device, *args, **kwargs)
     for graph in _graphs(loaded):
         torch._C._jit_pass_inline(graph)  # torch cannot look the functions of a loaded program up by name
@@ -83,8 +83,8 @@ class _Rewriting:
     def __init__(self, context: Context):
         self._context = context
         self._seen: set[str] = set()
-        accelerators = sorted(context.families - {context.device_type})
-        index = " + spelled[len(accelerator):]" if context.device(0).index is not None else ""
+        accelerators = sorted(context.names.families - {context.device_type})
+        index = " + spelled[len(accelerator):]" if context.devices.at(0).index is not None else ""
         values = {"accelerators": accelerators, "target": context.device_type, "index": index}
         functions = data_files.filled(__file__, "script_functions.py.jinja", **values)
         self._replacements = torch.jit.CompilationUnit(functions)
@@ -115,7 +115,7 @@ class _Rewriting:
                 self._seen.add(cls.qualified_name())
                 for graph in _graphs_of_class(cls):
                     self.rewrite(graph)
-        elif kind.startswith("aten::") and self._context.unsupported_dtypes:
+        elif kind.startswith("aten::") and self._context.dtypes.unsupported:
             self._fit_dtype(graph, node)
 
     def _rewrite_constant(self, node: Any) -> None:
@@ -140,7 +140,7 @@ class _Rewriting:
             return
         inputs = list(node.inputs())
         device, dtype = (_constant(inputs[named[name]]) for name in ("device", "dtype"))
-        if isinstance(device, torch.device) and dtype in _DOUBLES and self._context.is_targets(device):
+        if isinstance(device, torch.device) and dtype in _DOUBLES and self._context.devices.is_targets(device):
             graph.setInsertPoint(node)
             fitting = graph.insertConstant(float64_policy.fit(self._context, _DOUBLES[dtype]))
             node.replaceInput(named["dtype"], fitting)

@@ -16,9 +16,10 @@ from torchdevice.calls import moves
 from torchdevice.calls.rewriters import convert, move, rewrites, to_host
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import replaces, supplied_value
-from torchdevice.kernel.context import Context, WhileInside
+from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.device_strings import LEGACY_DTYPES, legacy_dtype
 from torchdevice.kernel.patching import Installation, Replaced, per_context
+from torchdevice.kernel.thread_values import WhileInside
 from torchdevice.torch_modules.apis.factories import DEFAULT_TYPE
 
 _LEGACY_CONSTRUCTOR = "legacy constructor expects device type: {expected} but device type: {given} was passed"
@@ -50,7 +51,7 @@ class LegacyTensorType(type):
             and instance.dtype is cls.dtype
             and instance.layout is cls.layout
             # With `identity="program"` tensors say cuda.
-            and (instance.device.type == "cuda" or context.is_targets(instance.device))
+            and (instance.device.type == "cuda" or context.devices.is_targets(instance.device))
         )
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -59,7 +60,7 @@ class LegacyTensorType(type):
             name = f"{cls.__module__}.{cls.__name__}"
             raise TypeError(f"{name} makes tensors in a scope only. Call it in torchdevice.portable().")
         device = kwargs.pop("device", None)
-        on_target = context.target if device is None else context.redirect(device)
+        on_target = context.devices.current if device is None else context.redirect(device)
         if on_target is None:
             raise RuntimeError(_LEGACY_CONSTRUCTOR.format(expected="cuda", given=torch.device(device).type))
         cpu_type = getattr(torch.sparse if cls.is_sparse else torch, cls.__name__)
@@ -81,10 +82,10 @@ for _name, _class in STAND_INS.items():
 
 @replaces(torch._C, "_set_default_tensor_type")
 def _set_default_tensor_type(context: Context, original: Any, kind: Any) -> None:
-    dtype = legacy_dtype(kind, context.families)
+    dtype = legacy_dtype(kind, context.names.families)
     if dtype is not None:
         torch.set_default_dtype(dtype)
-        torch.set_default_device(context.target)
+        torch.set_default_device(context.devices.current)
         found = context.settings.setdefault(DEFAULT_TYPE, _DefaultType(context))
         found.end()  # perhaps it is in force already
         found.begin()
@@ -116,7 +117,7 @@ def _new_tensor(
     has_place = isinstance(given, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
     if DEFAULT_TYPE not in context.settings or has_place or not _NAMES_OF_PLACED.isdisjoint(kwargs):
         return original(cls, *args, **kwargs) if device is None else original(cls, *args, device=device, **kwargs)
-    target = context.target if device is None else context.redirect(device) or torch.device(device)
+    target = context.devices.current if device is None else context.redirect(device) or torch.device(device)
     if target.type != context.device_type:
         # torch's words
         raise RuntimeError(_LEGACY_CONSTRUCTOR.format(expected=context.program, given=target.type))
@@ -148,7 +149,7 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
     if isinstance(wanted, torch.dtype):
         result = convert(context, func, args, kwargs)
         return moves.followed(args[0], result) if context.runtime.shares_host_memory else result
-    dtype = legacy_dtype(wanted, context.families)
+    dtype = legacy_dtype(wanted, context.names.families)
     if dtype is not None:
         here = f"{context.program}:{context.thread.device_index}"
         return move(context, torch.Tensor.to, (args[0], here), {"dtype": dtype})

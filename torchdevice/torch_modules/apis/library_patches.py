@@ -25,11 +25,11 @@ from torchdevice.kernel.python.per_thread import PerThread, having
 
 def _as_program(context: Context, device: Any) -> Any:
     """Return the program's spelling for a device of the target, and any other device unchanged."""
-    if not isinstance(device, torch.device) or not context.is_targets(device):
+    if not isinstance(device, torch.device) or not context.devices.is_targets(device):
         return device
     if context.runtime.shares_host_memory and moves.side_meant(context, device, None) is not moves.Side.DEVICE:
         return device
-    return context.program_device(context.thread.device_index if device.index is None else device.index)
+    return context.devices.of_program(context.thread.device_index if device.index is None else device.index)
 
 
 # ---- Lightning -------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, *
     Where a move may have nothing to do, a parameter keeps its memory if nothing else holds that memory
     (:mod:`torchdevice.calls.moves`).
     """
-    if not (context.runtime.shares_host_memory or context.folds_devices):
+    if not (context.runtime.shares_host_memory or context.devices.are_folded):
         return original(self, *args, **kwargs)
     context.thread.moving_module += 1
     try:
@@ -79,7 +79,7 @@ _OPTIMIZER = importlib.import_module("torch.optim.optimizer")  # torch.optim del
 @replaces(_OPTIMIZER, "_get_capturable_supported_devices", native_to="cuda", by_value=True)
 def _capturable_devices(context: Context, original: Any, supports_xla: bool = True) -> list[str]:
     """Return torch's list of device types for ``capturable=True``, with the target's added."""
-    return [*original(supports_xla), context.device_type, context.family]
+    return [*original(supports_xla), context.device_type, context.names.family]
 
 
 @replaces(torch.utils._foreach_utils, "_group_tensors_by_device_and_dtype", by_value=True)
@@ -88,7 +88,7 @@ def _groups(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     found = original(*args, **kwargs)
     if context.shown_as is None or not rewrites_calls():
         return found
-    return {(context.shown(device), dtype): group for (device, dtype), group in found.items()}
+    return {(context.devices.shown(device), dtype): group for (device, dtype), group in found.items()}
 
 
 def _validate_device(context: Context, original: Any, query: Any, key: Any, value: Any) -> None:

@@ -71,7 +71,7 @@ def _init_autograd(context: Context, original: Any, self: Any, *args: Any, **kwa
 
 
 def _report(context: Context) -> None:
-    context.report("the profiler's CUDA activity", f"times of the {context.family} target", Fidelity.APPROXIMATE)
+    context.report("the profiler's CUDA activity", f"times of the {context.names.family} target", Fidelity.APPROXIMATE)
 
 
 def _with_device_times(profiler: Any, parse: Any, *args: Any, **kwargs: Any) -> list[FunctionEvent]:

@@ -75,17 +75,17 @@ def activate_gpu_trace(context: Context) -> None:
 
 def begin(context: Context) -> None:
     """Let a context fire the trace, if the program has ever asked for it. May be called again."""
-    if not _Activation.asked or any(isinstance(each, Trace) for each in context.stream_observers):
+    if not _Activation.asked or any(isinstance(each, Trace) for each in context.observers.order):
         return
     trace = Trace()
-    context.stream_observers.append(trace)
+    context.observers.order.append(trace)
     context.settings[Trace] = context.runtime.supplied.watch_allocations(trace, context)
     context.runtime.supplied.watch_host_waits(context)
 
 
 def end(context: Context) -> None:
     """Let a context fire the trace no more. May be called again."""
-    context.stream_observers[:] = [each for each in context.stream_observers if not isinstance(each, Trace)]
+    context.observers.order[:] = [each for each in context.observers.order if not isinstance(each, Trace)]
     context.settings.pop(Trace, int)()  # `int()` does nothing
 
 

@@ -50,11 +50,11 @@ def _deserialize(storage: Any, location: str) -> Any:
         return None
     spelling = parse(location)
     if spelling is not None:
-        if context.device_count and spelling.index is not None and not context.accepts(spelling.index):
-            kind, count = spelling.accelerator.upper(), context.device_count
+        if context.devices.count and spelling.index is not None and not context.devices.accepts(spelling.index):
+            kind, count = spelling.accelerator.upper(), context.devices.count
             raise RuntimeError(_DEVICE_NOT_THERE.format(kind=kind, count=count, **vars(spelling)))
         # A file is not the program: the same program wrote it, on another target.
-        known = spelling.accelerator in (context.family, *context.families)
+        known = spelling.accelerator in (context.names.family, *context.names.families)
         device = context.redirect(location if known else str(Spelling(context.program, spelling.index)))
     else:  # map_location may be a device that is rewritten already
         rewritten = location.partition(":")[0] == context.device_type and not context.runtime.shares_host_memory
@@ -88,7 +88,7 @@ def _restored(context: Context, restore: Any, map_location: Any, storage: Any, l
     natively = map_location is None and context.runtime.supplied.location_tag == context.program
     named = location if natively else map_location
     spelling = parse(named) if isinstance(named, (str, torch.device)) else None
-    foreign = spelling is not None and spelling.accelerator not in (context.family, *context.families)
+    foreign = spelling is not None and spelling.accelerator not in (context.names.family, *context.names.families)
     with thread_state.suspended() if foreign else contextlib.nullcontext():
         return restore(storage, location)
 
@@ -101,12 +101,12 @@ _whole: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def _rebuild(context: Context, original: Any, storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
     """``torch._utils._rebuild_tensor``: on a target that lacks the dtype, convert the storage, once for all views."""
     untyped = storage._untyped_storage
-    if storage.dtype not in context.unsupported_dtypes or untyped.device.type != context.device_type:
+    if storage.dtype not in context.dtypes.unsupported or untyped.device.type != context.device_type:
         return original(storage, offset, size, stride)
     whole = _whole.get(untyped)
     if whole is None:
         host = torch.empty(0, dtype=storage.dtype, device="cpu").set_(untyped.cpu())
-        whole = _whole[untyped] = float64_policy.place(context, host, context.device(untyped.device.index or 0))
+        whole = _whole[untyped] = float64_policy.place(context, host, context.devices.at(untyped.device.index or 0))
     if isinstance(whole, HostDouble):
         return whole.as_strided(size, stride, offset)
     return torch.empty(0, dtype=whole.dtype, device=whole.device).set_(whole.untyped_storage(), offset, size, stride)

@@ -32,7 +32,7 @@ def _start(context: Context, original: Any, self: threading.Thread) -> None:
     if getattr(type(self) if target is None else target, "__module__", None) in _INHERIT_NO_SCOPE:
         return original(self)
     of_thread = self.__dict__.get("run")  # a program may have set one of its own
-    run, inherited = self.run, context.in_another_thread()
+    run, inherited = self.run, context.entries.join(context.thread.forced_cpu)
 
     def restore() -> None:
         self.__dict__.pop("run", None)
@@ -54,7 +54,7 @@ def _start(context: Context, original: Any, self: threading.Thread) -> None:
 
 def _in_scope(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that another thread calls, and that then runs in the scope."""
-    inherited = context.in_another_thread()
+    inherited = context.entries.join(context.thread.forced_cpu)
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -46,7 +46,7 @@ def _exchange(name: str) -> Callable[[Any], Any]:
 
     def exchange(device: int) -> int:
         context = thread_state.answering()
-        if context is None or "cuda" not in context.stood_for:
+        if context is None or "cuda" not in context.names.stood_for:
             return getattr(torch.cuda, f"_{name}_device")(device)  # type: ignore[no-any-return]
         return device_queries.exchange_device(context, device)
 
@@ -101,7 +101,7 @@ class _DynamoPatches(Late):
             self._in_place = True
         context = thread_state.state.context
         if context is not None:
-            self._add_interfaces(context.runtime, context.device_count)
+            self._add_interfaces(context.runtime, context.devices.count)
             # Dynamo finds torch's own generators by their exact class, a key of its table.
             cls, builder = context.runtime.supplied.generator_type, torch._dynamo.variables.builder.VariableBuilder
             if cls not in builder._type_dispatch():
@@ -187,7 +187,8 @@ def _guard_by_key(context: Context, original: Any, self: Any) -> Any:
     sources, guards = torch._dynamo.source, torch._dynamo.guards
     mode = unstacked_mode.source_of_mode()
     if mode is not None:
-        key = sources.AttrSource(sources.AttrSource(mode, "context"), "key")
+        devices = sources.AttrSource(sources.AttrSource(mode, "context"), "devices")
+        key = sources.AttrSource(devices, "key")
         # By equality and not identity: another scope with the same options may use the code.
         self.guards.add(key.make_guard(guards.GuardBuilder.EQUALS_MATCH))
     return result
@@ -231,9 +232,9 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
     found = original(*args, **kwargs)
     # `target_values` are the arguments of the region as the graph will have them.
     device_type, dtype, enabled, *rest = found.target_values
-    if device_type not in context.families and dtype not in (None, torch.float16, torch.bfloat16):
+    if device_type not in context.names.families and dtype not in (None, torch.float16, torch.bfloat16):
         enabled = False  # as torch says, with a warning, where it is made outside a graph
-    if device_type in context.families or device_type == context.device_type:
+    if device_type in context.names.families or device_type == context.device_type:
         fitting = dtype_on_target(context, dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
         # The spare name makes the graph another one than that of a program which asks for the CPU's own lists.
         named = context.device_type if context.runtime.support.autocast_key is None else autocast_lists.SPARE
@@ -247,7 +248,7 @@ def _read(context: Context, original: Any, self: Any, tx: Any) -> Any:
     # A device of another type, or no identity of the program: torch's own answer.
     if device is None or context.shown_as is None or device.type != context.device_type:
         return original(self, tx)
-    shown = context.shown(device) if original.__name__ == "method_attr_device" else context.shown_as == "cuda"
+    shown = context.devices.shown(device) if original.__name__ == "method_attr_device" else context.shown_as == "cuda"
     return torch._dynamo.variables.VariableTracker.build(tx, shown)
 
 

@@ -27,7 +27,7 @@ _NEGATIVE_DEVICE_INDEX = "Expected non-negative device index, but got {index}"
 
 def _device_of(context: Context, index: int) -> torch.device:
     _require(index >= 0, _NEGATIVE_DEVICE_INDEX, index=index)
-    return context.device(index)
+    return context.devices.at(index)
 
 
 def _require_on_device(context: Context, tensor: torch.Tensor, text: str, index: int) -> None:

@@ -70,7 +70,7 @@ class Cudart:
             return CudaError
         if name not in _CUDART:
             thread_state.refuse(f"torch.cuda.cudart().{name}", "It needs the CUDA runtime. Use a torch function.")
-        return context.bound(_CUDART[name])
+        return context.supplied.bound(_CUDART[name])
 
     def __bool__(self) -> bool:
         return thread_state.state.for_cuda is not None or self._original is not None
@@ -86,7 +86,7 @@ def _done(found: object, error: CudaError) -> CudaError:
 
 def _host_register(context: Context, address: int, size: int, flags: int) -> CudaError:
     """Lock the pages of some memory of the host: tensors in it say that they are pinned."""
-    ranges = context.registered_memory
+    ranges = context.pinned.registered
     if any(start < address + size and address < start + length for start, length in ranges.items()):
         return _ALREADY_REGISTERED
     ranges[address] = size
@@ -107,7 +107,7 @@ _CUDART: dict[str, Callable[..., Any]] = {
     "cudaProfilerStart": _success,
     "cudaProfilerStop": _success,
     "cudaHostRegister": _host_register,
-    "cudaHostUnregister": lambda context, address: _done(context.registered_memory.pop(address, None), _NOT_REGISTERED),
+    "cudaHostUnregister": lambda context, address: _done(context.pinned.registered.pop(address, None), _NOT_REGISTERED),
     "cudaStreamCreate": _stream_create,
-    "cudaStreamDestroy": lambda context, handle: _done(context.stream_handles.pop(handle, None), _INVALID_HANDLE),
+    "cudaStreamDestroy": lambda context, handle: _done(context.streams.handles.pop(handle, None), _INVALID_HANDLE),
 }

@@ -29,26 +29,35 @@ from torchdevice.torch_modules.cuda import memory, sleeping
 def get_device_count(context: Context) -> int:
     """Return the number of devices that the scope advertises."""
     if sys._getframe(1).f_code is torch.cuda.is_available.__code__:  # torch documents that this one calls the driver
-        context.touch()
-    return context.device_count
+        context.driver.touch()
+    return context.devices.count
 
 
-supplied_function("_cuda_init")(Context.initialize)
-is_in_bad_fork = supplied_function("_cuda_isInBadFork")(Context.is_in_bad_fork.fget)  # type: ignore[attr-defined]
+@supplied_function("_cuda_init")
+def init(context: Context) -> None:
+    """Note that the program has used the accelerator in this process, and check what CUDA checks at first use."""
+    context.driver.initialize()
+
+
+@supplied_function("_cuda_isInBadFork")
+def is_in_bad_fork(context: Context) -> bool:
+    """Return whether this process was forked from one that had used the accelerator, which then does not work here."""
+    return context.driver.is_in_bad_fork
 
 
 @supplied_function("_cuda_getDevice")
 def get_device(context: Context) -> int:
     """Return the ordinal of this thread's current device."""
-    context.initialize()
+    context.driver.initialize()
     return context.thread.device_index
 
 
 @supplied_function("_cuda_setDevice")
 def set_device(context: Context, device: int) -> None:
     """Set this thread's current device."""
-    context.initialize()
-    context.thread.select(device if 0 <= device < context.device_count else context.ordinal(Spelling("cuda", device)))
+    context.driver.initialize()
+    exists = 0 <= device < context.devices.count
+    context.thread.select(device if exists else context.devices.ordinal(Spelling("cuda", device)))
 
 
 # Those with "maybe" avoid creating a device context, which a stand-in device does not have.
@@ -67,7 +76,7 @@ def exchange_device(context: Context, device: int) -> int:
 @supplied_function("_cuda_hasPrimaryContext")
 def has_primary_context(context: Context, device: int) -> bool:
     """Return whether the device is advertised."""
-    return 0 <= device < context.device_count
+    return 0 <= device < context.devices.count
 
 
 @supplied_function("_cuda_canDeviceAccessPeer")
@@ -85,14 +94,14 @@ def get_arch_flags(context: Context) -> str:
 @supplied_function("_cuda_synchronize")
 def synchronize(context: Context) -> None:
     """Wait for the target's work."""
-    context.initialize()
+    context.driver.initialize()
     synchronize_device(context, context.thread.device_index)
 
 
 def synchronize_device(context: Context, index: int) -> None:
     """Wait for the work of one of the program's devices."""
-    context.runtime.synchronize(context.target_index(index))
-    context.tell("device_synchronized", index)
+    context.runtime.synchronize(context.devices.target_index(index))
+    context.observers.tell("device_synchronized", index)
 
 
 @supplied_function("_cuda_sleep")
@@ -119,7 +128,7 @@ _PROPERTIES = "device properties"
 
 
 def _read_properties(context: Context, device: int) -> DeviceProperties:
-    name = (context.options.properties or {}).get("name") or context.runtime.name(context.target_index(device))
+    name = (context.options.properties or {}).get("name") or context.runtime.name(context.devices.target_index(device))
     measured = DeviceProperties(
         name=name,
         major=context.options.capability[0],
@@ -154,7 +163,7 @@ class InitializedFlag:
 
     def __bool__(self) -> bool:
         context = thread_state.state.context
-        if context is None or self._family not in context.stood_for:
+        if context is None or self._family not in context.names.stood_for:
             return bool(self._original)
         return sys._getframe(1).f_code is not self._device_count
 
@@ -176,7 +185,7 @@ def get_device_index(
         return context.thread.device_index
     if type(device) is int:
         return device
-    if isinstance(device, torch.device) and context.is_targets(device):
+    if isinstance(device, torch.device) and context.devices.is_targets(device):
         if device.index is not None:
             return device.index
         if allow_cpu and context.runtime.shares_host_memory:
@@ -195,18 +204,18 @@ def get_device_index(
 @replaces(torch.cuda, "init")
 def _init(context: Context, original: Any) -> None:
     """``torch.cuda.init``, which returns at once where ``_initialized`` is true."""
-    context.initialize()
+    context.driver.initialize()
     original()
 
 
 def _lazy_init(context: Context, original: Any) -> None:
     """``_lazy_init``, with which most functions of the module begin: it has nothing to do but to refuse a fork."""
-    if context.user != os.getpid() and context.is_in_bad_fork:
+    if context.driver.user != os.getpid() and context.driver.is_in_bad_fork:
         original()
 
 
 def _device_properties(context: Context, original: Any, index: int) -> DeviceProperties:
-    context.initialize()
+    context.driver.initialize()
     return properties_of(context, index)
 
 
@@ -219,7 +228,7 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
     if (
         not context.runtime.support.is_torch_accelerator
         and isinstance(device, torch.device)
-        and context.is_targets(device)
+        and context.devices.is_targets(device)
     ):
         return getattr(torch, context.program)
     spelling = parse(device) if isinstance(device, str) else None

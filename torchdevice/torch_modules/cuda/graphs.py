@@ -120,12 +120,12 @@ class GraphStandIn:
         if self._captured is not None:
             raise RuntimeError(_CAPTURED_TWICE)
         runtime = self._context.runtime
-        index = self._context.target_index(index)
+        index = self._context.devices.target_index(index)
         generator = runtime.default_generator(index)
         self._pool = new_id(for_graph=True) if pool is None else tuple(pool)
         self._capture = thread.capture = Capture(runtime, [generator, *self._generators])
         self._capture.order = CaptureOrder(self._context, self._capture, stream, capture_error_mode)
-        self._context.stream_observers.append(self._capture.order)
+        self._context.observers.order.append(self._capture.order)
         # A capture that the program never ends must not stay with the thread.
         thread.at_exit.append(self._abandon)
         context, capture, self._pools = self._context, self._capture, runtime.supplied.private_pools(index)
@@ -140,7 +140,7 @@ class GraphStandIn:
         self._run_hooks("capture_start")
 
     def _end_following(self, capture: Capture) -> None:
-        self._context.stream_observers.remove(capture.order)
+        self._context.observers.order.remove(capture.order)
         if self._pools is not None:
             self._pools.unroute(self._pool)
 
@@ -167,7 +167,7 @@ class GraphStandIn:
         # Nothing is computed during a capture on CUDA.
         capture.put_back()
         capture.check_memory()
-        self._context.tell("graph_captured", id(self), self._pool, capture)
+        self._context.observers.tell("graph_captured", id(self), self._pool, capture)
         if capture.failed:
             raise error(INVALIDATED)
         capture.order.check_end()
@@ -188,7 +188,7 @@ class GraphStandIn:
         self._run_hooks("replay_start")
         try:
             self._captured.replay()
-            self._context.tell("graph_replayed", id(self), self._pool, self._context.thread.device_index)
+            self._context.observers.tell("graph_replayed", id(self), self._pool, self._context.thread.device_index)
         finally:
             self._run_hooks("replay_end")
 

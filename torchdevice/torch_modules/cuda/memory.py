@@ -99,15 +99,15 @@ def _figures(current: int = 0, peak: int = 0) -> dict[str, int]:
 
 
 def _target_index(context: Context, device: int) -> int:
-    if not context.accepts(device):
+    if not context.devices.accepts(device):
         raise RuntimeError(f"Invalid device argument {device}: did you call init?")  # CUDACachingAllocator.cpp
-    return context.target_index(device)
+    return context.devices.target_index(device)
 
 
 def report(context: Context, name: str, told: str = "figures of the {} process") -> None:
     """Report a memory figure as approximate where it is not the allocator's own."""
     if not context.runtime.exact_memory:
-        context.report(name, told.format(context.family), Fidelity.APPROXIMATE)
+        context.report(name, told.format(context.names.family), Fidelity.APPROXIMATE)
 
 
 @supplied_function("_cuda_memoryStats", on=APPROXIMATE_FIGURES)
@@ -182,7 +182,7 @@ def total(context: Context, device: int) -> int:
 
 def mem_get_info(context: Context, device: int) -> tuple[int, int]:
     """Return the free and the total bytes of a device, for ``cudaMemGetInfo``."""
-    device = context.ordinal(Spelling("cuda", device))
+    device = context.devices.ordinal(Spelling("cuda", device))
     size = total(context, device)
     return min(context.runtime.free_memory(_target_index(context, device)), size), size
 
@@ -192,12 +192,12 @@ def _figure(field: str) -> Callable[..., int]:
 
     def read(context: Context, original: Any, device: Any = None) -> int:
         # As in torch, which takes CUDA for not initialised there. The cheap comparison comes first.
-        if context.user != os.getpid() and context.is_in_bad_fork:
+        if context.driver.user != os.getpid() and context.driver.is_in_bad_fork:
             return 0
         if not context.runtime.exact_memory:
             report(context, "torch.cuda.memory_stats")
         if device is None:
-            index = context.target_index(context.thread.device_index)
+            index = context.devices.target_index(context.thread.device_index)
         else:
             index = _target_index(context, torch.cuda._utils._get_device_index(device, optional=True))
         return getattr(context.runtime.memory(index), field)
@@ -249,7 +249,7 @@ def _end(pools: PrivatePools, owner: PoolId) -> None:
 
 
 def _pools(context: Context, device: int) -> PrivatePools:
-    found = context.runtime.supplied.private_pools(context.target_index(device))
+    found = context.runtime.supplied.private_pools(context.devices.target_index(device))
     return found if found is not None else thread_state.refuse(f"torch.{context.program}.MemPool", POOL)
 
 
@@ -332,7 +332,7 @@ BUFFERS = {"mps": (Fidelity.APPROXIMATE, "The address names a buffer of Metal, w
 @supplied_function("_cuda_cudaCachingAllocator_raw_alloc", on=BUFFERS)
 def raw_alloc(context: Context, size: int, cuda_stream: int) -> int:
     """Return the address of new memory, by the current stream of the device."""
-    device = context.runtime.device(context.target_index(context.thread.device_index))
+    device = context.runtime.device(context.devices.target_index(context.thread.device_index))
     memory = [torch.empty(size, dtype=torch.uint8, device=device)]
     _raw(context)[memory[0].data_ptr()] = memory.clear
     return memory[0].data_ptr()

@@ -245,16 +245,16 @@ def record_memory_history(
     if _STOP not in active.settings:
 
         def ran_out(device: int, size: int, total: int, free: int) -> None:
-            history.out_of_memory(active.target_index(device), size, free)
+            history.out_of_memory(active.devices.target_index(device), size, free)
 
         unwatch = active.runtime.supplied.watch_allocations(history, active)
 
         def stop() -> None:
             unwatch()
-            if ran_out in active.out_of_memory_observers:
-                active.out_of_memory_observers.remove(ran_out)
+            if ran_out in active.observers.memory:
+                active.observers.memory.remove(ran_out)
 
-        active.out_of_memory_observers.append(ran_out)
+        active.observers.memory.append(ran_out)
         active.settings[_STOP] = stop
         # Not _stop() alone: where another thread has stopped the recording, this thread's stack still has the watcher.
         active.thread.at_exit += [lambda: _stop(active), stop]
@@ -343,7 +343,7 @@ def allocation_traceback(context: Context, address: int) -> list[dict[str, Any]]
 @supplied_function("_cuda_attach_out_of_memory_observer")
 def attach_out_of_memory_observer(context: Context, observer: Callable[[int, int, int, int], None]) -> None:
     """Call ``observer(device, bytes requested, bytes of the device, bytes free)`` when memory runs out."""
-    context.out_of_memory_observers.append(observer)
+    context.observers.memory.append(observer)
 
 
 def _check(value: str | None, known: tuple[str, ...], message: str) -> None:

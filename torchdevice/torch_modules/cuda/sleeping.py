@@ -80,7 +80,7 @@ def begin(context: Context) -> Sleeping:
     found = times(context)
     if found is None:
         found = context.settings[Sleeping] = Sleeping()
-        context.stream_observers.append(found)
+        context.observers.order.append(found)
         context.runtime.supplied.watch_host_waits(context)
     return found
 

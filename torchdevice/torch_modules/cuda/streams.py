@@ -21,7 +21,7 @@ import torch
 
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import REPLACED, replaces, supplied_function
-from torchdevice.kernel.context import Context, ThreadValues
+from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.accelerators import conventional_modules
 from torchdevice.kernel.devices.device_strings import Spelling
 from torchdevice.kernel.devices.runtime import Mark, device_of
@@ -29,6 +29,7 @@ from torchdevice.kernel.devices.stream_order import Stream
 from torchdevice.kernel.lowlevel.lazy_initialization import DEVICE_TYPES
 from torchdevice.kernel.patching import original_of, replaced_function, subclass_in_place_of
 from torchdevice.kernel.stand_ins import refuse_to_pickle
+from torchdevice.kernel.thread_values import ThreadValues
 from torchdevice.torch_modules.cuda import device_queries, sleeping
 
 
@@ -62,8 +63,8 @@ def get_current_raw_stream(context: Context, device: int) -> int:
 @supplied_function("_cuda_getStreamFromExternal")
 def get_stream_from_external(context: Context, pointer: int, device: int) -> tuple[int, int, int]:
     """Return the default stream for a null pointer, and the stream of a handle. Raise for another pointer."""
-    if pointer and context.runtime.supplied.has_handles and pointer in context.stream_handles:
-        index, stream_id = context.stream_handles[pointer]
+    if pointer and context.runtime.supplied.has_handles and pointer in context.streams.handles:
+        index, stream_id = context.streams.handles[pointer]
         return stream_id, index, DEVICE_TYPES[context.program]
     if pointer:
         module = getattr(torch, context.program)
@@ -81,8 +82,8 @@ def handle_of(stream: Stream) -> int:
 
 
 def _check(context: Context, device: int) -> None:
-    if not context.accepts(device):  # worded as in c10/cuda/CUDAStream.cpp
-        raise RuntimeError(f"Device index value {device} is out of index range [0, {context.device_count})")
+    if not context.devices.accepts(device):  # worded as in c10/cuda/CUDAStream.cpp
+        raise RuntimeError(f"Device index value {device} is out of index range [0, {context.devices.count})")
 
 
 @supplied_function("_cuda_setStream")
@@ -194,13 +195,13 @@ class StreamStandIn(torch.Stream):
         is_busy = times is not None and times.busy_until(self._identity) > times.now()
         done = not is_busy and self._context.runtime.mark(self._target_index, timing=False).query()
         if done:
-            self._context.tell("stream_queried", self._identity)
+            self._context.observers.tell("stream_queried", self._identity)
         return done
 
     def synchronize(self) -> None:
         """Wait for the work of the stream's device."""
         self._context.runtime.synchronize(self._target_index)
-        self._context.tell("stream_synchronized", self._identity)
+        self._context.observers.tell("stream_synchronized", self._identity)
 
     @property
     def _identity(self) -> Stream:
@@ -208,7 +209,7 @@ class StreamStandIn(torch.Stream):
 
     @property
     def _target_index(self) -> int:
-        return self._context.target_index(self.device_index)
+        return self._context.devices.target_index(self.device_index)
 
     def __enter__(self) -> StreamStandIn:
         self._context.thread.entered_streams.append(self.select(self._context.thread))
@@ -311,16 +312,16 @@ class EventStandIn(torch.Event):
         on = index, _ = context.thread.stream() if stream is None else (stream.device_index, stream.stream_id)
         if self._recorded_on is not None and self._recorded_on != index:
             raise RuntimeError(f"Event device {self._recorded_on} does not match recording stream's device {index}.")
-        for observer in context.stream_observers:
+        for observer in context.observers.order:
             if self._recorded_on is None:
                 observer.event_created(self._number)
             observer.event_recorded(self._number, on)
         self._recorded_on = index
-        self._mark = context.runtime.mark(index and context.target_index(index), timing=self._timing)
+        self._mark = context.runtime.mark(index and context.devices.target_index(index), timing=self._timing)
         if (
             self._timing
             and context.runtime.supplied.has_handles
-            and any(each.stream_id for each in context.streams.values())
+            and any(each.stream_id for each in context.streams.last.values())
         ):
             sleeping.begin(context)
         times = context.settings.get(sleeping.Sleeping)
@@ -332,7 +333,7 @@ class EventStandIn(torch.Event):
         """Make later work of a stream wait for the event; all work runs in one order, so that costs nothing."""
         if self._mark is not None:
             on = self._context.thread.stream() if stream is None else (stream.device_index, stream.stream_id)
-            for observer in self._context.stream_observers:
+            for observer in self._context.observers.order:
                 observer.event_waited(self._number, on)
 
     def query(self) -> bool:
@@ -342,18 +343,18 @@ class EventStandIn(torch.Event):
         times = sleeping.times(self._context)
         done = (times is None or times.now() >= self._done_at) and self._mark.query()
         if done:
-            self._context.tell("event_queried", self._number)
+            self._context.observers.tell("event_queried", self._number)
         return done
 
     def synchronize(self) -> None:
         """Wait for the work before the recorded point."""
         if self._mark is not None:
             self._mark.synchronize()
-            self._context.tell("event_synchronized", self._number)
+            self._context.observers.tell("event_synchronized", self._number)
 
     def __del__(self) -> None:
         if self._mark is not None:
-            for observer in self._context.stream_observers:
+            for observer in self._context.observers.order:
                 observer.event_deleted(self._number)
 
     def elapsed_time(self, end_event: EventStandIn) -> float:  # type: ignore[override]
@@ -393,22 +394,23 @@ def new_stream(
         made: The class of the stand-in.
         **kwargs: The other arguments of ``torch.cuda.Stream``.
     """
-    context.initialize()
+    context.driver.initialize()
     if "stream_id" in kwargs:
         stream_id, index = kwargs["stream_id"], kwargs.get("device_index", context.thread.device_index)
         # The cached stand-in, so that `current_stream() is current_stream()`.
-        return context.streams.get((made, stream_id, index)) or _remembered(context, made(context, stream_id, index))
+        known = context.streams.last.get((made, stream_id, index))
+        return known or _remembered(context, made(context, stream_id, index))
     if "stream_ptr" in kwargs:
         return _new_external_stream(context, None, made, device=device, **kwargs)
     ordinal_by_torch = original_of(made.module._utils._get_device_index)
     ordinal = device_queries.get_device_index(context, ordinal_by_torch, device, optional=True)
-    index = context.ordinal(Spelling("cuda", ordinal))
+    index = context.devices.ordinal(Spelling("cuda", ordinal))
     # CUDA clamps a priority beyond its range, too.
     priority = max(made.highest_priority, min(made.lowest_priority, priority))
     stream = _remembered(context, made(context, next(_ids), index, priority))
     if context.runtime.supplied.has_handles:
-        context.stream_handles[handle_of(stream._identity)] = stream._identity
-    context.tell("stream_created", stream._identity)
+        context.streams.handles[handle_of(stream._identity)] = stream._identity
+    context.observers.tell("stream_created", stream._identity)
     return stream
 
 
@@ -420,16 +422,16 @@ def current_stream(context: Context, index: int) -> StreamStandIn:
 def create_external(context: Context) -> int:
     """Return the handle of a new stream on the current device, as ``cudaStreamCreate`` does for other libraries."""
     stream = context.thread.device_index, next(_ids)
-    context.stream_handles[handle_of(stream)] = stream
+    context.streams.handles[handle_of(stream)] = stream
     return handle_of(stream)
 
 
 def _remembered(context: Context, stream: StreamStandIn) -> StreamStandIn:
     """Cache a stream and return it: programs ask for the current stream all the time."""
     # All at once: which of them is asked for again is not known.
-    if len(context.streams) >= _KNOWN_STREAMS:
-        context.streams.clear()
-    context.streams[type(stream), stream.stream_id, stream.device_index] = stream
+    if len(context.streams.last) >= _KNOWN_STREAMS:
+        context.streams.last.clear()
+    context.streams.last[type(stream), stream.stream_id, stream.device_index] = stream
     return stream
 
 
@@ -454,9 +456,9 @@ def _generic(original: type, make: Callable[..., Any]) -> type:
     @functools.wraps(original.__new__)
     def new(cls: type, device: Any = None, **kwargs: Any) -> Any:
         context: Any = thread_state.state.context
-        own = context is not None and context.family != "cuda" and "stream_id" not in kwargs
+        own = context is not None and context.names.family != "cuda" and "stream_id" not in kwargs
         # A device argument that is None, spells an accelerator, or is a device rewritten to the target.
-        rewritten = own and isinstance(device, torch.device) and context.is_targets(device)
+        rewritten = own and isinstance(device, torch.device) and context.devices.is_targets(device)
         if own and (device is None or rewritten or context.redirect(device) is not None):
             return make(context, device, **kwargs)
         return original.__new__(cls, *(() if device is None else (device,)), **kwargs)
@@ -471,7 +473,7 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
     @replaces(stream.module.Stream, "__new__")
     def make_stream(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> StreamStandIn:
         # `torch.cuda.current_stream` names the stream that it wants, which programs ask for all the time.
-        known = context.streams.get((stream, kwargs.get("stream_id", -1), kwargs.get("device_index", -1)))
+        known = context.streams.last.get((stream, kwargs.get("stream_id", -1), kwargs.get("device_index", -1)))
         return known or new_stream(context, *args, made=stream, **kwargs)
 
     @replaces(stream.module.Event, "__new__")
@@ -488,8 +490,8 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
         """Select the stream as torch does, without its questions, which are 20 frames of Python."""
         if type(self.stream) is not stream:
             return original(self)
-        if context.user != os.getpid():
-            context.initialize()  # raises after a fork
+        if context.driver.user != os.getpid():
+            context.driver.initialize()  # raises after a fork
         self._torchdevice_before = self.stream.select(context.thread)
 
     @replaces(stream.module.StreamContext, "__exit__")

@@ -161,7 +161,7 @@ class Ongoing(StreamObserver):
         group.ongoing = self
         if self._context is not None:
             # Those that have ended go, which hold tensors: the program may wait for none of them.
-            known = self._context.stream_observers
+            known = self._context.observers.order
             known[:] = [*(each for each in known if not (isinstance(each, Ongoing) and each.is_completed())), self]
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
@@ -201,7 +201,7 @@ class Ongoing(StreamObserver):
         if self._group.ongoing is self:
             self._group.ongoing = None
         if self._context is not None:
-            known = self._context.stream_observers
+            known = self._context.observers.order
             known[:] = [each for each in known if each is not self]
 
 

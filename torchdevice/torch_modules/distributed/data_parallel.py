@@ -40,7 +40,7 @@ def _init_ddp(
     torch refuses them for a CPU module. They may be ordinals of devices that the scope advertises beyond the real ones;
     then the device of the module takes their place, because torch moves inputs to it.
     """
-    if not context.runtime.takes_device_ids or context.device_count > context.runtime.device_count():
+    if not context.runtime.takes_device_ids or context.devices.count > context.runtime.device_count():
         # An ordinal beyond the real devices would be refused by torch, and on a CPU every ordinal.
         device_ids, output_device = _of_module(context, module) if device_ids else None, None
     original(self, module, device_ids, output_device, *args, **kwargs)

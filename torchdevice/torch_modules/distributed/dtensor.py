@@ -37,7 +37,7 @@ replaces(_DISPATCH, "is_rng_supported_mesh", native_to="cuda")(with_mode)
 @replaces(_TRACKER, "__init__", native_to="cuda")
 def _init_tracker(context: Context, original: Any, self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
     """``OffsetBasedRNGTracker``, which refuses the CPU."""
-    self._device = context.target
+    self._device = context.devices.current
     # The program's module: torch looks streams and the random state up there.
     self._device_handle = getattr(torch, context.program)
     self._use_distribute_region = True
@@ -70,7 +70,8 @@ def _seeded(context: Context, shard: int, generator: torch.Generator | None) -> 
     default = context.runtime.default_generator(context.thread.device_index)
     source = default if generator is None else generator
     # No mode rewrites this call, and a generator may say another device than torch's.
-    place = context.runtime.device(source.device.index or 0) if context.is_targets(source.device) else source.device
+    is_targets = context.devices.is_targets(source.device)
+    place = context.runtime.device(source.device.index or 0) if is_targets else source.device
     # One element, hence one number, which all ranks draw alike.
     drawn = torch.empty((), dtype=torch.int64, device=place).random_(generator=source).item()
     state = default.get_state()

@@ -461,7 +461,7 @@ class Work(dist.distributed_c10d.Work):
 def observers() -> Sequence[Any]:
     """Return the observers of the order of this thread's work."""
     context = thread_state.state.context
-    return () if context is None else context.stream_observers
+    return () if context is None else context.observers.order
 
 
 def collectives_waited() -> None:

@@ -220,8 +220,8 @@ def _batch(context: Context, original: Any, p2p_op_list: Any) -> list[Any]:
 def _default_backend(context: Context, original: Any, device: Any) -> str:
     """``get_default_backend_for_device``: for the target, the backend of the program's accelerator."""
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
-    is_target = context.is_targets_type(kind) and not context.runtime.shares_host_memory
-    return original(context.program_device(0) if is_target or kind == context.program else device)
+    is_target = context.devices.is_targets_type(kind) and not context.runtime.shares_host_memory
+    return original(context.devices.of_program(0) if is_target or kind == context.program else device)
 
 
 @_replaces("_maybe_attach_flight_recorder", optional=True)  # torch 2.15 and later
@@ -271,7 +271,8 @@ class ProcessGroupNCCL:
 
 def _new_nccl(cls: type, *args: Any, **kwargs: Any) -> Any:
     context = thread_state.state.context
-    return (ProcessGroupNCCL if context is not None and "cuda" in context.stood_for else _OF_BUILD)(*args, **kwargs)
+    stands_in = context is not None and "cuda" in context.names.stood_for
+    return (ProcessGroupNCCL if stands_in else _OF_BUILD)(*args, **kwargs)
 
 
 _OF_BUILD: Any = getattr(_C10D, "ProcessGroupNCCL", None)
@@ -321,7 +322,7 @@ def _move_flat_parameter(context: Context, original: Any, self: Any, *args: Any,
 
 def _device_handle(context: Context, original: Any, cls: type, device: Any) -> Any:
     """``_FSDPDeviceHandle.from_device``: the program's module, because ``torch.cpu`` has streams without methods."""
-    return getattr(torch, context.program) if context.is_targets(device) else original(cls, device)
+    return getattr(torch, context.program) if context.devices.is_targets(device) else original(cls, device)
 
 
 @replaces("torch.distributed.fsdp._common_utils:_FSDPDeviceHandle", "from_device", makes=True)
@@ -333,7 +334,7 @@ def _make_from_device(original: Any) -> Any:
 @replaces(torch._utils, "_get_device_module", native_to="cuda", by_value=True)
 def _module_of_type(context: Context, original: Any, device_type: str = "cuda") -> Any:
     """``_get_device_handle`` and ``_get_device_module``: the program's module, because ``torch.mps`` has no streams."""
-    lacks = bool(context.runtime.support.lacks_in_module) and context.is_targets_type(device_type)
+    lacks = bool(context.runtime.support.lacks_in_module) and context.devices.is_targets_type(device_type)
     return getattr(torch, context.program) if lacks else original(device_type)
 
 
@@ -344,11 +345,11 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     torch asks ``torch.cuda.is_initialized()``, which is true in scopes.
     """
     # Read before torch's own set-up, which uses the accelerator.
-    chosen, count = context.is_initialized, context.device_count
+    chosen, count = context.driver.is_initialized, context.devices.count
     group = original(self)
     # As torch does: the launcher's variable first, else by the rank.
     index = int(os.environ.get("LOCAL_RANK", dist.get_rank() % max(1, count)))
-    of_accelerator = self._device_type == context.program or context.is_targets_type(self._device_type)
+    of_accelerator = self._device_type == context.program or context.devices.is_targets_type(self._device_type)
     if of_accelerator and not chosen and index < count:
         context.thread.select(index)
     return group
@@ -361,7 +362,7 @@ def _device_type(original: Any) -> property:
     def device_type(mesh: Any) -> str:
         found: str = original.fget(mesh)
         context = thread_state.answering()
-        if context is None or found not in context.families:
+        if context is None or found not in context.names.families:
             return found
         of_program = of_this_thread() is not None and not torch_internals.is_torch_function_all_disabled()
         return found if of_program else context.device_type

@@ -1,0 +1,34 @@
+"""The members of torch's modules that one context supplies, and what its program has set in their place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+class SuppliedMembers:
+    """Values of the names that a context supplies.
+
+    Args:
+        context: The first argument of supplied functions.
+
+    Attributes:
+        values: Values that do not change in the context, kept when they are first read.
+        written: Values that the program has set in the place of supplied ones.
+    """
+
+    def __init__(self, context: object) -> None:
+        self.values: dict[Any, Any] = {}
+        self.written: dict[Any, Any] = {}
+        self._context = context
+        self._bound: dict[Any, Any] = {}
+
+    def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a supplied function with the context as its first argument, the same object each time."""
+        found = self._bound.get(function)
+        # Kept, because torch and programs compare functions by identity.
+        if found is None:
+            partial = functools.partial(function, self._context)
+            found = self._bound[function] = functools.wraps(function)(partial)
+        return found
