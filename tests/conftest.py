@@ -454,8 +454,8 @@ class MetaRuntime(runtimes.Runtime):
     def default_generator(self, index: int) -> torch.Generator:
         return torch.default_generator
 
-    def memory(self, index: int) -> runtimes.Memory:
-        return runtimes.Memory(0, 0, 0, 0)
+    def memory(self, index: int) -> torchdevice.Memory:
+        return torchdevice.Memory(0, 0, 0, 0)
 
     def reset_peak_memory(self, index: int) -> None:
         pass

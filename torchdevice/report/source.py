@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import linecache
 import os
-import re
 
 from torchdevice.kernel.python import printable
+from torchdevice.kernel.python.library_files import name_inside
 from torchdevice.kernel.python.uncaught_errors import ipython
 
 AROUND = 3
 """How many lines are kept on each side of a line."""
-
-_INSTALLED = re.compile(r".*[/\\](?:site-packages|dist-packages|lib[/\\]python3\.[0-9]+t?)[/\\]")
 
 _given: dict[str, list[str]] = {}
 
@@ -50,9 +48,9 @@ def short(file: str) -> str:
     file = printable.line(file)
     if not os.path.isabs(file):
         return file
-    installed = _INSTALLED.match(file)
-    if installed:
-        return file[installed.end() :]
+    inside = name_inside(file)
+    if inside is not None:
+        return inside
     try:
         relative = os.path.relpath(file)
     except (OSError, ValueError):  # the working folder is gone, or on another drive

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.kernel.python.uncaught_errors import PACKAGE
+from torchdevice.kernel.python.library_files import PACKAGE
 
 _MAX_KNOWN = 10_000
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import json
 import os
 import re
@@ -18,12 +17,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import torchdevice
 from torchdevice.kernel.python import run_folder
 from torchdevice.kernel.python.environment import COLLECTED
-
-PACKAGE = os.path.join(os.path.abspath(torchdevice.__path__[0]), "")
-"""The folder of this package, whose frames are not the program's."""
+from torchdevice.kernel.python.library_files import is_library
 
 UNEXPLAINED = "a rank ended without an error, as one does that is killed"
 """What the other ranks can tell of a rank that a signal ended. The launcher knows the signal."""
@@ -32,14 +28,6 @@ _FAILED, _WAITS, _STACK = _KINDS = ".failed", ".waits", ".stack"
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 """A line of faulthandler's. The innermost frame comes first."""
-
-
-@functools.cache
-def _libraries() -> tuple[str, ...]:
-    """Return the folders of Python's libraries."""
-    import sysconfig  # here, because this file is imported before a program that may have a file of this name
-
-    return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib"))
 
 
 class Failure(NamedTuple):
@@ -157,11 +145,6 @@ def _program_line(stack: str) -> Iterator[str]:
     frames = _FRAME.findall(stack)
     for file, line, function in [each for each in frames if not is_library(each[0])][:1] or frames[:1]:
         yield f"{os.path.basename(file)}:{line} in {function}"
-
-
-def is_library(file: str) -> bool:
-    """Return whether a file is this package's, an installed package's, or Python's own."""
-    return file.startswith((PACKAGE, "<frozen", *_libraries())) or "site-packages" in file
 
 
 def alike(said: Mapping[int, str]) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from torchdevice.kernel.python import printable, rank_notes, run_folder
-from torchdevice.kernel.python.rank_notes import PACKAGE as PACKAGE
+from torchdevice.kernel.python.library_files import PACKAGE, is_library
 
 FRAMES = "TORCHDEVICE_TRACEBACKS"
 _ASKING = os.path.join("torch", "overrides.py")
@@ -148,7 +148,7 @@ def _file(entry: TracebackType) -> str:
 def last_place(error: BaseException) -> str:
     """Return the program's last line in an error's traceback, with the file's name; nothing where there is none."""
     frames = _entries(without_ours(error))
-    frames = [each for each in frames if not rank_notes.is_library(_file(each))] or frames
+    frames = [each for each in frames if not is_library(_file(each))] or frames
     return f"{os.path.basename(_file(frames[-1]))}:{frames[-1].tb_lineno}" if frames else ""
 
 

@@ -13,7 +13,7 @@ import re
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from torchdevice.kernel.python.rank_notes import is_library
+from torchdevice.kernel.python.library_files import is_library
 from torchdevice.kernel.python.uncaught_errors import add_note
 
 if TYPE_CHECKING:

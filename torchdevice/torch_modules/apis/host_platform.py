@@ -16,8 +16,7 @@ from typing import Any
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import replaces
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.python.rank_notes import is_library
-from torchdevice.kernel.python.uncaught_errors import PACKAGE
+from torchdevice.kernel.python.library_files import PACKAGE, is_library
 from torchdevice.torch_modules.accelerators.mps import MACOS
 
 _SYSTEM, _MACHINE = "Darwin", "arm64"

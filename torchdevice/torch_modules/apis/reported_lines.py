@@ -21,7 +21,8 @@ import torch.overrides
 from torchdevice.kernel.bindings import replaces
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.journal.callers import caller_frame, warn_at
-from torchdevice.kernel.python.uncaught_errors import PACKAGE, trim
+from torchdevice.kernel.python.library_files import PACKAGE
+from torchdevice.kernel.python.uncaught_errors import trim
 
 
 @replaces(traceback.TracebackException, "__init__")

@@ -33,7 +33,7 @@ from torchdevice.kernel.patching import (
     per_context,
     replaced_function,
 )
-from torchdevice.kernel.python.uncaught_errors import PACKAGE
+from torchdevice.kernel.python.library_files import PACKAGE
 from torchdevice.torch_modules.apis import autocast_lists
 from torchdevice.torch_modules.apis.autocast import dtype_on_target
 from torchdevice.torch_modules.compile import unstacked_mode

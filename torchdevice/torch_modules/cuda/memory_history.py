@@ -25,7 +25,7 @@ from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.device_memory import Block, Segment
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.python import garbage_collection
-from torchdevice.kernel.python.uncaught_errors import PACKAGE
+from torchdevice.kernel.python.library_files import PACKAGE
 from torchdevice.torch_modules.cuda import memory
 
 _gather = torch._C._profiler.gather_traceback
