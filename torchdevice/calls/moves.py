@@ -122,11 +122,12 @@ def mark(tensor: Any, side: Side | None) -> Any:
 
 def side_of(tensor: Any) -> Side | None:
     """Return the side that the program holds a tensor to be on, or None where that is unknown."""
-    storage = _storage(tensor)
-    return None if storage is None else _side_of_storage(storage)
+    return _side_of_storage(_storage(tensor))
 
 
 def _side_of_storage(storage: Any) -> Side | None:
+    if storage is None:
+        return None
     side = _mark_of(storage)
     # Torch allocates resizable memory; what it imports or shares is not resizable.
     if side is None and (not storage.resizable() or storage.is_shared()):
@@ -199,28 +200,47 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
     # Inlined, since every move of a program comes here.
     side = getattr(storage, "_torchdevice_side", None)
     if side is None or side is _UNKNOWN:
-        side = None if storage is None else _side_of_storage(storage)
+        side = _side_of_storage(storage)
     if side is not None and side is to and not (side is _DEVICE and context.devices.are_several):
         return tensor
     if _is_tracing():
         return tensor  # a graph must not depend on what is known of one example
-    # Several accelerators are one side, but CUDA copies from one to another.
-    may_stay = side is None or to is None or (side is to and context.devices.are_several)
+    return _kept_or_copied(context, tensor, storage, side, to)
+
+
+def _kept_or_copied(context: Context, tensor: torch.Tensor, storage: Any, side: Side | None, to: Side | None) -> Any:
+    """Return the result of a move of a tensor that is not known to be there: a copy, or the tensor where it must stay.
+
+    Args:
+        context, tensor, to: See :func:`moved`.
+        storage: The tensor's storage; None where it has no memory of its own.
+        side: The side that it is known to be on; None where that is unknown.
+    """
     # A module's move must keep its parameters' memory, or a large model would need it twice.
     if context.thread.moving_module and storage is not None and isinstance(tensor, torch.nn.Parameter):
         if _is_exclusive(storage):
             mark_storage(storage, to or Side.UNKNOWN)
             return tensor
-    # A leaf that may be on the requested side stays the same object: the program may give it to an optimizer.
-    elif may_stay and tensor.requires_grad and tensor.is_leaf and not _is_wrapped(tensor):
+    elif tensor.requires_grad and _stays_as_leaf(context, tensor, side, to):
         if side is not None and to is None:
             mark_storage(storage, Side.UNKNOWN)  # on CUDA the result may be a copy on the other side
         return tensor
-    # A tensor without memory of its own, such as a DTensor or a lazy tensor, moves what it is made of itself.
-    of_class = type(tensor) not in _PLAIN and to is not Side.HOST
-    if storage is None and (of_class or isinstance(tensor, UninitializedTensorMixin)):
+    if storage is None and _moves_its_parts(tensor, to):
         return tensor
     return mark(tensor.clone(), to)
+
+
+def _moves_its_parts(tensor: torch.Tensor, to: Side | None) -> bool:
+    """Return whether a tensor without memory of its own, such as a DTensor, moves what it is made of itself."""
+    of_class = type(tensor) not in _PLAIN and to is not Side.HOST
+    return of_class or isinstance(tensor, UninitializedTensorMixin)
+
+
+def _stays_as_leaf(context: Context, tensor: torch.Tensor, side: Side | None, to: Side | None) -> bool:
+    """Return whether a leaf stays the same object, because the program may give it to an optimizer."""
+    # Several accelerators are one side, but CUDA copies from one to another.
+    may_be_there = side is None or to is None or (side is to and context.devices.are_several)
+    return may_be_there and tensor.is_leaf and not _is_wrapped(tensor)
 
 
 def moved_among_devices(context: Context, tensor: Any, result: Any) -> Any:
@@ -269,7 +289,10 @@ def _own_references() -> tuple[int, int]:
 
     def found(tensor: torch.Tensor) -> tuple[int, int]:
         storage = _storage(tensor)
-        # As an argument of a call, one reference more, as in `_is_exclusive`.
+        return passed_on(storage)
+
+    def passed_on(storage: Any) -> tuple[int, int]:
+        # As an argument of a call, one reference more, as in `_kept_or_copied` and in `_is_exclusive`.
         return called(storage)
 
     def called(storage: Any) -> tuple[int, int]:

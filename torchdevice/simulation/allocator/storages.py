@@ -34,9 +34,6 @@ _as_strided = torch._C._VariableFunctions.as_strided
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter  # global names, read at every argument of every kernel
 
 
-_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
-
-
 def device(index: int) -> Device:
     """Return the memory of the device with this index on the current machine."""
     memory = machine.current().memory
@@ -331,18 +328,14 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         TypeError: The active profile does not support the dtype.
         torch.OutOfMemoryError: The tensor would exceed the active scope's memory limit.
     """
+    # One function with many branches, because every result comes here: see `Pipeline.run`.
     context = thread_state.state.context
-    policy = None if context is None else context.policy
-    if policy is not None and policy.asks:
-        policy.check_dtype(result.dtype)
-    # The conjugate bit cannot go through DLPack; the memory behind it can.
-    if result.dtype in _COMPLEX and result.is_conj():
-        return conj(fresh(conj(result), index))
+    checks = None if context is None else context.policy
+    if checks is not None and checks.asks:
+        checks.check_dtype(result.dtype)
     requested = result.nbytes
-    if not requested:
-        return _fresh_without_memory(result, index)
-    if result.is_meta:
-        return _fresh_without_values(result, index)
+    if not requested or result.is_meta or result.is_conj():
+        return _fresh_of_another_kind(result, index)
     address = result.data_ptr()
     offset: Any = result.storage_offset()
     before = offset * result.itemsize if offset else 0
@@ -352,13 +345,13 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         if shared is not None:
             return shared
     # `device(index)` in short, without a call for the usual case.
-    machine = None if context is None else context.devices.machine
-    on = None if machine is None else machine.memory.get(index)
+    there = None if context is None else context.devices.machine
+    on = None if there is None else there.memory.get(index)
     if on is None:
         on = device(index)
     block = None
     try:
-        serves = context is not None and context.policy is not None and context.policy.native
+        serves = checks is not None and checks.native
         if serves and (tensor := native.fresh(result, serves, on)) is not None:
             return tensor
         block = on.allocate(requested, 0 if context is None else context.thread.streams.get(index, 0))
@@ -376,6 +369,14 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     except BaseException:
         _free_unowned(on, block)
         raise
+
+
+def _fresh_of_another_kind(result: torch.Tensor, index: int) -> torch.Tensor:
+    """Do as :func:`fresh` does, for a tensor without memory of its own or with a conjugate bit."""
+    # The conjugate bit cannot go through DLPack; the memory behind it can.
+    if result.is_conj():
+        return conj(fresh(conj(result), index))
+    return _fresh_without_values(result, index) if result.nbytes else _fresh_without_memory(result, index)
 
 
 def _fresh_without_memory(result: torch.Tensor, index: int) -> torch.Tensor:
@@ -452,18 +453,12 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     Raises:
         torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has changed then.
     """
-    # Storages that are resized to 0 are known by the negative address of their C++ object.
-    emptied = -storage._cdata
-    # An empty storage has the address 0. The machine of another one may have ended.
-    known = owner_of(storage) if storage.data_ptr() else _owners.get(emptied)
+    known = _owner_of_any(storage)
     serves = native is not None and not memory.is_meta and (known is None or isinstance(known, NativeRef))
-    if serves and native.adopt(storage, memory, device(index) if known is None else known.on):
-        # Storages that had ended were released meanwhile, perhaps one whose memory had this address.
-        if known is not None and _owners.get(known.address) is known:
-            _give_up(known.address)
+    if serves and _adopted(storage, index, memory, known):
         return None, memory.data_ptr()
     device(index).release_ended()  # a storage that ended may have had this one's negative number
-    owner = owner_of(storage) if storage.data_ptr() else _owners.get(emptied)
+    owner = _owner_of_any(storage)
     on = device(index) if owner is None else owner.on
     # Allocated first: if memory runs out, nothing has changed.
     block = on.allocate(memory.nbytes, stream(index)) if memory.nbytes else None
@@ -471,30 +466,64 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
         _give_up(owner.address)
     if serves and native.adopt(storage, memory, on, block):
         return None, 0 if block is None else memory.data_ptr()
+    old = None
     if owner is None:
-        owner, old = _reference(storage, on, memory), None
+        owner = _reference(storage, on, memory)
     else:
-        # Not where a twin has the memory: a graph that was captured with it goes on to use it.
-        old = owner.tensor if owner.address not in _owners else None
-        if isinstance(owner, NativeRef):
-            native.adopt(storage, _NOTHING, on, None)
-            native.disown(storage._cdata)
-            owner = _reference(storage, on, memory)
-        freed, owner.block = owner.block, None
-        if freed is not None:
-            on.freed.append(freed)
-            for observer in on.observers:
-                observer.freed(owner.address)
+        owner, old = _without_memory(owner, storage, memory)
+    return old, _put_in_memory(owner, storage, memory, block)
+
+
+def _owner_of_any(storage: Any) -> StorageRef | None:
+    """Return the reference to a storage, also to one that is resized to 0."""
+    # Known by the negative address of their C++ object, as an empty storage has the address 0. The machine of another
+    # one may have ended.
+    return owner_of(storage) if storage.data_ptr() else _owners.get(-storage._cdata)
+
+
+def _adopted(storage: Any, index: int, memory: torch.Tensor, known: StorageRef | None) -> bool:
+    """Let the kernels in C++ count a storage as having ``memory``. Return whether they do."""
+    if not native.adopt(storage, memory, device(index) if known is None else known.on):
+        return False
+    # Storages that had ended were released meanwhile, perhaps one whose memory had this address.
+    if known is not None and _owners.get(known.address) is known:
+        _give_up(known.address)
+    return True
+
+
+def _without_memory(owner: StorageRef, storage: Any, memory: torch.Tensor) -> tuple[StorageRef, torch.Tensor | None]:
+    """Free the block of a storage that gets the memory of ``memory``.
+
+    Returns:
+        The reference to the storage from now on, and the CPU tensor whose memory it had, None where it had none.
+    """
+    # Not where a twin has the memory: a graph that was captured with it goes on to use it.
+    old = None if owner.address in _owners or isinstance(owner, MetaRef) else owner.tensor
+    on = owner.on
+    if isinstance(owner, NativeRef):
+        native.adopt(storage, _NOTHING, on, None)
+        native.disown(storage._cdata)
+        owner = _reference(storage, on, memory)
+    freed, owner.block = owner.block, None
+    if freed is not None:
+        on.freed.append(freed)
+        for observer in on.observers:
+            observer.freed(owner.address)
+    return owner, old
+
+
+def _put_in_memory(owner: StorageRef, storage: Any, memory: torch.Tensor, block: memory_blocks.Block | None) -> int:
+    """Let a storage have the memory of ``memory``, for which it has a block. Return the address of the memory."""
     address = 0
     if block is not None:
         address = block.address if memory.is_meta else memory.data_ptr()
     if isinstance(owner, MetaRef):
         _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
-        owner.meta, owner.forgotten, memory, old = memory, None, _NOTHING, None
+        owner.meta, owner.forgotten, memory = memory, None, _NOTHING
         _by_meta[owner.meta.untyped_storage()._cdata] = owner
     owner.tensor, owner.view, owner.viewer = memory, memory, 0
-    _own(owner, address or emptied, block)
-    return old, address
+    _own(owner, address or -storage._cdata, block)
+    return address
 
 
 def owner_at(tensor: torch.Tensor) -> StorageRef | None:
