@@ -38,8 +38,9 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         match node:
             case ast.FunctionDef():
-                # The values of the original function, which Python evaluated when it was defined, take the place.
-                node.decorator_list, node.args.defaults = [], []
+                node.decorator_list = []
+                # The function gets the values of the original one, which Python evaluated when it was defined.
+                node.args.defaults = []
                 node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
             case ast.Assign():
                 node.value = _call("assigned", node.value)
@@ -54,7 +55,8 @@ class _Rewriter(ast.NodeTransformer):
             case ast.BoolOp():
                 name = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
                 nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-                return _call("logical", ast.Constant(name), *(ast.Lambda(nothing, value) for value in node.values))
+                operands = [ast.Lambda(nothing, value) for value in node.values]
+                return _call("logical", ast.Constant(name), *operands)
             case ast.UnaryOp(op=ast.Not()):
                 return _call("not", node.operand)
             case ast.Attribute(attr="T"):
@@ -95,8 +97,12 @@ def _code_of(source: str, file: str, line: int, free: tuple[str, ...]) -> types.
     around.body[0].body = tree.body  # type: ignore[attr-defined]
     ast.increment_lineno(ast.fix_missing_locations(around), line - 1)
     # Like this file, it leaves annotations unevaluated: compile() inherits what it imports from __future__.
-    (made,) = (each for each in compile(around, file, "exec").co_consts if isinstance(each, types.CodeType))
-    return next(each for each in made.co_consts if isinstance(each, types.CodeType))
+    return _first_inside(_first_inside(compile(around, file, "exec")))
+
+
+def _first_inside(code: types.CodeType) -> types.CodeType:
+    """Return the code of the first function that is defined in some code."""
+    return next(each for each in code.co_consts if isinstance(each, types.CodeType))
 
 
 def function_of(kernel: Any) -> Callable[..., Any]:
@@ -104,8 +110,7 @@ def function_of(kernel: Any) -> Callable[..., Any]:
     original = kernel.fn
     own = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
     free = (*own, *_FREE)
-    lines = enumerate(kernel.raw_src, kernel.starting_line_number)
-    first = next(number for number, text in lines if text.lstrip().startswith("def "))  # below its decorators
+    first = _line_of_def(kernel)
     # On one line: an interrupt between two lines would leave the lock held.
     with _lock: code = _code_of(kernel.src, original.__code__.co_filename, first, free)  # noqa: E701  # fmt: skip
     cells = tuple(own[name] if name in own else types.CellType(_FREE[name]) for name in code.co_freevars)
@@ -114,10 +119,18 @@ def function_of(kernel: Any) -> Callable[..., Any]:
     return function
 
 
+def _line_of_def(kernel: Any) -> int:
+    """Return the number of the line with a kernel's ``def``, which is below its decorators."""
+    lines = enumerate(kernel.raw_src, kernel.starting_line_number)
+    return next(number for number, text in lines if text.lstrip().startswith("def "))
+
+
 @functools.cache
 def as_jit(kernel: Any) -> Any:
     """Return a kernel as JITFunction, also one that was decorated while ``TRITON_INTERPRET`` was set."""
-    return triton.JITFunction(kernel.fn, **kernel.kwargs) if isinstance(kernel, triton.InterpretedFunction) else kernel
+    if isinstance(kernel, triton.InterpretedFunction):
+        return triton.JITFunction(kernel.fn, **kernel.kwargs)
+    return kernel
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
@@ -167,29 +180,40 @@ def _logical(name: str, *operands: Callable[[], Any]) -> Any:
 
 def _truth(value: Any) -> bool:
     """Return whether a condition holds, of one element, since Triton's compiler refuses others."""
-    return bool(running.semantic.builder.one(value.handle) if isinstance(value, core.tensor) else value)
+    if isinstance(value, core.tensor):
+        value = running.semantic.builder.one(value.handle)
+    return bool(value)
 
 
 def tensor_of(value: Any, dtype: Any) -> Any:
     """Return a scalar of a kernel."""
-    data = np.array([value], np.float64 if dtype.is_floating() else numpy_dtype(dtype))
-    return core.tensor(encoded(data, dtype) if dtype.is_floating() else TensorHandle(data, dtype), dtype)
+    if dtype.is_floating():
+        handle = encoded(np.array([value], np.float64), dtype)
+    else:
+        handle = TensorHandle(np.array([value], numpy_dtype(dtype)), dtype)
+    return core.tensor(handle, dtype)
 
 
 def _range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Iterator[Any]:
     """``tl.range``. Instances stay together where their loops have as many turns, from whatever they begin."""
-    bounds = (0, start, step) if stop is None else (start, stop, 1 if step is None else step)
-    tensors = [running.semantic.to_tensor(each) for each in bounds]
+    tensors = [running.semantic.to_tensor(each) for each in _bounds(start, stop, step)]
     dtype = tl.int64 if any(each.dtype == tl.int64 for each in tensors) else tl.int32
     first, last, by = (each.handle.data.astype(numpy_dtype(dtype)) for each in tensors)
-    turns = running.semantic.builder.one(TensorHandle(-((first - last) // by), dtype))
+    count = -((first - last) // by)  # rounded up
+    turns = running.semantic.builder.one(TensorHandle(count, dtype))
     for turn in builtins.range(turns):
         yield core.tensor(TensorHandle(first + turn * by, dtype), dtype)
 
 
 def _static_range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Any:
-    bounds = (0, start) if stop is None else (start, stop)
-    return builtins.range(*map(operator.index, (*bounds, 1 if step is None else step)))
+    return builtins.range(*map(operator.index, _bounds(start, stop, step)))
+
+
+def _bounds(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
+    """Return the first number of a range, the one after its last, and the step, as Python reads the arguments."""
+    if step is None:
+        step = 1
+    return (0, start, step) if stop is None else (start, stop, step)
 
 
 # ---- reductions and scans --------------------------------------------------------------------------------------------
@@ -210,21 +234,29 @@ def _as_tensors(arrays: list[Any], like: Any) -> Any:
 
 
 def _combined(function: Any, one: list[Any], other: list[Any], like: tuple[Any, ...]) -> list[Any]:
+    """Return what a function of a kernel makes of two elements, each of one or several arrays."""
     found = called(function)(*_as_tensors(one, like), *_as_tensors(other, like))
-    found = found if isinstance(found, (tuple, core.tuple)) else (found,)
-    made = [running.semantic.to_tensor(each).handle.data for each in found]
-    return [np.broadcast_arrays(each, old)[0] for each, old in zip(made, one, strict=True)]
+    made = []
+    for each, old in zip(_several(found), one, strict=True):
+        data = running.semantic.to_tensor(each).handle.data
+        made.append(np.broadcast_arrays(data, old)[0])
+    return made
+
+
+def _several(value: Any) -> Any:
+    """Return the elements of a tuple; another value as the only element of one."""
+    return value if isinstance(value, (tuple, core.tuple)) else (value,)
 
 
 def _inputs(input: Any) -> tuple[tuple[Any, ...], list[Any]]:
     """Return the tensors of a reduction or scan, and their values for the same instances."""
-    like = tuple(input) if isinstance(input, (tuple, core.tuple)) else (input,)
+    like = tuple(_several(input))
     return like, list(np.broadcast_arrays(*(each.handle.data for each in like)))
 
 
 def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
     """``tl.reduce``: neighbours are combined first, so that a function that does not commute gets them in order."""
-    axis, keeps = triton.constant(axis), triton.constant(keep_dims)
+    axis = triton.constant(axis)
     like, arrays = _inputs(input)
     count, *shape = arrays[0].shape
     kept = [1] * len(shape)
@@ -234,47 +266,85 @@ def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **op
         axis %= len(shape)
         kept = [*shape[:axis], 1, *shape[axis + 1 :]]
         arrays = [np.moveaxis(each, axis + 1, -1) for each in arrays]
-    ufunc = _UFUNCS.get(combine_fn)
-    if ufunc is not None and like[0].dtype.scalar not in _INEXACT:
-        arrays = [ufunc.reduce(arrays[0], axis=-1, dtype=arrays[0].dtype)]
-    else:
-        while arrays[0].shape[-1] > 1:
-            arrays = _combined(combine_fn, [a[..., 0::2] for a in arrays], [a[..., 1::2] for a in arrays], like)
-        arrays = [each[..., 0] for each in arrays]
-    made = _as_tensors([each.reshape(-1, *kept) if keeps else each for each in arrays], like)
+    arrays = _reduced(arrays, combine_fn, like)
+    if triton.constant(keep_dims):
+        arrays = [each.reshape(-1, *kept) for each in arrays]
+    made = _as_tensors(arrays, like)
     return made if isinstance(input, (tuple, core.tuple)) else made[0]
 
 
+def _reduced(arrays: list[Any], combine_fn: Any, like: tuple[Any, ...]) -> list[Any]:
+    """Return arrays without their last axis, along which they are combined."""
+    ufunc = _UFUNCS.get(combine_fn)
+    if ufunc is not None and like[0].dtype.scalar not in _INEXACT:
+        return [ufunc.reduce(arrays[0], axis=-1, dtype=arrays[0].dtype)]
+    while arrays[0].shape[-1] > 1:
+        even = [each[..., 0::2] for each in arrays]
+        odd = [each[..., 1::2] for each in arrays]
+        arrays = _combined(combine_fn, even, odd, like)
+    return [each[..., 0] for each in arrays]
+
+
 def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
-    axis, shape = triton.constant(axis), list(input.handle.data.shape[1:])
+    axis = triton.constant(axis)
+    shape = list(input.handle.data.shape[1:])
     if axis is None:
         shape, axis = [math.prod(shape)], 0
         input = running.semantic.reshape(input, shape, can_reorder=False)
     places = np.indices((1, *shape), np.int32, sparse=True)[axis % len(shape) + 1]
     handle = TensorHandle(np.broadcast_to(places, (1, *shape)), tl.int32)
-    return _reduce((input, core.tensor(handle, core.block_type(tl.int32, shape))), axis, combine_fn, keep_dims)
+    indices = core.tensor(handle, core.block_type(tl.int32, shape))
+    return _reduce((input, indices), axis, combine_fn, keep_dims)
 
 
 def _scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: Any) -> Any:
     """``tl.associative_scan``: each step combines an element with the one 1, 2, 4, ... before it."""
-    axis, step = triton.constant(axis), -1 if triton.constant(reverse) else 1
+    step = -1 if triton.constant(reverse) else 1
     like, arrays = _inputs(input)
-    axis = axis % (arrays[0].ndim - 1) + 1
+    axis = triton.constant(axis) % (arrays[0].ndim - 1) + 1
     arrays = [np.moveaxis(each, axis, -1)[..., ::step] for each in arrays]
     length = arrays[0].shape[-1]
     for power in builtins.range((length - 1).bit_length()):
-        found = _combined(combine_fn, [np.roll(each, 2**power, axis=-1) for each in arrays], arrays, like)
-        arrays = [np.where(np.arange(length) < 2**power, old, new) for old, new in zip(arrays, found, strict=True)]
+        distance = 2**power
+        before = [np.roll(each, distance, axis=-1) for each in arrays]
+        found = _combined(combine_fn, before, arrays, like)
+        has_none = np.arange(length) < distance
+        arrays = [np.where(has_none, old, new) for old, new in zip(arrays, found, strict=True)]
     arrays = [np.moveaxis(each[..., ::step], -1, axis) for each in arrays]
     made = _as_tensors(arrays, like)
     return made if isinstance(input, (tuple, core.tuple)) else made[0]
 
 
 def _dot_scaled(*args: Any, **kwargs: Any) -> Any:
-    # The formats are constants, of which Triton's semantic takes the value.
-    given = [core.constexpr(each) if isinstance(each, str) else each for each in args]
-    named = {name: core.constexpr(each) if isinstance(each, str) else each for name, each in kwargs.items()}
+    given = [_as_constant(each) for each in args]
+    named = {name: _as_constant(each) for name, each in kwargs.items()}
     return tl.dot_scaled(*given, _semantic=running.semantic, **named)
+
+
+def _as_constant(value: Any) -> Any:
+    """Return a format as a constant, of which Triton's semantic takes the value."""
+    return core.constexpr(value) if isinstance(value, str) else value
+
+
+def _hinted(input: Any, *hints: Any, **options: Any) -> Any:
+    """Return the argument of a hint for the compiler."""
+    return input
+
+
+def _not(value: Any) -> Any:
+    return core.tensor.__not__(value) if isinstance(value, core.tensor) else not value
+
+
+def _assert(test: Any, text: Any) -> Any:
+    return running.semantic.device_assert(running.semantic.to_tensor(test), text, None)
+
+
+def _transposed(value: Any) -> Any:
+    return running.semantic.permute(value, (1, 0)) if isinstance(value, core.tensor) else value.T
+
+
+def _assigned(value: Any) -> Any:
+    return running.semantic.to_tensor(value, False)
 
 
 _INEXACT = frozenset((tl.int1, *SMALL_FLOATS))
@@ -290,10 +360,11 @@ _OWN: dict[Any, Callable[..., Any]] = {
     core.reduce: _reduce,
     triton.reduce_with_indices: _reduce_with_indices,
     core.associative_scan: _scan,
-    # Hints for the compiler.
-    **dict.fromkeys((tl.multiple_of, tl.max_contiguous, tl.max_constancy), lambda input, *_, **options: input),
+    tl.multiple_of: _hinted,
+    tl.max_contiguous: _hinted,
+    tl.max_constancy: _hinted,
 }
-"""What runs in the place of functions that Triton's compiler treats in its own way."""
+"""Function that Triton's compiler treats in its own way -> what runs here."""
 
 _METHODS = {"reduce": core.reduce, "associative_scan": core.associative_scan}
 
@@ -303,10 +374,10 @@ _CALLED: dict[str, Callable[..., Any]] = {
     "logical": _logical,
     "constant": triton.constant,
     "truth": _truth,
-    "not": lambda value: core.tensor.__not__(value) if isinstance(value, core.tensor) else not value,
-    "asserted": lambda test, text: running.semantic.device_assert(running.semantic.to_tensor(test), text, None),
-    "transposed": lambda value: running.semantic.permute(value, (1, 0)) if isinstance(value, core.tensor) else value.T,
-    "assigned": lambda value: running.semantic.to_tensor(value, False),
+    "not": _not,
+    "asserted": _assert,
+    "transposed": _transposed,
+    "assigned": _assigned,
 }
 """What a kernel calls by the names that :class:`_Rewriter` puts into it."""
 

@@ -67,14 +67,16 @@ class Rows(NamedTuple):
         windows, numbers, (which, _) = self.parts[0]
         if which is ... and windows.shape[-1] == self.shape[self.axis]:
             return np.moveaxis(windows[numbers], -1, self.axis)
-        result = np.broadcast_to(default, np.broadcast_shapes(self.shape, default.shape)).astype(windows.dtype)
+        whole = np.broadcast_to(default, np.broadcast_shapes(self.shape, default.shape))
+        result = whole.astype(windows.dtype)
         for windows, numbers, place in self.parts:
             np.moveaxis(result, self.axis, -1)[place] = windows[numbers]
         return result
 
     def write(self, values: Any, memory: Memory) -> None:
         """Write values, after the memory has kept what was there."""
-        given = np.moveaxis(np.broadcast_to(values, np.broadcast_shapes(self.shape, values.shape)), self.axis, -1)
+        whole = np.broadcast_to(values, np.broadcast_shapes(self.shape, values.shape))
+        given = np.moveaxis(whole, self.axis, -1)
         for windows, numbers, place in self.parts:
             rows = given[place]
             at = np.broadcast_to(numbers, rows.shape[:-1])
@@ -110,8 +112,9 @@ class Memory:
             name: The arguments that have it.
             memory: A CPU tensor that covers it.
         """
-        address, number = memory.data_ptr(), len(self._regions) + _FIRST
-        first = (number << _SHIFT) + (1 << (_SHIFT - 1)) + (address & _ALIGNMENT)
+        number = len(self._regions) + _FIRST
+        middle = (number << _SHIFT) + (1 << (_SHIFT - 1))
+        first = middle + (memory.data_ptr() & _ALIGNMENT)
         as_bytes = torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory.untyped_storage()).numpy()
         self._regions[number] = Region(name, first, as_bytes, memory.itemsize)
         return first
@@ -126,32 +129,54 @@ class Memory:
         """
         if not isinstance(pointers, OuterSum) or self._races or self.launch.context.options.uninitialized:
             return None
-        terms, size = [each.view(np.int64) for each in pointers.terms], dtype.itemsize
-        for axis, column in ((axis, each) for each in terms for axis in range(1, each.ndim)):
-            rest = [each for each in terms if each is not column]
-            is_alone = column[0].size == column.shape[axis] > 1 == max(each.shape[axis] for each in rest)
-            if is_alone and (np.diff(column, axis=axis) == size).all():
-                break
-        else:
+        found = _axis_of_rows([each.view(np.int64) for each in pointers.terms], dtype.itemsize)
+        if found is None:
             return None
-        shape = pointers.shape if mask is None else np.broadcast_shapes(pointers.shape, mask.data.shape)
-        at = functools.reduce(np.add, rest).take(0, axis) + column.take(0, axis)
-        at, places = np.broadcast_to(at, (*shape[:axis], *shape[axis + 1 :])), [(..., slice(0, shape[axis]))]
-        if mask is not None and not (active := compact(mask.data)).all():
-            places = _alike(np.moveaxis(active, axis, -1), shape[axis], at.shape)
-        region = self._regions.get(int(at[places[0][0]].flat[0]) >> _SHIFT) if places else None
-        if region is None or ((at := at - region.first) % size).any():
+        axis, column, rest = found
+        shape = pointers.shape
+        if mask is not None:
+            shape = np.broadcast_shapes(shape, mask.data.shape)
+        first = functools.reduce(np.add, rest).take(0, axis) + column.take(0, axis)
+        first = np.broadcast_to(first, (*shape[:axis], *shape[axis + 1 :]))
+        places = [(..., slice(0, shape[axis]))]
+        if mask is not None:
+            active = compact(mask.data)
+            if not active.all():
+                places = _alike(np.moveaxis(active, axis, -1), shape[axis], first.shape)
+        parts = self._parts(first, places, dtype)
+        if not parts:
             return None
+        self.largest = max(self.largest, math.prod(shape[1:]))
+        return Rows(parts, axis, shape)
+
+    def _parts(self, first: Any, places: list[tuple[Any, slice]], dtype: Any) -> list[Any]:
+        """Return the parts of a block, see :class:`Rows`; none where its rows are not all whole in one storage.
+
+        Args:
+            first: The address of the first element of each row.
+            places: Which rows each part has, and which lanes of these.
+            dtype: The dtype of the elements.
+        """
+        if not places:
+            return []
+        which, _ = places[0]
+        region = self._regions.get(int(first[which].flat[0]) >> _SHIFT)
+        if region is None:
+            return []
+        size = dtype.itemsize
+        offsets = first - region.first
+        if (offsets % size).any():
+            return []
         elements = region.memory[: len(region.memory) // size * size].view(dtype)
         parts = []
         for which, lanes in places:
-            numbers, length = at[which] // size + lanes.start, lanes.stop - lanes.start
+            numbers = offsets[which] // size + lanes.start
+            length = lanes.stop - lanes.start
             if numbers.min() < 0 or numbers.max() + length > len(elements):
-                return None
+                return []
             windows = as_strided(elements, (len(elements) - length + 1, length), (size, size))
             parts.append((windows, numbers, (which, lanes)))
-        self.largest = max(self.largest, math.prod(shape[1:]))
-        return Rows(parts, axis, shape)
+        return parts
 
     def addresses(self, pointers: Any, active: Any, size: int, access: str, group: Any) -> tuple[Any, Any]:
         """Return the addresses in the process for those of a kernel, and the lanes that are active.
@@ -169,7 +194,8 @@ class Memory:
             return pointers, active
         first, last = int(found.min()) >> _SHIFT, int(found.max()) >> _SHIFT
         if first == last:
-            return pointers + self._offset(first, pointers, active, found, size, access, group), active
+            offset = self._offset(first, pointers, active, found, size, access, group)
+            return pointers + offset, active
         result = pointers.copy()
         for number in np.unique(found >> np.uint64(_SHIFT)).tolist():
             within = active & (pointers >> np.uint64(_SHIFT) == number)
@@ -178,25 +204,27 @@ class Memory:
 
     def _offset(self, number: int, pointers: Any, active: Any, found: Any, size: int, access: str, group: Any) -> Any:
         """Return what leads from addresses of one region to those of the process, if all are in the storage."""
-        lowest, highest = int(found.min()), int(found.max())
-        if (region := self._regions.get(number)) is None:
-            if not (allocated := self.launch.are_allocated(found, size)).all():
+        region = self._regions.get(number)
+        if region is None:
+            allocated = self.launch.are_allocated(found, size)
+            if not allocated.all():
                 where = f"at the address {int(found[~allocated][0]):#x}, which is no tensor's on the device"
                 self.launch.fault(f"{access} {size} bytes {where}", group[0])
             return np.uint64(0)
+        what = f"{access} {size} bytes"
         end = region.first + len(region.memory)
-        if lowest < region.first or highest + size > end:
+        if int(found.min()) < region.first or int(found.max()) + size > end:
             outside = active & ((pointers < region.first) | (pointers + np.uint64(size) > end))
-            self.launch.fault(*_told(region, pointers, active, outside, f"{access} {size} bytes", "are outside", group))
+            self.launch.fault(*_told(region, pointers, active, outside, what, "are outside", group))
         if self._races is not None:
-            self._races.note(region, (found - np.uint64(region.first)) // np.uint64(region.itemsize), access)
+            elements = (found - np.uint64(region.first)) // np.uint64(region.itemsize)
+            self._races.note(region, elements, access)
         offset = np.uint64((region.memory.ctypes.data - region.first) % 2**64)
         if self.launch.context.options.uninitialized and access != "writes":
-            words = (pointers + offset) & ~np.uint64(3)
-            found = active & (memory_windows.read(words, active, words, np.dtype(np.uint32)) == PATTERN)
-            if found.any():
-                what, why = f"{access} {size} bytes", "read what nothing has written"
-                self.launch.report_unwritten(*_told(region, pointers, active, found, what, why, group))
+            unwritten = _unwritten(pointers + offset, active)
+            if unwritten.any():
+                why = "read what nothing has written"
+                self.launch.report_unwritten(*_told(region, pointers, active, unwritten, what, why, group))
         return offset
 
     # ---- going back --------------------------------------------------------------------------------------------------
@@ -212,6 +240,33 @@ class Memory:
         for restore in reversed(self.logs or []):
             restore()
         self.logs = None
+
+
+def _axis_of_rows(terms: list[Any], size: int) -> tuple[int, Any, list[Any]] | None:
+    """Return the axis along which the elements of a sum of addresses lie one after the other.
+
+    Args:
+        terms: The terms of the sum.
+        size: The size of an element.
+
+    Returns:
+        The axis, the only term that varies along it, and the other terms; None where there is no such axis.
+    """
+    for column in terms:
+        rest = [each for each in terms if each is not column]
+        for axis in range(1, column.ndim):
+            length = column.shape[axis]
+            varies_along_it = length > 1 and column[0].size == length
+            is_alone = max(each.shape[axis] for each in rest) == 1
+            if varies_along_it and is_alone and (np.diff(column, axis=axis) == size).all():
+                return axis, column, rest
+    return None
+
+
+def _unwritten(addresses: Any, active: Any) -> Any:
+    """Return the lanes that are active and in whose word in memory is the pattern."""
+    words = addresses & ~np.uint64(3)
+    return active & (memory_windows.read(words, active, words, np.dtype(np.uint32)) == PATTERN)
 
 
 def _told(region: Region, pointers: Any, active: Any, wrong: Any, what: str, why: str, group: Any) -> tuple[str, Any]:
@@ -233,13 +288,20 @@ def _alike(active: Any, length: int, outer: tuple[int, ...]) -> list[tuple[Any, 
         outer: The shape of the block without that axis.
     """
     active = np.broadcast_to(active, (*active.shape[:-1], length))
-    count, first, end = active.sum(-1), active.argmax(-1), length - active[..., ::-1].argmax(-1)
+    count = active.sum(-1)
+    first = active.argmax(-1)
+    end = length - active[..., ::-1].argmax(-1)
+    # One number for the first lane and the one after the last; 0 for a row without any.
     codes = np.where(count > 0, first * (length + 1) + end, 0)
     found = [code for code in np.unique(codes).tolist() if code]
-    if len(found) > _PARTS or (count[count > 0] != (end - first)[count > 0]).any():
+    has_gaps = (count > 0) & (count != end - first)
+    if len(found) > _PARTS or has_gaps.any():
         return []
-    which = [... if codes.size == 1 else np.broadcast_to(codes == code, outer) for code in found]
-    return [(each, slice(*divmod(code, length + 1))) for each, code in zip(which, found, strict=True)]
+    places: list[tuple[Any, slice]] = []
+    for code in found:
+        which = ... if codes.size == 1 else np.broadcast_to(codes == code, outer)
+        places.append((which, slice(*divmod(code, length + 1))))
+    return places
 
 
 class Races:
@@ -283,8 +345,11 @@ class Races:
             readers[elements] = np.where((known == _NOBODY) | (known == self.instance), self.instance, _MANY)
 
     def _check(self, region: Region, elements: Any, known: Any, access: str, earlier: str, before: set[int]) -> None:
+        ordered = [_NOBODY, self.instance, *before]
+        if before:
+            ordered.append(_MANY)
         found = known[elements]
-        races = ~np.isin(found, [_NOBODY, self.instance, *before, *([_MANY] if before else [])])
+        races = ~np.isin(found, ordered)
         if races.any():
             text = f"{access} element {elements[races][0]} of argument {region.name}, which another instance {earlier}"
             self._report(text, int(found[races][0]))

@@ -38,8 +38,13 @@ def decoded(handle: Any) -> Any:
     """Return the values of a handle, as float32 where NumPy lacks the dtype."""
     values = handle.data
     # Pointers, which have no hash, are wider.
-    dtype = SMALL_FLOATS.get(handle.dtype.scalar) if values.itemsize < 3 and values.dtype.kind in "iu" else None
-    return values if dtype is None else torch.from_numpy(np.ascontiguousarray(values)).view(dtype).float().numpy()
+    if values.itemsize > 2 or values.dtype.kind not in "iu":
+        return values
+    dtype = SMALL_FLOATS.get(handle.dtype.scalar)
+    if dtype is None:
+        return values
+    bits = torch.from_numpy(np.ascontiguousarray(values))
+    return bits.view(dtype).float().numpy()
 
 
 def encoded(values: Any, dtype: Any) -> Any:
@@ -64,7 +69,8 @@ def _as_tf32(values: Any) -> Any:
     """Round float32 to the 10 bits of TF32's mantissa, to nearest and ties away from zero, as ``cvt.rna`` does."""
     bits = values.view(np.uint32) + np.uint32(0x1000)
     bits &= np.uint32(0xFFFFE000)
-    rounded, finite = bits.view(np.float32), np.isfinite(values)
+    rounded = bits.view(np.float32)
+    finite = np.isfinite(values)
     return rounded if finite.all() else np.where(finite, rounded, values)
 
 
@@ -123,7 +129,8 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
 
     def _at(self, pointers: Any, mask: Any, access: str) -> Any:
         size = numpy_dtype(pointers.get_element_ty()).itemsize
-        active, at = np.broadcast_arrays(True if mask is None else mask.data, pointers.data)
+        active = True if mask is None else mask.data
+        active, at = np.broadcast_arrays(active, pointers.data)
         return self.memory.addresses(at, active, size, access, self.group)
 
     def create_load(self, ptr: Any, *rest: Any) -> Any:
@@ -155,9 +162,12 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         """Return the addresses, the lanes and operands of an atomic, for each instance also where they are equal."""
         at, active = self._at(ptr, mask, "updates")
         shape = np.broadcast_shapes((len(self.group), *at.shape[1:]), *(each.data.shape for each in values))
-        made = [TensorHandle(at, ptr.dtype), TensorHandle(active, tl.int1), *values]
-        made = [TensorHandle(np.ascontiguousarray(np.broadcast_to(each.data, shape)), each.dtype) for each in made]
-        self.memory.log(made[0].data, made[1].data, made[-1].data.dtype)
+        made = []
+        for each in (TensorHandle(at, ptr.dtype), TensorHandle(active, tl.int1), *values):
+            whole = np.ascontiguousarray(np.broadcast_to(each.data, shape))
+            made.append(TensorHandle(whole, each.dtype))
+        addresses, lanes, *_, last = (each.data for each in made)
+        self.memory.log(addresses, lanes, last.dtype)
         return made
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
@@ -165,20 +175,25 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return super().create_atomic_cas(at, expected, new, *rest)
 
     def create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
-        made = self._for_each(ptr, mask, val)
-        at, active, values = (each.data for each in made)
+        at, active, values = self._for_each(ptr, mask, val)
         if val.dtype.scalar not in (*SMALL_FLOATS, tl.float16):
-            return super().create_atomic_rmw(op, made[0], made[2], made[1], *rest)
-        # Triton's interpreter adds the bits. One element after the other, since addresses may be equal.
-        old, yes = np.zeros(values.size, values.dtype), np.array([True])
+            return super().create_atomic_rmw(op, at, values, active, *rest)
+        return self._update_one_by_one(op, at.data, active.data, values.data, val.dtype)
+
+    def _update_one_by_one(self, op: Any, at: Any, active: Any, values: Any, dtype: Any) -> Any:
+        """Do an atomic on floats whose bits Triton's interpreter would add. Addresses may be equal."""
         by_op = {ir.ATOMIC_OP.MIN: self.create_minnumf, ir.ATOMIC_OP.MAX: self.create_maxnumf}
         combine = by_op.get(op, self.create_fadd)
+        old = np.zeros(values.size, values.dtype)
+        yes = np.array([True])
+        addresses, operands = at.ravel(), values.ravel()
         for lane in np.flatnonzero(active):
-            where, given = (each.ravel()[lane : lane + 1] for each in (at, values))
-            old[lane] = memory_windows.read(where, yes, given, given.dtype)[0]
-            made = combine(TensorHandle(old[lane : lane + 1], val.dtype), TensorHandle(given, val.dtype))
-            memory_windows.write(where, yes, made.data)
-        return TensorHandle(old.reshape(values.shape), val.dtype.scalar)
+            one = slice(lane, lane + 1)
+            where, given = addresses[one], operands[one]
+            old[one] = memory_windows.read(where, yes, given, given.dtype)
+            new = combine(TensorHandle(old[one], dtype), TensorHandle(given, dtype))
+            memory_windows.write(where, yes, new.data)
+        return TensorHandle(old.reshape(values.shape), dtype.scalar)
 
     # ---- descriptors and block pointers ------------------------------------------------------------------------------
 
@@ -198,7 +213,8 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         self, base: Any, shape: Any, strides: Any, block: Any, is_signed: Any, padding: Any = None
     ) -> Any:
         size = base.dtype.element_ty.primitive_bitwidth // 8
-        if any((each % 16).any() for each in (base.data, *(stride.data * size for stride in strides[:-1]))):
+        in_bytes = [stride.data * size for stride in strides[:-1]]
+        if any((each % 16).any() for each in (base.data, *in_bytes)):
             raise ValueError("a tensor descriptor needs a base and strides that are multiples of 16 bytes.")
         return _Tile(base, shape, strides, block, padding=padding)
 
@@ -238,7 +254,8 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         one, other = decoded(lhs), decoded(rhs)
         if one.dtype == other.dtype == np.bool_ and op not in _OF_BITS:
             # NumPy saturates what Triton wraps: int1 is an integer of one bit.
-            return TensorHandle((op(one.astype(np.int8), other.astype(np.int8)) & 1).astype(np.bool_), tl.int1)
+            wrapped = op(one.astype(np.int8), other.astype(np.int8)) & 1
+            return TensorHandle(wrapped.astype(np.bool_), tl.int1)
         return encoded(op(one, other), lhs.dtype)
 
     def create_add(self, lhs: Any, rhs: Any) -> Any:
@@ -247,12 +264,12 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return added(lhs, rhs, terms_of(rhs))
 
     def create_addptr(self, ptr: Any, offset: Any) -> Any:
-        size, terms = numpy_dtype(ptr.get_element_ty()).itemsize, terms_of(offset)
-        if len(terms) > 1:
-            # A sum of offsets that is beyond their dtype has wrapped before it is added.
-            bounds, limits = [sum(int(of(each)) for each in terms) for of in (np.min, np.max)], np.iinfo(terms[0].dtype)
-            terms = terms if limits.min <= bounds[0] <= bounds[1] <= limits.max else [offset.data]
-        return added(ptr, offset, (each.astype(np.uint64) * np.uint64(size) for each in terms))
+        terms = terms_of(offset)
+        # A sum of offsets that is beyond their dtype has wrapped before it is added.
+        if len(terms) > 1 and not _fits(terms):
+            terms = [offset.data]
+        size = np.uint64(numpy_dtype(ptr.get_element_ty()).itemsize)
+        return added(ptr, offset, (each.astype(np.uint64) * size for each in terms))
 
     def ternary_op(self, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
         return encoded(op(decoded(lhs), decoded(rhs), decoded(other)), other.dtype)
@@ -284,14 +301,15 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     def create_print(self, prefix: str, hex: bool, values: Any, is_signed: Any) -> None:
         for number, (x, y, z) in enumerate(self.group.tolist()):
             pid = f"pid ({x}, {y}, {z})"
-            for operand, value in enumerate(values):
-                which = f"(operand {operand}) " if len(values) > 1 else ""
-                data, as_bits = decoded(value)[number % len(value.data)], hex or value.dtype.is_ptr()
-                for at, element in np.ndenumerate(data):
-                    index = ", ".join(f"{i:{len(str(size - 1))}}" for i, size in zip(at, data.shape, strict=True))
-                    self.printed.append(f"{pid} idx ({index}){prefix}{which}{_shown(element, as_bits)}")
             if not values:
                 self.printed.append(f"{pid}{prefix}")
+            for operand, value in enumerate(values):
+                which = f"(operand {operand}) " if len(values) > 1 else ""
+                as_bits = hex or value.dtype.is_ptr()
+                data = decoded(value)[number % len(value.data)]
+                for at, element in np.ndenumerate(data):
+                    index = _index(at, data.shape)
+                    self.printed.append(f"{pid} idx ({index}){prefix}{which}{_shown(element, as_bits)}")
 
     def show_printed(self) -> None:
         """Print what the group has printed."""
@@ -309,18 +327,21 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         values = decoded(src)
         if dst_type.scalar == tl.int1:
             return TensorHandle(values != 0, tl.int1)
-        return encoded(values if values.dtype != np.bool_ else values.astype(np.uint8), dst_type)
+        if values.dtype == np.bool_:
+            values = values.astype(np.uint8)
+        return encoded(values, dst_type)
 
     def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
         if tl.float8e4b15 in (src.dtype.scalar, dst_type.scalar):
             return super().create_fp_to_fp(src, dst_type, rounding_mode)
         made = self.cast_impl(src, dst_type)
-        if rounding_mode == ir.ROUNDING_MODE.RTZ:
-            # Where rounding to nearest went away from zero, the bits of the number before, which are less by one.
-            away = np.abs(decoded(made)) > np.abs(decoded(src))
-            bits = made.data.view(f"u{made.data.itemsize}")
-            made = TensorHandle((bits - away).astype(bits.dtype).view(made.data.dtype), made.dtype)
-        return made
+        if rounding_mode != ir.ROUNDING_MODE.RTZ:
+            return made
+        # Where rounding to nearest went away from zero, the bits of the number before, which are less by one.
+        away = np.abs(decoded(made)) > np.abs(decoded(src))
+        bits = made.data.view(f"u{made.data.itemsize}")
+        bits = (bits - away).astype(bits.dtype)
+        return TensorHandle(bits.view(made.data.dtype), made.dtype)
 
     def get_bf16(self, value: float) -> Any:
         return encoded(np.array([value], dtype=np.float32), tl.bfloat16)
@@ -352,25 +373,45 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return np.take_along_axis(data, at, axis=axis + 1)
 
     def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
-        values, counted = np.broadcast_arrays(data.data, True if mask is None else mask.data)
+        active = True if mask is None else mask.data
+        values, active = np.broadcast_arrays(data.data, active)
+        counted = active & (values >= 0) & (values < bins)
+        # Each instance has bins of its own.
         at = np.arange(len(values))[:, None] * bins + values
-        found = np.bincount(at[counted & (values >= 0) & (values < bins)], minlength=len(values) * bins)
+        found = np.bincount(at[counted], minlength=len(values) * bins)
         return TensorHandle(found.reshape(-1, bins).astype(np.int32), tl.int32)
 
     def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-        self.memory.launch.check_shared(self.options.num_stages * sum(each.data[0].nbytes for each in (a, b)))
+        operands = a.data[0].nbytes + b.data[0].nbytes
+        self.memory.launch.check_shared(self.options.num_stages * operands)
         one, other = decoded(a), decoded(b)
         if one.dtype == np.float32 == other.dtype and input_precision == ir.INPUT_PRECISION.TF32:
             one, other = _as_tf32(one), _as_tf32(other)
         # Sums of products of int8 are exact in float64, and float16 is summed in float32.
         wide = np.float64 if one.dtype.kind in "iu" or one.dtype == np.float64 else np.float32
-        return encoded(np.matmul(one.astype(wide, copy=False), other.astype(wide, copy=False)) + decoded(d), d.dtype)
+        product = np.matmul(one.astype(wide, copy=False), other.astype(wide, copy=False))
+        return encoded(product + decoded(d), d.dtype)
 
     def create_dot_scaled(self, *given: Any) -> Any:
         a, a_scale, a_format, b, b_scale, b_format, _, a_packed_by_k, b_packed_by_k, d = given
         one = _scaled(decoded(a), a_scale, a_format, -1 if a_packed_by_k else -2)
         other = _scaled(np.swapaxes(decoded(b), -1, -2), b_scale, b_format, -1 if b_packed_by_k else -2)
-        return encoded(np.matmul(one, np.swapaxes(other, -1, -2)) + decoded(d), d.dtype)
+        product = np.matmul(one, np.swapaxes(other, -1, -2))
+        return encoded(product + decoded(d), d.dtype)
+
+
+def _fits(terms: Any) -> bool:
+    """Return whether the sum of integers is within their dtype."""
+    limits = np.iinfo(terms[0].dtype)
+    least = sum(int(each.min()) for each in terms)
+    most = sum(int(each.max()) for each in terms)
+    return limits.min <= least <= most <= limits.max
+
+
+def _index(at: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """Return the place of an element, whose numbers are as wide as the largest of their axis."""
+    widths = (len(str(size - 1)) for size in shape)
+    return ", ".join(f"{number:{width}}" for number, width in zip(at, widths, strict=True))
 
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -427,18 +468,31 @@ class _Tile:
             checked: The axes whose indices may be outside of the tensor.
             value: What is to be stored.
         """
-        rank, dtype = len(self.block), self.base.dtype
+        dtype = self.base.dtype
         size = numpy_dtype(dtype.element_ty).itemsize
-        terms, mask = [self.base.data.reshape(-1, *(1,) * rank)], np.ones((1, *self.block), bool)
-        for axis, (offset, stride, length) in enumerate(zip(offsets, self.strides, self.shape, strict=True)):
-            at = offset.astype(np.int64) if offset.ndim > 1 else offset[:, None] + np.arange(self.block[axis])
-            at = at.reshape(len(at), *(-1 if each == axis else 1 for each in range(rank)))
-            step, end = (each.data.reshape(-1, *(1,) * rank) for each in (stride, length))
+        terms = [self._for_block(self.base)]
+        mask = np.ones((1, *self.block), bool)
+        for axis, offset in enumerate(offsets):
+            at = self._indices(axis, offset)
+            step = self._for_block(self.strides[axis])
             terms.append((size * at * step).astype(np.uint64))
             if axis in checked:
-                mask = mask & (at >= 0) & (at < end)
+                mask = mask & (at >= 0) & (at < self._for_block(self.shape[axis]))
         shape = np.broadcast_shapes(mask.shape, *(each.shape for each in terms))
         return OuterSum(terms, shape, dtype), value, TensorHandle(mask, tl.int1)
+
+    def _for_block(self, scalar: Any) -> Any:
+        """Return the scalars of the instances, with an axis for each of the block."""
+        return scalar.data.reshape(-1, *(1,) * len(self.block))
+
+    def _indices(self, axis: int, offset: Any) -> Any:
+        """Return the indices of an axis, of which the first is given for each instance, or all."""
+        if offset.ndim > 1:
+            indices = offset.astype(np.int64)
+        else:
+            indices = offset[:, None] + np.arange(self.block[axis])
+        lengths = (-1 if each == axis else 1 for each in range(len(self.block)))
+        return indices.reshape(len(indices), *lengths)
 
 
 def _shown(element: Any, hex: bool) -> str:
