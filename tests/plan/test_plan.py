@@ -36,7 +36,7 @@ def peaks() -> Any:
         yield found
         found.stop()
         context = scope._context
-        assert found not in context.policy.recorders and found not in context.devices.machine.observers
+        assert found not in context.observers.kernels and found not in context.devices.machine.observers
     assert [dict(each) for each in hooks] == before
 
 

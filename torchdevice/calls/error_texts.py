@@ -96,8 +96,8 @@ def _renamed(text: str, own: str, programs: str) -> str:
 
 
 def _told(context: Context, error: RuntimeError) -> RuntimeError:
-    """Call the context's out-of-memory observers, once for an error that passes here from several torch functions."""
-    if not context.observers.memory or hasattr(error, _TOLD):
+    """Tell the observers that memory ran out, once for an error that passes here from several torch functions."""
+    if not context.observers.out_of_memory or hasattr(error, _TOLD):
         return error
     setattr(error, _TOLD, True)
     wanted = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
@@ -105,8 +105,8 @@ def _told(context: Context, error: RuntimeError) -> RuntimeError:
     device = context.thread.device_index
     index = context.devices.target_index(device)
     total, free = context.runtime.total_memory(index), context.runtime.free_memory(index)
-    for observer in list(context.observers.memory):
-        observer(device, size, total, free)
+    for observer in list(context.observers.out_of_memory):
+        observer.memory_ran_out(device, size, total, free)
     return error
 
 

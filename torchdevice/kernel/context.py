@@ -18,8 +18,8 @@ import torch
 from torchdevice.errors import FidelityError
 from torchdevice.kernel.devices.device_strings import Spelling, ordinal_of, parse
 from torchdevice.kernel.devices.made_streams import MadeStreams
+from torchdevice.kernel.devices.observer import Observer, Observers
 from torchdevice.kernel.devices.runtime import Runtime, device_of
-from torchdevice.kernel.devices.stream_order import Observers
 from torchdevice.kernel.driver_use import DriverUse
 from torchdevice.kernel.entries import Entries
 from torchdevice.kernel.fidelity import Fidelity
@@ -222,15 +222,22 @@ class Context:
         self.supplied = SuppliedMembers(self)
         self.settings: dict[Any, Any] = {}
         self.streams = MadeStreams()
-        self.observers = Observers()
+        self.observers = Observers(self._watch_memory, self._settle)
         self.pinned = PinnedMemory()
 
     def _begin(self) -> None:
         """Fix what the first use of the accelerator fixes."""
         # A later change of `CUDA_VISIBLE_DEVICES` has no effect, as in CUDA.
         self.devices.fix_count()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let the policy decide again what its kernels must ask."""
         if self.policy is not None:
             self.policy.settle()
+
+    def _watch_memory(self, observer: Observer) -> Callable[[], None]:
+        return self.runtime.supplied.watch_allocations(observer, self)
 
     def redirect(self, value: Any, above: int = 2) -> torch.device | None:
         """Return the device to use for a device argument, or None if the argument needs no rewrite.

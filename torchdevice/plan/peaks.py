@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.devices.device_memory import Block
 from torchdevice.kernel.devices.device_properties import CAPABILITY
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.journal.callers import Site, caller_frame, program_frame, site_of
 from torchdevice.kernel.python.uncaught_errors import last_place
 from torchdevice.kernel.stand_ins import tensors
@@ -81,7 +82,7 @@ class Peak:
     _freed: list[_Held] = field(default_factory=list)
 
 
-class Peaks:
+class Peaks(Observer):
     """Follows the memory of a context's devices, as an observer of blocks and a recorder of operators.
 
     Attributes:
@@ -117,11 +118,7 @@ class Peaks:
         self.limit, self.capability = context.runtime.total_memory(0), context.options.capability
         if ranks is not None:
             context.settings[FAKE_RANKS] = ranks
-        context.policy.recorders.append(self)
-        context.policy.settle()
-        recorders = context.policy.recorders
-        self._undo += [context.runtime.supplied.watch_allocations(self, context), lambda: recorders.remove(self)]
-        self._undo.append(context.policy.settle)
+        self._undo.append(context.observers.add(self))
         for register in (optimizers.register_optimizer_step_pre_hook, optimizers.register_optimizer_step_post_hook):
             self._undo.append(register(self._stepped).remove)
 

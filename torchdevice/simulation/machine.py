@@ -13,7 +13,7 @@ from typing import Any
 
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.devices.device_memory import Observer
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Settings
 
 

@@ -18,6 +18,7 @@ from torchdevice.calls.lacking import fallback_kernels
 from torchdevice.calls.lacking.cpu_fallback import counted
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.devices.runtime import MEMORY_FRACTION
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.journal.callers import program_line, site_of
@@ -59,7 +60,6 @@ class Policy:
     Attributes:
         profile: The kind of device that is simulated.
         asks: Whether there is anything to check before each kernel.
-        recorders: The recorders of kernels, the innermost first: each has ``run(op, kernel, args, kwargs)``.
         native: The context as kernels in C++ know it; None where they serve no call of it.
     """
 
@@ -67,7 +67,7 @@ class Policy:
         self.asks = False
         self.profile: Profile = runtime.profile
         self.memory: int | None = runtime.memory_limit
-        self.recorders: list[Any] = []
+        self._observers = context.observers.kernels
         self.native: Any = None
         self._context = weakref.proxy(context)
 
@@ -75,7 +75,7 @@ class Policy:
         """Set :attr:`asks` again."""
         context = self._context
         lost = context.devices.machine.lost is not None or context.driver.is_in_bad_fork
-        self.asks = bool(self.recorders) or lost or bool(self.profile.lacks_anything)
+        self.asks = bool(self._observers) or lost or bool(self.profile.lacks_anything)
         if self.native is not None:
             self.native.serves, self.native.is_initialized = not self.asks, context.driver.is_initialized
 
@@ -84,9 +84,9 @@ class Policy:
         if dtype in self.profile.unsupported_dtypes and not (_thread.lifted or _thread.holds_doubles):
             raise TypeError(self.profile.dtype_message(dtype))
 
-    def recorder(self) -> Sequence[Any]:
-        """Return this thread's recorders; an empty tuple inside a recorded kernel."""
-        return () if _thread.recorded else self.recorders
+    def observers(self) -> Sequence[Observer]:
+        """Return who runs this thread's kernels; an empty tuple inside a kernel that an observer runs."""
+        return () if _thread.recorded else self._observers
 
     def falls_back(self, op: Any, args: Any, kwargs: Any) -> bool:
         """Return whether a call needs :meth:`run`: a recorder is active, or the device lacks ``op``.
@@ -103,7 +103,7 @@ class Policy:
         # A kernel that makes tensors of nothing on the device checks that by itself.
         if lost() is not None and any(each.get_device() >= 0 for each in tensors((args, kwargs))):
             check_alive()
-        return bool(self.recorder()) or (op is not None and self._missing(op) is not None)
+        return bool(self.observers()) or (op is not None and self._missing(op) is not None)
 
     def _missing(self, op: Any) -> str | None:
         """Return the operator's name if it is one that the device lacks, and that runs on the CPU."""
@@ -126,7 +126,7 @@ class Policy:
         device's own fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that. It is counted, with its time and
         bytes.
         """
-        looking = self.recorder()
+        looking = self.observers()
         if looking:
             return _record(looking, op, kernel, args, kwargs)
         context, missing = thread_state.state.context, self.profile.missing(op)

@@ -12,10 +12,11 @@ from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices import registry
 from torchdevice.kernel.devices.cpu import bytes_wanted
-from torchdevice.kernel.devices.device_memory import Block, Observer, Segment
+from torchdevice.kernel.devices.device_memory import Block, Segment
 from torchdevice.kernel.devices.mps_runtime import says_refused
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Runtime, TorchSupport
-from torchdevice.kernel.devices.stream_order import Stream, StreamObserver
+from torchdevice.kernel.devices.stream_order import Stream
 from torchdevice.kernel.devices.supplied import SuppliedDevice
 from torchdevice.kernel.lowlevel import page_locked
 from torchdevice.native import building
@@ -241,7 +242,7 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
 _UNTIMED = HostMark()
 
 
-class StreamUses(StreamObserver):
+class StreamUses(Observer):
     """Tells the allocator which streams use a tensor's memory, and when the host has waited for the devices.
 
     CUDA's allocator reuses memory that ``record_stream`` names when the other stream has done its work. Here that
@@ -266,8 +267,7 @@ class StreamUses(StreamObserver):
 
 def _begin(context: Context) -> None:
     """Follow the order of a context's work, as far as its options ask for that."""
-    context.observers.order.append(StreamUses())
-    found: list[Any] = []
+    found: list[Observer] = [StreamUses()]
     if context.options.compute == "meta":
         assume = context.options.values is not None
         found.append(assumed_values.AssumedValues(context) if assume else meta_kernels.WithoutValues())
@@ -275,12 +275,10 @@ def _begin(context: Context) -> None:
         found.append(async_copies.InFlight(context))
     if context.options.races:
         found.append(races.Races(context))
-        # Races are also about memory that is freed and given out again.
-        context.devices.machine.observers.append(found[-1])
-    context.observers.order.extend(found)
-    context.policy.recorders.extend(found)
     if context.options.uninitialized:
-        context.policy.recorders.append(Pattern())
+        found.append(Pattern())
+    for each in found:
+        context.observers.add(each)
 
 
 def _end(context: Context) -> None:
@@ -289,18 +287,26 @@ def _end(context: Context) -> None:
     if context.policy is not None:
         context.policy.asks = False
     native.end(context)
-    for each in [each for each in context.observers.order if isinstance(each, _FOLLOWERS)]:
+    for each in [*context.observers.order]:
         if isinstance(each, async_copies.InFlight):
             # The copies end before the observer is gone.
             each.land()
-        if context.devices.machine is not None:
-            storages.forget(each, context.devices.machine)
-        context.observers.order.remove(each)
     context.policy = None
+    for each in context.observers.end(*_OF_SIMULATION):
+        if context.devices.machine is not None:  # also for one that an interrupt left half added
+            storages.forget(each, context.devices.machine)
+    context.observers.kernels.clear()
     machine.leave(context)
 
 
-_FOLLOWERS = (StreamUses, meta_kernels.WithoutValues, async_copies.InFlight, races.Races)
+_OF_SIMULATION = (
+    StreamUses,
+    meta_kernels.WithoutValues,
+    async_copies.InFlight,
+    races.Races,
+    Pattern,
+    happens_before.HostWaits,
+)
 
 
 runtime = functools.cache(SimulatedRuntime)

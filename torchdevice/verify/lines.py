@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchdevice.kernel.devices.stream_order import StreamObserver
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.journal import callers
 from torchdevice.kernel.journal.callers import OURS, PROGRAM, Site, program_line, site_of
 
@@ -30,7 +30,7 @@ class Where(NamedTuple):
     library: Site | None
 
 
-class BackwardCalls(StreamObserver):
+class BackwardCalls(Observer):
     """Remembers the line that called backward last, for threads of the engine, which have no line."""
 
     def __init__(self) -> None:

@@ -117,7 +117,7 @@ _threads = _Threads()
 
 def _backward_calls(context: Context) -> BackwardCalls:
     if not any(isinstance(each, BackwardCalls) for each in context.observers.order):
-        context.observers.order.append(BackwardCalls())
+        context.observers.add(BackwardCalls())
     return next(each for each in context.observers.order if isinstance(each, BackwardCalls))
 
 
@@ -144,8 +144,7 @@ def leave_thread(entry: Any) -> None:
     _settle()
     if not entry.context.entries.active:
         _write(entry.context)
-        observers = entry.context.observers.order
-        observers[:] = [each for each in observers if not isinstance(each, BackwardCalls)]
+        entry.context.observers.end(BackwardCalls)
 
 
 def _write(context: Context) -> None:

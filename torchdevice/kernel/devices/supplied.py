@@ -11,15 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from torchdevice.kernel.devices.device_memory import (
-    Block,
-    Observer,
-    OperatorWatcher,
-    Part,
-    PrivatePools,
-    Segment,
-    held_by_python,
-)
+from torchdevice.kernel.devices.device_memory import Block, Part, PrivatePools, Segment
+from torchdevice.kernel.devices.observer import Observer
+from torchdevice.kernel.devices.operator_watcher import OperatorWatcher, held_by_python
 
 _LARGE = 1 << 20
 """``kSmallSize`` of CUDA's caching allocator, in bytes: larger blocks belong to the large pool."""
@@ -184,7 +178,7 @@ class SuppliedDevice:
         return OperatorWatcher(self._runtime.device_type, observer).stop
 
     def watch_host_waits(self, context: Any) -> None:
-        """Call the stream observers of a context for each operator at which the host waits, such as ``item()``.
+        """Tell the observers of a context's order of each operator at which the host waits, such as ``item()``.
 
         The base class does nothing. May be called again for a context.
         """

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 from torchdevice.kernel.devices.device_memory import Block as Place
-from torchdevice.kernel.devices.device_memory import Memory, Observer
+from torchdevice.kernel.devices.device_memory import Memory
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.python import forks
 from torchdevice.simulation.allocator import checkpoints
 from torchdevice.simulation.allocator.allocator_settings import Settings

@@ -17,7 +17,8 @@ import torch
 
 from torchdevice.errors import NoValueError
 from torchdevice.kernel import thread_state
-from torchdevice.kernel.devices.device_memory import Block, Observer
+from torchdevice.kernel.devices.device_memory import Block
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.journal.callers import Site
 from torchdevice.kernel.lowlevel.dlpack_alias import on_cpu, on_device, without_values
 from torchdevice.kernel.python.per_thread import PerThread, having

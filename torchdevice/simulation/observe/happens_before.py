@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.devices.sparse_parts import parts_of, plain_parts
-from torchdevice.kernel.devices.stream_order import COLLECTIVES, Stream, StreamObserver
+from torchdevice.kernel.devices.stream_order import COLLECTIVES, Stream
 from torchdevice.kernel.stand_ins import given_to, is_written, tensors
 from torchdevice.simulation.kernels.cpu_kernels import index_of
 
@@ -48,7 +49,7 @@ def knows(clock: Clock, stream: Stream, number: int) -> bool:
     return clock.get(stream, 0) >= number or clock.get((stream[0], _ALL), 0) >= number
 
 
-class Order(StreamObserver):
+class Order(Observer):
     """The clocks of a context's streams, events and host.
 
     Args:
@@ -252,7 +253,7 @@ def host_waits(context: Context, op: Any, args: tuple[Any, ...], kwargs: dict[st
     return bool(_WAITS.intersection(op.tags))
 
 
-class HostWaits:
+class HostWaits(Observer):
     """Tells the observers of streams how long the kernels of one context took, and where the host waits.
 
     Args:
@@ -280,6 +281,5 @@ class HostWaits:
 
 def watch_host_waits(context: Context) -> None:
     """Look at the kernels of a context from now on. May be called again."""
-    if not any(isinstance(each, HostWaits) for each in context.policy.recorders):
-        context.policy.recorders.append(HostWaits(context))
-        context.policy.settle()
+    if not any(isinstance(each, HostWaits) for each in context.observers.kernels):
+        context.observers.add(HostWaits(context))

@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchdevice.errors import NoValueError
-from torchdevice.kernel.devices.stream_order import StreamObserver
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.stand_ins import StandIns, extent, given_to, mapped, tensors, written
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import forget_values, has_no_values, meta_of, owner_at
@@ -48,7 +48,7 @@ _MOST = 1 << 13
 """How many plans a context keeps."""
 
 
-class WithoutValues(StreamObserver):
+class WithoutValues(Observer):
     """Runs the kernels of one context."""
 
     def __init__(self) -> None:

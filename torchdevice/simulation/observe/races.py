@@ -110,9 +110,6 @@ class Races(Order):
             if self.context.thread.capture is not None:
                 self.context.thread.capture.memory.append(memory)
 
-    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
-        """Do nothing: races are about blocks."""
-
     def freed(self, address: int) -> None:
         """Note that a block is free. The garbage collector may call this between any two lines."""
         with self.lock:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.simulation.kernels.cpu_kernels import aliased
 
 PATTERN = 0x7FF17FF1
@@ -18,7 +19,7 @@ PATTERN = 0x7FF17FF1
 _MAKE_EMPTY = frozenset({"aten::empty", "aten::empty_strided"})
 
 
-class Pattern:
+class Pattern(Observer):
     """Fills what the kernels of one context return without values."""
 
     def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:

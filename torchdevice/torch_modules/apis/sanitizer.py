@@ -16,11 +16,11 @@ from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import replaces, supplied_function
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.device_memory import Block
-from torchdevice.kernel.devices.stream_order import StreamObserver
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.torch_modules.cuda.streams import handle_of
 
 
-class Trace(StreamObserver):
+class Trace(Observer):
     """Calls what is registered with ``torch.cuda._gpu_trace``, with the handles of streams and events."""
 
     def device_synchronized(self, index: int) -> None:
@@ -33,9 +33,6 @@ class Trace(StreamObserver):
     def freed(self, address: int) -> None:
         """Call what is registered for deallocations."""
         gpu_trace.MemoryDeallocationCallbacks.fire_callbacks(address)
-
-    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
-        """Do nothing: torch's trace knows blocks only."""
 
     def fire(self, event: str, *told: Any) -> None:
         """Call what is registered for an event, with the handles of streams."""
@@ -77,16 +74,13 @@ def begin(context: Context) -> None:
     """Let a context fire the trace, if the program has ever asked for it. May be called again."""
     if not _Activation.asked or any(isinstance(each, Trace) for each in context.observers.order):
         return
-    trace = Trace()
-    context.observers.order.append(trace)
-    context.settings[Trace] = context.runtime.supplied.watch_allocations(trace, context)
+    context.observers.add(Trace())
     context.runtime.supplied.watch_host_waits(context)
 
 
 def end(context: Context) -> None:
     """Let a context fire the trace no more. May be called again."""
-    context.observers.order[:] = [each for each in context.observers.order if not isinstance(each, Trace)]
-    context.settings.pop(Trace, int)()  # `int()` does nothing
+    context.observers.end(Trace)
 
 
 # It asks tensors whether they are on CUDA.

@@ -13,7 +13,8 @@ import torch
 
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.devices.stream_order import Stream, StreamObserver
+from torchdevice.kernel.devices.observer import Observer
+from torchdevice.kernel.devices.stream_order import Stream
 
 NOT_PERMITTED = "operation not permitted when stream is capturing"
 INVALIDATED = "operation failed due to a previous error during capture"
@@ -67,7 +68,7 @@ def not_while_capturing(attempt: str | None = None, *, pageable: bool = False) -
 _LOOKS_AT_COPIES = torch.__version__ >= "2.11"
 
 
-class CaptureOrder(StreamObserver):
+class CaptureOrder(Observer):
     """The streams and events of one capture, and the order of the work on them.
 
     Args:

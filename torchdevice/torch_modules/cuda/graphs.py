@@ -69,6 +69,7 @@ class GraphStandIn:
         self._pool: Any = None
         self._release: Callable[[], Any] = int  # does nothing: the graph keeps no pool
         self._pools: PrivatePools | None = None
+        self._end_order: Callable[[], Any] = int  # does nothing: no order is followed
         self._retained: list[Any] = []
         self._generators: list[torch.Generator] = []
         self._is_debugged = False
@@ -125,7 +126,7 @@ class GraphStandIn:
         self._pool = new_id(for_graph=True) if pool is None else tuple(pool)
         self._capture = thread.capture = Capture(runtime, [generator, *self._generators])
         self._capture.order = CaptureOrder(self._context, self._capture, stream, capture_error_mode)
-        self._context.observers.order.append(self._capture.order)
+        self._end_order = self._context.observers.add(self._capture.order)
         # A capture that the program never ends must not stay with the thread.
         thread.at_exit.append(self._abandon)
         context, capture, self._pools = self._context, self._capture, runtime.supplied.private_pools(index)
@@ -139,8 +140,8 @@ class GraphStandIn:
         self._capture.__enter__()
         self._run_hooks("capture_start")
 
-    def _end_following(self, capture: Capture) -> None:
-        self._context.observers.order.remove(capture.order)
+    def _end_following(self) -> None:
+        self._end_order()
         if self._pools is not None:
             self._pools.unroute(self._pool)
 
@@ -149,7 +150,7 @@ class GraphStandIn:
         # All three at once, so that an interrupt leaves no half of them.
         capture, self._capture, self._context.thread.capture = self._capture, None, None
         if capture is not None:
-            self._end_following(capture)
+            self._end_following()
             capture.__exit__(None, None, None)
             capture.put_back()
             self._release()
@@ -163,7 +164,7 @@ class GraphStandIn:
         capture.__exit__(None, None, None)
         # Before the tensors are restored, which is no part of the graph.
         self._context.thread.capture = None
-        self._end_following(capture)
+        self._end_following()
         # Nothing is computed during a capture on CUDA.
         capture.put_back()
         capture.check_memory()

@@ -1,7 +1,7 @@
 """The history of allocations, for ``torch.cuda.memory._record_memory_history``.
 
 A device with an allocator of its own tells a :class:`History` of each allocation. On other targets an
-:class:`~torchdevice.kernel.devices.device_memory.OperatorWatcher` tells it of the storages that operators of one thread
+``OperatorWatcher`` (``kernel/devices/operator_watcher.py``) tells it of the storages that operators of one thread
 return. Such a watcher sees neither the temporary memory of a kernel nor the storages that existed before it started.
 
 Torch gathers the stacks, of Python, of TorchScript and, where asked for, of C++, as it does for CUDA's allocator.
@@ -23,6 +23,7 @@ import torch
 from torchdevice.kernel.bindings import supplied_function
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.device_memory import Block, Segment
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.python import garbage_collection
 from torchdevice.kernel.python.library_files import PACKAGE
@@ -79,15 +80,15 @@ def _of_the_program(frames: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [frame for frame in outside if not frame["name"].startswith(_GATHERING)]
 
 
-class History:
+class History(Observer):
     """The allocations and frees, in order, with the stack of the program at each.
 
     Args:
-        stream: Returns the id of the current stream of the device with an ordinal.
+        of: The context of the program.
     """
 
-    def __init__(self, stream: Callable[[int], int]):
-        self._stream = stream
+    def __init__(self, of: Context):
+        self._of = of
         self._lock = threading.RLock()
         self._blocks: dict[int, tuple[Block, Stack | None]] = {}
         self.configure("state", None, 1, frozenset())
@@ -141,10 +142,11 @@ class History:
             contexts = ("all",) if action in ("segment_free", "segment_unmap") else ("alloc", "all")
             self._record(action, segment, self._stack_for(*contexts))
 
-    def out_of_memory(self, index: int, size: int, free: int) -> None:
-        """Record an allocation of ``size`` bytes that failed with ``free`` bytes left."""
+    def memory_ran_out(self, ordinal: int, wanted: int, total: int, free: int) -> None:
+        """Record an allocation of ``wanted`` bytes that failed with ``free`` bytes left."""
+        failed = Block(self._of.devices.target_index(ordinal), 0, wanted, wanted)
         with self._lock:
-            self._record("oom", Block(index, 0, size, size), self._stack_for("state", "alloc", "all"), free=free)
+            self._record("oom", failed, self._stack_for("state", "alloc", "all"), free=free)
 
     def _stack_for(self, *contexts: str) -> Stack | None:
         """Return the stack of this thread if it is kept in the present context."""
@@ -159,7 +161,7 @@ class History:
             "addr": block.address if block.place is None else block.place,
             "data_ptr": block.address,
             "size": block.size,
-            "stream": self._stream(block.device),
+            "stream": self._of.thread.streams.get(block.device, 0),
             # Microseconds, as CUDA's allocator writes.
             "time_us": time.time_ns() // 1000,
             "compile_context": "N/A",
@@ -209,7 +211,7 @@ APPROXIMATE_SNAPSHOT = dict.fromkeys(
 
 def _history(context: Context) -> History:
     if _HISTORY not in context.settings:
-        context.settings[_HISTORY] = History(lambda index: context.thread.streams.get(index, 0))
+        context.settings[_HISTORY] = History(context)
     return context.settings[_HISTORY]
 
 
@@ -243,19 +245,7 @@ def record_memory_history(
         active.report("torch.cuda.memory._record_memory_history", "stacks without C++", Fidelity.APPROXIMATE)
     history.configure(enabled, context, max_entries, frozenset(skip_actions or ()), cpp=cpp)
     if _STOP not in active.settings:
-
-        def ran_out(device: int, size: int, total: int, free: int) -> None:
-            history.out_of_memory(active.devices.target_index(device), size, free)
-
-        unwatch = active.runtime.supplied.watch_allocations(history, active)
-
-        def stop() -> None:
-            unwatch()
-            if ran_out in active.observers.memory:
-                active.observers.memory.remove(ran_out)
-
-        active.observers.memory.append(ran_out)
-        active.settings[_STOP] = stop
+        stop = active.settings[_STOP] = active.observers.add(history)
         # Not _stop() alone: where another thread has stopped the recording, this thread's stack still has the watcher.
         active.thread.at_exit += [lambda: _stop(active), stop]
 
@@ -343,7 +333,17 @@ def allocation_traceback(context: Context, address: int) -> list[dict[str, Any]]
 @supplied_function("_cuda_attach_out_of_memory_observer")
 def attach_out_of_memory_observer(context: Context, observer: Callable[[int, int, int, int], None]) -> None:
     """Call ``observer(device, bytes requested, bytes of the device, bytes free)`` when memory runs out."""
-    context.observers.memory.append(observer)
+    context.observers.add(_OutOfMemory(observer))
+
+
+class _OutOfMemory(Observer):
+    """Calls a function of the program when memory runs out."""
+
+    def __init__(self, function: Callable[[int, int, int, int], None]):
+        self._function = function
+
+    def memory_ran_out(self, ordinal: int, wanted: int, total: int, free: int) -> None:
+        self._function(ordinal, wanted, total, free)
 
 
 def _check(value: str | None, known: tuple[str, ...], message: str) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.devices.stream_order import Stream, StreamObserver
+from torchdevice.kernel.devices.observer import Observer
+from torchdevice.kernel.devices.stream_order import Stream
 
 CYCLES_PER_SECOND = 1e9
 
 
-class Sleeping(StreamObserver):
+class Sleeping(Observer):
     """The times until which the streams of one context are busy, in seconds of the host's clock, :meth:`now`."""
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ def begin(context: Context) -> Sleeping:
     found = times(context)
     if found is None:
         found = context.settings[Sleeping] = Sleeping()
-        context.observers.order.append(found)
+        context.observers.add(found)
         context.runtime.supplied.watch_host_waits(context)
     return found
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.kernel import thread_state
-from torchdevice.kernel.devices.stream_order import StreamObserver
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.journal import callers
 from torchdevice.torch_modules.distributed import collective_checks, gloo_waits
 from torchdevice.torch_modules.distributed.nccl_group import NcclGroup, Work, finished, observers
@@ -143,7 +143,7 @@ def _named(value: Any) -> Any:
     return value.__getstate__()[0].name if isinstance(value, dist.ReduceOp) else value
 
 
-class Ongoing(StreamObserver):
+class Ongoing(Observer):
     """A collective in another thread.
 
     Args:
@@ -161,8 +161,10 @@ class Ongoing(StreamObserver):
         group.ongoing = self
         if self._context is not None:
             # Those that have ended go, which hold tensors: the program may wait for none of them.
-            known = self._context.observers.order
-            known[:] = [*(each for each in known if not (isinstance(each, Ongoing) and each.is_completed())), self]
+            for each in [*self._context.observers.order]:
+                if isinstance(each, Ongoing) and each.is_completed():
+                    each._unwatch()
+            self._unwatch: Callable[[], None] = self._context.observers.add(self)
 
     def wait(self, timeout: datetime.timedelta | None = None) -> None:
         """Wait until it has ended.
@@ -201,8 +203,7 @@ class Ongoing(StreamObserver):
         if self._group.ongoing is self:
             self._group.ongoing = None
         if self._context is not None:
-            known = self._context.observers.order
-            known[:] = [each for each in known if each is not self]
+            self._unwatch()
 
 
 def _in_order(before: futures.Future[Any] | None, exchange: Callable[[], object]) -> None:

@@ -1,0 +1,168 @@
+"""The one way to watch a scope: an observer is told of kernels, of memory, and of calls that order work."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torchdevice.kernel.devices.device_memory import Block
+from torchdevice.kernel.devices.stream_order import Stream
+
+
+class Observer:
+    """Watches a scope. The base class ignores everything.
+
+    A class defines the methods of what it watches, and is told of nothing else: who watches memory costs a kernel
+    nothing. Events are told apart by numbers.
+    """
+
+    # ---- kernels of devices that this package supplies ---------------------------------------------------------------
+
+    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the kernel of an operator, and return its result."""
+        return kernel(*args, **kwargs)
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def allocated(self, block: Block) -> None:
+        """A block is given out."""
+
+    def freed(self, address: int) -> None:
+        """The block at an address is given back. The garbage collector may call this between any two lines."""
+
+    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
+        """A segment got memory from the driver or gave it back; ``action`` is the word of CUDA's memory history."""
+
+    def memory_ran_out(self, ordinal: int, wanted: int, total: int, free: int) -> None:
+        """A device had no memory for a request of ``wanted`` bytes: of its ``total`` only ``free`` are left."""
+
+    # ---- the order of work -------------------------------------------------------------------------------------------
+
+    def stream_created(self, stream: Stream) -> None:
+        """A stream is made."""
+
+    def event_created(self, event: int) -> None:
+        """An event is recorded for the first time, at which CUDA makes it."""
+
+    def event_deleted(self, event: int) -> None:
+        """An event that was recorded is gone."""
+
+    def event_recorded(self, event: int, stream: Stream) -> None:
+        """An event is recorded in a stream."""
+
+    def event_waited(self, event: int, stream: Stream) -> None:
+        """Later work of a stream waits for an event."""
+
+    def event_synchronized(self, event: int) -> None:
+        """The host has waited for an event."""
+
+    def event_queried(self, event: int) -> None:
+        """The host was told that an event is done."""
+
+    def stream_synchronized(self, stream: Stream) -> None:
+        """The host has waited for a stream."""
+
+    def kernel_ran(self, stream: Stream, seconds: float) -> None:
+        """A kernel on a stream took so long. Only told where ``watch_host_waits`` was called."""
+
+    def stream_queried(self, stream: Stream) -> None:
+        """The host was told that a stream's work is done."""
+
+    def device_synchronized(self, index: int) -> None:
+        """The host has waited for a device."""
+
+    def memory_used(self, tensor: Any, stream: Stream) -> None:
+        """The allocator is told by ``record_stream`` that a stream uses a tensor's memory."""
+
+    def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
+        """A collective, which waits for the current stream of a tensor's device, reads or writes the tensor."""
+
+    def collectives_waited(self) -> None:
+        """The current stream of each device waits for the collectives so far."""
+
+    def graph_captured(self, graph: int, pool: Any, capture: Any) -> None:
+        """A graph is captured, with a memory pool: a ``Capture`` of ``torch_modules/cuda/graph_capture.py``."""
+
+    def graph_replayed(self, graph: int, pool: Any, index: int) -> None:
+        """A graph was replayed on a device's current stream. Its results are in a memory pool."""
+
+    def backward_began(self) -> None:
+        """The autograd engine begins, which orders its work after that of the forward on any stream."""
+
+
+_KERNELS = ("run",)
+_MEMORY = ("allocated", "freed", "segment_changed")
+_OUT_OF_MEMORY = ("memory_ran_out",)
+_ORDER = tuple(
+    name for name in vars(Observer) if not name.startswith("_") and name not in _KERNELS + _MEMORY + _OUT_OF_MEMORY
+)
+
+
+def _defines(observer: Observer, names: tuple[str, ...]) -> bool:
+    return any(getattr(type(observer), name) is not getattr(Observer, name) for name in names)
+
+
+class Observers:
+    """The observers of a context.
+
+    Args:
+        watch_memory: Tells an observer of each allocation from now on, and returns a function that ends this.
+        kernels_changed: Called when an observer of kernels comes or goes.
+
+    Attributes:
+        kernels: Those that run kernels, the innermost first.
+        order: Those that are told of each call that orders work.
+        out_of_memory: Those that are told when memory runs out.
+    """
+
+    def __init__(self, watch_memory: Callable[[Observer], Callable[[], None]], kernels_changed: Callable[[], None]):
+        self.kernels: list[Observer] = []
+        self.order: list[Observer] = []
+        self.out_of_memory: list[Observer] = []
+        self._watch_memory = watch_memory
+        self._kernels_changed = kernels_changed
+        self._ends: list[tuple[Observer, Callable[[], None]]] = []
+
+    def add(self, observer: Observer) -> Callable[[], None]:
+        """Tell an observer of what its class defines from now on.
+
+        Returns:
+            A function that ends this. It may be called again.
+        """
+        ends: list[Callable[[], None]] = []
+
+        def end() -> None:
+            for each in ends:
+                each()
+            self._ends[:] = [each for each in self._ends if each[1] is not end]
+
+        # First, so that an observer can be ended that an interrupt left half added.
+        self._ends.append((observer, end))
+        for names, told in ((_ORDER, self.order), (_OUT_OF_MEMORY, self.out_of_memory), (_KERNELS, self.kernels)):
+            if _defines(observer, names):
+                ends.append(functools.partial(_remove, told, observer))
+                told.append(observer)
+        if _defines(observer, _MEMORY):
+            ends.append(self._watch_memory(observer))
+        if _defines(observer, _KERNELS):
+            ends.append(self._kernels_changed)
+            self._kernels_changed()
+        return end
+
+    def end(self, *kinds: type[Observer]) -> list[Observer]:
+        """Tell the observers of these classes nothing more, and return them. May be called again."""
+        found = [each for each in self._ends if isinstance(each[0], kinds)]
+        for _, end in found:
+            end()
+        return [observer for observer, _ in found]
+
+    def tell(self, event: str, *values: Any) -> None:
+        """Tell the observers of a call that orders work: ``event`` is their method."""
+        for observer in [*self.order]:  # one that ends takes itself out
+            getattr(observer, event)(*values)
+
+
+def _remove(told: list[Observer], observer: Observer) -> None:
+    # In place, since others hold the very list.
+    told[:] = [each for each in told if each is not observer]
