@@ -107,7 +107,8 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     redirected = context.redirect(made, _ABOVE) if made.type == context.program else None
     if redirected is None:
         return made
-    shown, known = context.devices.shown(redirected), context.thread.redirects.get(made)
+    shown = context.devices.shown(redirected)
+    known = context.thread.redirects.get(made)
     # For the constructor in `wrap.py`, by a key that no device argument has: a tuple. A folded ordinal is reported each
     # time, and so is not known.
     if type(lone) is str and known is not None:
@@ -188,7 +189,10 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     is_switch = device.__class__ is str and device == FORCE_CPU
     target = context.thread.force_cpu() if is_switch else context.redirect(device, _ABOVE)
     if target is not None:
-        args, kwargs = ((args[0], target, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "device": target})
+        if len(args) > 1:
+            args = (args[0], target, *args[2:])
+        else:
+            kwargs = {**kwargs, "device": target}
     result = convert(context, func, args, kwargs) if context.dtypes.fits_conversions else func(*args, **kwargs)
     if not context.runtime.has_peaks:
         note_memory(context)

@@ -99,7 +99,8 @@ def attend(
         block = _Block(start + keys - rows - first, start, first, last, keys)
         given = q[:, start:stop], k[:, first:last], v[:, first:last]
         with without_autocast(q):
-            parts.append(_own(*given, rule, block, weights=weights) if own else _torchs(*given, rule, block))
+            part = _own(*given, rule, block, weights=weights) if own else _torchs(*given, rule, block)
+        parts.append(part)
     return _joined(parts, lse=lse)
 
 
@@ -129,9 +130,12 @@ def _rows_without_keys(rows: int, keys: int, rule: Rule) -> int:
 def _rows_of_block(q: torch.Tensor, k: torch.Tensor, rule: Rule, *, own: bool) -> int:
     rows, keys = q.shape[1], k.shape[1]
     if own:
-        return max(1, min(rows, max(16, _SCORES // max(1, q.shape[0] * q.shape[2] * keys))))
+        of_one_row = max(1, q.shape[0] * q.shape[2] * keys)
+        rows = min(rows, max(16, _SCORES // of_one_row))
     # In one call, unless a mask of all rows by all keys would be made for rows that see few of them.
-    return max(1, min(rows, _ROWS) if rule.left is not None or rule.slopes is not None else rows)
+    elif rule.left is not None or rule.slopes is not None:
+        rows = min(rows, _ROWS)
+    return max(1, rows)
 
 
 def _keys_of_rows(start: int, stop: int, rows: int, keys: int, rule: Rule) -> tuple[int, int]:
@@ -157,16 +161,15 @@ def _joined(parts: list[Attended], *, lse: bool) -> Attended:
         out, sums, found = parts[0]
     else:
         out = torch.cat([part.out for part in parts], 1)
-        sums = torch.cat([part.lse for part in parts], 2) if all(part.lse is not None for part in parts) else None
-        found = (
-            torch.cat([part.weights for part in parts], 2) if all(part.weights is not None for part in parts) else None
-        )
+        sums = _along_rows([part.lse for part in parts])
+        found = _along_rows([part.weights for part in parts])
     return Attended(out, sums if lse else None, found)
 
 
 def _along_rows(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return parts one after the other; None where one of them was not asked for."""
     given = [part for part in parts if part is not None]
-    return torch.cat(given, 2) if given else None
+    return torch.cat(given, 2) if len(given) == len(parts) else None
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -213,7 +216,8 @@ def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block
     if rule.slopes is not None or rule.bias is not None or not (square or sees_all):
         square = False
         distance = _distance(q, k, block)
-        seen, bias = _visible(distance, rule), _bias(q, distance, rule, block)
+        seen = _visible(distance, rule)
+        bias = _bias(q, distance, rule, block)
         mask = seen if bias is None else bias
         if seen is not None and bias is not None:
             mask = bias.masked_fill(~seen, -math.inf)
@@ -236,7 +240,8 @@ def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block
 
 def _own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block, *, weights: bool) -> Attended:
     """Compute a block with its scores: in float32 or wider, rounded once."""
-    wide, groups = _wide(q.dtype), q.shape[2] // k.shape[2]
+    wide = _wide(q.dtype)
+    groups = q.shape[2] // k.shape[2]
     scale = q.shape[-1] ** -0.5 if rule.scale is None else rule.scale
     rows, keys, values = (each.transpose(1, 2).to(wide) for each in (q, k, v))
     if groups > 1:
@@ -245,7 +250,8 @@ def _own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _
     if rule.softcap:
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
     distance = _distance(q, k, block)
-    bias, seen = _bias(q, distance, rule, block), _visible(distance, rule)
+    bias = _bias(q, distance, rule, block)
+    seen = _visible(distance, rule)
     if bias is not None:
         scores = scores + bias
     if seen is not None:

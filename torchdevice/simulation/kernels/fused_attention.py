@@ -63,15 +63,23 @@ class _Call:
         refused = next((each for each in _REFUSED if given.get(each) is not None), None)
         if refused is not None:
             raise NotImplementedError(f"{op} is not simulated with {refused!r}. Call it without {refused!r}.")
-        self.given, self._name = given, op._schema.name
+        self.given = given
+        self._name = op._schema.name
         self.is_turned = "_scaled_dot_product_" in self._name
-        self.ends = [None if self.is_turned else given.get(each) for each in ("cum_seq_q", "cum_seq_k")]
-        self.q, *keys = (self.turned(given[each]) for each in ("query", "key", "value"))
-        self.k, self.v = (each.repeat_interleave(self.q.size(1) // each.size(1), 1) for each in keys)
+        self.ends = [None, None] if self.is_turned else [given.get("cum_seq_q"), given.get("cum_seq_k")]
+        self.q = self.turned(given["query"])
+        self.k = self._for_each_head(given["key"])
+        self.v = self._for_each_head(given["value"])
         self.scale = self.q.size(-1) ** -0.5 if given.get("scale") is None else given["scale"]
 
+    def _for_each_head(self, given: torch.Tensor) -> torch.Tensor:
+        """Return keys or values with as many heads as the queries have."""
+        keys = self.turned(given)
+        return keys.repeat_interleave(self.q.size(1) // keys.size(1), 1)
+
     def turned(self, tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor if tensor.dim() == 4 else tensor.unsqueeze(0)
+        if tensor.dim() != 4:
+            tensor = tensor.unsqueeze(0)
         tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
         return tensor if self.is_turned else tensor.transpose(1, 2)
 
@@ -83,31 +91,56 @@ class _Call:
 
     def _places(self, keys: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Return for each row its sequence, and its place from the sequence's end, or from its beginning."""
-        length, ends = (self.k if keys else self.q).size(-2), self.ends[keys]
+        length = (self.k if keys else self.q).size(-2)
+        ends = self.ends[keys]
         ends = torch.tensor([0, length]) if ends is None else ends.long()
-        sequences = torch.bucketize(torch.arange(length), ends[1:], right=True).clamp(max=len(ends) - 2)
+        rows = torch.arange(length)
+        sequences = torch.bucketize(rows, ends[1:], right=True).clamp(max=len(ends) - 2)
         at_end = "flash" in self._name or self.given.get("is_causal") == 2
-        return sequences, torch.arange(length) - (ends[1:] if at_end else ends[:-1])[sequences]
+        origins = ends[1:] if at_end else ends[:-1]
+        return sequences, rows - origins[sequences]
+
+    def _hidden(self) -> torch.Tensor:
+        """Return which keys each row does not see: (rows, keys)."""
+        sequences, places = self._places(False)
+        of_keys, places_of_keys = self._places(True)
+        away = places_of_keys - places[:, None]
+        hidden = of_keys != sequences[:, None]
+        left, right = self.given.get("window_size_left"), self.given.get("window_size_right")
+        if self.given.get("is_causal"):
+            right = 0
+        if right is not None and right >= 0:
+            hidden = hidden | (away > right)
+        if left is not None and left >= 0:
+            hidden = hidden | (-away > left)
+        return hidden
+
+    def _kept(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return what dropout multiplies the weights by."""
+        dropout = self.given.get("dropout_p")
+        if not dropout:
+            return torch.ones(())
+        # A kernel is given both in one tensor, or the offset in another.
+        state = [*self.given["rng_state"].view(torch.int64).flatten(), self.given.get("philox_offset")]
+        numbers = _numbers(seed=state[0], offset=state[1])
+        kept = torch.empty_like(scores).bernoulli_(1 - dropout, generator=numbers)
+        return kept / (1 - dropout)
 
     def weights(self) -> tuple[torch.Tensor, ...]:
         """Return the softmax of the product, the logarithms of its sums, and what dropout multiplies it by."""
-        get, rows, columns = self.given.get, self._places(False), self._places(True)
-        away, hidden = columns[1] - rows[1][:, None], columns[0] != rows[0][:, None]
-        right = 0 if get("is_causal") else get("window_size_right")
-        for far, side in ((right, away), (get("window_size_left"), -away)):
-            hidden = hidden | (side > far if far is not None and far >= 0 else hidden)
-        bias, dropout, kept = get("bias"), get("dropout_p"), torch.ones(())
-        scores = self.q @ self.k.mT * self.scale + (0 if bias is None else bias)
-        scores = scores.masked_fill(hidden, -math.inf)
-        if dropout:
-            place = [*self.given["rng_state"].view(torch.int64).flatten(), get("philox_offset")][:2]
-            kept = torch.empty_like(scores).bernoulli_(1 - dropout, generator=_numbers(*place)) / (1 - dropout)
+        scores = self.q @ self.k.mT * self.scale
+        bias = self.given.get("bias")
+        if bias is not None:
+            scores = scores + bias
+        scores = scores.masked_fill(self._hidden(), -math.inf)
         sums = scores.logsumexp(-1)
-        return (scores - sums[..., None]).exp().nan_to_num(0), sums, kept  # NaN where a query may see no key
+        weights = (scores - sums[..., None]).exp().nan_to_num(0)  # NaN where a query may see no key
+        return weights, sums, self._kept(scores)
 
     def logarithms(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the logarithms of sums in a kernel's shape."""
-        sums, ends = sums.float(), self.ends[0]
+        sums = sums.float()
+        ends = self.ends[0]
         if "cudnn" in self._name:
             return sums[..., None]
         if "efficient" not in self._name:
@@ -115,7 +148,10 @@ class _Call:
         if ends is not None:
             parts = list(sums[0].mT.tensor_split(ends[1:-1].long()))
             sums = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).mT
-        wanted = -(-(self.given.get("max_q") or sums.size(-1)) // 32) * 32 * bool(self.given.get("compute_log_sumexp"))
+        wanted = 0
+        if self.given.get("compute_log_sumexp"):
+            rows = self.given.get("max_q") or sums.size(-1)
+            wanted = -(-rows // 32) * 32  # in tiles of 32
         return F.pad(sums, (0, wanted - sums.size(-1)), value=math.inf)
 
 

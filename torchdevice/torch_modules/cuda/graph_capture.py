@@ -74,8 +74,9 @@ class _Step(NamedTuple):
         """Run the operator again, and write its results to the memory of the recorded results."""
         if self.op not in _UNINITIALISED:  # has no values to copy
             result = self.op(*self.args, **self.kwargs)
+            made_now = _made_by(self.op, result) if self.made else ()
             # In place: the program and later operators hold the recorded results.
-            for known, new in zip(self.made, _made_by(self.op, result) if self.made else (), strict=True):
+            for known, new in zip(self.made, made_now, strict=True):
                 known.copy_(new)
 
     def kernel(self, host_alias: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[], Any]:
@@ -94,7 +95,9 @@ class _Step(NamedTuple):
         if any(each is None for each in aliases.values()):
             return self.run
         args, kwargs, made = mapped((self.args, self.kwargs, self.made), lambda each: aliases.get(id(each), each))
-        return functools.partial(op._op, *args, **kwargs, **({"out": made[0]} if made else {}))
+        if made:
+            kwargs = {**kwargs, "out": made[0]}
+        return functools.partial(op._op, *args, **kwargs)
 
 
 _EASY = frozenset({torch.float32, torch.float64})
@@ -112,12 +115,33 @@ def _with_out(op: Any) -> Any:
     if op._schema.name in _RESIZING:
         return None
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    packet, wanted = op._overloadpacket, [(each.name, str(each.type)) for each in op._schema.arguments]
-    for each in (getattr(packet, overload) for overload in packet.overloads() if overload.endswith("out")):
-        *others, out = [(argument.name, str(argument.type)) for argument in each._schema.arguments]
-        if others == wanted and out == ("out", "Tensor") and any(has_kernel(each.name(), key) for key in _CPU_KERNELS):
+    packet = op._overloadpacket
+    wanted = [*_named_types(op), ("out", "Tensor")]
+    for name in packet.overloads():
+        each = getattr(packet, name)
+        if not name.endswith("out") or _named_types(each) != wanted:
+            continue
+        if any(has_kernel(each.name(), key) for key in _CPU_KERNELS):
             return each
     return None
+
+
+def _named_types(op: Any) -> list[tuple[str, str]]:
+    """Return the name and the type of each argument of an operator."""
+    return [(each.name, str(each.type)) for each in op._schema.arguments]
+
+
+def _waits(func: Any, args: Any, kwargs: Any, indices: list[torch.Tensor]) -> bool:
+    """Return whether the host waits for a value on the device."""
+    has_mask = any(each.dtype in (torch.bool, torch.uint8) for each in indices)
+    if has_mask or func in _READ_BY_THE_HOST or func.overloadpacket in _READ_BY_THE_HOST:
+        return True
+    # With its size `repeat_interleave` needs no value.
+    if func in _INDEXING or kwargs.get("output_size") is not None:
+        return False
+    if func is _aten.equal.default and args[0].is_set_to(args[1]):
+        return False
+    return bool(_WAITS_FOR_THE_DEVICE.intersection(func.tags))
 
 
 class Capture(TorchDispatchMode):
@@ -144,7 +168,8 @@ class Capture(TorchDispatchMode):
         # None on the CPU, where the program's work on the host cannot be told from the work that CUDA would capture.
         self._device_type = None if runtime.shares_host_memory else runtime.device_type
         self._kernels: list[Callable[[], Any]] = []
-        self.failed, self.memory = False, []
+        self.failed = False
+        self.memory = []
         # At the beginning, so that the end of the capture can restore them.
         self._random_states = [(generator, generator.get_state()) for generator in generators]
         self.steps: list[_Step] = []
@@ -166,7 +191,8 @@ class Capture(TorchDispatchMode):
             storage = tensor.untyped_storage()._cdata
             if storage not in self._made:  # copied before an operator first writes to it
                 self._made.add(storage)
-                whole = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
+                elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+                whole = tensor.detach().as_strided((elements,), (1,), 0)
                 self._before.append((whole, self._runtime.supplied.copy_outside(whole)))
         with self._undeclared_writes(func, args, kwargs):
             result = dispatch_modes.run(func, args, kwargs)
@@ -198,19 +224,22 @@ class Capture(TorchDispatchMode):
         """Raise CUDA's error for an operator that makes the host wait for the device, such as those of ``item()``."""
         if self._device_type is None or not any(native_device(t).type == self._device_type for t in tensors(args)):
             return
-        device = kwargs.get("device")
-        to_host = func is _aten._to_copy.default and device is not None and device.type != self._device_type
         indices = list(tensors(args[1])) if func in _INDEXING else []
-        of_host = any(native_device(t).type != self._device_type for t in indices)
-        copies = func.overloadpacket in _COPYING or (func is _aten.histc.default and not any(args[2:]))
-        if of_host or copies or (to_host and not kwargs.get("non_blocking")):
+        if self._copies(func, args, kwargs, indices):
             not_while_capturing(pageable=True)
-        masked = any(t.dtype in (torch.bool, torch.uint8) for t in indices)
-        sized = kwargs.get("output_size") is not None  # of `repeat_interleave`, which then needs no value
-        waits = func not in _INDEXING and not sized and _WAITS_FOR_THE_DEVICE.intersection(func.tags)
-        is_itself = func is _aten.equal.default and args[0].is_set_to(args[1])
-        if masked or func in _READ_BY_THE_HOST or func.overloadpacket in _READ_BY_THE_HOST or (waits and not is_itself):
+        if _waits(func, args, kwargs, indices):
             not_while_capturing()
+
+    def _copies(self, func: Any, args: Any, kwargs: Any, indices: list[torch.Tensor]) -> bool:
+        """Return whether an operator copies between the device and pageable memory of the host."""
+        if func.overloadpacket in _COPYING or any(native_device(t).type != self._device_type for t in indices):
+            return True
+        if func is _aten.histc.default:
+            return not any(args[2:])  # it looks for the bounds
+        device = kwargs.get("device")
+        if func is not _aten._to_copy.default or device is None:
+            return False
+        return device.type != self._device_type and not kwargs.get("non_blocking")
 
     def _refuse_generator(self, args: Any, kwargs: Any) -> None:
         """Raise CUDA's error for an operator that draws from a generator which is not registered with the graph."""
