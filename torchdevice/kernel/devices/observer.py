@@ -15,7 +15,20 @@ class Observer:
 
     A class defines the methods of what it watches, and is told of nothing else: who watches memory costs a kernel
     nothing. Events are told apart by numbers.
+
+    Attributes:
+        watches: What the class defines methods of: "kernels", "memory", "out of memory", "order".
     """
+
+    watches: frozenset[str] = frozenset()
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        cls.watches = frozenset(
+            kind
+            for kind, names in _METHODS.items()
+            if any(getattr(cls, name) is not getattr(Observer, name) for name in names)
+        )
 
     # ---- kernels of devices that this package supplies ---------------------------------------------------------------
 
@@ -91,16 +104,16 @@ class Observer:
         """The autograd engine begins, which orders its work after that of the forward on any stream."""
 
 
-_KERNELS = ("run",)
-_MEMORY = ("allocated", "freed", "segment_changed")
-_OUT_OF_MEMORY = ("memory_ran_out",)
-_ORDER = tuple(
-    name for name in vars(Observer) if not name.startswith("_") and name not in _KERNELS + _MEMORY + _OUT_OF_MEMORY
+_METHODS = {
+    "kernels": ("run",),
+    "memory": ("allocated", "freed", "segment_changed"),
+    "out of memory": ("memory_ran_out",),
+}
+_METHODS["order"] = tuple(
+    name
+    for name, method in vars(Observer).items()
+    if callable(method) and not name.startswith("_") and not any(name in names for names in _METHODS.values())
 )
-
-
-def _defines(observer: Observer, names: tuple[str, ...]) -> bool:
-    return any(getattr(type(observer), name) is not getattr(Observer, name) for name in names)
 
 
 class Observers:
@@ -139,13 +152,13 @@ class Observers:
 
         # First, so that an observer can be ended that an interrupt left half added.
         self._ends.append((observer, end))
-        for names, told in ((_ORDER, self.order), (_OUT_OF_MEMORY, self.out_of_memory), (_KERNELS, self.kernels)):
-            if _defines(observer, names):
+        for kind, told in (("order", self.order), ("out of memory", self.out_of_memory), ("kernels", self.kernels)):
+            if kind in observer.watches:
                 ends.append(functools.partial(_remove, told, observer))
                 told.append(observer)
-        if _defines(observer, _MEMORY):
+        if "memory" in observer.watches:
             ends.append(self._watch_memory(observer))
-        if _defines(observer, _KERNELS):
+        if "kernels" in observer.watches:
             ends.append(self._kernels_changed)
             self._kernels_changed()
         return end
