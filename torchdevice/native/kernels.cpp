@@ -1047,6 +1047,14 @@ class Attention : public c10::OperatorKernel {
           is_whole(each.unsafeGetTensorImpl());
     };
     const bool has_mask = mask.defined();
+    // Python knows what the kernel of the real device differentiates.
+    const auto learns = [](const Tensor& each) {
+      return each.defined() &&
+          ((at::GradMode::is_enabled() && each.requires_grad()) || each._fw_grad(/*level=*/0).defined());
+    };
+    if (learns(query) || learns(key) || learns(value) || learns(mask)) {
+      return in_python_.callBoxed(op, keys, stack);
+    }
     if (serving() == nullptr || !at::globalContext().userEnabledMathSDP() || !fits(query) || !fits(key) || !fits(value) ||
         (has_mask && (mask.requires_grad() || !fits(mask)))) {
       return in_python_.callBoxed(op, keys, stack);

@@ -81,11 +81,11 @@ TRANSFORMS: dict[str, Callable[[Function, torch.Tensor], Any]] = {
 
 
 def found(transform: Callable[..., Any], function: Any, x: torch.Tensor) -> Any:
-    """Return what a transform gives, on the CPU, or the beginning of its error."""
+    """Return what a transform gives, on the CPU, or the class and the first line of its error."""
     try:
         return [each.detach().cpu() for each in _pytree.tree_leaves(transform(function, x))]
     except (RuntimeError, NotImplementedError) as error:
-        return type(error), str(error)[:60]
+        return type(error), str(error).partition("\n")[0]
 
 
 @pytest.mark.parametrize("native", ["never", "auto"])
@@ -99,7 +99,8 @@ def test_a_transform_gives_what_it_gives_on_the_cpu(transform: str, function: st
     with torchdevice.simulate(native=native):
         given = found(TRANSFORMS[transform], ABOVE_AUTOGRAD[function], x.to("cuda"))
     if isinstance(expected, tuple):
-        assert given == expected
+        # CUDA's kernel of attention is refused in its own name.
+        assert given == (expected[0], expected[1].replace("flash_attention_for_cpu", "efficient_attention"))
     else:
         torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.attention
@@ -20,7 +20,7 @@ from torchdevice.kernel import thread_state
 from torchdevice.random_numbers import operators
 from torchdevice.simulation import device_generators, policy, storage_resizing
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, index_meant, meant, set_storage
-from torchdevice.simulation.kernels import cpu_kernels, cuda_values, fused_attention, recurrent_networks
+from torchdevice.simulation.kernels import cpu_kernels, cuda_values, derivatives, fused_attention, recurrent_networks
 from torchdevice.simulation.kernels.cpu_kernels import aliased, count_copy, host_alias, index_of, of_formula
 from torchdevice.simulation.kernels.pipeline import Pipeline, none_of
 from torchdevice.simulation.refusals import attention
@@ -219,14 +219,21 @@ def attend(
             return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, scale=scale)[0]
         options = {"scale": scale, "enable_gqa": enable_gqa}
         many = any(size > attention.MOST_ROWS for size in query.shape[:2])
-        if (many or not torch._C._get_math_sdp_enabled()) and policy.stands_for_cuda():
+        is_checked = (many or not torch._C._get_math_sdp_enabled()) and policy.stands_for_cuda()
+        if is_checked:
             attention.check(SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+        tensors: tuple[torch.Tensor, ...] = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
+        composes = False
+        if derivatives.are_asked(tensors) and all(_is_real(each) and not each.is_nested for each in tensors):
+            kernel = _differentiable_kernel(tensors, dropout_p, is_causal, enable_gqa)
+            composes, tensors = kernel is None, derivatives.refusing(kernel, tensors) if kernel else tensors
+            query, key, value, attn_mask = (*tensors, None)[:4]
+        if is_checked:
             return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]
-        tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         alike = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
         free = alike and all(map(_is_real, tensors)) and policy.provides(_FLASH_KERNEL)
         mask_learns = attn_mask is not None and attn_mask.requires_grad
-        if free and not mask_learns and _chooses_flash(tensors, dropout_p, is_causal, **options):
+        if free and not (mask_learns or composes) and _chooses_flash(tensors, dropout_p, is_causal, **options):
             # From torch 2.14 on it is chosen for three dimensions too. The kernel takes four.
             given = (*tensors, None)[:4]
             *call, mask = (each[None] if each is not None and each.dim() == 3 else each for each in given)
@@ -234,6 +241,45 @@ def attend(
             return found if query.dim() == 4 else found[0]
         composed = _aten.scaled_dot_product_attention.default.decompose
         return composed(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+
+def _differentiable_kernel(
+    tensors: Sequence[Any], dropout_p: float, is_causal: bool, enable_gqa: bool
+) -> derivatives.Derivatives | None:
+    """Return the derivatives of the operator that the real device chooses; None where it composes others."""
+    if policy.stands_for_mps():
+        watched = torch.is_grad_enabled() and any(each.requires_grad for each in tensors[:3])
+        whole = not dropout_p and all(each.is_contiguous() for each in tensors[:3])
+        return None if watched or not whole else derivatives.Derivatives(_ON_MPS, "")
+    if not policy.stands_for_cuda():
+        return None
+    query, key, value, mask = (*tensors, None)[:4]
+    call = _Call(query, key, value, mask, dropout_p, is_causal, enable_gqa)
+    kernel = _OF_KERNELS.get(attention.chosen(call))
+    return None if kernel is None else derivatives.derivatives_of(kernel, f"{kernel}_backward")
+
+
+class _Call(NamedTuple):
+    """A call as ``SDPAParams`` describes it, which takes no wrappers of functorch."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attn_mask: torch.Tensor | None
+    dropout: float
+    is_causal: bool
+    enable_gqa: bool
+
+
+_OF_KERNELS = {
+    "cudnn": "_scaled_dot_product_cudnn_attention",
+    "flash": "_scaled_dot_product_flash_attention",
+    "mem_efficient": "_scaled_dot_product_efficient_attention",
+}
+"""Kernel of a library -> its operator."""
+
+_ON_MPS = "_scaled_dot_product_attention_math_for_mps"
+"""The operator of MPS for dense inputs whose gradients nobody asks for (transformers/attention.cpp)."""
 
 
 def _added(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:

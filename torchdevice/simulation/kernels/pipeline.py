@@ -112,7 +112,7 @@ class Pipeline:
         try:
             result = call(*taken, **named) if random is None else random(call, index, taken, named)
         except (IndexError, RuntimeError) as error:
-            device_refusals.check_assertion(self._op, error)
+            device_refusals.check_assertion(self._op, args, error)
             result = cpu_kernels.again(error, self._op, call, taken, named)
         results = self._results
         if not results.only_new:
@@ -128,7 +128,7 @@ class Pipeline:
         try:
             return body(*args, **kwargs)
         except (IndexError, RuntimeError) as error:
-            device_refusals.check_assertion(self._op, error)
+            device_refusals.check_assertion(self._op, args, error)
             return cpu_kernels.again(error, self._op, None, args, kwargs)
 
 

@@ -1,8 +1,8 @@
 """Recurrent networks as cuDNN computes them: weights in one piece, derivatives in training mode only, and once.
 
 cuDNN computes a network where ``torch.backends.cudnn.flags(enabled=False)`` does not forbid it. Its backward is one
-operator (aten/src/ATen/native/cudnn/RNN.cpp), which checks the mode and has no derivative. Here torch composes the
-network of cells, and a node of autograd around the network's inputs refuses what that operator refuses.
+operator (aten/src/ATen/native/cudnn/RNN.cpp), which checks the mode and has no derivative. MPS has an operator for
+LSTMs whose sequences are not packed, and composes other networks. Here torch composes all networks of cells.
 
 Recurrent cells, which torch fuses on accelerators only, are formulas of plain tensors. The formulas are computed on CPU
 tensors, and on tensors of the meta device where a program runs without values: torch has no kernels of the CPU for
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from torchdevice.kernel.journal.callers import program_line, warn_at
-from torchdevice.kernel.stand_ins import mapped, tensors
 from torchdevice.simulation import policy
+from torchdevice.simulation.kernels import derivatives
+from torchdevice.simulation.kernels.derivatives import Derivatives, derivatives_of
 
 Results = tuple[Tensor | None, ...]
 
@@ -114,52 +115,13 @@ _CUDNN_NETWORKS_TWICE = (
 )
 
 
-class _Backward(torch.autograd.Function):
-    """Refuses the gradients of a network in evaluation mode, and those of gradients, for which ``train`` is None."""
+_TWICE = Derivatives("_cudnn_rnn", "_cudnn_rnn_backward", second=(NotImplementedError, _CUDNN_NETWORKS_TWICE))
 
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(train: bool | None, *given: Tensor) -> tuple[Tensor, ...]:
-        return tuple(each.view_as(each) for each in given)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.train = inputs[0]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        if ctx.train is None:
-            raise NotImplementedError(_CUDNN_NETWORKS_TWICE)
-        if not ctx.train:
-            raise RuntimeError("cudnn RNN backward can only be called in training mode")
-        return None, *(_Backward.apply(None, *gradients) if torch.is_grad_enabled() else gradients)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Any:
-        raise NotImplementedError(
-            "Trying to use forward AD with _cudnn_rnn that does not support it because it has not been implemented yet."
-        )
-
-    @classmethod
-    def in_a_kernel(cls, train: bool, *given: Tensor) -> tuple[Tensor, ...]:
-        """Apply it in a kernel, whose calls a transform of functorch that has called it does not see otherwise."""
-        if not torch._C._are_functorch_transforms_active():
-            return cls.apply(train, *given)  # type: ignore[no-any-return]
-        excluded = torch._C._dispatch_tls_local_exclude_set() - _OF_FUNCTORCH
-        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
-            return cls.apply(train, *given)  # type: ignore[no-any-return]
-
-
-_Keys, _Key = torch._C.DispatchKeySet, torch._C.DispatchKey
-
-_OF_FUNCTORCH = (
-    _Keys(_Key.FuncTorchDynamicLayerFrontMode)
-    | _Keys(_Key.FuncTorchGradWrapper)
-    | _Keys(_Key.FuncTorchBatched)
-    | _Keys(_Key.FuncTorchVmapMode)
-)
-"""The keys that a transform excludes while it calls a kernel."""
+_OF_CUDNN = {
+    True: _TWICE,
+    False: _TWICE._replace(first=(RuntimeError, "cudnn RNN backward can only be called in training mode")),
+}
+"""Whether a network is in training mode -> its derivatives."""
 
 
 _CUDNN_WEIGHTS_IN_PIECES = (
@@ -173,22 +135,26 @@ def kernel_of(op: Any) -> Callable[..., Any]:
     """Return the kernel of a network above autograd."""
     names = [argument.name for argument in op._schema.arguments]
     train, weights = names.index("train"), names.index("params")
+    is_on_mps = op.name() == "aten::lstm.input"
 
     def run(*args: Any) -> Any:
         with torch._C.DisableTorchFunction():
             if _are_in_pieces(args[0], args[weights]):
                 warn_at(program_line(), UserWarning(_CUDNN_WEIGHTS_IN_PIECES), UserWarning)
-            return op.decompose(*(_watched(args, args[train]) if torch.is_grad_enabled() else args))
+            if derivatives.are_asked(args):
+                args = _differentiated(args, args[train], is_on_mps)
+            return op.decompose(*args)
 
     return run
 
 
-def _watched(args: Any, train: bool) -> Any:
-    if not (is_on_cudnn(args[0]) and policy.stands_for_cuda()):
-        return args
-    given = {id(each): each for each in tensors(list(args)) if each.requires_grad}
-    watched = dict(zip(given, _Backward.in_a_kernel(train, *given.values()) if given else (), strict=True))
-    return mapped(args, lambda each: watched.get(id(each), each))
+def _differentiated(args: Any, train: bool, is_on_mps: bool) -> Any:
+    """Return the arguments with the derivatives of the operator that computes a network on the real device, if any."""
+    if is_on_cudnn(args[0]) and policy.stands_for_cuda():
+        return derivatives.refusing(_OF_CUDNN[train], args)
+    if is_on_mps and policy.stands_for_mps():
+        return derivatives.refusing(derivatives_of("_lstm_mps", "lstm_mps_backward"), args)
+    return args
 
 
 def _in_order(weights: list[Tensor]) -> list[Tensor]:

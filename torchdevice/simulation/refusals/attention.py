@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.backends.cuda import SDPAParams
+from torch.nn.attention import SDPBackend
 
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import INVALID_VALUE, cuda_error
@@ -286,6 +287,53 @@ def refusal(kernel: str, call: SDPAParams) -> str | None:
     checks = (check for check in _ORDER[kernel] if not (nested and check in _DENSE))
     failed = next((check for check in checks if _CHECKS[check](facts)), None)
     return None if failed is None else _TEXTS[failed].format(facts)
+
+
+def chosen(call: Any) -> str:
+    """Return the kernel that torch would choose for a call, ``"math"`` if that of no library.
+
+    cuDNN's is not the first on GPUs of capability 9.0 and 10.0: torch prefers it there from cuDNN 9.15 on, and
+    ``torch.backends.cudnn.version()`` reports an older one.
+    """
+    key = _key_of(call)
+    found = _choices.get(key)
+    if found is None:
+        if len(_choices) >= 1024:  # as many shapes as a program has; another's begin again
+            _choices.clear()
+        found = _choices[key] = _first_able(call)
+    return found
+
+
+_choices: dict[Any, str] = {}
+"""What decides about a call -> the kernel. The checks take longer than the node of autograd that asks for it."""
+
+
+def _key_of(call: Any) -> Any:
+    enabled = torch._C._get_flash_sdp_enabled(), torch._C._get_mem_efficient_sdp_enabled()
+    settings = torch._C._get_math_sdp_enabled(), torch._C._get_cudnn_sdp_enabled(), torch.is_grad_enabled()
+    determinism = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    given = [call.query, call.key, call.value, *([] if call.attn_mask is None else [call.attn_mask])]
+    alike = tuple((each.shape, each.stride(), each.dtype, each.requires_grad, each.is_cpu) for each in given)
+    rest = policy.capability(), call.dropout, call.is_causal, call.enable_gqa
+    return enabled, settings, determinism, tuple(torch._C._get_sdp_priority_order()), alike, rest
+
+
+def _first_able(call: Any) -> str:
+    for number in torch._C._get_sdp_priority_order():
+        if number == SDPBackend.MATH.value and torch._C._get_math_sdp_enabled():
+            return "math"
+        kernel = _BY_NUMBER.get(number)
+        if kernel is not None and refusal(kernel, call) is None:
+            return kernel
+    return "math"
+
+
+_BY_NUMBER = {
+    SDPBackend.FLASH_ATTENTION.value: "flash",
+    SDPBackend.EFFICIENT_ATTENTION.value: "mem_efficient",
+    SDPBackend.CUDNN_ATTENTION.value: "cudnn",
+}
+"""torch's number of a library's kernel -> its name."""
 
 
 def can_use(kernel: str, call: SDPAParams, debug: bool) -> bool:

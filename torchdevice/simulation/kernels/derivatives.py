@@ -1,0 +1,152 @@
+"""Derivatives of the operator that the real device calls, where another operator computes its values here.
+
+A node of autograd around the inputs refuses what the real device's operator cannot differentiate. torch is the table:
+it has a class of nodes for each formula of a derivative, and an operator without a formula for forward mode refuses
+tensors of the meta device in the same words. The operators of CUDA and MPS are in every build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch.autograd import forward_ad
+
+from torchdevice.kernel.stand_ins import mapped, tensors
+
+Refusal: TypeAlias = "tuple[type[Exception], str] | None"
+"""The class and the text of an error; None where there is a derivative."""
+
+
+class Derivatives(NamedTuple):
+    """What an operator's derivatives refuse.
+
+    Attributes:
+        operator: The name of the operator in ATen.
+        backward: The name of the operator that computes its gradients.
+        first: The refusal of its gradients.
+        second: The refusal of its gradients' gradients.
+    """
+
+    operator: str
+    backward: str
+    first: Refusal = None
+    second: Refusal = None
+
+
+@functools.cache
+def derivatives_of(operator: str, backward: str) -> Derivatives:
+    """Return what torch refuses of an operator's derivatives. See :class:`Derivatives` for the arguments."""
+    formula = "".join(part.title() for part in backward.split("_"))
+    known = any(hasattr(torch._C._functions, f"{formula}Backward{number}") for number in range(2))
+    refusal = (RuntimeError, f"derivative for aten::{backward} is not implemented")
+    return Derivatives(operator, backward, second=None if known else refusal)
+
+
+@functools.cache
+def in_forward_mode(operator: str) -> Refusal:
+    """Return how an operator refuses tensors with tangents. It does so before its kernel is called."""
+    # In a thread of its own, because the calling thread may be in the kernel of a transform of functorch.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_asked_on_meta, operator).result()
+
+
+def _asked_on_meta(operator: str) -> Refusal:
+    op = getattr(torch.ops.aten, operator).default
+    with contextlib.nullcontext() if differentiates_forward() else forward_ad.dual_level():
+        primal = torch.empty(1, 1, 1, 1, device="meta")
+        dual = forward_ad.make_dual(primal, primal)
+        given = {"Tensor": dual, "List[Tensor]": [dual], "int": 1, "float": 0.0, "bool": False, "List[int]": []}
+        arguments = [each for each in op._schema.arguments if not each.kwarg_only]
+        try:
+            op(*(given.get(str(each.type)) for each in arguments))
+        except NotImplementedError as error:
+            return NotImplementedError, str(error)
+        return None
+
+
+def differentiates_forward() -> bool:
+    """Return whether the program is in forward mode, by ``forward_ad`` or by a transform of functorch."""
+    return forward_ad._current_level >= 0
+
+
+def are_asked(given: Any) -> bool:
+    """Return whether autograd watches some tensors among the arguments of a call, or may see their tangents."""
+    return differentiates_forward() or (
+        torch.is_grad_enabled() and any(each.requires_grad for each in tensors(list(given)))
+    )
+
+
+def refusing(derivatives: Derivatives, args: Any) -> Any:
+    """Return the arguments of a call with a node around those that autograd watches, which has these derivatives.
+
+    Raises:
+        NotImplementedError: An argument has a tangent, and the operator has no derivative in forward mode.
+    """
+    found = {id(each): each for each in tensors(list(args))}
+    if differentiates_forward() and any(forward_ad.unpack_dual(each).tangent is not None for each in found.values()):
+        _raise(in_forward_mode(derivatives.operator))
+    given = [each for each in found.values() if each.requires_grad]
+    if not (given and torch.is_grad_enabled()):
+        return args
+    watched = dict(zip(map(id, given), _Node.in_a_kernel(derivatives, *given), strict=True))
+    return mapped(args, lambda each: watched.get(id(each), each))
+
+
+class _Node(torch.autograd.Function):
+    """Refuses gradients; those of gradients come to a second node, around the gradients."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(derivatives: Derivatives, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(each.view_as(each) for each in given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.derivatives = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        derivatives: Derivatives = ctx.derivatives
+        _raise(derivatives.first)
+        if not torch.is_grad_enabled() or derivatives.second is None:
+            return None, *gradients
+        of_gradients = Derivatives(derivatives.backward, "", first=derivatives.second)
+        return None, *_Node.apply(of_gradients, *gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor) -> Any:
+        derivatives: Derivatives = ctx.derivatives
+        _raise(in_forward_mode(derivatives.operator))
+        return tuple(each if each is None else each.view_as(each) for each in tangents[1:])
+
+    @classmethod
+    def in_a_kernel(cls, derivatives: Derivatives, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Apply it in a kernel, whose calls a transform of functorch that has called it does not see otherwise."""
+        if not torch._C._are_functorch_transforms_active():
+            # What `apply` of `Function` calls, after it has bound the arguments in as much time as the node takes.
+            return super(torch.autograd.Function, cls).apply(derivatives, *given)  # type: ignore[no-any-return]
+        excluded = torch._C._dispatch_tls_local_exclude_set() - _OF_FUNCTORCH
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+            return cls.apply(derivatives, *given)  # type: ignore[no-any-return]
+
+
+def _raise(refusal: Refusal) -> None:
+    if refusal is not None:
+        kind, text = refusal
+        raise kind(text)
+
+
+_Keys, _Key = torch._C.DispatchKeySet, torch._C.DispatchKey
+
+_OF_FUNCTORCH = (
+    _Keys(_Key.FuncTorchDynamicLayerFrontMode)
+    | _Keys(_Key.FuncTorchGradWrapper)
+    | _Keys(_Key.FuncTorchBatched)
+    | _Keys(_Key.FuncTorchVmapMode)
+)
+"""The keys that a transform excludes while it calls a kernel."""
