@@ -295,11 +295,24 @@ ASSERTED: dict[str, Callable[[], Any]] = {
     "nll_loss2d": lambda: F.nll_loss(ones(1, 3, 1, 1), wrong()[None, None]),
     "multi_margin_loss": lambda: F.multi_margin_loss(ones(1, 3), wrong()),
     "multinomial": lambda: (ones(3) * float("nan")).multinomial(1),
+    "multinomial of zeros": lambda: torch.stack([ones(3), ones(3) * 0]).multinomial(1),
+    "multinomial of zeros, replaced": lambda: (ones(3) * 0).multinomial(2, replacement=True),
     "bernoulli": lambda: (ones(3) * 2).bernoulli(),
     "binary_cross_entropy": lambda: F.binary_cross_entropy(ones(3) * 2, ones(3)),
     "repeat_interleave": lambda: ones(1).repeat_interleave(wrong(-1)),
     "assert_async": lambda: torch._assert_async(torch.zeros(1, device="cuda")),
+    "assert_async with a text": lambda: torch._assert_async(ones(1) * 0, "lengths differ"),
+    "assert_async of a graph": lambda: torch.ops.aten._functional_assert_async.msg(ones(1) * 0, "lengths", ones(1)),
 }
+
+
+def test_an_assertion_of_several_values_is_the_hosts() -> None:
+    with torchdevice.simulate():
+        for wrong in (ones(2), ones(0)):
+            with pytest.raises(RuntimeError, match="Boolean value of Tensor"):
+                torch._assert_async(wrong, "lengths differ")
+        assert (ones(3) + 1).sum().item() == 6, "the device lives"
+
 
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "add": lambda x: x + 1,

@@ -22,7 +22,7 @@ import torch
 from torchdevice.kernel.python import data_files
 from torchdevice.kernel.stand_ins import given_to, tensors
 from torchdevice.simulation import policy
-from torchdevice.simulation.kernels.cpu_kernels import dtype_of
+from torchdevice.simulation.kernels.cpu_kernels import dtype_of, host_alias
 from torchdevice.simulation.profiles import is_cpu_only, missing_on_cuda
 from torchdevice.simulation.refusals import cuda_rules
 from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator, name_of, scalar_type
@@ -141,7 +141,7 @@ _ASSERTED = re.compile(
             r"Expected p_in >= 0 && p_in <= 1",
             r"all elements of (?:input|target) should be between 0 and 1",
             r"repeats can not be negative",
-            r"Expected Tensor with single nonzero value",
+            r"invalid multinomial distribution \(sum of probabilities",
             r"Number of elements of source < number of ones in mask",
         )
     )
@@ -153,6 +153,7 @@ ASSERTING = frozenset(
         "_assert_async",
         "_embedding_bag",
         "_embedding_bag_forward_only",
+        "_functional_assert_async",
         "_index_put_impl",
         "_unsafe_index",
         "_unsafe_index_put",
@@ -261,10 +262,18 @@ _ON_CPU = "expected m1 and m2"
 """How the CPU's error begins for products of two dtypes (aten/src/ATen/native/LinearAlgebra.cpp)."""
 
 
-def check_assertion(op: Any, error: Exception) -> None:
+def _asserts_of_one(op: Any, args: Any) -> bool:
+    """Return whether an operator that asserts of one value is given zero. The text is the program's own."""
+    if name_of(op) not in ("_assert_async", "_functional_assert_async"):
+        return False
+    value = host_alias(args[0])
+    return value.numel() == 1 and not value.item()
+
+
+def check_assertion(op: Any, args: Any, error: Exception) -> None:
     """Raise the device's error where it is another than the CPU's. Where its kernel asserts, CUDA loses the device."""
     said = str(error).split("\n")[0]
-    asserted = name_of(op) in ASSERTING and _ASSERTED.match(said)
+    asserted = name_of(op) in ASSERTING and (_asserts_of_one(op, args) or _ASSERTED.match(said))
     if asserted and policy.stands_for_mps():
         raise torch.AcceleratorError(said) from None
     if said.startswith(_ON_CPU) and policy.stands_for_cuda():
