@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.exc
 
 import torchdevice
 from torchdevice.errors import FidelityError
@@ -164,3 +166,45 @@ class TestGraphsForInductor:
                 assert inductor.obstacle(gm) == "there is no C++ compiler (FileNotFoundError)"
             finally:
                 inductor._missing_compiler.cache_clear()
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float8_e4m3fn).to(torch.float32)
+
+
+@pytest.fixture
+def compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("compiler")
+class TestCapability:
+    """What Inductor and Triton refuse of a GPU's capability."""
+
+    def test_bfloat16_on_a_gpu_without_its_instructions_runs_by_operators(self) -> None:
+        with torchdevice.simulate("t4"), pytest.warns(UserWarning, match=r"^Tesla T4 does not support bfloat16 comp"):
+            result = torch.compile(_doubled)(torch.ones(8, device="cuda", dtype=torch.bfloat16))
+        assert result.dtype is torch.bfloat16 and result.sum().item() == 16
+
+    @pytest.mark.parametrize(("gpu", "dtype"), [("t4", torch.float16), ("a100", torch.bfloat16)])
+    def test_other_halves_are_compiled(self, gpu: str, dtype: torch.dtype) -> None:
+        with torchdevice.simulate(gpu), warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*does not support bfloat16")
+            assert torch.compile(_doubled)(torch.ones(8, device="cuda", dtype=dtype)).sum().item() == 16
+
+    def test_a_cast_to_float8_needs_a_gpu_that_has_it(self) -> None:
+        text = "type fp8e4nv not supported in this architecture"
+        with torchdevice.simulate("a100"), pytest.raises(torch._inductor.exc.InductorError, match=text):
+            torch.compile(_rounded)(torch.ones(8, device="cuda"))
+        torch._dynamo.reset()
+        for gpu in ("h100", "l4"):
+            with torchdevice.simulate(gpu):
+                assert torch.compile(_rounded)(torch.ones(8, device="cuda")).sum().item() == 8
+        with torchdevice.simulate("a100"):
+            assert _rounded(torch.ones(8, device="cuda")).sum().item() == 8, "without a compiler every GPU casts"

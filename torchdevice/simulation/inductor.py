@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from torchdevice.kernel import thread_state
 from torchdevice.kernel.python.per_thread import PerThread, having
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, without_mode, wrapped
 from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.torch_modules.apis import dispatch
+from torchdevice.torch_modules.cuda import device_queries
 
 _CPU = torch.device("cpu")
 
@@ -54,6 +57,7 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
     nodes = list(_nodes(gm))
     if not any(each.type == DEVICE_TYPE for each in _devices(nodes)):
         return compile_one(gm, inputs, **options)
+    _check_capability(gm, nodes, inputs)
     examples = [_example(each) for each in inputs]
     compiled = compile_one(_for_cpu(gm, examples), examples, **options)
     if importlib.import_module("torch._inductor.virtualized").V.aot_compilation:
@@ -82,6 +86,42 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
 thread = PerThread(calls=0)
 """How many calls have not returned of compiled code whose process groups, Triton kernels and custom operators take
 CPU tensors."""
+
+
+_FLOAT8 = torch.float8_e4m3fn
+
+_NO_FLOAT8 = "type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')"
+
+
+def _check_capability(gm: torch.fx.GraphModule, nodes: Iterable[torch.fx.Node], inputs: Sequence[Any]) -> None:
+    """Refuse what Inductor and Triton refuse of a GPU's capability.
+
+    Raises:
+        SkipFrame: The graph takes or returns bfloat16, which the GPU has no instructions for. Dynamo then runs the
+            function operator by operator (``torch/_inductor/compile_fx.py: _check_triton_bf16_support``).
+        InductorError: The graph casts from or to float8_e4m3fn (``triton/language/core.py: to_ir``).
+    """
+    context = thread_state.answering()
+    if context is None or not context.runtime.profile.stands_for_cuda:
+        return
+    capability = context.options.capability
+    (outputs,) = gm.graph.output_node().args
+    given: list[Any] = [*inputs, *(getattr(each, "meta", {}).get("val") for each in outputs)]  # type: ignore[union-attr]
+    halves = [each for each in given if _index(each) >= 0 and each.dtype is torch.bfloat16]
+    if halves and capability < (8, 0):
+        name = device_queries.properties_of(context, _index(halves[0])).name
+        warnings.warn(f"{name} does not support bfloat16 compilation natively, skipping", stacklevel=2)
+        raise importlib.import_module("torch._dynamo.exc").SkipFrame("BF16 is not supported")
+    if capability < (8, 9) and any(map(_casts_float8, nodes)):
+        error = importlib.import_module("torch._inductor.exc").InductorError
+        raise error(ValueError(_NO_FLOAT8), None)
+
+
+def _casts_float8(node: torch.fx.Node) -> bool:
+    """Return whether a node of a graph on the device becomes code of Triton's that reads or writes float8_e4m3fn."""
+    values: list[Any] = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    dtypes = {each.dtype for each in values if _index(each) >= 0}
+    return node.op == "call_function" and _FLOAT8 in dtypes and len(dtypes) > 1 and "_scaled_mm" not in str(node.target)
 
 
 class _Aliases(CpuAliases):
