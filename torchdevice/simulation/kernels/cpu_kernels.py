@@ -25,6 +25,7 @@ from torchdevice.simulation import machine, policy, storage_resizing
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.storages import fresh, host_waited, meaning, memory_of, set_storage
 from torchdevice.simulation.kernels import device_mismatch
+from torchdevice.simulation.refusals import kernel_names
 from torchdevice.torch_modules.cuda.capture_rules import not_while_capturing
 
 Kernel = Callable[..., Any]
@@ -355,7 +356,7 @@ def again(error: Exception, op: Any, call: Kernel | None, taken: Any, named: dic
             raise NoValueError(op._schema.name) from None
         lacked = None if call is None else dtype_gaps.lacking(error)
         if call is None or lacked is None:
-            raise error
+            raise kernel_names.named(op._schema.name.removeprefix("aten::"), error) from None
     finally:
         # Or its traceback would hold this frame, and this frame the error: the tensors of all frames would live on.
         del error
