@@ -84,7 +84,12 @@ RANKS = """
             dist.irecv(x, 0).wait()
 
     def received_from_any(rank, x, pair):
-        dist.recv(x) if rank == 0 else dist.barrier()
+        # NCCL receives from a named rank only.
+        group = dist.new_group([0, 1], backend="gloo") if x.is_cuda else None
+        dist.recv(x, group=group) if rank == 0 else dist.barrier()
+
+    def refused_from_any(rank, x, pair):
+        dist.recv(x)
 
     def slow(rank, x, pair):
         time.sleep(0.5 if rank else 0)  # more than twice a rank's patience
@@ -95,7 +100,7 @@ RANKS = """
     def slow_to_send(rank, x, pair):
         if rank == 0:
             dist.recv(x, 1)
-            dist.recv(x)
+            dist.recv(x, 1)
             dist.send(x, 1)
             dist.recv(x, 1)
         else:
@@ -104,7 +109,7 @@ RANKS = """
             time.sleep(0.5)
             dist.send(x, 0)
             time.sleep(0.5)
-            dist.recv(x)
+            dist.recv(x, 0)
             dist.isend(x, 0).wait()
 
     def polled(rank, x, pair):
@@ -125,7 +130,7 @@ RANKS = """
             said, x = "ran", torch.ones(4, device="cuda")
             try:
                 globals()[name](number, x, pair)
-            except dist.DistBackendError as error:
+            except (dist.DistBackendError, NotImplementedError) as error:
                 said = str(error).replace(chr(10), "|")
             print(f"{name} {number}: {said}{chr(10)}", end="", flush=True)
         os._exit(0)
@@ -200,6 +205,13 @@ def test_ranks_that_send_and_receive_are_told_where_all_wait(case: str, target: 
         said = found[f"{case} {rank}"]
         lines = [re.escape(f"waits in {call}") + r", at \S+program\.py:\d+ in " + case for call in WAITS[case]]
         assert re.search(rf"never go on:\|  rank 0 {lines[0]}\|  rank 1 {lines[1]}\|", said), said
+
+
+@pytest.mark.one_engine
+def test_nccl_receives_from_a_named_rank_only(tmp_path: Path) -> None:
+    found = run("simulated:cuda", tmp_path, ["refused_from_any"])
+    for rank in (0, 1):
+        assert "ProcessGroupNCCL does not support recvAnysource" in found[f"refused_from_any {rank}"]
 
 
 def note(key: str, ranks: list[int], **begun: int) -> Note:

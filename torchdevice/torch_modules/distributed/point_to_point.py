@@ -97,8 +97,14 @@ def send(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
 
 
 def recv(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
-    """Begin to receive a tensor from a rank, or from any rank where ``opts`` has none."""
+    """Begin to receive a tensor from a rank, or from any rank where ``opts`` has none.
+
+    Raises:
+        NotImplementedError: NCCL receives from a rank that the program names.
+    """
     rank, tag = getattr(opts, "src", None), opts.tag
+    if rank is None and not group.is_gloo and not tensors[0].is_cpu:
+        raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
     sources = range(group.size()) if rank is None else [rank]
     call = collective_checks.Call("recv", tensors, ("from any rank" if rank is None else f"from rank {rank}",))
     own = _key(group, "recv", rank, tag)
