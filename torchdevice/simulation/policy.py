@@ -79,10 +79,18 @@ class Policy:
         if self.native is not None:
             self.native.serves, self.native.is_initialized = not self.asks, context.driver.is_initialized
 
-    def check_dtype(self, dtype: torch.dtype) -> None:
-        """Raise the real device's TypeError if the profile does not support the dtype."""
-        if dtype in self.profile.unsupported_dtypes and not (_thread.lifted or _thread.holds_doubles):
-            raise TypeError(self.profile.dtype_message(dtype))
+    def check_new(self, tensor: torch.Tensor) -> None:
+        """Raise the real device's error for a tensor that it cannot hold.
+
+        Raises:
+            TypeError: The profile does not support the dtype.
+            RuntimeError: The tensor has more dimensions than the profile's tensors may have.
+        """
+        if tensor.dtype in self.profile.unsupported_dtypes and not (_thread.lifted or _thread.holds_doubles):
+            raise TypeError(self.profile.dtype_message(tensor.dtype))
+        most = self.profile.most_dimensions
+        if most is not None and tensor.dim() > most and not _thread.lifted:
+            raise RuntimeError(f"MPS supports tensors with dimensions <= {most}, but got {tensor.dim()}.")
 
     def observers(self) -> Sequence[Observer]:
         """Return who runs this thread's kernels; an empty tuple inside a kernel that an observer runs."""

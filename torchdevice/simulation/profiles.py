@@ -149,6 +149,8 @@ class Profile:
         refuses: Whether an operator that the device lacks always raises, without a fallback to the CPU.
         stands_for_cuda: Whether the device refuses what CUDA refuses.
         operators: Further operators that the device lacks, with or without an overload.
+        most_dimensions: How many dimensions a tensor may have (aten/src/ATen/mps/EmptyTensor.cpp); None for torch's own
+            limit.
     """
 
     name: str
@@ -159,6 +161,7 @@ class Profile:
     refuses: bool = False
     stands_for_cuda: bool = False
     operators: frozenset[str] = frozenset()
+    most_dimensions: int | None = None
 
     @property
     def lacks_anything(self) -> bool:
@@ -197,7 +200,14 @@ PROFILES: Mapping[str, Profile] = {
     profile.name: profile
     for profile in (
         Profile("cuda", stands_for_cuda=True),
-        Profile("mps", backends=("MPS",), accelerator="mps", unsupported_dtypes=_NOT_ON_METAL, single=True),
+        Profile(
+            "mps",
+            backends=("MPS",),
+            accelerator="mps",
+            unsupported_dtypes=_NOT_ON_METAL,
+            single=True,
+            most_dimensions=16,
+        ),
         Profile("strict", backends=("MPS",), unsupported_dtypes=_NOT_ON_METAL, refuses=True, stands_for_cuda=True),
     )
 }

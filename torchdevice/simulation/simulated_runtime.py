@@ -27,7 +27,7 @@ from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, host_alias
 from torchdevice.simulation.observe import assumed_values, async_copies, happens_before, meta_kernels, races
 from torchdevice.simulation.observe.unwritten_memory import Pattern
 from torchdevice.simulation.profiles import FLOAT8, Profile
-from torchdevice.simulation.refusals import attention
+from torchdevice.simulation.refusals import attention, watermarks
 from torchdevice.torch_modules.apis import sanitizer
 
 
@@ -153,6 +153,10 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
             fraction = allocator_settings.parsed(text).memory_fraction
             if fraction < 1 and context is not None:
                 context.settings.update({(MEMORY_FRACTION, index): fraction for index in range(self._count)})
+        if "MPS" in self.profile.backends:
+            ratio = watermarks.high_ratio()
+            if ratio and context is not None:  # 0 stands for no limit
+                context.settings[MEMORY_FRACTION, 0] = ratio
 
     def synchronize(self, index: int) -> None:
         policy.check_alive()

@@ -327,13 +327,14 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
 
     Raises:
         TypeError: The active profile does not support the dtype.
+        RuntimeError: The active profile has no tensors with so many dimensions.
         torch.OutOfMemoryError: The tensor would exceed the active scope's memory limit.
     """
     # One function with many branches, because every result comes here: see `Pipeline.run`.
     context = thread_state.state.context
     checks = None if context is None else context.policy
     if checks is not None and checks.asks:
-        checks.check_dtype(result.dtype)
+        checks.check_new(result)
     requested = result.nbytes
     if not requested or result.is_meta or result.is_conj():
         return _fresh_of_another_kind(result, index)

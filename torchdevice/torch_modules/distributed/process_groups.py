@@ -26,7 +26,8 @@ from torchdevice.torch_modules.distributed import flight_recorder
 _C10D: Any = dist.distributed_c10d if dist.is_available() else "torch.distributed.distributed_c10d"
 
 _replaces = functools.partial(replaces, _C10D, native_to="cuda", by_value=True)
-_replaces("is_nccl_available")(lambda context, original: True)
+# torch's builds for Macs have no NCCL, and say so to a program that is written for MPS.
+_replaces("is_nccl_available")(lambda context, original: context.program != "mps")
 
 FAKE_RANKS = "ranks of a plan"
 """Setting of a context: the number of ranks of which this process is the first, while the others do not exist."""
@@ -59,6 +60,8 @@ def _stand_in(context: Context, backend: Any) -> tuple[Any, str | None]:
     if ("fake" in names and not is_cpu) or FAKE_RANKS in context.settings:
         # torch lists the device types of its fake groups by name.
         return f"cpu:fake,{context.device_type}:fake", names or None
+    if context.program == "mps" and "nccl" in names:
+        return backend, None  # which torch refuses
     if "nccl" in names:
         context.report(f"process group {names!r}", "gloo", Fidelity.APPROXIMATE)
         return nccl_on_gloo.register("nccl and gloo" if "gloo" in names else "nccl"), names
@@ -72,7 +75,8 @@ def _init_process_group(
     context: Context, original: Any, backend: Any = None, *args: Any, device_id: Any = None, **kwargs: Any
 ) -> None:
     # Without a name torch makes both, for a machine that has CUDA.
-    used, asked = _stand_in(context, "cpu:gloo,cuda:nccl" if backend is None else backend)
+    unnamed = "gloo" if context.program == "mps" else "cpu:gloo,cuda:nccl"
+    used, asked = _stand_in(context, unnamed if backend is None else backend)
     options = _without_nccl_options(asked, kwargs)
     if FAKE_RANKS in context.settings:
         args, kwargs = (), {"rank": 0, "world_size": context.settings[FAKE_RANKS]}
