@@ -17,7 +17,7 @@ from torchdevice.kernel.thread_state import state
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy, serving
 from torchdevice.simulation.allocator.storages import fresh
-from torchdevice.simulation.kernels import cpu_kernels, cuda_values
+from torchdevice.simulation.kernels import cpu_kernels, cuda_values, half_products
 from torchdevice.simulation.refusals import device_refusals
 from torchdevice.simulation.refusals.refusal_rules import Refusals, checks
 
@@ -64,6 +64,8 @@ class Pipeline:
             arguments, self._results = cpu_kernels.Arguments(op), cpu_kernels.Results(op)
             self._take, self._take_named = arguments.take, arguments.take_named
             self._look_again, self._compute = arguments.look_again, cpu_kernels.on_cpu_as(op)
+            if half_products.takes(op):
+                self._compute = half_products.in_float32(op, self._compute)
             self._random = device_random.kind_of(op)
         if self._refusals_of is refusals_of:
             # C++ serves an operator of which a call's dtypes tell whether CUDA may refuse it. It serves no machine of
@@ -72,7 +74,8 @@ class Pipeline:
             refused = [rule.only for rule in rules if rule.only is not None]
             if len(refused) == len(rules) and op.namespace == "aten" and serving.can_serve(op, self._may_lack is None):
                 # A rule without dtypes is one about several dtypes.
-                serving.offer(op, frozenset().union(*refused), mixes=all(refused))
+                slow = half_products.slow_dtypes() if half_products.takes(op) else frozenset()
+                serving.offer(op, slow.union(*refused), mixes=all(refused))
         # Last, because other threads may call the operator meanwhile.
         self._refusals = self._refusals_of(op)
         for refuse in self._refusals:

@@ -1,0 +1,84 @@
+"""Products and convolutions of half tensors in float32, rounded once, on a CPU without instructions for them.
+
+Torch's own kernels for half tensors take up to a hundred times as long there. A GPU's matrix units also sum in float32
+and round once. The kernels are below autograd, so derivatives are computed in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.devices import registry
+from torchdevice.kernel.devices.runtime import HALF
+
+_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+_NAMES = "addbmm addmm addmv baddbmm bmm convolution convolution_backward dot mm mv"
+
+_OPERATORS = frozenset((_ATTENTION, f"{_ATTENTION}_backward", *(f"aten::{name}" for name in _NAMES.split())))
+"""The operators, of which torch makes all other products. Those in place take the same way."""
+
+_LEAST_ELEMENTS = 1024
+"""A product of tensors with fewer elements takes no longer than their conversion."""
+
+
+def takes(op: Any) -> bool:
+    """Return whether an operator computes products, without ``out=`` and without a dtype of its own for the result."""
+    name = op.name()
+    return name in _OPERATORS or (name.endswith("_") and name[:-1] in _OPERATORS)
+
+
+def slow_dtypes() -> frozenset[torch.dtype]:
+    """Return the dtypes whose products this machine's CPU has no instructions for."""
+    return registry.runtime("cpu").slow_product_dtypes
+
+
+def _wanted() -> frozenset[torch.dtype]:
+    context = thread_state.state.context
+    option = "auto" if context is None else context.options.half_products
+    if option == "auto":
+        return slow_dtypes()
+    return HALF if option == "float32" else frozenset()
+
+
+def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that computes an operator's calls with CPU tensors, those of half tensors in float32.
+
+    Args:
+        op: The operator.
+        compute: Computes a call as it is.
+    """
+    written = op.name().endswith("_")
+    # Attention's forward keeps the logarithms of its sums in float32.
+    kept = torch.float32 if "attention" in op.name() else None
+    # What is added is rounded with the product, into the tensor that is written to.
+    whole = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::")[:-1]).default if written else compute
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        dtype = args[0].dtype
+        if dtype not in HALF or dtype not in _wanted() or max(map(_elements, args)) < _LEAST_ELEMENTS:
+            return compute(*args, **kwargs)
+        if any(isinstance(each, torch.Tensor) and each.dtype not in (dtype, kept) for each in args):
+            return compute(*args, **kwargs)  # which torch refuses
+        result = whole(*map(_widened, args), **{name: _widened(each) for name, each in kwargs.items()})
+        if written:
+            return args[0].copy_(result)
+        if op.name() == _ATTENTION:
+            return result[0].to(dtype), result[1]
+        if isinstance(result, tuple):
+            return tuple(None if each is None else each.to(dtype) for each in result)
+        return result.to(dtype)
+
+    return run
+
+
+def _elements(value: Any) -> int:
+    return value.numel() if isinstance(value, torch.Tensor) else 0
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
