@@ -42,6 +42,10 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "einsum": (lambda x: torch.einsum("bij,bkj->bik", x, x), (BATCH,)),
     "conv2d": (lambda x, k: F.conv2d(x, k, padding=1), (IMAGES, KERNELS)),
     "conv_transpose2d": (lambda x, k: F.conv_transpose2d(x, k), (drawn(2, 8, 12, 12), KERNELS)),
+    "erfinv": (torch.erfinv, (X.tanh() * 0.9,)),
+    "erfc": (torch.erfc, (X,)),
+    "square": (torch.square, (X,)),
+    "variance": (lambda x: x.var(1), (X,)),
     "attention": (lambda x: F.scaled_dot_product_attention(x, x, x), (drawn(1, 2, 32, 16),)),
 }
 

@@ -1,7 +1,10 @@
-"""Products and convolutions of half tensors in float32, rounded once, on a CPU without instructions for them.
+"""Products, convolutions and slow functions of half tensors in float32, rounded once, on a CPU without half arithmetic.
 
-Torch's own kernels for half tensors take up to a hundred times as long there. A GPU's matrix units also sum in float32
+Torch's own kernels for half products take up to a hundred times as long there. A GPU's matrix units also sum in float32
 and round once. The kernels are below autograd, so derivatives are computed in the same way.
+
+The conversions take two to four times as long as a function of each element in float32. So only the functions are here
+whose kernels in half precision take longer still.
 """
 
 from __future__ import annotations
@@ -19,6 +22,14 @@ _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 _NAMES = "addbmm addmm addmv baddbmm bmm convolution convolution_backward dot mm mv"
 
+_FUNCTIONS = {
+    "aten::erfc": HALF,
+    "aten::erfinv": HALF,
+    "aten::pow.Tensor_Scalar": frozenset({torch.float16}),
+    "aten::var.correction": HALF,
+}
+"""Function -> the dtypes in which torch's kernel takes longer than the conversions."""
+
 _OPERATORS = frozenset((_ATTENTION, f"{_ATTENTION}_backward", *(f"aten::{name}" for name in _NAMES.split())))
 """The operators, of which torch makes all other products. Those in place take the same way."""
 
@@ -27,9 +38,9 @@ _LEAST_ELEMENTS = 1024
 
 
 def takes(op: Any) -> bool:
-    """Return whether an operator computes products, without ``out=`` and without a dtype of its own for the result."""
+    """Return whether an operator computes one of the products or functions, without ``out=``."""
     name = op.name()
-    return name in _OPERATORS or (name.endswith("_") and name[:-1] in _OPERATORS)
+    return name in _OPERATORS or name in _FUNCTIONS or (name.endswith("_") and name[:-1] in _OPERATORS)
 
 
 def slow_dtypes() -> frozenset[torch.dtype]:
@@ -52,7 +63,7 @@ def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
         op: The operator.
         compute: Computes a call as it is.
     """
-    written = op.name().endswith("_")
+    slow, written = _FUNCTIONS.get(op.name(), HALF), op.name().endswith("_")
     # Attention's forward keeps the logarithms of its sums in float32.
     kept = torch.float32 if "attention" in op.name() else None
     # What is added is rounded with the product, into the tensor that is written to.
@@ -60,7 +71,12 @@ def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = args[0].dtype
-        if dtype not in HALF or dtype not in _wanted() or max(map(_elements, args)) < _LEAST_ELEMENTS:
+        if (
+            dtype not in slow
+            or kwargs.get("dtype") is not None
+            or dtype not in _wanted()
+            or max(map(_elements, args)) < _LEAST_ELEMENTS
+        ):
             return compute(*args, **kwargs)
         if any(isinstance(each, torch.Tensor) and each.dtype not in (dtype, kept) for each in args):
             return compute(*args, **kwargs)  # which torch refuses
