@@ -24,7 +24,7 @@ from torchdevice.kernel.driver_use import DriverUse
 from torchdevice.kernel.entries import Entries
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.journal.journal import Entry, Journal
-from torchdevice.kernel.options import Options, spelled
+from torchdevice.kernel.options import Options, PerDevice, of_device, spelled
 from torchdevice.kernel.pinned_memory import PinnedMemory
 from torchdevice.kernel.program_names import ProgramNames
 from torchdevice.kernel.python.logs import logger, warn_once
@@ -66,6 +66,7 @@ class ProgramDevices:
         self._context = context
         self._options, self._runtime, self._thread = context.options, context.runtime, context.thread
         self._count: int | None = None
+        self._visible: tuple[int, ...] = ()
         self._shown: dict[torch.device, torch.device] = {}
         runtime, devices = context.runtime, context.options.devices or 1
         self.are_several = devices > 1
@@ -101,15 +102,25 @@ class ProgramDevices:
 
     def count_again(self) -> int:
         """Return how many accelerators there are, and let the next read of ``count`` count them again."""
-        self._count = None
+        self._count, self._visible = None, ()
         count = self._options.devices or max(1, self._runtime.device_count())
         if self._options.devices is not None or not self._runtime.supplied.folds_ordinals:
             # Those before the first that is not there.
             ordinals = visible_ordinals()
-            there = itertools.takewhile(lambda ordinal: ordinal < count, ordinals or ())
-            count = count if ordinals is None else len(list(there))
+            self._visible = tuple(itertools.takewhile(lambda ordinal: ordinal < count, ordinals or ()))
+            count = count if ordinals is None else len(self._visible)
         self.key = f"{self._runtime.target} {self._options.key} visible={count}"
         return count
+
+    def figure(self, name: str, index: int) -> Any:
+        """Return the value of an option for one of the program's ordinals."""
+        value = getattr(self._options, name)
+        return of_device(value, self.machine_number(index)) if isinstance(value, PerDevice) else value
+
+    def machine_number(self, index: int) -> int:
+        """Return the number on its machine of one of the program's ordinals, which ``CUDA_VISIBLE_DEVICES`` chooses."""
+        exists = index < self.count  # the first read of the variable
+        return self._visible[index] if exists and self._visible else index
 
     def at(self, index: int) -> torch.device:
         """Return the target's device for one of the program's ordinals."""

@@ -63,6 +63,23 @@ def option(default: Any, check: Callable[[str, Any], Any], *, kw_only: bool = Tr
     return dataclasses.field(default=default, kw_only=kw_only, metadata={"option": Declaration(check, **more)})
 
 
+class PerDevice(tuple[Any, ...]):
+    """The values of an option for the devices of a machine whose devices differ, in the order of their numbers."""
+
+    __slots__ = ()
+
+
+def of_device(value: Any, number: int) -> Any:
+    """Return the value of an option for the device with a number on its machine."""
+    return value[number] if isinstance(value, PerDevice) else value
+
+
+def _checked(check: Callable[[str, Any], Any], name: str, value: Any) -> Any:
+    if isinstance(value, PerDevice):
+        return PerDevice(check(name, each) for each in value)
+    return check(name, value)
+
+
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
@@ -327,7 +344,9 @@ def declared_in(record: Any) -> dict[str, Declaration]:
         said = {**dict(re.findall(r"^    (\w+): (.*\n?(?: {5,}.*\n?)*)", section, re.MULTILINE)), **said}
     found = {field.name: field.metadata["option"] for field in dataclasses.fields(record) if field.metadata}
     return {
-        name: option._replace(check=functools.partial(option.check, name), text=" ".join(said.get(name, "").split()))
+        name: option._replace(
+            check=functools.partial(_checked, option.check, name), text=" ".join(said.get(name, "").split())
+        )
         for name, option in found.items()
     }
 

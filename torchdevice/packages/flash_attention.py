@@ -52,8 +52,9 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 def _check_as_kernels(given: tuple[torch.Tensor, ...]) -> None:
     context: Any = state.context
-    if context.options.capability < (8, 0):
-        found = "{}.{}".format(*context.options.capability)
+    capability = context.devices.figure("capability", max(0, given[0].get_device()))
+    if capability < (8, 0):
+        found = "{}.{}".format(*capability)
         raise RuntimeError(f"flash_attn needs an Ampere GPU or a newer one, and this one has the capability {found}.")
     for each in given:
         if not each.is_cuda and each.device.type != context.device_type:

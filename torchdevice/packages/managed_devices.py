@@ -6,7 +6,7 @@ import dataclasses
 import uuid
 
 from torchdevice.kernel.devices.runtime import Runtime
-from torchdevice.kernel.options import Options
+from torchdevice.kernel.options import Options, PerDevice, of_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +37,11 @@ def count(options: Options, runtime: Runtime) -> int:
 
 def device(options: Options, runtime: Runtime, index: int) -> ManagedDevice:
     """Return a device of a scope."""
-    given = options.properties or {}
+    given = of_device(options.properties, index) or {}
     there = index if index < runtime.device_count() else 0
     name = given.get("name") or runtime.name(there)
     identifier = given.get("uuid") or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}:{index}")
-    total = given.get("total_memory") or runtime.total_memory(there)
-    return ManagedDevice(index, there, name, f"GPU-{identifier}", f"00000000:{index + 1:02X}:00.0", total)
+    memory = getattr(options, "memory", None)  # an option of a feature
+    measured = memory[index] if isinstance(memory, PerDevice) else runtime.total_memory(there)
+    total, bus = given.get("total_memory") or measured, f"00000000:{index + 1:02X}:00.0"
+    return ManagedDevice(index, there, name, f"GPU-{identifier}", bus, total)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdevice.kernel.devices.runtime import Runtime
-from torchdevice.kernel.options import Options
+from torchdevice.kernel.options import Options, of_device
 from torchdevice.packages import managed_devices, nvml
 from torchdevice.packages.nvidia_smi import VARIABLE
 
@@ -23,14 +23,13 @@ _PYTHON = "TORCHDEVICE_SMI_PYTHON"
 def devices(options: Options, runtime: Runtime) -> list[dict[str, Any]]:
     """Return the devices of a scope, as the command reads them."""
     count = managed_devices.count(options, runtime)
-    same = {
-        "driver": nvml.DRIVER,
-        "cuda": nvml.cuda_version(),
-        "capability": "{}.{}".format(*options.capability),
-        "count": count,
-        "used": options.context or 0,
-    }
-    return [{**dataclasses.asdict(managed_devices.device(options, runtime, index)), **same} for index in range(count)]
+    same = {"driver": nvml.DRIVER, "cuda": nvml.cuda_version(), "count": count, "used": options.context or 0}
+    return [{**_described(options, runtime, index), **same} for index in range(count)]
+
+
+def _described(options: Options, runtime: Runtime, index: int) -> dict[str, Any]:
+    capability = "{}.{}".format(*of_device(options.capability, index))
+    return {**dataclasses.asdict(managed_devices.device(options, runtime, index)), "capability": capability}
 
 
 def offer(options: Options, runtime: Runtime) -> None:

@@ -20,6 +20,7 @@ import torch
 from torchdevice.kernel.bindings import later
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.options import of_device
 from torchdevice.kernel.patching import Patch, replaced_function
 from torchdevice.kernel.thread_state import state
 from torchdevice.packages import managed_devices
@@ -258,7 +259,8 @@ def nvmlDeviceGetMemoryInfo(handle: ManagedDevice, version: Any = None) -> Any:
 @_exact("nvmlDeviceGetCudaComputeCapability")
 def nvmlDeviceGetCudaComputeCapability(handle: ManagedDevice) -> tuple[int, int]:
     """Return the compute capability of a device."""
-    return _context().options.capability
+    found: tuple[int, int] = of_device(_context().options.capability, _device(handle).index)
+    return found
 
 
 @_declared("nvmlSystemGetDriverVersion", f"{DRIVER}")

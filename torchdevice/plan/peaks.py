@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.devices.device_memory import Block
-from torchdevice.kernel.devices.device_properties import CAPABILITY
 from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.journal.callers import Site, caller_frame, program_frame, site_of
 from torchdevice.kernel.python.uncaught_errors import last_place
@@ -88,14 +87,14 @@ class Peaks(Observer):
     Attributes:
         devices: Index -> the peak of the device.
         context: The bytes that CUDA's context takes of a GPU.
-        limit: The bytes of memory that a device has.
-        capability: The compute capability of the devices.
+        limit: The bytes of memory that a device has; of several models the least.
+        capabilities: The compute capability of each device.
         progress: What is told now and then how many blocks came and went, and the most bytes in use.
     """
 
     context: Any = models.CONTEXT
     limit = 0
-    capability = CAPABILITY
+    capabilities: tuple[tuple[int, int], ...] = ()
     progress: Callable[[int, int], None] | None = None
 
     def __init__(self) -> None:
@@ -115,7 +114,9 @@ class Peaks(Observer):
         assert context is not None
         if context.options.context is not None:
             self.context = context.options.context
-        self.limit, self.capability = context.runtime.total_memory(0), context.options.capability
+        indices = range(context.devices.count)
+        self.limit = min(map(context.runtime.total_memory, indices), default=0)
+        self.capabilities = tuple(context.devices.figure("capability", index) for index in indices)
         if ranks is not None:
             context.settings[FAKE_RANKS] = ranks
         self._undo.append(context.observers.add(self))
@@ -243,8 +244,8 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
     devices = [_device(peaks, index) for index in sorted(peaks.devices)]
     need, least = fitting.needed(devices, peaks.context), fitting.at_least(devices, peaks.context)
     too_little = peaks.limit if isinstance(error, torch.OutOfMemoryError) else 0
-    handles = max((len(each.handles) for each in peaks.devices.values()), default=0)
-    more = fitting.Workspaces(handles, peaks.capability)
+    index = max(peaks.devices, key=lambda each: _peak(peaks, each), default=None)
+    more = None if index is None else fitting.Workspaces(len(peaks.devices[index].handles), peaks.capabilities[index])
     fits = [*fitting.fits(need, least, more, finished=error is None, too_little=too_little)]
     return {
         "program": formatting.program(report),
@@ -303,14 +304,22 @@ _WITHOUT_WEIGHTS = (
 )
 
 
+def _workspaces(peaks: Peaks, index: int) -> int:
+    return len(peaks.devices[index].handles) * workspaces.size(peaks.capabilities[index])
+
+
+def _peak(peaks: Peaks, index: int) -> int:
+    """Return the bytes that a device needs at its peak, with the workspaces."""
+    return peaks.devices[index].reserved + _workspaces(peaks, index)
+
+
 def _device(peaks: Peaks, index: int) -> dict[str, Any]:
     peak, kinds = peaks.devices[index], peaks.kinds(index)
-    workspace = len(peak.handles) * workspaces.size(peaks.capability)
     return {
         "device": f"cuda:{index}",
         **{kind: kinds[kind] for kind in KINDS},
-        "workspaces": workspace,
+        "workspaces": _workspaces(peaks, index),
         "fragments": peak.reserved - peak.allocated,
-        "peak": peak.reserved + workspace,
+        "peak": _peak(peaks, index),
         "lines": [f"{site.file}:{site.line}" for site in peak.sites],
     }

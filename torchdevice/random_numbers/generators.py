@@ -50,7 +50,7 @@ class GpuGenerator(torch.Generator):
 
     def drawing(self, context: Context) -> Drawing | None:
         """Return what draws from this generator in a context; None where it gives no numbers of a GPU."""
-        gpu = gpus.of_context(context)
+        gpu = gpus.of_context(context, self._index)
         return None if gpu is None else Drawing(gpu, self._take)
 
     def _take(self, increment: int) -> Source:

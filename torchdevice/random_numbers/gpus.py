@@ -9,8 +9,8 @@ A100 = {"multi_processor_count": 108, "max_threads_per_multi_processor": 2048}
 """The GPU whose numbers a scope gives that names none. Compute capability 8.0, the default of a scope, is its own."""
 
 
-def of_context(context: Context | None) -> Gpu | None:
-    """Return the GPU whose numbers a context gives; None where it gives none of a GPU."""
+def of_context(context: Context | None, index: int = 0) -> Gpu | None:
+    """Return the GPU whose numbers a device of a context gives; None where it gives none of a GPU."""
     if context is None:
         return None
     chosen = context.options.random
@@ -18,5 +18,5 @@ def of_context(context: Context | None) -> Gpu | None:
         return None
     if chosen not in (None, "cuda"):
         return None
-    figures = {**A100, **(context.options.properties or {})}
+    figures = {**A100, **(context.devices.figure("properties", index) or {})}
     return Gpu(figures["multi_processor_count"], figures["max_threads_per_multi_processor"])

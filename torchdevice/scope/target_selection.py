@@ -133,8 +133,11 @@ def simulated_name(profile: object) -> str | None:
 
 def names_count(target: str) -> bool:
     """Return whether the name of a target contains a number of devices, as ``"simulated:cuda:2"`` does."""
-    found = _simulated_target(target)
-    return found is not None and found[2] is not None
+    if not is_simulated(target):
+        return False
+    from torchdevice.simulation import models
+
+    return models.count_of(target) is not None
 
 
 def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile, int]:
@@ -148,13 +151,13 @@ def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile,
         UnknownTargetError: It is not such a name.
         ValueError: The profile has one device and more are asked for, or more than torch can number.
     """
-    from torchdevice.simulation import profiles
+    from torchdevice.simulation import models, profiles
 
     found = _simulated_target(target)
     profile = profiles.find(found[1] or "cuda") if found else None
     if found is None or profile is None:
         raise _unknown(target, target)
-    count = int(found[2] or devices or 1)
+    count = models.count_of(target) or devices or 1
     if count > _options.MOST_DEVICES:
         raise ValueError(
             f"target={target!r} cannot have {count} devices: torch numbers {_options.MOST_DEVICES} at most. Use fewer."

@@ -37,10 +37,10 @@ _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB13311
 class _State:
     """A seed and an offset, which generators may share, and the generator of the CPU that draws the numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
         context = thread_state.state.context
         self.is_cpus = context is not None and context.options.random == "cpu"
-        self._gpu = gpus.of_context(context)
+        self._gpu = gpus.of_context(context, index)
         self.numbers: torch.Generator = _Plain("cpu")
         self.seed, self.offset = self.numbers.initial_seed(), 0
         self._remembered: dict[bytes, torch.Tensor] = {}
@@ -119,7 +119,7 @@ class Generator(torch.Generator):
 
     def __new__(cls, index: int) -> Generator:
         not_while_capturing("Cannot construct a new CUDAGeneratorImpl")
-        return _with_state(index, _State())
+        return _with_state(index, _State(index))
 
     def __init__(self, index: int):
         pass

@@ -1,5 +1,7 @@
 """Simulated devices by model: ``simulated:t4``, ``simulated:a100:8``, and models that a user describes.
 
+``simulated:t4,a100:2`` is a machine with a T4 and two A100, whose options have a value for each device.
+
 A model is one of the profiles of :mod:`torchdevice.simulation.profiles` with figures of its own. They are the defaults
 of the options ``capability``, ``memory``, ``context`` and ``properties``; an option that the call, a variable or a
 configuration gives comes first, and memory that is given so is the program's alone. Every simulated device but a Mac
@@ -18,6 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torchdevice.kernel.options import PerDevice
 from torchdevice.kernel.python import data_files, foreign_files
 from torchdevice.simulation.gpus import GPUS, MAC_SIZES, OF_CAPABILITY, Gpu
 
@@ -26,8 +29,18 @@ SIMULATED = "simulated"
 SIMULATED_MAC = f"{SIMULATED}:mps", f"{SIMULATED}:mps:1"
 """The names of a simulated Mac as a target. A program that is written for CUDA runs on it as on a real Mac."""
 
-TARGET = re.compile(SIMULATED + r"(?::([a-zA-Z][\w .-]*|[^{}]+\.(?:toml|json)|\{.*\}))?(?::([1-9][0-9]*))?", re.DOTALL)
-"""The name of a simulated device as a target: the profile or model, or a file or JSON object with one; and a number."""
+_NAME, _COUNT = r"[a-zA-Z][\w .-]*", r"(?::[1-9][0-9]*)?"
+
+_LIST = rf"{_NAME}{_COUNT}(?:,\s*{_NAME}{_COUNT})+"
+"""Names of models, each with a number of devices: ``t4,a100:2``."""
+
+TARGET = re.compile(
+    rf"{SIMULATED}(?::({_LIST}|{_NAME}|[^{{}}]+\.(?:toml|json)|\{{.*\}}))?(?::([1-9][0-9]*))?", re.DOTALL
+)
+"""The name of simulated devices as a target: the profile or model, or a file or JSON object with one; and a number.
+
+A list of models is one group, with its numbers.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +88,26 @@ def known_name(name: str) -> str:
     return _NAMES_OF_MODELS.get(_spelling(name), name.lower())
 
 
+def listed(profile: str) -> tuple[str, ...] | None:
+    """Return the model of each device of a list such as ``t4,a100:2``; None where a target names no list."""
+    if re.fullmatch(_LIST, profile) is None or _is_file(profile):
+        return None
+    found: list[str] = []
+    for each in profile.split(","):
+        name, _, number = each.strip().partition(":")
+        found += [known_name(name)] * int(number or 1)
+    return tuple(found)
+
+
+def count_of(target: str) -> int | None:
+    """Return the number of devices that the name of a simulated device contains; None where it contains none."""
+    found = TARGET.fullmatch(target)
+    models = listed(found[1]) if found is not None and found[1] else None
+    if models is not None:
+        return len(models)
+    return int(found[2]) if found is not None and found[2] else None
+
+
 def _spelling(name: str) -> str:
     """Return a name without what people write in several ways: case, spaces, hyphens and the maker's name."""
     return re.sub(r"^(nvidia|tesla|geforce|[\s_-])+|[\s_-]", "", name.lower())
@@ -85,13 +118,25 @@ def options_of(target: object) -> dict[str, Any]:
     found = TARGET.fullmatch(target) if isinstance(target, str) else None
     if found is None or target in SIMULATED_MAC:
         return {}
+    several = listed(found[1]) if found[1] else None
+    if several is not None:
+        devices = [MODELS[each] for each in several if each in MODELS]
+        return {
+            "identity": "program",
+            "context": CONTEXT,
+            **{name: PerDevice(getattr(each, name) for each in devices) for name in _DIFFERENT},
+        }
     model = (find(found[1]) if found[1] else None) or DeviceModel()
-    figures = {name: getattr(model, name) for name in ("capability", "memory", "context", "properties")}
+    figures = {name: getattr(model, name) for name in (*_DIFFERENT, "context")}
     return {"identity": "program", **{name: value for name, value in figures.items() if value not in (None, {})}}
 
 
+_DIFFERENT = ("capability", "memory", "properties")
+"""The options that differ between the devices of a machine with several models."""
+
+
 _BARE = re.compile(r"([a-zA-Z][\w .-]*?)((?::[0-9]+)?)")
-"""A target without ``simulated:`` before it: a name, and a number."""
+"""A target without ``simulated:`` before it: a name, and a number. A list has several."""
 
 _TYPES = ("cuda", "mps", "xpu", "cpu", SIMULATED)
 
@@ -104,6 +149,9 @@ def named(target: str) -> str:
     """
     kind, colon, rest = target.strip().partition(":")
     text = f"{SIMULATED}{colon}{rest}" if kind.lower() == SIMULATED else target.strip()
+    several = text.removeprefix(f"{SIMULATED}:")
+    if listed(several) is not None:
+        return _named_list(several) or target
     bare = _BARE.fullmatch(text)
     if bare is not None:
         name, number = known_name(bare[1]), bare[2]
@@ -114,6 +162,17 @@ def named(target: str) -> str:
     if found is None or not found[1] or found[1].startswith("{") or _is_file(found[1]):
         return target
     return f"{SIMULATED}:{known_name(found[1])}" + _number(found[2])
+
+
+def _named_list(text: str) -> str:
+    """Return the one spelling of a list of models as a target; nothing where a model is not known."""
+    parts = [each.strip().partition(":") for each in text.split(",")]
+    names = [known_name(name) for name, _, _ in parts]
+    if not MODELS.keys() >= set(names):
+        return ""
+    return f"{SIMULATED}:" + ",".join(
+        f"{name}{colon}{number}" for name, (_, colon, number) in zip(names, parts, strict=True)
+    )
 
 
 def canonical(target: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -66,7 +66,7 @@ class Policy:
     def __init__(self, context: Context, runtime: Any):
         self.asks = False
         self.profile: Profile = runtime.profile
-        self.memory: int | None = runtime.memory_limit
+        self.memory_of: Callable[[int], int | None] = runtime.limit_of
         self._observers = context.observers.kernels
         self.native: Any = None
         self._context = weakref.proxy(context)
@@ -180,10 +180,14 @@ def stands_for_cuda() -> bool:
     return context is not None and context.policy.profile.stands_for_cuda
 
 
-def capability() -> tuple[int, int] | None:
-    """Return the compute capability of this thread's scope; None outside scopes on the device."""
+def capability(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return the compute capability of the device that has a tensor; None outside scopes on simulated devices."""
     context = thread_state.state.context
-    return None if context is None or context.device_type != DEVICE_TYPE else context.options.capability
+    if context is None or context.device_type != DEVICE_TYPE:
+        return None
+    index = tensor.get_device()
+    found: tuple[int, int] = context.devices.figure("capability", index if index >= 0 else context.thread.device_index)
+    return found
 
 
 def stands_for_mps() -> bool:
@@ -279,7 +283,7 @@ def memory_limits(index: int) -> tuple[int | None, int | None, int]:
     total, taken = context.runtime.total_memory(index), context.runtime.taken
     if fraction is not None:
         return total, int(total * fraction), taken
-    return (total if _errs_as_mps(context) else inner.policy.memory), None, taken
+    return (total if _errs_as_mps(context) else inner.policy.memory_of(index)), None, taken
 
 
 def _errs_as_mps(context: Context) -> bool:

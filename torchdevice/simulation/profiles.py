@@ -236,6 +236,10 @@ def find(name: str) -> Profile | None:
     """
     if name in PROFILES:
         return PROFILES[name]
+    several = models.listed(name)
+    if several is not None:
+        # All models of GPUs have the operators and dtypes of this profile.
+        return dataclasses.replace(PROFILES["cuda"], name=name) if models.MODELS.keys() >= set(several) else None
     model = models.find(name)
     if model is None:
         return None

@@ -19,8 +19,18 @@ from torchdevice.kernel.devices.runtime import MEMORY_FRACTION, HostMark, Mark, 
 from torchdevice.kernel.devices.stream_order import Stream
 from torchdevice.kernel.devices.supplied import SuppliedDevice
 from torchdevice.kernel.lowlevel import page_locked
+from torchdevice.kernel.options import PerDevice, of_device
 from torchdevice.native import building
-from torchdevice.simulation import backend, device_generators, device_guard, inductor, machine, policy, torch_functions
+from torchdevice.simulation import (
+    backend,
+    device_generators,
+    device_guard,
+    inductor,
+    machine,
+    models,
+    policy,
+    torch_functions,
+)
 from torchdevice.simulation import serving as native
 from torchdevice.simulation.allocator import allocator_settings, storages
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, host_alias
@@ -41,7 +51,7 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
 
     Attributes:
         profile: The kind of device that is simulated.
-        memory_limit: The memory of each device in bytes, or None for no limit.
+        memory_limit: The memory of each device in bytes, or None for no limit; the sizes where devices differ.
         taken: The bytes of it that CUDA's context takes.
     """
 
@@ -63,7 +73,7 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
     serve_reducer = staticmethod(page_locked.serve)
     watch_host_waits = staticmethod(happens_before.watch_host_waits)
 
-    def __init__(self, profile: Profile, count: int, memory_limit: int | None, taken: int = 0):
+    def __init__(self, profile: Profile, count: int, memory_limit: int | PerDevice | None, taken: int = 0):
         super().__init__(self)
         self.supplied = self
         self.profile = profile
@@ -78,7 +88,8 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
 
     @functools.cached_property  # each entry of a scope reads it
     def target(self) -> str:
-        return f"{self.device_type}:{self.profile.name}:{self._count}"
+        several = models.listed(self.profile.name) is not None
+        return f"{self.device_type}:{self.profile.name}" + ("" if several else f":{self._count}")
 
     def obstacle(self, gm: torch.fx.GraphModule, context: Any) -> str:
         if context.options.compute == "meta":
@@ -175,14 +186,22 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
 
     def total_memory(self, index: int) -> int:
         # Without a limit the device has the memory of this machine.
-        return self.memory_limit or super().total_memory(index)
+        return self.limit_of(index) or super().total_memory(index)
+
+    def limit_of(self, index: int) -> int | None:
+        """Return the limit of a device's memory, where there is one."""
+        context = thread_state.state.context
+        number = index if context is None else (context.names.answered_by or context).devices.machine_number(index)
+        limit: int | None = of_device(self.memory_limit, number)
+        return limit
 
     def free_memory(self, index: int) -> int:
-        if self.memory_limit is None:
+        limit = self.limit_of(index)
+        if limit is None:
             return super().free_memory(index)
         device = storages.device(index)
         # Never negative: the limit may have been lowered below what is reserved.
-        return self.memory_limit - min(self.memory_limit, device.figures().reserved + self.taken)
+        return limit - min(limit, device.figures().reserved + self.taken)
 
     memory, statistics = _of_memory("figures"), _of_memory("statistics")
     reset_peak_memory, reset_accumulated_memory = _of_memory("reset_peak"), _of_memory("reset_accumulated")

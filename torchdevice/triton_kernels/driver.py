@@ -47,7 +47,8 @@ class StandInDriver(CudaDriver):  # type: ignore[misc]
         return self._context.devices.shown(self._context.devices.at(self.get_current_device()))
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-        return self._context.options.capability
+        found: tuple[int, int] = self._context.devices.figure("capability", device)
+        return found
 
     def get_current_device(self) -> int:
         return self._context.thread.device_index

@@ -185,7 +185,7 @@ class _Facts:
         self.q, self.k, self.v = three = call.query, call.key, call.value
         self.mask, self.dropout = call.attn_mask, call.dropout
         self.causal, self.grouped = call.is_causal, call.enable_gqa
-        self.gpu = policy.capability() or (8, 0)
+        self.gpu = policy.capability(call.query) or (8, 0)
         self.sizes = [list(each.shape) for each in three]
         self.strides = [each.stride(-1) for each in three]
         self.dtypes = [each.dtype for each in three]

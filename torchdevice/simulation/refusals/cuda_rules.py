@@ -109,7 +109,7 @@ _PRODUCTS_WITHOUT_FLOAT8 = (
 
 
 def _scaled_mm(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    capability = policy.capability()
+    capability = policy.capability(self)
     if capability is not None and capability < _FLOAT8:
         return _PRODUCTS_WITHOUT_FLOAT8
     one, other = "x".join(map(str, self.shape)), "x".join(map(str, mat2.shape))
@@ -244,7 +244,7 @@ def _sparse_product(*given: torch.Tensor, **scalars: Any) -> Any:
 def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any) -> Any:
     three, head = (query, key, value), query.size(-1)
     return (
-        ((policy.capability() or (8, 0)) < (8, 0) and "FlashAttention only supports Ampere GPUs or newer.")
+        ((policy.capability(query) or (8, 0)) < (8, 0) and "FlashAttention only supports Ampere GPUs or newer.")
         or (dtype_of(query) not in _LOW and "FlashAttention only support fp16 and bf16 data type")
         or (len(set(map(dtype_of, three))) > 1 and "query and key must have the same dtype")
         or (any(each.stride(-1) != 1 for each in three) and "Input tensor must have contiguous last dimension")

@@ -122,10 +122,9 @@ def launched(options: argparse.Namespace) -> list[str]:
     """
     # The program sees a device for each rank, where nothing says how many it sees.
     if options.devices is None and variable_of("devices") not in os.environ:
-        from torchdevice.simulation.models import TARGET  # only ranks need it
+        from torchdevice.simulation.models import count_of  # only ranks need it
 
-        simulated = TARGET.fullmatch(options.target or os.environ.get(variable_of("target"), ""))
-        if simulated is None or simulated[2] is None:
+        if count_of(options.target or os.environ.get(variable_of("target"), "")) is None:
             options.devices = options.ranks
     if options.ranks > 1:  # else the launcher says in five lines that it sets one thread
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.ranks)))

@@ -99,7 +99,11 @@ def _device_properties(context: Context, original: Any, index: int) -> XpuDevice
         is_integrated_gpu=bool(measured.is_integrated),
         uuid=measured.uuid,
     )
-    given = {name: value for name, value in (context.options.properties or {}).items() if hasattr(found, name)}
+    given = {
+        name: value
+        for name, value in (context.devices.figure("properties", index) or {}).items()
+        if hasattr(found, name)
+    }
     return dataclasses.replace(found, **given)
 
 

@@ -87,8 +87,9 @@ def can_device_access_peer(context: Context, device: int, peer_device: int) -> b
 
 @supplied_function("_cuda_getArchFlags", Fidelity.DECLARED)
 def get_arch_flags(context: Context) -> str:
-    """Return the architecture of the scope's compute capability, such as ``"sm_80"``."""
-    return "sm_{}{}".format(*context.options.capability)
+    """Return the architectures of the devices' compute capabilities, such as ``"sm_80"``."""
+    found = sorted({context.devices.figure("capability", index) for index in range(context.devices.count)})
+    return " ".join("sm_{}{}".format(*each) for each in found)
 
 
 @supplied_function("_cuda_synchronize")
@@ -128,17 +129,18 @@ _PROPERTIES = "device properties"
 
 
 def _read_properties(context: Context, device: int) -> DeviceProperties:
-    name = (context.options.properties or {}).get("name") or context.runtime.name(context.devices.target_index(device))
+    given, capability = context.devices.figure("properties", device) or {}, context.devices.figure("capability", device)
+    name = given.get("name") or context.runtime.name(context.devices.target_index(device))
     measured = DeviceProperties(
         name=name,
-        major=context.options.capability[0],
-        minor=context.options.capability[1],
+        major=capability[0],
+        minor=capability[1],
         total_memory=memory.total(context, device),
         multi_processor_count=context.runtime.multiprocessor_count(),
         uuid=uuid.uuid5(uuid.NAMESPACE_OID, f"{name}:{device}"),
         is_integrated=int(context.runtime.is_integrated),
     )
-    return dataclasses.replace(measured, **(context.options.properties or {}))
+    return dataclasses.replace(measured, **given)
 
 
 @supplied_value("torch._C._CudaDeviceProperties")

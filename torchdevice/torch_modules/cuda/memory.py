@@ -176,7 +176,7 @@ def get_memory_fraction(context: Context, device: int) -> float:
 
 def total(context: Context, device: int) -> int:
     """Return the bytes of memory of a device: the scope's property ``total_memory``, or the target's memory."""
-    given = (context.options.properties or {}).get("total_memory")
+    given = (context.devices.figure("properties", device) or {}).get("total_memory")
     return given or context.runtime.total_memory(_target_index(context, device))
 
 
