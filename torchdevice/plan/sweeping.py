@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.plan import fitting
@@ -90,23 +90,43 @@ class Interrupted(Exception):
     """Ctrl-C was pressed, and the plans that had ended by then are all that there are."""
 
 
-def planned(own: Sequence[str], words: Sequence[str], all_values: Sequence[Values]) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each combination of values and its plan, as the plans end, in as many processes as cores.
+class Job(NamedTuple):
+    """One plan to make.
+
+    Attributes:
+        own: The words of the command before the program.
+        words: The program's words.
+        variables: Variables of the environment.
+    """
+
+    own: Sequence[str]
+    words: Sequence[str]
+    variables: Mapping[str, str]
+
+
+def jobs_of(own: Sequence[str], words: Sequence[str], all_values: Sequence[Values]) -> list[Job]:
+    """Return a plan to make for each combination of values.
 
     Args:
         own: The words of the command before the program, without those of the sweep.
         words: The program's words.
         all_values: The combinations.
+    """
+    return [Job(own, *words_with(words, each)) for each in all_values]
+
+
+def planned(jobs: Sequence[Job]) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each job and its plan, as the plans end, in as many processes as cores.
 
     Raises:
         Interrupted: Ctrl-C was pressed.
     """
     running: list[subprocess.Popen[str]] = []
-    pool = ThreadPoolExecutor(min(len(all_values), os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1))
     try:
-        jobs = {pool.submit(_plan, own, *words_with(words, each), running): i for i, each in enumerate(all_values)}
-        for job in as_completed(jobs):
-            yield jobs[job], job.result()
+        numbers = {pool.submit(_plan, each, running): number for number, each in enumerate(jobs)}
+        for done in as_completed(numbers):
+            yield numbers[done], done.result()
     except KeyboardInterrupt:
         raise Interrupted from None
     finally:
@@ -116,8 +136,8 @@ def planned(own: Sequence[str], words: Sequence[str], all_values: Sequence[Value
                 process.terminate()
 
 
-def _plan(own: Sequence[str], words: list[str], variables: dict[str, str], running: list[Any]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "torchdevice", "plan", "--json", *own, *words]
+def _plan(job: Job, running: list[Any]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "torchdevice", "plan", "--json", *job.own, *job.words]
     # A session of its own, so that Ctrl-C reaches this process alone.
     process = subprocess.Popen(
         command,
@@ -125,7 +145,7 @@ def _plan(own: Sequence[str], words: list[str], variables: dict[str, str], runni
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **variables},
+        env={**os.environ, **job.variables},
         start_new_session=True,
     )
     running.append(process)
@@ -169,7 +189,7 @@ def _size(plan: Mapping[str, Any]) -> tuple[float, int]:
 def tables(found: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
     """Yield the tables of a sweep, each with its heading, as rows of texts."""
     head = (*found["names"], f"{'needs':>11}", "the smallest GPU that fits")
-    yield "", [head, *((*each["values"].values(), *_needs(each)) for each in found["plans"])]
+    yield "", [head, *((*each["values"].values(), *needs(each)) for each in found["plans"])]
     if not any(each["finished"] for each in found["plans"]):
         return
     by_values: dict[tuple[str, ...], list[str]] = {}
@@ -180,7 +200,8 @@ def tables(found: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
     yield "the largest that fits each GPU", [(*found["names"], "GPUs"), *rows]
 
 
-def _needs(plan: Mapping[str, Any]) -> tuple[str, str]:
+def needs(plan: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what a plan needs, and the smallest GPU that has it or why that is not known."""
     if not plan["finished"]:
         return f"{written(plan['at least']):>11}", f"at least, not finished: {plan['ended']}"
     return f"{written(plan['needs']):>11}", plan["smallest"] or "none known here"

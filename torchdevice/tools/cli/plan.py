@@ -82,6 +82,18 @@ _TEXTS = CommandTexts(
                 "batch-size=1,2,4; may be repeated"
             ),
         },
+        "--try": {
+            "action": "store_true",
+            "dest": "tries",
+            "help": (
+                "plan the program also with gradient checkpointing, AdamW with 8-bit states, LoRA and FSDP, and show "
+                "what makes it fit; it must use transformers' Trainer or accelerate, or --model --train"
+            ),
+        },
+        "--change": {
+            "metavar": "CHANGE",
+            "help": "plan the program with one such change: checkpointing, 8-bit, lora, fsdp:N, or several joined by +",
+        },
         "--baseline": {
             "metavar": "FILE",
             "help": (
@@ -110,7 +122,10 @@ def add(commands: Any) -> None:
     # A plan sets the last two itself, and has no values that could be verified.
     without = ("verify", "verify_sample", "verify_only", "asynchronous", "compute", "values")
     run.take_program(
-        add_command(commands, "plan", _plan, _TEXTS, world_size=programs.number, sweep=_sweep, **numbers), without
+        add_command(
+            commands, "plan", _plan, _TEXTS, world_size=programs.number, sweep=_sweep, change=_change, **numbers
+        ),
+        without,
     )
 
 
@@ -135,6 +150,15 @@ def _sweep(text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _change(text: str) -> Any:
+    from torchdevice.plan.change_words import Change  # as above
+
+    try:
+        return Change.parsed(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _plan(options: argparse.Namespace) -> int:
     title = ""
     if options.model is not None:
@@ -142,12 +166,14 @@ def _plan(options: argparse.Namespace) -> int:
     elif any(getattr(options, name) for name in model_words.FLAGS):
         needing = next(name for name in model_words.FLAGS if getattr(options, name))
         options.parser.error(f"--{needing} needs --model NAME; the flags of a program come after it")
-    if options.sweep and (options.baseline or options.write_baseline or options.fits):
-        options.parser.error("--sweep makes several plans, and --baseline and --fits judge one. Leave one of them out")
-    if options.sweep and options.rest:
-        return plans.sweep(options, options.model or "")
-    if (options.baseline or options.write_baseline or options.fits) and options.rest:
-        return plans.judge(options, title)
+    made_by_others = _by_others(options) if options.rest else None
+    if made_by_others is not None:
+        return made_by_others(options, title)
+    if options.change is not None:
+        from torchdevice.plan import changes  # here, because it needs torch
+
+        changes.install(options.change)
+        options.world_size = options.change.ranks or options.world_size
     file = None
     if options.json or options.markdown:
         file = os.fdopen(os.dup(1), "w")
@@ -161,6 +187,22 @@ def _plan(options: argparse.Namespace) -> int:
         os.environ.update(rank | size | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
     options.compute, options.values = "meta", "assume"
     return run.start(options)
+
+
+def _by_others(options: argparse.Namespace) -> Callable[[argparse.Namespace, str], int] | None:
+    """Return what has other processes make the plans; None where this process makes the only one."""
+    baseline = options.baseline or options.write_baseline
+    if options.sweep and (baseline or options.fits):
+        options.parser.error("--sweep makes several plans, and --baseline and --fits judge one. Leave one of them out")
+    if options.tries and (options.sweep or baseline or options.change):
+        options.parser.error("--try makes its own plans. Leave --sweep, --baseline and --change out")
+    if options.tries and options.model is not None and options.train is None:
+        options.parser.error("--try changes how a model is trained. Add --train full, or name a program")
+    if options.sweep:
+        return lambda options, title: plans.sweep(options, options.model or "")
+    if options.tries:
+        return plans.try_changes
+    return plans.judge if baseline or options.fits else None
 
 
 def _take_model(options: argparse.Namespace) -> str:
@@ -218,6 +260,10 @@ def _begin(ranks: int | None, output: _Output) -> Callable[[Report, SystemExit |
         plan = peaks.data(found, report, exited or getattr(sys, "last_value", None))  # what the interpreter printed
         if output.title:
             _call(plan, output.title)
+        if output.options.change is not None:
+            from torchdevice.plan import changes
+
+            plan |= {"change": str(output.options.change), "not changed": changes.missing(output.options.change)}
         refused = output.title and exited and not plan["devices"]  # the program said why
         if output.options.json or not refused:
             try:

@@ -7,13 +7,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from torchdevice.kernel.python import printable, styled_text
 from torchdevice.plan import model_words
 from torchdevice.tools.cli.parsing import output, refusals, show_columns
 
-_SWITCHES = {"--json", "--markdown", "--report", "--write-baseline", "--checkpointing"}
+if TYPE_CHECKING:
+    from torchdevice.plan.change_words import Change
+
+_SWITCHES = {"--json", "--markdown", "--report", "--write-baseline", "--checkpointing", "--try"}
 
 _OF_PARENT = {"--sweep", "--baseline", "--grow", "--fits"} | {f"--{name}" for name in ("model", *model_words.FLAGS)}
 """Flags with a word after them, if no sign joins it, that the other processes do not get, and neither the switches."""
@@ -30,7 +33,7 @@ def sweep(options: argparse.Namespace, title: str) -> int:
     sweeps = options.sweep
     combinations = sweeping.combinations(sweeps)
     plans: dict[int, dict[str, Any]] = {}
-    ended = sweeping.planned(_words_of_children(options.own), options.rest, combinations)
+    ended = sweeping.planned(sweeping.jobs_of(_words_of_children(options.own), options.rest, combinations))
     try:
         plans.update(styled_text.counted(ended, len(combinations), "plans made"))
     except sweeping.Interrupted:
@@ -54,6 +57,50 @@ def _words_of_children(own: Sequence[str]) -> list[str]:
         elif flag not in _SWITCHES:
             found.append(word)
     return found
+
+
+def try_changes(options: argparse.Namespace, title: str) -> int:
+    """Plan a program as it is and with each change that may make it fit, and show one table.
+
+    Returns:
+        The exit status: 1 if no plan finishes, or, with ``--fits``, none fits that GPU.
+    """
+    from torchdevice.plan import change_words, fitting, judging, sweeping
+
+    with refusals():
+        model = judging.checked_model(options.fits) if options.fits else None
+    own = _words_of_children(options.own)
+    if options.model is None:
+        changes = change_words.tried(options.world_size)
+        jobs = [sweeping.Job([*own, *_change_flag(each)], options.rest, {}) for each in changes]
+    else:
+        changes = change_words.tried_on_model(options.train)
+        jobs = [
+            sweeping.Job([*own, *_optimizer_flag(each)], change_words.words_of_model(options.rest, each), {})
+            for each in changes
+        ]
+    plans: dict[int, dict[str, Any]] = {}
+    try:
+        plans.update(styled_text.counted(sweeping.planned(jobs), len(jobs), "plans made"))
+    except sweeping.Interrupted:
+        print(f"torchdevice: interrupted after {len(plans)} of {len(jobs)} plans", file=sys.stderr)
+    found = [{**plans[number], "change": str(changes[number])} for number in sorted(plans)]
+    with output():
+        tables = [("", change_words.tables(found, model))]
+        _show_sweep(options, {"tried": found}, tables, title or " ".join(options.rest))
+    good = [each for each in found if each["finished"] and not each.get("not changed")]
+    if model is not None:
+        good = [each for each in good if (model, fitting.YES) in [(gpu["model"], gpu["fits"]) for gpu in each["fits"]]]
+    return int(not good)
+
+
+def _change_flag(change: Change) -> list[str]:
+    return ["--change", str(change)] if change.names else []
+
+
+def _optimizer_flag(change: Change) -> list[str]:
+    """Return the flag for what a plan of a model has no flag of its own for."""
+    return ["--change", "8-bit"] if "8-bit" in change.names else []
 
 
 def judge(options: argparse.Namespace, title: str) -> int:
