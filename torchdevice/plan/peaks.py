@@ -30,7 +30,7 @@ from torchdevice.kernel.stand_ins import tensors
 from torchdevice.plan import fitting, workspaces
 from torchdevice.report import Report, formatting
 from torchdevice.simulation import models
-from torchdevice.simulation.observe.assumed_values import ASSUMED
+from torchdevice.simulation.observe.assumed_values import ASSUMED, FEWEST, MOST
 from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS
 
 WEIGHTS, GRADIENTS, STATE, OTHER = "weights", "gradients", "optimizer state", "activations"
@@ -247,6 +247,7 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
     index = max(peaks.devices, key=lambda each: _peak(peaks, each), default=None)
     more = None if index is None else fitting.Workspaces(len(peaks.devices[index].handles), peaks.capabilities[index])
     fits = [*fitting.fits(need, least, more, finished=error is None, too_little=too_little)]
+    assumed = [*_assumed(report)]
     return {
         "program": formatting.program(report),
         "finished": error is None,
@@ -261,16 +262,24 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
         "fits": fits,
         "macs": [*fitting.macs(need, finished=error is None)],
         "versions": versions(),
-        "assumed": [
-            {
+        "assumed": assumed,
+        "bound": next((_BOUNDS[each["value"]] for each in assumed if each["value"] in _BOUNDS), ""),
+    }
+
+
+_BOUNDS = {MOST: "upper", FEWEST: "lower"}
+"""What was assumed of values on which sizes depend -> which bound of the memory the plan is."""
+
+
+def _assumed(report: Report) -> Iterator[dict[str, Any]]:
+    """Yield what was assumed of values, and where."""
+    for row in report.rows:
+        if row.done.startswith(ASSUMED):
+            yield {
                 "lines": [f"{each.file}:{each.line}" for each in (row, *row.libraries[:1])],
                 "operator": row.asked,
                 "value": row.done.removeprefix(ASSUMED),
             }
-            for row in report.rows
-            if row.done.startswith(ASSUMED)
-        ],
-    }
 
 
 _LIBRARIES = ("torch", "transformers", "accelerate", "peft", "lightning", "diffusers", "deepspeed", "bitsandbytes")

@@ -27,6 +27,8 @@ def answer(plan: Mapping[str, Any]) -> Iterator[str]:
     elif not plan["devices"]:
         yield "No memory was asked for in this process. If it starts others, plan what they run."
     else:
+        if plan["bound"]:
+            yield from _interval(plan)
         several = f" on the device that needs the most of {len(plan['devices'])}" if len(plan["devices"]) > 1 else ""
         yield f"It needs {written(plan['needs'])}{several}, with {written(plan['context'])} for CUDA itself."
         found = fitting.smallest(plan["fits"])
@@ -36,6 +38,17 @@ def answer(plan: Mapping[str, Any]) -> Iterator[str]:
             left = f"{written(found['memory'])}, {found['headroom']:g} % left"
             yield f"The smallest GPU that fits: {found['model']} ({left})."
     yield from _verdicts(plan)
+
+
+def _interval(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the sizes that depend on values make of the answer: one bound, or the interval."""
+    least = plan.get("least")
+    if least is None:
+        yield f"The memory depends on values, and this plan is the {plan['bound']} bound. --interval shows both."
+    elif least["finished"]:
+        yield f"The memory depends on values: it needs {written(least['needs'])} to {written(plan['needs'])}."
+    else:
+        yield f"The memory depends on values, and the lower bound is not known: {least['ended']}."
 
 
 def _verdicts(plan: Mapping[str, Any]) -> Iterator[str]:

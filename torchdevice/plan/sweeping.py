@@ -156,7 +156,15 @@ def _plan(job: Job, running: list[Any]) -> dict[str, Any]:
         plan: dict[str, Any] = json.loads(printed)
     except ValueError:
         ended = last or f"exit status {process.returncode}"
-        return {"finished": False, "ended": ended, "at least": 0, "needs": 0, "fits": [], "smallest": None}
+        return {
+            "finished": False,
+            "ended": ended,
+            "at least": 0,
+            "needs": 0,
+            "fits": [],
+            "smallest": None,
+            "devices": [],
+        }
     if plan["ended"].startswith("exit status") and last:
         plan["ended"] += f" ({last})"  # what the program said of it
     return plan

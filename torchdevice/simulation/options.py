@@ -55,8 +55,8 @@ class SimulationOptions(Options):
         compute: meta: tensors of simulated devices have shapes and memory but no values, which is enough to plan a
             program that is too large for this machine. Default: compute values.
         values: assume: where a program without values (compute='meta') reads one, a number is 0, a condition is False,
-            and a result whose size depends on values has the size for ones; the report lists each such line. Default:
-            an error.
+            and a result whose size depends on values has the size for ones; assume-fewest: for zeros, so that a mask
+            selects nothing. The report lists each such line. Default: an error.
     """
 
     target: str | torch.device | None = option(None, _target, kw_only=False, group=COMMON)  # noqa: RUF009
@@ -67,7 +67,7 @@ class SimulationOptions(Options):
     asynchronous: bool = option(False, switch, parse=truth, show=lambda value: str(int(value)), group=DEVICES)
     platform: Literal["target", "host"] = choice("target", "target", "host", group=DEVICES)
     compute: Literal["meta"] | None = choice(None, "meta", group=DEVICES)
-    values: Literal["assume"] | None = choice(None, "assume", group=DEVICES)
+    values: Literal["assume", "assume-fewest"] | None = choice(None, "assume", "assume-fewest", group=DEVICES)
 
     @staticmethod
     def implied_by(target: object) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What stands for values in programs that compute none, for ``simulate(compute="meta", values="assume")``.
 
 A value that was not computed reads as 0, and a condition on it as False. An operator whose result's size depends on
-such values has the result that it has where all of them are 1: ``nonzero`` and a mask select everything.
+such values has the result that it has where all of them are 1: ``nonzero`` and a mask select everything. With
+``values="assume-fewest"`` it has the result for 0, and they select nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from torchdevice.simulation.observe.meta_kernels import WithoutValues, gives_val
 ASSUMED = "assumed: "
 """How a row of the report begins to say what was done, where values were assumed."""
 
+MOST, FEWEST = "all are 1", "all are 0, and nothing is selected"
+"""What was assumed of values on which a size depends."""
+
 _NAMES = {"aten::_local_scalar_dense": "item()", "aten::_to_copy": "copy to the CPU", "aten::copy_": "copy to the CPU"}
 """Operators that a program does not call by their name."""
 
@@ -36,6 +40,7 @@ class AssumedValues(WithoutValues):
     def __init__(self, context: Context):
         super().__init__()
         self._context = context
+        self._selected = 0 if context.options.values == "assume-fewest" else 1
 
     def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what an operator gives. The values that it needs are assumed where there are none.
@@ -56,9 +61,9 @@ class AssumedValues(WithoutValues):
             if not plain or not (known or read):
                 raise
         with torch._C.DisableTorchFunction():
-            result = _Assumed(op, int(sized), gives_values=not sized).call(args, kwargs)
+            result = _Assumed(op, self._selected if sized else 0, gives_values=not sized).call(args, kwargs)
             if sized:
-                said = "all are 1"
+                said = MOST if self._selected else FEWEST
             else:
                 said = f"{result}" if isinstance(result, (int, float)) else "all are 0"
             name = _NAMES.get(op._schema.name, op._schema.name.removeprefix("aten::"))

@@ -94,6 +94,15 @@ _TEXTS = CommandTexts(
             "metavar": "CHANGE",
             "help": "plan the program with one such change: checkpointing, 8-bit, lora, fsdp:N, or several joined by +",
         },
+        "--interval": {
+            "action": "store_true",
+            "help": "plan with the most and the fewest that masks, nonzero() and routers can select, and show both",
+        },
+        "--assume": {
+            "choices": ("most", "fewest"),
+            "default": "most",
+            "help": "what a result whose size depends on values holds (default: most, the upper bound)",
+        },
         "--baseline": {
             "metavar": "FILE",
             "help": (
@@ -185,7 +194,8 @@ def _plan(options: argparse.Namespace) -> int:
         rank = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
         size = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(options.world_size))
         os.environ.update(rank | size | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
-    options.compute, options.values = "meta", "assume"
+    options.compute = "meta"
+    options.values = "assume" if options.assume == "most" else "assume-fewest"
     return run.start(options)
 
 
@@ -198,6 +208,10 @@ def _by_others(options: argparse.Namespace) -> Callable[[argparse.Namespace, str
         options.parser.error("--try makes its own plans. Leave --sweep, --baseline and --change out")
     if options.tries and options.model is not None and options.train is None:
         options.parser.error("--try changes how a model is trained. Add --train full, or name a program")
+    if options.interval and (options.sweep or options.tries or baseline or options.fits):
+        options.parser.error("--interval makes two plans. Leave --sweep, --try, --baseline and --fits out")
+    if options.interval:
+        return plans.interval
     if options.sweep:
         return lambda options, title: plans.sweep(options, options.model or "")
     if options.tries:

@@ -16,7 +16,7 @@ from torchdevice.tools.cli.parsing import output, refusals, show_columns
 if TYPE_CHECKING:
     from torchdevice.plan.change_words import Change
 
-_SWITCHES = {"--json", "--markdown", "--report", "--write-baseline", "--checkpointing", "--try"}
+_SWITCHES = {"--json", "--markdown", "--report", "--write-baseline", "--checkpointing", "--try", "--interval"}
 
 _OF_PARENT = {"--sweep", "--baseline", "--grow", "--fits"} | {f"--{name}" for name in ("model", *model_words.FLAGS)}
 """Flags with a word after them, if no sign joins it, that the other processes do not get, and neither the switches."""
@@ -92,6 +92,31 @@ def try_changes(options: argparse.Namespace, title: str) -> int:
     if model is not None:
         good = [each for each in good if (model, fitting.YES) in [(gpu["model"], gpu["fits"]) for gpu in each["fits"]]]
     return int(not good)
+
+
+def interval(options: argparse.Namespace, title: str) -> int:
+    """Plan a program with the most and with the fewest that values can select, and show the larger plan with both.
+
+    Returns:
+        The exit status: 1 if the larger plan did not finish.
+    """
+    from torchdevice.plan import sweeping
+
+    own = _words_of_children(options.own)
+    jobs = [sweeping.Job([*own, "--assume", each], options.rest, {}) for each in ("most", "fewest")]
+    try:
+        plans = dict(sweeping.planned(jobs))
+    except sweeping.Interrupted:
+        print("torchdevice: interrupted, and the two plans were not made", file=sys.stderr)
+        return 1
+    found = plans[0]
+    if not found["devices"]:
+        print(f"torchdevice: the plan could not be made: {found['ended']}", file=sys.stderr)
+        return 1
+    found |= {"program": title or found["program"], "least": plans[1]}
+    with output():
+        show(found, options)
+    return int(not found["finished"])
 
 
 def _change_flag(change: Change) -> list[str]:

@@ -1,0 +1,70 @@
+"""``torchdevice plan --interval``: programs whose memory depends on values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import run_command
+
+import torchdevice
+from torchdevice.plan import rendering
+
+pytestmark = pytest.mark.one_engine
+
+SELECTS = """
+import torch
+
+x = torch.rand(1 << 20, 8, device="cuda", requires_grad=True)
+kept = x[x[:, 0] > 0.5]
+kept.exp().sum().backward()
+"""
+
+
+def found(folder: Path, *words: str) -> dict[str, Any]:
+    """Return the data of a plan."""
+    (folder / "selects.py").write_text(SELECTS)
+    done = run_command("plan", "--json", *words, "selects.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
+
+
+@pytest.mark.parametrize(("values", "rows"), [("assume", 5), ("assume-fewest", 0)])
+def test_how_much_values_select(values: Any, rows: int) -> None:
+    with torchdevice.simulate("cuda", compute="meta", values=values):
+        x = torch.rand(5, 2, device="cuda")
+        assert x[x[:, 0] > 0.5].shape == (rows, 2) and torch.nonzero(x[:, 0]).shape == (rows, 1)
+        assert not (x > 0).any().item()
+
+
+def test_a_plan_is_named_a_bound_where_values_select(tmp_path: Path) -> None:
+    upper, lower = found(tmp_path), found(tmp_path, "--assume", "fewest")
+    assert (upper["bound"], lower["bound"]) == ("upper", "lower") and upper["needs"] > lower["needs"]
+    said = "The memory depends on values, and this plan is the upper bound. --interval shows both."
+    assert said in list(rendering.answer(upper))
+
+
+def test_an_interval_has_both_bounds(tmp_path: Path) -> None:
+    both = found(tmp_path, "--interval")
+    assert both["needs"] > both["least"]["needs"] and both["least"]["bound"] == "lower"
+    assert any(line.startswith("The memory depends on values: it needs ") for line in rendering.answer(both))
+
+
+def test_a_lower_bound_that_did_not_finish() -> None:
+    plan = {"bound": "upper", "needs": 1 << 30, "least": {"finished": False, "ended": "IndexError at t.py:3"}}
+    said = "The memory depends on values, and the lower bound is not known: IndexError at t.py:3."
+    assert list(rendering._interval(plan)) == [said]
+
+
+def test_a_program_whose_memory_does_not_depend_on_values_has_no_bound() -> None:
+    assert torchdevice.plan(lambda: torch.ones(1 << 20, device="cuda").sum().item())["bound"] == ""
+
+
+@pytest.mark.parametrize("other", [["--sweep", "n=1,2"], ["--fits", "t4"], ["--try"]])
+def test_an_interval_stands_alone(other: list[str]) -> None:
+    done = run_command("plan", "--interval", *other, "t.py")
+    assert done.returncode == 2 and "--interval makes two plans" in done.stderr
