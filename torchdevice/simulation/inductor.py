@@ -104,15 +104,17 @@ def _check_capability(gm: torch.fx.GraphModule, nodes: Iterable[torch.fx.Node], 
     context = thread_state.answering()
     if context is None or not context.runtime.profile.stands_for_cuda:
         return
-    capability = context.options.capability
     (outputs,) = gm.graph.output_node().args
     given: list[Any] = [*inputs, *(getattr(each, "meta", {}).get("val") for each in outputs)]  # type: ignore[union-attr]
     halves = [each for each in given if _index(each) >= 0 and each.dtype is torch.bfloat16]
-    if halves and capability < (8, 0):
+    if halves and context.devices.figure("capability", _index(halves[0])) < (8, 0):
         name = device_queries.properties_of(context, _index(halves[0])).name
         warnings.warn(f"{name} does not support bfloat16 compilation natively, skipping", stacklevel=2)
         raise importlib.import_module("torch._dynamo.exc").SkipFrame("BF16 is not supported")
-    if capability < (8, 9) and any(map(_casts_float8, nodes)):
+    # A graph with a cast is refused where one of its devices lacks the dtype.
+    indices = {_index(each) for each in given} - {-1} or {context.thread.device_index}
+    least = min(context.devices.figure("capability", index) for index in indices)
+    if least < (8, 9) and any(map(_casts_float8, nodes)):
         error = importlib.import_module("torch._inductor.exc").InductorError
         raise error(ValueError(_NO_FLOAT8), None)
 

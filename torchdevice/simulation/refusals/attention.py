@@ -314,7 +314,7 @@ def _key_of(call: Any) -> Any:
     determinism = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     given = [call.query, call.key, call.value, *([] if call.attn_mask is None else [call.attn_mask])]
     alike = tuple((each.shape, each.stride(), each.dtype, each.requires_grad, each.is_cpu) for each in given)
-    rest = policy.capability(), call.dropout, call.is_causal, call.enable_gqa
+    rest = policy.capability(call.query), call.dropout, call.is_causal, call.enable_gqa
     return enabled, settings, determinism, tuple(torch._C._get_sdp_priority_order()), alike, rest
 
 
