@@ -33,8 +33,11 @@ def written(folder: Path, names: list[str], device: str) -> Path:
 
 @pytest.fixture(scope="module")
 def unused_by_torch() -> list[str]:
-    """Return the standard modules that torch does without: a program beside files of these names runs under Python."""
-    done = run_fresh_python("-c", "import sys, torch; torch.ones(2).sum().item(); print(*sys.modules)")
+    """Return the standard modules that torch does without: a program beside files of these names runs under Python.
+
+    Those that ``python -m`` imports itself are left out too.
+    """
+    done = run_fresh_python("-c", "import pkgutil, runpy, sys, torch; torch.ones(2).sum().item(); print(*sys.modules)")
     used = {name.partition(".")[0] for name in done.stdout.split()}
     names = [name for name in sys.stdlib_module_names - used if not name.startswith("_")]
     # One of another system, such as msvcrt, is looked for, too.

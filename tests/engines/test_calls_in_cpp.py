@@ -6,6 +6,7 @@ import functools
 import gc
 import multiprocessing
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -154,6 +155,8 @@ def test_a_call_does_what_it_does_in_python(chosen: str, name: str) -> None:
                 call = _of(device)[name]
                 results += [outcome(call) for _ in range(3)]
                 assert thread_state.state.mode is not None
+        # torch 2.10 to 2.12 write the keywords of a call in any order.
+        results = [sorted(re.split(r"\W+", repr(each))) if name == "wrong keyword" else each for each in results]
         seen.append((results, counted(scope)))
     assert seen[0] == seen[1]
 

@@ -39,6 +39,7 @@ def plan_of(peak: float, fragments: float = 0, *, finished: bool = True, devices
         "at least": least,
         "fits": [*fitting.fits(need, least, finished=finished)],
         "macs": [*fitting.macs(need, finished=finished)],
+        "bound": "",
         "assumed": [{"lines": ["train.py:5"], "operator": "item()", "value": "0.0"}],
     }
 

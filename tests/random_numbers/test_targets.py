@@ -80,6 +80,8 @@ def drawn(call: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("where", ["cpu", "mps"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_they_are_those_of_a_simulated_gpu(where: str, engine: str, call: Callable[[], torch.Tensor]) -> None:
+    if (where, engine) == ("cpu", "wrap") and call is CALLS["checkpoint"] and torch.__version__ < "2.11":
+        pytest.skip("torch 2.10 looks for the random state of a checkpoint in torch.cpu (docs/limits.md)")
     with torchdevice.simulate(random="cuda"):
         expected = drawn(call)
     with on(where, engine):

@@ -237,7 +237,7 @@ class TestContent:
             torch.cuda.get_arch_list()
             torch.ones(1, dtype=torch.float64, device="cuda")
         kinds = {row.fidelity: row for row in scope.report().rows}
-        assert kinds[Fidelity.DECLARED].done.startswith("the architecture of the scope's compute capability")
+        assert kinds[Fidelity.DECLARED].done.startswith("the architectures of the devices' compute capabilities")
         assert (kinds[Fidelity.DOWNCAST].asked, kinds[Fidelity.DOWNCAST].done) == ("torch.float64", "torch.float32")
 
     def test_what_changes_numbers_is_refused_by_a_strict_scope(self) -> None:

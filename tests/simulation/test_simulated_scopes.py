@@ -75,13 +75,19 @@ class TestWaysIn:
             torchdevice.simulate(count=0)
 
 
+PARSED_OTHERWISE = pytest.mark.skipif(
+    torch.__version__ < "2.13" and torch.version.cuda is not None, reason="this build's own parser raises ValueError"
+)
+
+
 class TestVisibleDevices:
     @pytest.mark.parametrize(
         ("visible", "count"),
         [
             *[("0", 1), ("1,3", 2), ("2,9,0", 1), ("0,1,2,3", 4), ("-1", 0), ("", 0)],
             # What follows is how torch's own parser reads it: nothing where an ordinal is repeated, leading numbers.
-            *[("0,0", 0), ("0,1,0", 0), (" 1 , 2 ", 2), ("1gpu2,2ampere", 2), ("+1", 1), ("0,x,1", 1), ("-", 0)],
+            *[("0,0", 0), ("0,1,0", 0), (" 1 , 2 ", 2), ("1gpu2,2ampere", 2), ("+1", 1), ("0,x,1", 1)],
+            pytest.param("-", 0, marks=PARSED_OTHERWISE),
             ("GPU-0123", 0),
         ],
     )

@@ -316,7 +316,7 @@ def _block_pointers() -> Pairs:
         pytest.skip("this Triton has no block pointers")
     values, x = made(10, 50)
     out = on_device(10, 50)
-    with pytest.warns(UserWarning, match="deprecated") if triton.__version__ >= "3.6" else _nothing():
+    with pytest.warns(UserWarning, match="deprecated") if triton.__version__ >= "3.7" else _nothing():
         kernels.block_pointers[(1,)](x, out, 10, 50, BLOCK=16)
     yield out, values * 2
 

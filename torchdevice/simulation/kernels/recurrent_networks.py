@@ -143,9 +143,20 @@ def kernel_of(op: Any) -> Callable[..., Any]:
                 warn_at(program_line(), UserWarning(_CUDNN_WEIGHTS_IN_PIECES), UserWarning)
             if derivatives.are_asked(args):
                 args = _differentiated(args, args[train], is_on_mps)
-            return op.decompose(*args)
+            return _with_shapes_of(args[names.index("hx")], op.decompose(*args))
 
     return run
+
+
+def _with_shapes_of(states: Any, results: Any) -> Any:
+    """Return the results of an LSTM with the shapes of its states, to which torch 2.10 adds a dimension.
+
+    Its kernel in Python, which ``op.decompose`` calls, takes one out that is not there
+    (``torch/_decomp/decompositions.py: one_layer_lstm``).
+    """
+    if isinstance(states, Tensor) or results[1].dim() == states[0].dim():
+        return results
+    return results[0], *(each.view_as(state) for each, state in zip(results[1:], states, strict=True))
 
 
 def _differentiated(args: Any, train: bool, is_on_mps: bool) -> Any:
