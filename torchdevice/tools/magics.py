@@ -41,6 +41,7 @@ def add(ipython: Any) -> None:
         ``%torchdevice simulated:cuda:2 --memory 8GiB`` enters it, in place of one before; ``%torchdevice off`` leaves
         it, and ``%torchdevice --help`` lists the options.
         """
+        __tracebackhide__ = True  # IPython 8 shows the frame otherwise
         try:
             words = shlex.split(line)
             if _HELP in words:
@@ -90,6 +91,7 @@ def _off() -> None:
 
 def _run(ipython: Any, cell: str) -> Any:
     """Run a cell, and return the value of its last line where that is an expression."""
+    __tracebackhide__ = True
     code = ipython.transform_cell(cell)
     name = ipython.compile.cache(code, ipython.execution_count)  # so that tracebacks show the lines
     tree = ipython.compile.ast_parse(code, name)
