@@ -315,8 +315,8 @@ def _simulates_cuda() -> bool:
     return profile is not None and profile.stands_for_cuda
 
 
-def _params() -> Any:
-    q = torch.ones(1, 1, 4, 8, device=accelerator())
+def _params(width: int = 8) -> Any:
+    q = torch.ones(1, 1, 4, width, device=accelerator())
     return torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
 
 
@@ -827,6 +827,7 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "torch.backends.cuda.can_use_efficient_attention": lambda: (
         torch.backends.cuda.can_use_efficient_attention(_params()) is _simulates_cuda()
+        and torch.backends.cuda.can_use_efficient_attention(_params(width=3)) is False
     ),
     "torch.backends.cuda.can_use_cudnn_attention": lambda: (
         torch.backends.cuda.can_use_cudnn_attention(_params()) is False

@@ -148,6 +148,7 @@ class Observers:
         def end() -> None:
             for each in ends:
                 each()
+            ends.clear()  # they hold the observer, which may hold this function, and with it tensors
             self._ends[:] = [each for each in self._ends if each[1] is not end]
 
         # First, so that an observer can be ended that an interrupt left half added.

@@ -234,9 +234,7 @@ def attend(
         free = alike and all(map(_is_real, tensors)) and policy.provides(_FLASH_KERNEL)
         mask_learns = attn_mask is not None and attn_mask.requires_grad
         if free and not (mask_learns or composes) and _chooses_flash(tensors, dropout_p, is_causal, **options):
-            # From torch 2.14 on it is chosen for three dimensions too. The kernel takes four.
-            given = (*tensors, None)[:4]
-            *call, mask = (each[None] if each is not None and each.dim() == 3 else each for each in given)
+            *call, mask = map(_of_four_dimensions, (*tensors, None)[:4])  # the kernel takes no others
             found = _FLASH_KERNEL(*call, dropout_p, is_causal, attn_mask=_added(mask, query), scale=scale)[0]
             return found if query.dim() == 4 else found[0]
         composed = _aten.scaled_dot_product_attention.default.decompose
@@ -254,9 +252,16 @@ def _differentiable_kernel(
     if not policy.stands_for_cuda():
         return None
     query, key, value, mask = (*tensors, None)[:4]
+    if torch.__version__ >= "2.14":  # before, three dimensions are composed
+        query, key, value, mask = map(_of_four_dimensions, (query, key, value, mask))
     call = _Call(query, key, value, mask, dropout_p, is_causal, enable_gqa)
     kernel = _OF_KERNELS.get(attention.chosen(call))
     return None if kernel is None else derivatives.derivatives_of(kernel, f"{kernel}_backward")
+
+
+def _of_four_dimensions(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a tensor of three dimensions as one batch, as torch 2.14 and later choose a kernel for it."""
+    return tensor[None] if tensor is not None and tensor.dim() == 3 else tensor
 
 
 class _Call(NamedTuple):
