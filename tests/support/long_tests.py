@@ -2,8 +2,8 @@
 
 Four fifths of the processor time of all tests is that of some two hundred tests, each of which starts interpreters,
 ranks, trainers or compilers. A run by day takes some of them, drawn with the seed: as many as fit in :data:`BUDGET`,
-and first one of each file that has no other tests, unless it takes most of a minute. So a run of a few files takes all
-of them.
+and first one of each file that has no other tests, unless it takes longer than :data:`ALONE`. So a run of a few files
+takes all of them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FILE = Path(__file__).with_name("seconds.json")
 LONG = 1.0
 """From how many seconds on a test is long. Others are not recorded."""
 
-BUDGET = 150.0
+BUDGET = 140.0
 """How many seconds the long tests of a run by day may take together."""
 
-ALONE = 30.0
+ALONE = 20.0
 """How many seconds a test may take that stands for a file without short tests."""
 
 
