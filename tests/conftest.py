@@ -166,13 +166,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
     orders = ("shuffled", "written")
     parser.addoption("--order", choices=orders, default="shuffled", help="the order of files and of tests in a file")
-    parser.addoption("--share", type=int, default=1, help="run one of so many parts of the files, drawn by the seed")
+    # The variable is for commands that are run as they stand; workers of xdist do not get flags of PYTEST_ADDOPTS.
+    given, said = int(os.environ.get("SHARE", "1")), "run one of so many parts of the files, drawn by the seed"
+    parser.addoption("--share", type=int, default=given, help=f"{said}; the variable SHARE is the default")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Return the line of pytest's header that says what is run, and how the same is run again."""
     what = f"engine: {config.getoption('--engine')}; native kernels: {config.getoption('--native')}"
-    what = f"{what}; the default run takes about five minutes on two idle cores"
+    what = f"{what}; the default run takes about six minutes on two idle cores"
     if config.getoption("--share") > 1:
         what = f"{what}; files: one part of {config.getoption('--share')}"
     if config.getoption("--sweep") == "full":
