@@ -18,9 +18,9 @@ import torch
 from torchdevice.kernel.bindings import later
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.patching import Patch, replaced_function
+from torchdevice.plan import model_changes
 from torchdevice.plan.change_words import Change
 from torchdevice.plan.eight_bits import EightBitAdam, EightBitAdamW, keep_whole
-from torchdevice.plan.model_words import RANK
 
 applied: set[str] = set()
 """The changes that have been made to a model in this process."""
@@ -54,47 +54,22 @@ def _shrink_optimizers() -> None:
 
 
 def _changed(model: Any, change: Change) -> Any:
-    """Return a model with adapters and checkpoints, as far as the change has them."""
-    if "lora" in change.names:
-        model = _with_adapters(model)
-        applied.add("lora")
-    if "checkpointing" in change.names and _checkpoint(model):
-        applied.add("checkpointing")
-    if "8-bit" in change.names:
-        keep_whole(each.weight for each in model.modules() if isinstance(each, torch.nn.Embedding))
-    return model
-
-
-def _with_adapters(model: Any) -> Any:
-    """Return a model with PEFT's LoRA on all linear layers but the output's.
+    """Return a model with adapters and checkpoints, as far as the change has them.
 
     Raises:
         SystemExit: PEFT is not installed.
     """
-    try:
-        import peft
-    except ImportError:
-        raise SystemExit("torchdevice: the change 'lora' needs PEFT. Install it by 'pip install peft'.") from None
-    if isinstance(model, peft.PeftModel):
-        return model
-    targets: Any = "all-linear"
-    if not hasattr(model, "get_output_embeddings"):
-        targets = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)]
-    config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets)
-    adapted: Any = peft.get_peft_model(model, config)
-    return adapted
-
-
-def _checkpoint(model: Any) -> bool:
-    """Let a model compute its activations again in the backward pass; return whether it can."""
-    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):  # the first from 5.20 on
-        enable = getattr(model, name, None)
-        if enable is not None:
-            enable()
-            if hasattr(model, "enable_input_require_grads"):
-                model.enable_input_require_grads()
-            return True
-    return False
+    if "lora" in change.names:
+        without = SystemExit("torchdevice: the change 'lora' needs PEFT. Install it by 'pip install peft'.")
+        model = model_changes.with_adapters(model, without)
+        applied.add("lora")
+    if "checkpointing" in change.names and model_changes.checkpoint(model):
+        applied.add("checkpointing")
+        if hasattr(model, "enable_input_require_grads"):
+            model.enable_input_require_grads()
+    if "8-bit" in change.names:
+        keep_whole(each.weight for each in model.modules() if isinstance(each, torch.nn.Embedding))
+    return model
 
 
 # ---- where programs hand it over -------------------------------------------------------------------------------------

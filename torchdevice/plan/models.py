@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.plan import four_bits, model_words
-from torchdevice.plan.model_words import RANK
+from torchdevice.plan import four_bits, model_changes, model_words
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -86,19 +85,6 @@ def _like(meta: torch.Tensor, device: str) -> torch.Tensor:
     return torch.nn.Parameter(empty, meta.requires_grad) if isinstance(meta, torch.nn.Parameter) else empty
 
 
-def _with_lora(model: Any) -> Any:
-    """Return a model with PEFT's LoRA on its linear layers, without the output's.
-
-    Raises:
-        ValueError: PEFT is not installed.
-    """
-    try:
-        import peft
-    except ImportError:
-        raise ValueError("--train lora needs PEFT. Install it by 'pip install peft', or use --train full.") from None
-    return peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear"))
-
-
 def prepared(name: str, train: str | None, dtype: torch.dtype | None, *, checkpointing: bool = False) -> Any:
     """Return a model on the GPU, as a way of training it begins.
 
@@ -119,19 +105,14 @@ def prepared(name: str, train: str | None, dtype: torch.dtype | None, *, checkpo
                 each.data = each.data.float()
     materialized(model, "cuda")
     if checkpointing or train == "qlora":
-        _checkpoint(model)
+        model_changes.checkpoint(model)
+        model.config.use_cache = False
         if train in ("lora", "qlora"):
             model.enable_input_require_grads()
     if train in ("lora", "qlora"):
-        model = _with_lora(model)
+        without = ValueError("--train lora needs PEFT. Install it by 'pip install peft', or use --train full.")
+        model = model_changes.with_adapters(model, without)
     return model.train(train is not None)
-
-
-def _checkpoint(model: Any) -> None:
-    """Let a model compute its activations again in the backward pass."""
-    enable = getattr(model, "activation_checkpointing_enable", None)  # its name from transformers 5.20 on
-    (enable or model.gradient_checkpointing_enable)()
-    model.config.use_cache = False
 
 
 def _step(model: Any, tokens: torch.Tensor) -> Callable[[], None]:

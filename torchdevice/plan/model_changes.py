@@ -1,0 +1,40 @@
+"""What a plan changes of a model: adapters of LoRA, and activations that are computed again in the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchdevice.plan.model_words import RANK
+
+
+def with_adapters(model: Any, without: BaseException) -> Any:
+    """Return a model with PEFT's LoRA on all linear layers but the output's, unless it has adapters already.
+
+    Args:
+        model: The model.
+        without: Raised where PEFT is not installed.
+    """
+    try:
+        import peft
+    except ImportError:
+        raise without from None
+    if isinstance(model, peft.PeftModel):
+        return model
+    targets: Any = "all-linear"
+    if not hasattr(model, "get_output_embeddings"):
+        targets = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)]
+    config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets)
+    adapted: Any = peft.get_peft_model(model, config)
+    return adapted
+
+
+def checkpoint(model: Any) -> bool:
+    """Let a model compute its activations again in the backward pass; return whether it can."""
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):  # the first from 5.20 on
+        enable = getattr(model, name, None)
+        if enable is not None:
+            enable()
+            return True
+    return False
