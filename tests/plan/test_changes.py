@@ -115,6 +115,12 @@ def test_the_states_of_an_embedding_stay_whole() -> None:
     assert eight_bits.states_of(weight)["state1"].dtype is torch.float32
 
 
+def test_a_parameter_in_the_place_of_a_freed_one_is_another() -> None:
+    for _ in range(50):
+        eight_bits.keep_whole([torch.nn.Parameter(torch.ones(5000))])
+        assert eight_bits.states_of(torch.nn.Parameter(torch.ones(5000)))["state1"].dtype is torch.uint8
+
+
 def test_an_optimizer_of_eight_bits_steps() -> None:
     model = torch.nn.Linear(100, 100)
     optimizer = eight_bits.EightBitAdamW(model.parameters(), lr=0.1, fused=False)

@@ -13,24 +13,26 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 BLOCK, LEAST = 256, 4096
 """How many elements have one scale, and from how many elements on states have 8 bits."""
 
-_whole: set[int] = set()
-"""Those of parameters whose states stay float32, by ``id``, because tensors cannot be compared by ``==`` for a set."""
+_whole: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""The parameters whose states stay float32. It holds none of them, so the number of one that is freed means nothing."""
 
 
 def keep_whole(parameters: Iterable[torch.Tensor]) -> None:
-    """Keep the states of some parameters in float32. They live as long as the process plans them."""
-    _whole.update(map(id, parameters))
+    """Keep the states of some parameters in float32."""
+    for each in parameters:
+        _whole[each] = True
 
 
 def states_of(parameter: torch.Tensor) -> dict[str, Any]:
     """Return the states of a parameter; of one that is divided among ranks, those of the part that is here."""
     local: torch.Tensor = getattr(parameter, "_local_tensor", parameter)
     found: dict[str, Any] = {"step": torch.tensor(0.0, device="cpu")}
-    small = parameter.numel() < LEAST or id(parameter) in _whole
+    small = parameter.numel() < LEAST or parameter in _whole
     for name in ("state1", "state2"):
         found[name] = torch.empty_like(local, dtype=torch.float32 if small else torch.uint8)
         if not small:
