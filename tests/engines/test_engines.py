@@ -855,14 +855,14 @@ for engine in ("mode", "wrap"):
 
 @pytest.mark.one_engine
 @pytest.mark.parametrize(("imported", "more"), [("", 0), ("import torch._dynamo", 90)], ids=["torch", "Dynamo"])
-def test_entering_again_takes_few_frames_of_python(imported: str, more: int) -> None:
+def test_entering_again_takes_few_frames_of_python(tmp_path: Path, imported: str, more: int) -> None:
     # In a process of its own: entering changes some 150 attributes with "mode" and 350 with "wrap", together, and looks
-    # for the modules that a program may import later by one finder. Triton, where it is installed, adds a few, and
-    # what `torchdevice native build` compiles adds some, as does looking for it.
-    done = run_python("-c", ENTERING, imported, TORCHDEVICE_ENGINE="")
+    # for the modules that a program may import later by one finder. Triton, where it is installed, adds a few. It also
+    # looks for what `torchdevice native build` compiles; there is nothing, whatever other tests have built.
+    done = run_python("-c", ENTERING, imported, TORCHDEVICE_ENGINE="", XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     counted = {name: int(frames) for name, _, frames in (line.partition("\t") for line in done.stdout.splitlines())}
-    most = {"mode cpu": 170, "mode simulated:cuda": 200, "wrap cpu": 200, "wrap simulated:cuda": 250}
+    most = {"mode cpu": 170, "mode simulated:cuda": 215, "wrap cpu": 210, "wrap simulated:cuda": 285}
     assert counted.keys() == most.keys(), done.stdout
     beyond = [name for name, frames in counted.items() if not 100 < frames <= most[name] + more]
     assert not beyond, done.stdout

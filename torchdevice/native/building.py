@@ -42,13 +42,7 @@ def folder() -> Path:
     Raises:
         NativeKernelsError: This user has no folder for caches.
     """
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):  # else whoever fills the working folder would choose what is executed
-        return Path(named, "torchdevice")
-    home = os.path.expanduser("~")
-    if not os.path.isabs(home):
-        raise NativeKernelsError("this user has no home folder; name a folder for caches by XDG_CACHE_HOME=")
-    return Path(home, ".cache", "torchdevice")
+    return path().parent
 
 
 def path() -> Path:
@@ -57,7 +51,18 @@ def path() -> Path:
     Raises:
         NativeKernelsError: This user has no folder for caches.
     """
-    return folder() / _file_name()
+    return _path_for(os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME"))
+
+
+@functools.cache  # entering asks
+def _path_for(named: str, _home: str | None) -> Path:
+    """Return the file of the kernels for two values of the environment; ``expanduser`` reads the second by itself."""
+    if os.path.isabs(named):  # else whoever fills the working folder would choose what is executed
+        return Path(named, "torchdevice", _file_name())
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise NativeKernelsError("this user has no home folder; name a folder for caches by XDG_CACHE_HOME=")
+    return Path(home, ".cache", "torchdevice", _file_name())
 
 
 def _digest_of(file: Path) -> Path:
