@@ -223,15 +223,19 @@ def attend(
         if is_checked:
             attention.check(SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
         tensors: tuple[torch.Tensor, ...] = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
+        are_real = all(map(_is_real, tensors))
         composes = False
-        if derivatives.are_asked(tensors) and all(_is_real(each) and not each.is_nested for each in tensors):
+        if are_real and derivatives.are_asked(tensors) and not any(each.is_nested for each in tensors):
             kernel = _differentiable_kernel(tensors, dropout_p, is_causal, enable_gqa)
-            composes, tensors = kernel is None, derivatives.refusing(kernel, tensors) if kernel else tensors
-            query, key, value, attn_mask = (*tensors, None)[:4]
+            composes = kernel is None
+            if kernel is not None:
+                tensors = derivatives.refusing(kernel, tensors)
+                query, key, value = tensors[:3]
+                attn_mask = tensors[3] if len(tensors) == 4 else None
         if is_checked:
             return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]
         alike = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
-        free = alike and all(map(_is_real, tensors)) and policy.provides(_FLASH_KERNEL)
+        free = alike and are_real and policy.provides(_FLASH_KERNEL)
         mask_learns = attn_mask is not None and attn_mask.requires_grad
         if free and not (mask_learns or composes) and _chooses_flash(tensors, dropout_p, is_causal, **options):
             *call, mask = map(_of_four_dimensions, (*tensors, None)[:4])  # the kernel takes no others
@@ -252,11 +256,15 @@ def _differentiable_kernel(
     if not policy.stands_for_cuda():
         return None
     query, key, value, mask = (*tensors, None)[:4]
-    if torch.__version__ >= "2.14":  # before, three dimensions are composed
+    if _CHOOSES_FOR_THREE:
         query, key, value, mask = map(_of_four_dimensions, (query, key, value, mask))
     call = _Call(query, key, value, mask, dropout_p, is_causal, enable_gqa)
     kernel = _OF_KERNELS.get(attention.chosen(call))
     return None if kernel is None else derivatives.derivatives_of(kernel, f"{kernel}_backward")
+
+
+_CHOOSES_FOR_THREE = torch.__version__ >= "2.14"
+"""Whether torch chooses a kernel for three dimensions too. It is asked once, because a comparison parses the texts."""
 
 
 def _of_four_dimensions(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -297,15 +305,18 @@ def _added(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | Non
 def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causal: bool, **options: Any) -> bool:
     """Return whether torch would choose the CPU's flash kernel for a query, a key, a value and perhaps a mask."""
     if any(map(_is_wrapped, tensors)):
-        alike = map(_of_one_row, tensors)
-        chosen = _aten._fused_sdp_choice(*alike, dropout_p=dropout_p, is_causal=is_causal, **options)
-        return bool(chosen == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value)
-    if any(has_no_values(each.untyped_storage()) for each in tensors if index_of(each) >= 0):
+        given = map(_of_one_row, tensors)
+    elif any(has_no_values(each.untyped_storage()) for each in tensors if index_of(each) >= 0):
         query, _, value = tensors[:3]
         return not (dropout_p or options["enable_gqa"]) and query.dim() == 4 and query.shape[-1] == value.shape[-1]
-    memory = (host_alias(each.detach()) for each in tensors)
-    chosen = _aten._fused_sdp_choice(*memory, dropout_p=dropout_p, is_causal=is_causal, **options)
+    else:
+        given = map(_memory_of, tensors)
+    chosen = _aten._fused_sdp_choice(*given, dropout_p=dropout_p, is_causal=is_causal, **options)
     return bool(chosen == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value)
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    return host_alias(tensor.detach())
 
 
 def _of_one_row(tensor: torch.Tensor) -> torch.Tensor:
