@@ -6,7 +6,7 @@ import contextlib
 import random
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -107,6 +107,25 @@ def samples_of(op: Any, dtype: torch.dtype, *, requires_grad: bool = False) -> I
 def attention_on(target: str) -> contextlib.AbstractContextManager[None]:
     """Let the CPU compute attention by the operators of a target: MPS has no kernel like the fused one of the CPU."""
     return sdpa_kernel(SDPBackend.MATH) if "mps" in target else contextlib.nullcontext()
+
+
+def results_on_cpu(target: str, run: Callable[[], Any]) -> list[Any]:
+    """Return what a run may give on a target: its results on the plain CPU, by each way to compute attention.
+
+    A GPU composes attention that learns where heads are too narrow for its kernels, and so does a simulated one.
+    """
+    with attention_on(target):
+        found = [run()]
+    if target == "simulated:cuda":
+        with sdpa_kernel(SDPBackend.MATH):
+            found.append(run())
+    return found
+
+
+def difference_from_each(expected: Sequence[Any], actual: Any, kind: str) -> str:
+    """Return "" if a result is identical to one of those expected, else the difference from the first."""
+    differences = [identical(each, actual, kind) for each in expected]
+    return "" if "" in differences else differences[0]
 
 
 def identical(expected: Any, actual: Any, kind: str = "cpu") -> str:

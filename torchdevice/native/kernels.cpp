@@ -18,6 +18,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
@@ -445,11 +446,17 @@ std::shared_ptr<Ledger> new_ledger(int8_t index) {
 
 // ---- what a thread's scope asks --------------------------------------------------------------------------------------
 
+// Of a call of attention that autograd watches: whether the real device composes it of other operators, and otherwise the
+// text with which its kernel refuses gradients of gradients; nothing where it has them.
+using Differentiated = std::pair<bool, std::string>;
+
 // The native side of a context.
 struct Context {
   std::atomic<bool> serves{false};  // whether the policy asks nothing
   std::atomic<bool> is_initialized{false};  // whether the program has used the accelerator, so that factories may run
   std::shared_ptr<Ledger> ledgers[128];  // of the devices whose memory the context has used
+  std::mutex mutex;
+  std::map<std::vector<int64_t>, Differentiated> differentiated;  // by what it depends on
 };
 
 struct Thread {
@@ -1029,6 +1036,49 @@ class Kernel : public c10::OperatorKernel {
   bool is_convolution_ = false;
 };
 
+// ---- attention -------------------------------------------------------------------------------------------------------
+
+// Refuses gradients, in the words of the device's kernel.
+struct Refusing : torch::autograd::Function<Refusing> {
+  static std::vector<Tensor> forward(
+      torch::autograd::AutogradContext* context, const std::string& text, at::TensorList given) {
+    context->saved_data["text"] = text;
+    std::vector<Tensor> found;
+    for (const Tensor& each : given) {
+      found.push_back(copied(each));
+    }
+    return found;
+  }
+
+  static std::vector<Tensor> backward(torch::autograd::AutogradContext* context, std::vector<Tensor>) {
+    TORCH_CHECK(false, context->saved_data["text"].toStringRef());
+  }
+};
+
+// Lets gradients of the gradients that a node returns be refused.
+struct RefusingHook : torch::autograd::FunctionPostHook {
+  const std::string text;
+
+  explicit RefusingHook(std::string text) : text(std::move(text)) {}
+
+  std::vector<Tensor> operator()(const std::vector<Tensor>& gradients, const std::vector<Tensor>&) override {
+    auto found = gradients;
+    if (!at::GradMode::is_enabled()) return found;
+    for (Tensor& each : found) {
+      if (each.defined() && each.requires_grad()) {
+        each = Refusing::apply(text, at::TensorList(each))[0];
+      }
+    }
+    return found;
+  }
+};
+
+// Whether a transform of functorch runs, which does not see calls that are made in a kernel.
+bool transforms() {
+  return c10::impl::tls_local_dispatch_key_set().included_.has_any(
+      DispatchKeySet(DispatchKey::FuncTorchDynamicLayerFrontMode) | DispatchKeySet(DispatchKey::FuncTorchDynamicLayerBackMode));
+}
+
 // `scaled_dot_product_attention` by the kernel that torch would choose on the CPU, above autograd, as `attend` of
 // `handwritten_kernels.py`.
 class Attention : public c10::OperatorKernel {
@@ -1042,21 +1092,15 @@ class Attention : public c10::OperatorKernel {
     const auto alias = [&](size_t i) { return aliases.of(tensor(i)); };
     const Tensor query = tensor(0), key = tensor(1), value = tensor(2), mask = tensor(3);
     const auto fits = [&](const Tensor& each) {
-      const bool few = each.dim() < 2 || each.size(1) < 65536;  // CUDA refuses more heads, and Python says so
+      // CUDA refuses more heads and batches, and Python says so.
+      const bool few = each.dim() < 2 || std::max(each.size(0), each.size(1)) < 65536;
       return few && each.is_privateuseone() && each.device() == query.device() && memory_of(each) != nullptr &&
-          is_whole(each.unsafeGetTensorImpl());
+          is_whole(each.unsafeGetTensorImpl()) && !each._fw_grad(/*level=*/0).defined();
     };
     const bool has_mask = mask.defined();
-    // Python knows what the kernel of the real device differentiates.
-    const auto learns = [](const Tensor& each) {
-      return each.defined() &&
-          ((at::GradMode::is_enabled() && each.requires_grad()) || each._fw_grad(/*level=*/0).defined());
-    };
-    if (learns(query) || learns(key) || learns(value) || learns(mask)) {
-      return in_python_.callBoxed(op, keys, stack);
-    }
-    if (serving() == nullptr || !at::globalContext().userEnabledMathSDP() || !fits(query) || !fits(key) || !fits(value) ||
-        (has_mask && (mask.requires_grad() || !fits(mask)))) {
+    auto* context = serving();
+    if (context == nullptr || !at::globalContext().userEnabledMathSDP() || !fits(query) || !fits(key) || !fits(value) ||
+        (has_mask && (mask.requires_grad() || !fits(mask))) || transforms()) {
       return in_python_.callBoxed(op, keys, stack);
     }
     auto added = has_mask ? std::optional(mask) : std::nullopt;
@@ -1064,9 +1108,17 @@ class Attention : public c10::OperatorKernel {
     const auto p = given[4].toDouble();
     const auto is_causal = given[5].toBool(), groups = given[7].toBool();
     const auto scale = given[6].toOptional<double>();
+    const bool is_watched = query.requires_grad() || key.requires_grad() || value.requires_grad();
+    Differentiated differentiated;
+    if (at::GradMode::is_enabled() && is_watched) {
+      differentiated = differentiated_by(*context, query, key, value, mask, p, is_causal, groups);
+    }
     const auto choice = at::_fused_sdp_choice(alias(0), alias(1), alias(2), own, p, is_causal, scale, groups);
-    const bool is_flash = choice == static_cast<int64_t>(at::SDPBackend::flash_attention);
-    if (is_flash && query.dim() == 3) {  // the kernel takes four dimensions, and Python adds one
+    const auto& [composes, refusal] = differentiated;
+    const bool is_flash = !composes && choice == static_cast<int64_t>(at::SDPBackend::flash_attention);
+    // The kernel takes four dimensions, and Python adds one. It also puts a node around what torch composes here and
+    // the device does not.
+    if ((is_flash && query.dim() == 3) || (!is_flash && !refusal.empty())) {
       return in_python_.callBoxed(op, keys, stack);
     }
     if (is_flash && added && mask.scalar_type() == at::kBool) {
@@ -1075,11 +1127,47 @@ class Attention : public c10::OperatorKernel {
     auto found = is_flash
         ? std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, p, is_causal, added, scale))
         : at::native::scaled_dot_product_attention(query, key, value, added, p, is_causal, scale, groups);
+    if (!refusal.empty()) {
+      found.grad_fn()->add_post_hook(std::make_unique<RefusingHook>(refusal));
+    }
     torch::jit::drop(*stack, 8);
     torch::jit::push(*stack, std::move(found));
   }
 
  private:
+  // Ask Python once for each kind of call, since its checks of what the device's kernels take are longer than a node.
+  static Differentiated differentiated_by(
+      Context& context, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask, double p,
+      bool is_causal, bool groups) {
+    auto& settings = at::globalContext();
+    std::vector<int64_t> kind = {
+        query.device().index(), is_causal, groups, settings.userEnabledFlashSDP(), settings.userEnabledMemEfficientSDP(),
+        settings.userEnabledCuDNNSDP(), settings.deterministicAlgorithms(), settings.deterministicAlgorithmsWarnOnly(),
+        c10::bit_cast<int64_t>(p)};
+    for (const auto each : settings.sDPPriorityOrder()) {
+      kind.push_back(static_cast<int64_t>(each));
+    }
+    for (const Tensor* each : {&query, &key, &value, &mask}) {
+      if (!each->defined()) continue;
+      kind.insert(kind.end(), {each->dim(), static_cast<int64_t>(each->scalar_type()), each->requires_grad()});
+      kind.insert(kind.end(), each->sizes().begin(), each->sizes().end());
+      kind.insert(kind.end(), each->strides().begin(), each->strides().end());
+    }
+    {
+      std::lock_guard<std::mutex> guard(context.mutex);
+      const auto found = context.differentiated.find(kind);
+      if (found != context.differentiated.end()) return found->second;
+    }
+    py::gil_scoped_acquire gil;
+    const auto given_mask = mask.defined() ? py::cast(mask) : py::none();
+    auto found = asked("differentiated", query, key, value, given_mask, p, is_causal, groups).cast<Differentiated>();
+    std::lock_guard<std::mutex> guard(context.mutex);
+    if (context.differentiated.size() >= 1024) {  // as many shapes as a program has; another's begin again
+      context.differentiated.clear();
+    }
+    return context.differentiated[kind] = found;
+  }
+
   const c10::SafeKernelFunction in_python_;
 };
 

@@ -31,7 +31,7 @@ from torchdevice.simulation.allocator.allocator_settings import DEFAULT
 from torchdevice.simulation.allocator.block_allocation import Blocks
 from torchdevice.simulation.allocator.caching_allocator import Device, changing
 from torchdevice.simulation.allocator.memory_blocks import FREE, NOBODY, USED, Block, chain_of
-from torchdevice.simulation.kernels import cpu_kernels, cuda_values, device_mismatch
+from torchdevice.simulation.kernels import cpu_kernels, cuda_values, device_mismatch, handwritten_kernels
 
 devices: weakref.WeakValueDictionary[int, NativeDevice] = weakref.WeakValueDictionary()
 """Number of a ledger -> its device."""
@@ -264,6 +264,7 @@ def _connect(module: Any) -> None:
             wrapped=cpu_kernels.wrapped,
             settle=cpu_kernels.settle,
             copied=cpu_kernels.count_copy,
+            differentiated=handwritten_kernels.differentiated,
             numbers=device_generators.taken,
             undrawn=device_generators.give_back,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
@@ -87,13 +88,40 @@ def refusing(derivatives: Derivatives, args: Any) -> Any:
         NotImplementedError: An argument has a tangent, and the operator has no derivative in forward mode.
     """
     found = {id(each): each for each in tensors(list(args))}
-    if differentiates_forward() and any(forward_ad.unpack_dual(each).tangent is not None for each in found.values()):
-        _raise(in_forward_mode(derivatives.operator))
+    refuse_tangents(derivatives, found.values())
     given = [each for each in found.values() if each.requires_grad]
     if not (given and torch.is_grad_enabled()):
         return args
     watched = dict(zip(map(id, given), _Node.in_a_kernel(derivatives, *given), strict=True))
     return mapped(args, lambda each: watched.get(id(each), each))
+
+
+def refuse_tangents(derivatives: Derivatives, given: Iterable[torch.Tensor]) -> None:
+    """Check that no argument of a call has a tangent, where the operator has no derivative in forward mode.
+
+    Raises:
+        NotImplementedError: One has.
+    """
+    if differentiates_forward() and any(forward_ad.unpack_dual(each).tangent is not None for each in given):
+        _raise(in_forward_mode(derivatives.operator))
+
+
+def refuse_second(derivatives: Derivatives, result: torch.Tensor) -> None:
+    """Let the gradients of the gradients that the node of a result returns be refused, as far as the operator does.
+
+    The graph has no node more, so that torch's errors name the nodes of the program. The result must be that of a
+    single node.
+    """
+    if result.grad_fn is not None and derivatives.second is not None:
+        result.grad_fn.register_hook(functools.partial(_refused_further, derivatives))
+
+
+def _refused_further(derivatives: Derivatives, gradients: Any, _: Any) -> Any:
+    """Return gradients with a node around them that refuses theirs, where autograd watches them."""
+    if not torch.is_grad_enabled() or derivatives.second is None:
+        return gradients
+    of_gradients = Derivatives(derivatives.backward, "", first=derivatives.second)
+    return tuple(each if each is None else _Node.apply(of_gradients, each)[0] for each in gradients)
 
 
 class _Node(torch.autograd.Function):
@@ -103,7 +131,7 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(derivatives: Derivatives, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(each.view_as(each) for each in given)
+        return tuple(each.detach() for each in given)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -113,10 +141,7 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         derivatives: Derivatives = ctx.derivatives
         _raise(derivatives.first)
-        if not torch.is_grad_enabled() or derivatives.second is None:
-            return None, *gradients
-        of_gradients = Derivatives(derivatives.backward, "", first=derivatives.second)
-        return None, *_Node.apply(of_gradients, *gradients)
+        return None, *_refused_further(derivatives, gradients, None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> Any:

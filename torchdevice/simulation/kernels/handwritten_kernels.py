@@ -224,25 +224,43 @@ def attend(
             attention.check(SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
         tensors: tuple[torch.Tensor, ...] = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
         are_real = all(map(_is_real, tensors))
-        composes = False
+        kernel, composes = None, False
         if are_real and derivatives.are_asked(tensors) and not any(each.is_nested for each in tensors):
             kernel = _differentiable_kernel(tensors, dropout_p, is_causal, enable_gqa)
             composes = kernel is None
-            if kernel is not None:
-                tensors = derivatives.refusing(kernel, tensors)
-                query, key, value = tensors[:3]
-                attn_mask = tensors[3] if len(tensors) == 4 else None
-        if is_checked:
-            return _MATH_KERNEL(query, key, value, _added(attn_mask, query), dropout_p, is_causal, **options)[0]
         alike = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
-        free = alike and are_real and policy.provides(_FLASH_KERNEL)
+        free = are_real and alike and not (is_checked or composes) and policy.provides(_FLASH_KERNEL)
         mask_learns = attn_mask is not None and attn_mask.requires_grad
-        if free and not (mask_learns or composes) and _chooses_flash(tensors, dropout_p, is_causal, **options):
-            *call, mask = map(_of_four_dimensions, (*tensors, None)[:4])  # the kernel takes no others
-            found = _FLASH_KERNEL(*call, dropout_p, is_causal, attn_mask=_added(mask, query), scale=scale)[0]
-            return found if query.dim() == 4 else found[0]
+        if free and not mask_learns and _chooses_flash(tensors, dropout_p, is_causal, **options):
+            return _flash(tensors, kernel, dropout_p, is_causal, scale)
+        if kernel is not None:
+            tensors = derivatives.refusing(kernel, tensors)
+        query, key, value = tensors[:3]
+        mask = tensors[3] if len(tensors) == 4 else None
+        if is_checked:
+            return _MATH_KERNEL(query, key, value, _added(mask, query), dropout_p, is_causal, **options)[0]
         composed = _aten.scaled_dot_product_attention.default.decompose
-        return composed(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        return composed(query, key, value, mask, dropout_p, is_causal, **options)
+
+
+def _flash(
+    tensors: Sequence[torch.Tensor],
+    kernel: derivatives.Derivatives | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Return what the CPU's flash kernel computes, with the derivatives of the device's kernel, if any."""
+    if kernel is not None:
+        derivatives.refuse_tangents(kernel, tensors)
+    query, key, value, *rest = (
+        each[None] if each.dim() == 3 else each for each in tensors
+    )  # the kernel takes no others
+    mask = _added(rest[0], query) if rest else None
+    found: torch.Tensor = _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+    if kernel is not None:
+        derivatives.refuse_second(kernel, found)
+    return found if tensors[0].dim() == 4 else found[0]
 
 
 def _differentiable_kernel(
@@ -261,6 +279,24 @@ def _differentiable_kernel(
     call = _Call(query, key, value, mask, dropout_p, is_causal, enable_gqa)
     kernel = _OF_KERNELS.get(attention.chosen(call))
     return None if kernel is None else derivatives.derivatives_of(kernel, f"{kernel}_backward")
+
+
+def differentiated(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> tuple[bool, str]:
+    """Return, for C++, whether the real device composes a call, and how its kernel refuses gradients of gradients."""
+    with torch._C.DisableTorchFunction():
+        given = query, key, value, *(() if attn_mask is None else (attn_mask,))
+        kernel = _differentiable_kernel(given, dropout_p, is_causal, enable_gqa)
+        if kernel is None:
+            return True, ""
+        return False, "" if kernel.second is None else kernel.second[1]
 
 
 _CHOOSES_FOR_THREE = torch.__version__ >= "2.14"
