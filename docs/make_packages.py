@@ -50,8 +50,8 @@ with torchdevice.portable(target="cpu"):
 The modules end with the last scope of the process, and `sys.modules` is then as it was. Until then another thread of
 the process, in no scope, finds a module that the program has imported.
 
-The kernels of a package refuse some inputs: float32, heads larger than 256, a last dimension that is not contiguous.
-flash_attn's stand-in refuses them on simulated GPUs, and takes them on other targets. Dropout draws torch's numbers,
+The kernels of a package refuse some inputs, such as float32 or heads larger than 256 for flash_attn. Its stand-in
+refuses them in the package's words on simulated GPUs, and takes them on other targets. Dropout draws torch's numbers,
 which is reported as approximate, so `strict=True` refuses it. Calls appear in the [report](report.md) at the program's
 line.
 

@@ -327,10 +327,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"dtype": torch.float32}, "no kernel for torch.float32"),
-            ({"size": 264}, "no kernel for the head size 264"),
-            ({"strided": True}, "not contiguous"),
-            ({"device": "cpu"}, "no kernel for a tensor on cpu"),
+            ({"dtype": torch.float32}, "FlashAttention only support fp16 and bf16 data type"),
+            ({"size": 264}, "FlashAttention forward only supports head dimension at most 256"),
+            ({"device": "cpu"}, "q must be on CUDA"),
+            ({"flags": {"softcap": 1.0, "dropout_p": 0.5}}, "Softcapping does not support dropout for now"),
         ],
     )
     def test_a_simulated_gpu_refuses(self, options: dict[str, Any], message: str) -> None:
@@ -339,16 +339,27 @@ class TestRefusals:
 
             place = {"dtype": options.get("dtype", torch.float16), "device": options.get("device", "cuda")}
             q = torch.randn(1, 4, 2, options.get("size", 8), **place)
-            q = q.transpose(1, 3) if options.get("strided") else q
             with pytest.raises(RuntimeError, match=message):
-                flash_attn_func(q, q, q)
+                flash_attn_func(q, q, q, **options.get("flags", {}))
+
+    def test_only_a_cache_has_to_be_contiguous(self) -> None:
+        """The package copies other tensors by itself, and makes heads a multiple of 8."""
+        with torchdevice.simulate("cuda"):
+            from flash_attn import flash_attn_func, flash_attn_with_kvcache
+
+            q = torch.randn(1, 12, 2, 4, dtype=torch.float16, device="cuda").transpose(1, 3)
+            assert flash_attn_func(q, q, q).shape == q.shape
+            with pytest.raises(AssertionError, match="k_cache must have contiguous last dimension"):
+                flash_attn_with_kvcache(q, q, q)
+            with pytest.raises(AssertionError, match="v_cache must have contiguous last dimension"):
+                flash_attn_with_kvcache(q, q.contiguous(), q)
 
     def test_a_gpu_before_ampere_is_refused(self) -> None:
         with torchdevice.simulate("t4"):
             from flash_attn import flash_attn_func
 
             q = torch.randn(1, 4, 2, 8, dtype=torch.float16, device="cuda")
-            with pytest.raises(RuntimeError, match=r"this one has the capability 7\.5"):
+            with pytest.raises(RuntimeError, match="FlashAttention only supports Ampere GPUs or newer"):
                 flash_attn_func(q, q, q)
 
     def test_shapes_and_dtypes_that_do_not_fit(self, scope: Any) -> None:

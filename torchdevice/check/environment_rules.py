@@ -11,7 +11,6 @@ from torchdevice.check.rules import Found, Verdict, View, names_option, rule, wi
 from torchdevice.errors import PATCHERS
 
 PACKAGES: Mapping[str, str] = {
-    "flash_attn_interface": "use torch.nn.functional.scaled_dot_product_attention",
     "amp_C": "use torch.optim",
     "deepspeed": "run without its engine, or use torch.distributed",
     "transformer_engine": "use the layers of torch.nn",
@@ -39,9 +38,10 @@ INTERPRETED: Mapping[str, str] = {
 
 STOOD_IN_FOR: Mapping[str, str] = {
     "flash_attn": "The import of flash_attn gets a stand-in on torch's operators.",
+    "flash_attn_interface": "The import of flash_attn_interface gets a stand-in on torch's operators.",
     "xformers": "The import of xformers gets a stand-in on torch's operators.",
     "causal_conv1d": "The import of causal_conv1d gets a stand-in on torch's operators.",
-    "mamba_ssm": "The import of mamba_ssm gets a stand-in on torch's operators, without Mamba2.",
+    "mamba_ssm": "The import of mamba_ssm gets a stand-in on torch's operators, for its functions and blocks.",
     "apex": "The import of apex gets a stand-in for its normalizations and optimizers. Use torch.amp for its amp.",
     "pynvml": "pynvml is stood in for. It has the devices of simulated GPUs, and elsewhere finds no driver.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -114,3 +115,14 @@ def causal_conv1d_update(
     seen = whole[:, :, whole.shape[2] - new.shape[2] - width + 1 :].to(x.dtype)
     out = convolved(seen, weight, bias, activation).to(x.dtype)
     return out[..., 0] if x.dim() == 2 else out
+
+
+@stands_in("causal_conv1d.causal_conv1d_varlen.causal_conv1d_varlen_states")
+def causal_conv1d_varlen_states(x: torch.Tensor, cu_seqlens: torch.Tensor, state_len: int) -> torch.Tensor:
+    """Return the last values of each of several sequences (values of all, channels): (sequences, channels, state_len).
+
+    What a sequence shorter than ``state_len`` lacks is 0. It has no gradients, as the package's.
+    """
+    with torch.no_grad():
+        parts = (x[max(start, stop - state_len) : stop].T for start, stop in itertools.pairwise(cu_seqlens.tolist()))
+        return torch.stack([functional.pad(part, (state_len - part.shape[1], 0)) for part in parts])

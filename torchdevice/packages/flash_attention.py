@@ -1,8 +1,8 @@
 """The functions of ``flash_attn`` 2, as its documentation defines them, and the padding of ``bert_padding``.
 
 On a simulated GPU they refuse what the package's kernels refuse: other dtypes than float16 and bfloat16, head sizes
-above 256, a last dimension that is not contiguous, and GPUs before Ampere. Elsewhere they take every floating-point
-dtype.
+above 256, softcap with dropout, a cache whose last dimension is not contiguous, and GPUs before Ampere. Elsewhere they
+take every floating-point dtype.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def _named(name: str) -> str:
 # ---- what the kernels refuse -----------------------------------------------------------------------------------------
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Check what holds on every target, and on a simulated GPU what its kernels refuse.
+def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Check what holds on every target.
 
     Raises:
-        RuntimeError: The tensors do not fit each other, or the kernels of the package would refuse them.
+        RuntimeError: The tensors do not fit each other.
     """
     if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
         raise RuntimeError(f"shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} of q, k, v do not fit.")
@@ -46,25 +46,39 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
     if not q.dtype == k.dtype == v.dtype:
         raise RuntimeError(f"q, k and v have the dtypes {q.dtype}, {k.dtype} and {v.dtype}. Use one dtype for them.")
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Check that tensors fit each other, and on a simulated GPU what the kernels refuse."""
+    check_shapes(q, k, v)
     if on_simulated_gpu():
         _check_as_kernels((q, k, v))
 
 
 def _check_as_kernels(given: tuple[torch.Tensor, ...]) -> None:
-    context: Any = state.context
-    capability = context.devices.figure("capability", max(0, given[0].get_device()))
-    if capability < (8, 0):
-        found = "{}.{}".format(*capability)
-        raise RuntimeError(f"flash_attn needs an Ampere GPU or a newer one, and this one has the capability {found}.")
+    """Check what the package's kernels refuse, in its words. It copies a tensor that is not contiguous by itself."""
+    check_device(given)
     for each in given:
-        if not each.is_cuda and each.device.type != context.device_type:
-            raise RuntimeError(f"flash_attn has no kernel for a tensor on {each.device}. Move it to the GPU.")
         if each.dtype not in _HALF:
-            raise RuntimeError(f"flash_attn has no kernel for {each.dtype}. Use torch.float16 or torch.bfloat16.")
+            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
         if each.shape[-1] > 256:
-            raise RuntimeError(f"flash_attn has no kernel for the head size {each.shape[-1]}. Its largest is 256.")
-        if each.stride(-1) != 1:
-            raise RuntimeError("the last dimension of a tensor is not contiguous. Call contiguous() before flash_attn.")
+            raise RuntimeError("FlashAttention forward only supports head dimension at most 256")
+
+
+def check_device(given: tuple[torch.Tensor, ...]) -> tuple[int, int]:
+    """Check that q, k and v are on a GPU that the kernels run on, and return its capability.
+
+    Raises:
+        RuntimeError: The GPU is older than Ampere, or a tensor is not on it.
+    """
+    context: Any = state.context
+    capability: tuple[int, int] = context.devices.figure("capability", max(0, given[0].get_device()))
+    if capability < (8, 0):
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+    for name, each in zip("qkv", given, strict=True):
+        if not each.is_cuda and each.device.type != context.device_type:
+            raise RuntimeError(f"{name} must be on CUDA")
+    return capability
 
 
 def _rule(
@@ -77,6 +91,8 @@ def _rule(
 ) -> Rule:
     if not 0.0 <= dropout_p < 1.0:
         raise RuntimeError(f"dropout_p={dropout_p!r} is not a probability below 1.")
+    if dropout_p and softcap > 0 and on_simulated_gpu():
+        raise RuntimeError("Softcapping does not support dropout for now")
     if dropout_p:
         report(_MODULE, "dropout with torch's random numbers", Fidelity.APPROXIMATE)
     left, right = attention.window(causal, (window_size[0], window_size[1]))
@@ -195,7 +211,7 @@ def flash_attn_varlen_func(
     """
     _check(q, k, v)
     rule = _rule(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    rows, keys = _bounds(cu_seqlens_q, "cu_seqlens_q"), _bounds(cu_seqlens_k, "cu_seqlens_k")
+    rows, keys = bounds_of(cu_seqlens_q, "cu_seqlens_q"), bounds_of(cu_seqlens_k, "cu_seqlens_k")
     if len(rows) != len(keys):
         raise RuntimeError(f"there are {len(rows) - 1} sequences of q and {len(keys) - 1} of k.")
     if block_table is not None:
@@ -217,7 +233,8 @@ def flash_attn_varlen_func(
     return out, sums, torch.cat([_padded(each, longest) for each in found])
 
 
-def _bounds(lengths: torch.Tensor, name: str) -> list[int]:
+def bounds_of(lengths: torch.Tensor, name: str) -> list[int]:
+    """Return where sequences begin and end, from their cumulated lengths."""
     if lengths.dtype != torch.int32 or lengths.dim() != 1:
         raise RuntimeError(f"{name} has {lengths.dim()} dimensions of {lengths.dtype}. Use one, of torch.int32.")
     return lengths.tolist()
@@ -349,35 +366,79 @@ def flash_attn_with_kvcache(
     """
     with torch.no_grad():
         _check(q, k_cache, v_cache)
+        check_cache(k_cache, v_cache)
         left, right = attention.window(causal, (window_size[0], window_size[1]))
         rule = Rule(softmax_scale, left, right, softcap, alibi_slopes)
-        cache = _Cache(k_cache, v_cache, cache_batch_idx, block_table)
-        lengths = _lengths(cache_seqlens, q.shape[0], cache.most())
-        if rotary_cos is not None:
-            turn = _Turn(rotary_cos, rotary_sin, rotary_interleaved)
-            in_order = left is not None or right is not None
-            q = torch.stack([turn(row, length, in_order) for row, length in zip(q, lengths, strict=True)])
-            k = k if k is None else torch.stack([turn(row, at, True) for row, at in zip(k, lengths, strict=True)])
-        new = 0 if k is None else k.shape[1]
-        padding = [0] * len(lengths) if cache_leftpad is None else cache_leftpad.tolist()
-        found = []
-        for index, (length, begin) in enumerate(zip(lengths, padding, strict=True)):
-            if k is not None and v is not None:
-                cache.write(index, length, k[index], v[index])
-            keys, values = (each[None, begin:] for each in cache.read(index, length + new))
-            rule_of_row = rule.of_sequence(index)
-            found.append(attention.attend(q[index : index + 1], keys, values, rule_of_row, lse=return_softmax_lse))
+        cache = Cache(k_cache, v_cache, cache_batch_idx, block_table)
+        lengths = lengths_of(cache_seqlens, q.shape[0], cache.most())
+        turn = None if rotary_cos is None else Turn(rotary_cos, rotary_sin, rotary_interleaved)
+        padding = None if cache_leftpad is None else cache_leftpad.tolist()
+        new = None if k is None or v is None else list(zip(k, v, strict=True))
+        found = attended_to_cache(list(q), new, cache, lengths, rule, turn, padding, lse=return_softmax_lse)
         out = torch.cat([each.out for each in found])
         return (out, torch.cat([each.lse for each in found])) if return_softmax_lse else out  # type: ignore[misc]
 
 
-def _lengths(given: int | torch.Tensor | None, batch: int, most: int) -> list[int]:
+def check_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    """Check on a simulated GPU what the package demands of a cache, which it cannot copy.
+
+    Raises:
+        AssertionError: The last dimension of one is not contiguous.
+    """
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if on_simulated_gpu() and cache.stride(-1) != 1:
+            raise AssertionError(f"{name} must have contiguous last dimension")
+
+
+def attended_to_cache(
+    rows: list[torch.Tensor],
+    new: list[tuple[torch.Tensor, torch.Tensor]] | None,
+    cache: Cache,
+    lengths: list[int],
+    rule: Rule,
+    turn: Turn | None,
+    padding: list[int] | None,
+    *,
+    turned_from: list[int] | None = None,
+    lse: bool,
+) -> list[Attended]:
+    """Return the attention of each sequence's new rows to its keys in a cache.
+
+    Args:
+        rows: (rows, heads, size) of each sequence.
+        new: The keys and values that are written first: (new keys, heads, size) of each sequence.
+        cache: The cache.
+        lengths: How many keys of each sequence the cache has.
+        rule: Which keys a row sees.
+        turn: Rotates rows and new keys; None for no rotation.
+        padding: How many keys at the beginning of each sequence do not count.
+        turned_from: The places from which rows and new keys are rotated. Default: ``lengths``.
+        lse: Whether logarithms of sums are asked for.
+    """
+    found = []
+    in_order = rule.left is not None or rule.right is not None
+    for index, (own, length) in enumerate(zip(rows, lengths, strict=True)):
+        place = length if turned_from is None else turned_from[index]
+        own = own if turn is None else turn(own, place, in_order)
+        count = 0
+        if new is not None:
+            k, v = new[index]
+            count = len(k)
+            cache.write(index, length, k if turn is None else turn(k, place, True), v)
+        begin = 0 if padding is None else padding[index]
+        keys, values = (each[None, begin:] for each in cache.read(index, length + count))
+        found.append(attention.attend(own[None], keys, values, rule.of_sequence(index), lse=lse))
+    return found
+
+
+def lengths_of(given: int | torch.Tensor | None, batch: int, most: int) -> list[int]:
+    """Return how many keys of each sequence count."""
     if isinstance(given, torch.Tensor):
         return given.tolist() if given.dim() else [int(given)] * batch
     return [most if given is None else given] * batch
 
 
-class _Cache:
+class Cache:
     """A cache of keys and values: a sequence in each row, or in pages."""
 
     def __init__(self, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor | None, pages: torch.Tensor | None):
@@ -414,7 +475,7 @@ class _Cache:
                 cache[self.pages[index][places // cache.shape[1]].long(), places % cache.shape[1]] = new
 
 
-class _Turn:
+class Turn:
     """Rotates rows of a sequence by their places."""
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor | None, interleaved: bool):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from torchdevice.packages.causal_convolution import causal_conv1d_fn, causal_conv1d_update
-from torchdevice.packages.registry import refuses, stands_in
+from torchdevice.packages.registry import stands_in
 from torchdevice.packages.selective_scan import selective_scan_fn, selective_state_update
 
 _MODULE = "mamba_ssm.ops.selective_scan_interface"
@@ -196,11 +196,3 @@ class Mamba(nn.Module):
         if self.layer_idx not in kept:
             kept[self.layer_idx] = self.allocate_inference_cache(batch, 0)
         return kept[self.layer_idx]
-
-
-_INSTEAD = "Use the model of the transformers library, which has a path without CUDA."
-
-refuses("mamba_ssm.Mamba2 mamba_ssm.modules.mamba2.Mamba2 mamba_ssm.MambaLMHeadModel", _INSTEAD)
-refuses("mamba_ssm.models.mixer_seq_simple.MambaLMHeadModel", _INSTEAD)
-refuses("mamba_ssm.ops.triton.ssd_combined.mamba_chunk_scan_combined", _INSTEAD)
-refuses("mamba_ssm.ops.triton.ssd_combined.mamba_split_conv1d_scan_combined", _INSTEAD)

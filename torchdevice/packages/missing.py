@@ -52,7 +52,6 @@ MISSING: dict[str, Missing] = {
     "lmdeploy": Missing("a server of language models", _SERVING),
     "flashinfer": Missing("a library of attention kernels", "Use torch.nn.functional.scaled_dot_product_attention."),
     "sageattention": Missing("a library of attention kernels", "Use torch.nn.functional.scaled_dot_product_attention."),
-    "flash_attn_interface": Missing("flash_attn 3, for Hopper GPUs", "Use flash_attn, which is stood in for."),
     "flash_mla": Missing("a library of attention kernels", "Use torch.nn.functional.scaled_dot_product_attention."),
     "deepspeed": Missing(
         "a library of training on several GPUs", "Use torch.distributed.fsdp, or leave its engine out.", False

@@ -37,10 +37,17 @@ class Package(NamedTuple):
 
 
 PACKAGES: dict[str, Package] = {
-    "flash_attn": Package("flash-attn", "2.8.3", ("flash_attention", "rotary_embedding", "normalization")),
+    "flash_attn": Package(
+        "flash-attn", "2.8.3", ("flash_attention", "rotary_embedding", "normalization", "cross_entropy")
+    ),
+    "flash_attn_interface": Package("flash-attn-3", "3.0.0", ("flash_attention_3",)),
     "xformers": Package("xformers", "0.0.32", ("xformers_attention", "gated_linear_unit")),
     "causal_conv1d": Package("causal-conv1d", "1.5.2", ("causal_convolution",)),
-    "mamba_ssm": Package("mamba-ssm", "2.2.5", ("selective_scan", "mamba_block")),
+    "mamba_ssm": Package(
+        "mamba-ssm",
+        "2.2.5",
+        ("selective_scan", "state_space_duality", "gated_normalization", "mamba_block", "mamba2_block"),
+    ),
     "apex": Package("apex", "0.1", ("apex_modules", "apex_optimizers")),
     "pynvml": Package("nvidia-ml-py", "12.570.86", ("nvml",)),
     "triton": Package("triton", "3.5.0", ("triton_without_wheel",), needed=sys.platform != "linux"),
@@ -175,6 +182,17 @@ def without_autocast(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     """Return what a function computes in as a kernel of its own does: autocast does not see inside."""
     kind = tensor.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
+
+
+def computes_again(*given: torch.Tensor | None) -> bool:
+    """Return whether a part of a computation with these tensors may be computed again for gradients.
+
+    ``torch.utils.checkpoint`` keeps such a part by hooks, which the transforms of ``torch.func`` refuse.
+    """
+    # Dynamo cannot trace the question, and has no tensors of torch.func at this place.
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return torch.is_grad_enabled()
+    return not any(torch._C._functorch.is_functorch_wrapped_tensor(each) for each in given if each is not None)
 
 
 def on_simulated_gpu() -> bool:

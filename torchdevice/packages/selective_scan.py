@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from torchdevice.packages.registry import stands_in
+from torchdevice.packages.registry import computes_again, stands_in
 
 _CHUNK = 64
 """How many steps are computed, and computed again for gradients, at once."""
@@ -104,9 +104,7 @@ def _scan(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, channels, length = u.shape
     state = torch.zeros(batch, channels, a.shape[1], dtype=a.dtype, device=u.device)
-    # What computes a chunk again keeps it by hooks, which the transforms of torch.func refuse.
-    wrapped = any(map(torch._C._functorch.is_functorch_wrapped_tensor, (u, dt, a, b, c)))
-    again = torch.is_grad_enabled() and length > _CHUNK and not wrapped
+    again = length > _CHUNK and computes_again(u, dt, a, b, c)
     parts = []
     for start in range(0, length, _CHUNK):
         stop = min(start + _CHUNK, length)
