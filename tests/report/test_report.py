@@ -369,6 +369,35 @@ class TestSentences:
             "The journal's limit was reached: 1 call more, not told apart.",
         ]
 
+    def test_one_simulated_device_has_no_number(self) -> None:
+        said = {"simulated:t4:1": "simulated:t4", "simulated:t4:2": "simulated:t4:2", "mine:1": "mine:1", "cpu": "cpu"}
+        for target, shown in said.items():
+            assert formatting.target(dataclasses.replace(self.report(), target=target)) == shown
+
+    def test_a_request_that_was_met_as_it_is_stands_once(self) -> None:
+        row = self.row("main")
+        assert formatting.exchange(row) == "cuda -> cpu"
+        assert formatting.exchange(dataclasses.replace(row, done="cuda:0")) == "cuda:0"
+        assert formatting.exchange(dataclasses.replace(row, asked="cuda:1", done="cuda:1")) == "cuda:1"
+        assert formatting.exchange(dataclasses.replace(row, asked="cuda:1", done="cuda:0")) == "cuda:1 -> cuda:0"
+
+    def test_the_launcher_is_not_a_rank(self) -> None:
+        ranks = [Process(f"rank {at}", 2 + at, calls=1) for at in range(2)]
+        launcher = Process("main", 1)
+        assert formatting.participants(self.report()) == ""
+        assert formatting.participants(self.report(processes=[launcher, *ranks])) == "2 ranks"
+        busy = [dataclasses.replace(launcher, calls=1), *ranks]
+        assert formatting.participants(self.report(processes=busy)) == "2 ranks and 1 other process"
+        assert formatting.participants(self.report(processes=[launcher, Process("worker", 2)])) == "2 processes"
+
+    def test_the_launchers_table_of_failures_is_left_out(self) -> None:
+        table = Process("main", 1, failure="failed at torchrun:8 with ChildFailedError: \n=====\nd.py FAILED")
+        rank = Process("rank 1", 2, failure="failed at d.py:4 with ValueError: one\n  two")
+        assert formatting.missing(self.report(processes=[table, rank])) == [
+            "rank 1 failed at d.py:4 with ValueError: one two"
+        ]
+        assert "torchrun:8" in formatting.missing(self.report(processes=[table]))[0]
+
     def test_where_the_program_failed(self) -> None:
         processes = [Process("main", 1, failure="failed at a.py:1 with ValueError: x")]
         errors = ["b.py:2 with KeyError: 'cuda:0'", "b.py:2 with KeyError: 'cuda:1'", "b.py:3 with KeyError: 'cuda:2'"]

@@ -21,12 +21,36 @@ EXPLANATIONS = {
 }
 
 
+_RANK = re.compile("rank [0-9]+")
+
+
 def program(report: Content) -> str:
     """Return the command line of a report, without the folders of the program."""
     first, *rest = report.program or ("",)
     if first.endswith("ipykernel_launcher.py"):
         return "a notebook"
     return printable.line(shlex.join([os.path.basename(first) or "python", *rest]))
+
+
+def target(report: Content) -> str:
+    """Return the device that stood in, without the number of simulated devices where there is one."""
+    return report.target.removesuffix(":1") if report.target.startswith("simulated:") else report.target
+
+
+def exchange(row: Row) -> str:
+    """Return what was asked for and what was done; once where both are the same."""
+    return row.done if row.done in (row.asked, f"{row.asked}:0") else f"{row.asked} -> {row.done}"
+
+
+def participants(report: Content) -> str:
+    """Return how many ranks and other processes there were; nothing where there was one process."""
+    # A launcher of ranks asks for nothing itself.
+    names = [each.name for each in report.processes if each.calls > 0 or each.end != "reported" or each.name != MAIN]
+    ranks = sum(_RANK.fullmatch(name) is not None for name in names)
+    if ranks == 0:
+        return plural(len(report.processes), "process") if len(report.processes) > 1 else ""
+    others = len(names) - ranks
+    return plural(ranks, "rank") + (f" and {plural(others, 'other process')}" if others else "")
 
 
 def editor_link(row: Row) -> str:
@@ -107,9 +131,9 @@ def processes(row: Row, report: Content) -> str:
 def _together(names: Sequence[str]) -> str:
     """Return names of processes as a person writes them: ``"ranks 0-3"``."""
     # The number behind "rank ".
-    ranks = sorted(int(each[5:]) for each in names if re.fullmatch("rank [0-9]+", each))
+    ranks = sorted(int(each[5:]) for each in names if _RANK.fullmatch(each))
     if len(ranks) > 1:
-        names = [f"ranks {content.numbers(ranks)}", *(each for each in names if not re.fullmatch("rank [0-9]+", each))]
+        names = [f"ranks {content.numbers(ranks)}", *(each for each in names if not _RANK.fullmatch(each))]
     first = ", ".join(names[:4])
     return first if len(names) <= 4 else f"{first} and {len(names) - 4} more"
 
@@ -121,9 +145,14 @@ def missing(report: Content) -> list[str]:
         "lost": "was killed before it could say what it did.",
     }
     failures: dict[str, list[Process]] = {}
-    for each in report.processes:
+    failed = [each for each in report.processes if each.failure]
+    # torchrun's error is a table of the ranks that failed, which have sentences of their own.
+    ranks = [each for each in failed if _RANK.fullmatch(each.name)]
+    for each in failed:
+        if ranks and each.name == MAIN and " with ChildFailedError" in each.failure:
+            continue
         failures.setdefault(content.without_indices(each.failure), []).append(each)
-    said = [_failure(alike) for text, alike in failures.items() if text]
+    said = [_failure(alike) for alike in failures.values()]
     silent = [each for each in report.processes if each.end != "reported"]
     said += [f"{each.name} (process {each.pid}) {ends[each.end]}" for each in silent]
     if report.left_out:
@@ -133,4 +162,5 @@ def missing(report: Content) -> list[str]:
 
 def _failure(alike: Sequence[Process]) -> str:
     names = ["the program" if each.name == MAIN else each.name for each in alike]
-    return f"{_together(names)} {content.with_all_indices(each.failure for each in alike)}"
+    # A text of several lines becomes one line.
+    return f"{_together(names)} {' '.join(content.with_all_indices(each.failure for each in alike).split())}"

@@ -36,10 +36,10 @@ def rendered(report: Content) -> list[Line]:
 
 def heading(report: Content) -> list[str]:
     """Return the totals, and what is not in the report."""
-    device = f"{report.target} in place of {report.written_for}"
+    device = f"{formatting.target(report)} in place of {report.written_for}"
     lines = [f"torchdevice: report of {formatting.program(report)}, run on {device}"]
-    if len(report.processes) > 1:
-        lines.append(f"  {formatting.plural(len(report.processes), 'process')}")
+    if formatting.participants(report):
+        lines.append(f"  {formatting.participants(report)}")
     lines.extend(f"  {sentence}" for sentence in formatting.missing(report))
     if not report.rows:
         lines.append("  nothing was rewritten or supplied: the program asked for no accelerator")
@@ -77,7 +77,7 @@ def _row(row: Row, report: Content) -> Line:
     where = formatting.processes(row, report)
     parts.append(f"in {where}" if where else "")
     fidelity = (f"[{row.fidelity.value}]", _COLOURS.get(row.fidelity, "dim"))
-    return (f"{row.count:>8,} x {row.asked} -> {row.done} ", ""), fidelity, ("".join(f"  {p}" for p in parts if p), "")
+    return (f"{row.count:>8,} x {formatting.exchange(row)} ", ""), fidelity, ("".join(f"  {p}" for p in parts if p), "")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
