@@ -50,10 +50,10 @@ with torchdevice.portable(target="cpu"):
 The modules end with the last scope of the process, and `sys.modules` is then as it was. Until then another thread of
 the process, in no scope, finds a module that the program has imported.
 
-The kernels of a package refuse some inputs, such as float32 or heads larger than 256 for flash_attn. Its stand-in
-refuses them in the package's words on simulated GPUs, and takes them on other targets. Dropout draws torch's numbers,
-which is reported as approximate, so `strict=True` refuses it. Calls appear in the [report](report.md) at the program's
-line.
+The kernels of a package refuse some inputs: flash_attn's float32, for example, causal_conv1d's a width of 5, and those
+of xformers keys with fewer heads. The stand-ins of these packages and of mamba_ssm refuse them in the package's words
+on simulated GPUs, and take them on other targets. Dropout draws torch's numbers, which is reported as approximate, so
+`strict=True` refuses it. Calls appear in the [report](report.md) at the program's line.
 
 [`torchdevice check`](check.md) finds the imports. A package that nothing stands in for raises Python's
 `ModuleNotFoundError`, and the last line of the traceback says what to use

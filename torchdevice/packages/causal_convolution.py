@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from torchdevice.packages.kernel_refusals import check_convolution, check_update_of_convolution
 from torchdevice.packages.registry import stands_in, without_autocast
 
 _ACTIVATIONS = (None, "silu", "swish")
@@ -49,6 +50,21 @@ def causal_conv1d_fn(
         final_states_out: Where to write them.
         activation: None, or "silu".
     """
+    check_convolution(x, weight, bias, seq_idx, initial_states, return_final_states)
+    return of_channels(x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation)
+
+
+def of_channels(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    seq_idx: torch.Tensor | None = None,
+    initial_states: torch.Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> Any:
+    """Return what ``causal_conv1d_fn`` does, of every dtype and layout, for blocks that copy what it would refuse."""
     width = weight.shape[1]
     before = x.new_zeros(*x.shape[:2], width - 1) if initial_states is None else initial_states.to(x.dtype)
     whole = torch.cat([before, x], 2)
@@ -99,6 +115,7 @@ def causal_conv1d_update(
         conv_state_indices: Which state each of the batch has: (batch,).
     """
     new = x[..., None] if x.dim() == 2 else x
+    check_update_of_convolution(new, conv_state, weight, bias, cache_seqlens, conv_state_indices)
     width, kept = weight.shape[1], conv_state.shape[2]
     rows = torch.arange(len(new), device=x.device) if conv_state_indices is None else conv_state_indices.long()
     state = conv_state[rows]

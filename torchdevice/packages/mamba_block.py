@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torchdevice.packages.causal_convolution import causal_conv1d_fn, causal_conv1d_update
+from torchdevice.packages.causal_convolution import causal_conv1d_update, of_channels
 from torchdevice.packages.registry import stands_in
-from torchdevice.packages.selective_scan import selective_scan_fn, selective_state_update
+from torchdevice.packages.selective_scan import scanned, selective_state_update
 
 _MODULE = "mamba_ssm.ops.selective_scan_interface"
 
@@ -40,7 +40,7 @@ def mamba_inner_fn(
 ) -> torch.Tensor:
     """Return the output of a block (batch, length, size), from its projected input xz (batch, 2 channels, length)."""
     x, z = xz.chunk(2, 1)
-    x = causal_conv1d_fn(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
+    x = of_channels(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
     size, rank = A.shape[-1], delta_proj_weight.shape[1]
     chosen = functional.linear(x.transpose(1, 2), x_proj_weight)
     step, rest = chosen[..., :rank], chosen[..., rank:]
@@ -51,7 +51,7 @@ def mamba_inner_fn(
     if C is None:
         C = rest[..., :size] if C_proj_bias is None else rest[..., :size] + C_proj_bias
         C = C.transpose(1, 2)
-    y = selective_scan_fn(x, delta, A, B, C, D, z, delta_bias, delta_softplus)
+    y = scanned(x, delta, A, B, C, D, z, delta_bias, delta_softplus)
     return functional.linear(y.transpose(1, 2), out_proj_weight, out_proj_bias)
 
 
@@ -149,10 +149,10 @@ class Mamba(nn.Module):
         x, z = xz.chunk(2, 1)
         conv_state, ssm_state = state
         conv_state.copy_(functional.pad(x, (self.d_conv - x.shape[-1], 0)))
-        x = causal_conv1d_fn(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu")
+        x = of_channels(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu")
         delta, b, c = self._chosen(x.transpose(1, 2))
         given = delta.transpose(1, 2), self._rates(), b.transpose(1, 2), c.transpose(1, 2), self.D.float(), z
-        y, last = selective_scan_fn(x, *given, self.dt_proj.bias.float(), True, True)
+        y, last = scanned(x, *given, self.dt_proj.bias.float(), True, True)
         ssm_state.copy_(last)
         return self.out_proj(y.transpose(1, 2))
 

@@ -204,5 +204,10 @@ def on_simulated_gpu() -> bool:
 # Dynamo traces the functions as part of a program. All files are named at once, because it asks for them only once.
 traced.OTHERS.update(
     str(Path(__file__).with_name(f"{file}.py"))
-    for file in ("registry", "attention", *(file for package in PACKAGES.values() for file in package.files))
+    for file in (
+        "registry",
+        "attention",
+        "kernel_refusals",
+        *(file for package in PACKAGES.values() for file in package.files),
+    )
 )

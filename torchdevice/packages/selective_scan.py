@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from torchdevice.packages.kernel_refusals import check_scan, check_step
 from torchdevice.packages.registry import computes_again, stands_in
 
 _CHUNK = 64
@@ -84,6 +85,23 @@ def selective_scan_fn(
         delta_softplus: Whether the steps are the softplus of ``delta``.
         return_last_state: Whether to return the state after the last step too: (batch, channels, size).
     """
+    check_scan(u, delta, A, B, C, D, z, delta_bias)
+    return scanned(u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
+
+
+def scanned(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+) -> Any:
+    """Return what ``selective_scan_fn`` does, of every dtype, for blocks that convert what it would refuse."""
     wide = torch.promote_types(u.dtype, torch.float32)
     if torch.is_complex(A):
         return _complex(u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
@@ -180,6 +198,7 @@ def selective_state_update(
         dt_softplus: Whether the steps are the softplus of ``dt``.
         state_batch_indices: Which state each of the batch has: (batch,).
     """
+    check_step(state, x, dt, A, B, C)
     wide = torch.promote_types(x.dtype, torch.float32)
     rows = slice(None) if state_batch_indices is None else state_batch_indices.long()
     step = dt.to(wide) if dt_bias is None else dt.to(wide) + dt_bias.to(wide)

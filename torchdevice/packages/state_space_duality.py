@@ -15,10 +15,10 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from torchdevice.packages.causal_convolution import causal_conv1d_fn
+from torchdevice.packages.causal_convolution import of_channels
 from torchdevice.packages.gated_normalization import gated
 from torchdevice.packages.normalization import Way
-from torchdevice.packages.registry import computes_again, stands_in, without_autocast
+from torchdevice.packages.registry import computes_again, on_simulated_gpu, stands_in, without_autocast
 
 _MODULE = "mamba_ssm.ops.triton.ssd_combined"
 
@@ -252,8 +252,9 @@ def mamba_split_conv1d_scan_combined(
     if beside < 0:
         raise AssertionError(f"zxbcdt has {zxbcdt.shape[-1]} channels. Use {dim + channels + heads}, or more.")
     other, z, conv, dt = zxbcdt.split([beside, dim, channels, heads], -1)
-    function: Any = causal_conv1d_fn
-    conv = function.__wrapped__(conv.transpose(1, 2), conv1d_weight, conv1d_bias, seq_idx, activation=activation)
+    if on_simulated_gpu() and channels % 8:
+        raise AssertionError("Number of convolution channels is required to be a multiple of 8.")
+    conv = of_channels(conv.transpose(1, 2), conv1d_weight, conv1d_bias, seq_idx, activation=activation)
     x, b, c = conv.transpose(1, 2).split([dim, (channels - dim) // 2, (channels - dim) // 2], -1)
     b, c = (each.unflatten(-1, (ngroups, -1)) for each in (b, c))
     gate = z.unflatten(-1, (heads, size)) if rmsnorm_weight is None else None

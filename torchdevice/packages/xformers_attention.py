@@ -16,6 +16,7 @@ import torch
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.packages import attention
 from torchdevice.packages.attention import Attended, Rule
+from torchdevice.packages.kernel_refusals import check_attention
 from torchdevice.packages.registry import has, report, stands_in
 
 _BIASES = "xformers.ops.fmha.attn_bias"
@@ -273,6 +274,7 @@ def _attended(
     if not query.dim() == key.dim() == value.dim() or query.dim() not in (3, 4, 5):
         dims = query.dim(), key.dim(), value.dim()
         raise ValueError(f"query, key and value have {dims} dimensions. Use 3, 4 or 5 for all of them.")
+    check_attention(query, key, value, bias, p, "memory_efficient_attention_forward")
     if p:
         report("xformers.ops", "dropout with torch's random numbers", Fidelity.APPROXIMATE)
     q, k, v = (_with_heads(each) for each in (query, key, value))
