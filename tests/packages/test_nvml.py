@@ -137,6 +137,16 @@ class TestCommand:
         assert nvidia_smi.lines_for(words, self.devices()) == ["512"]
         assert nvidia_smi.lines_for(["--query-compute-apps=pid,used_memory", "--format=csv,noheader"], []) == []
 
+    def test_the_query_of_gputil(self) -> None:
+        fields = (
+            "index,uuid,utilization.gpu,memory.total,memory.used,memory.free,driver_version,name,gpu_serial,"
+            "display_active,display_mode,temperature.gpu"
+        )
+        lines = nvidia_smi.lines_for([f"--query-gpu={fields}", "--format=csv,noheader,nounits"], self.devices())
+        cells = [line.split(", ") for line in lines]
+        assert [row[0] for row in cells] == ["0", "1"] and all(len(row) == 12 for row in cells)
+        assert all(row[2] == "[N/A]" and row[8:] == ["[N/A]"] * 4 for row in cells)
+
     def test_lists_and_the_table(self) -> None:
         lines = nvidia_smi.lines_for(["-L"], self.devices())
         assert lines[1].startswith("GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-")

@@ -16,7 +16,17 @@ VARIABLE = "TORCHDEVICE_SMI"
 """The variable with the devices, as JSON."""
 
 _READINGS = ("utilization.", "temperature.", "power.", "clocks.", "clocks_", "fan.", "ecc.", "pcie.", "encoder.")
-_SETTINGS = ("pstate", "persistence_mode", "display_", "compute_mode", "mig.", "vbios_version", "serial", "accounting")
+_SETTINGS = (
+    "pstate",
+    "persistence_mode",
+    "display_",
+    "compute_mode",
+    "mig.",
+    "vbios_version",
+    "serial",
+    "gpu_serial",
+    "accounting",
+)
 """The beginnings of fields that would have to be measured, and of those that describe a board."""
 
 _MIB = 2**20
