@@ -48,6 +48,30 @@ class TestParsing:
         assert shown.err == ""
 
     @pytest.mark.parametrize("command", COMMANDS)
+    def test_help_fits_eighty_columns(
+        self, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        with pytest.raises(SystemExit):
+            main.main([command, "--help"])
+        shown = capsys.readouterr().out.splitlines()
+        assert [line for line in shown if len(line) > 80] == [] and len(shown) > 5
+
+    @pytest.mark.parametrize(("command", "flag"), [("run", "--report"), ("run", "--verify"), ("plan", "--report")])
+    def test_an_optional_value_without_an_equals_sign_is_not_run(
+        self, command: str, flag: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main.main([command, flag, "found.json", "train.py"])
+        assert ended.value.code == 2
+        assert f"'found.json' is not a program; write {flag}=found.json" in capsys.readouterr().err
+
+    def test_native_shows_its_steps_where_one_is_missing(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main.main(["native"])
+        assert "the following arguments are required: build|clean" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("command", COMMANDS)
     def test_a_flag_that_is_none_shows_the_usage_of_the_command(
         self, command: str, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -186,7 +186,7 @@ def test_what_makes_a_model_fit(tmp_path: Path) -> None:
         (["--try", "--change", "lora", "t.py"], "--try makes its own plans"),
         (["--try", "--model", "llama"], "Add --train full"),
         (["--change", "loar", "t.py"], "'loar' is not a change"),
-        (["--try", "--fits", "t5", "t.py"], "is no model of a GPU"),
+        (["--try", "--fits", "t5", "t.py"], "is not the name of a GPU"),
     ],
 )
 def test_what_cannot_be_tried(words: list[str], said: str) -> None:

@@ -73,7 +73,7 @@ def test_a_gpu_that_the_program_is_to_fit(plan: dict[str, Any], failed: bool, sa
 
 def test_names_of_gpus() -> None:
     assert judging.checked_model("RTX 3090") == "rtx3090"
-    with pytest.raises(ValueError, match=r"'t44' is no model of a GPU. Did you mean 't4'\? docs/gpus.md"):
+    with pytest.raises(ValueError, match=r"'t44' is not the name of a GPU. Did you mean 't4'\? docs/gpus.md"):
         judging.checked_model("t44")
 
 

@@ -27,7 +27,7 @@ def checked_model(name: str) -> str:
     if model not in models.MODELS:
         near = difflib.get_close_matches(model, models.MODELS, n=1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"--fits {name!r} is no model of a GPU.{meant} docs/gpus.md lists them.")
+        raise ValueError(f"--fits {name!r} is not the name of a GPU.{meant} docs/gpus.md lists them.")
     return model
 
 

@@ -100,7 +100,7 @@ def _demo(options: argparse.Namespace) -> int:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for step, lines in zip(_STORY, pool.map(lambda step: list(_shown(step, folder)), _STORY), strict=True):
                 styled_text.show([((f"# {step.said}", "dim"),), ((f"$ {step.words}", "bold green"),)])
-                print(*lines, "", sep="\n", flush=True)
+                print("\n".join(lines).rstrip(), end="\n\n", flush=True)
     print(_NEXT)
     return 0
 

@@ -21,7 +21,7 @@ _TEXTS = CommandTexts(
         "  torchdevice native build\n"
         "  torchdevice native clean"
     ),
-    arguments={"step": {"choices": ("build", "clean"), "help": "what to do"}},
+    arguments={"step": {"choices": ("build", "clean"), "metavar": "build|clean", "help": "what to do"}},
 )
 
 

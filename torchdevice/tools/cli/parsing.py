@@ -66,6 +66,19 @@ class CommandTexts(NamedTuple):
     arguments: Mapping[str, Mapping[str, Any]] = {}
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Fills paragraphs to the width of the terminal, except those with indented lines, which are examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filler = textwrap.TextWrapper(width, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+        filler.break_on_hyphens = False  # a flag stays one word
+        filled = []
+        for paragraph in text.split("\n\n"):
+            has_examples = "\n  " in paragraph
+            filled.append(textwrap.indent(paragraph, indent) if has_examples else filler.fill(paragraph))
+        return "\n\n".join(filled)
+
+
 class CommandParser(argparse.ArgumentParser):
     """The parser of one command: it refuses what it does not know itself, with its own usage.
 
@@ -78,7 +91,7 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any):
         # A flag must be spelled out, so that a new one never takes the meaning from an old one that was shortened.
         kwargs.setdefault("allow_abbrev", False)
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("formatter_class", _HelpFormatter)
         super().__init__(*args, **kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -103,6 +116,10 @@ class CommandParser(argparse.ArgumentParser):
             if words[index] == "--":
                 return words[:index], words[index + 1 :]
             flag = self._option_string_actions.get(words[index])
+            following = words[index + 1 : index + 2]
+            # A flag with an optional value takes it behind '='. Without this, the page or the data would be run.
+            if flag is not None and flag.nargs == "?" and following and following[0].endswith((".html", ".json")):
+                self.error(f"{following[0]!r} is not a program; write {words[index]}={following[0]}")
             index += 2 if flag is not None and flag.nargs is None else 1
         return words[:index], words[index:]
 

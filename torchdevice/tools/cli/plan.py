@@ -27,8 +27,8 @@ _TEXTS = CommandTexts(
     usage=(
         "torchdevice plan [options] SCRIPT [args ...]\n"
         "       torchdevice plan [options] -m MODULE [args ...]\n"
-        "       torchdevice plan [options] --model NAME [--batch N] [--seq N] [--train KIND | "
-        "--generate N] [--dtype DTYPE]"
+        "       torchdevice plan [options] --model NAME [--batch N] [--seq N]\n"
+        "                        [--train KIND | --generate N] [--dtype DTYPE]"
     ),
     epilog=(
         "The program runs without values on a simulated GPU of 1 TiB: give it one epoch, or a few "
