@@ -63,7 +63,8 @@ Triton has wheels for Linux only. On other systems a program can import `triton`
 is launched raises an error that says so. On Linux install it, and its [kernels run in NumPy](triton.md).
 
 bitsandbytes has kernels of its own for CPUs. It chooses them while it is imported, so a scope lets it see the machine
-as it is. Its 4-bit and 8-bit layers and its 8-bit optimizers then compute on the CPU, also for simulated GPUs.
+as it is. Its 4-bit and 8-bit layers and its 8-bit optimizers then compute on the CPU, also for simulated GPUs. torchao
+and torchvision need no change. deepspeed can be imported, and its compiled operators raise an error that names them.
 
 On simulated GPUs `pynvml` shows the devices of the scope with their memory, also where nvidia-ml-py is installed. What
 would have to be measured raises NVML's "Not Supported". Processes that a program starts under `torchdevice run` find
