@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from processes import run_command, run_fresh_python
 
 import torchdevice
 from torchdevice.check import Target
-from torchdevice.tools.cli import diagnostics, main, programs, run
+from torchdevice.tools.cli import demo, diagnostics, doctor, main, programs, run
 
 COMMANDS = ("run", "check", "doctor", "report")
 
@@ -36,6 +36,19 @@ def test_a_command_ends_quietly_where_nobody_reads_its_output(command: tuple[str
     done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert done.stderr == "" and done.returncode in (0, 1)
+
+
+@pytest.mark.parametrize("command", ["demo", "doctor"])
+def test_an_interrupt_of_a_command_without_a_program_is_one_line(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    for module in (demo, doctor):
+        monkeypatch.setattr(module, f"_{module.__name__.rpartition('.')[2]}", interrupted)
+    assert main.main([command]) == 130
+    assert capsys.readouterr().err == "torchdevice: interrupted\n"
 
 
 class TestParsing:

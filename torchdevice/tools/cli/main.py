@@ -29,7 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not hasattr(options, "rest"):  # else the output is the program's
             if isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not text
-            return options.action(options)
+            try:
+                return options.action(options)
+            except KeyboardInterrupt:
+                # A traceback would show lines of this package only.
+                print("torchdevice: interrupted", file=sys.stderr)
+                return 130  # as a shell reports a command that SIGINT ended
     return options.action(options)
 
 
