@@ -60,7 +60,7 @@ class TestParsing:
         assert ended.value.code == 0 and f"  torchdevice {command}" in shown.out.partition("example")[2]
         assert shown.err == ""
 
-    @pytest.mark.parametrize("command", COMMANDS)
+    @pytest.mark.parametrize("command", [*COMMANDS, "plan", "native", "demo"])
     def test_help_fits_eighty_columns(
         self, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
