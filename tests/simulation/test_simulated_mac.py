@@ -15,6 +15,7 @@ from conftest import plain_torch
 from planted_bugs import begin_group, end_group
 from torch.distributed import tensor as dtensor
 from torch.distributed.fsdp._common_utils import _FSDPDeviceHandle
+from torch.testing import assert_close
 
 import torchdevice
 from torchdevice.errors import PortabilityWarning, TargetUnavailableError
@@ -249,3 +250,37 @@ def test_a_checkpoint_of_another_accelerator(saved: str, loads: bool) -> None:
             else:
                 with pytest.raises(RuntimeError, match=r"^Attempting to deserialize object on a CUDA device"):
                     torch.load(file)
+
+
+QUANTILES: dict[str, Any] = {
+    "a number": lambda x, like: torch.quantile(x, 0.3),
+    "a dimension": lambda x, like: x.quantile(0.3, 1, keepdim=True),
+    "several": lambda x, like: torch.quantile(x, torch.tensor([0.2, 0.9], device=like), dim=0),
+    "lower": lambda x, like: x.quantile(torch.tensor(0.4, device=like), interpolation="lower"),
+    "without NaN": lambda x, like: torch.nanquantile(x, torch.tensor([0.5], device=like), 1),
+    "a method without NaN": lambda x, like: x.nanquantile(0.5),
+    "a result": lambda x, like: torch.quantile(x, 0.5, 1, out=torch.empty(2, device=like)),
+    "compiled": lambda x, like: torch.compile(lambda rows: rows.quantile(0.4, 1) * 2, backend="eager")(x),
+}
+
+
+@pytest.mark.parametrize("name", QUANTILES)
+def test_quantiles_are_ranked_in_float32(name: str, mac: torchdevice.Scope) -> None:
+    """Some releases of torch rank in float64 on each device whose type is not MPS."""
+    values = torch.tensor([[3.0, 1.0, 2.0], [float("nan"), 5.0, 4.0]])
+    assert_close(QUANTILES[name](values.to("mps"), "mps").cpu(), QUANTILES[name](values, "cpu"), equal_nan=True)
+
+
+def test_gradients_of_quantiles(mac: torchdevice.Scope) -> None:
+    gradients = []
+    for device in ("cpu", "mps"):
+        x = torch.tensor([[3.0, 1.0, 2.0], [6.0, 5.0, 4.0]], device=device, requires_grad=True)
+        x.quantile(0.3, 1).sum().backward()
+        assert x.grad is not None
+        gradients.append(x.grad.cpu())
+    assert_close(*gradients)
+
+
+def test_quantiles_of_more_elements_than_float32_counts(mac: torchdevice.Scope) -> None:
+    with pytest.raises(RuntimeError, match=r"quantile\(\) input tensor is too large"):
+        torch.zeros(1, device="mps").expand((1 << 24) + 1).quantile(0.5)

@@ -145,6 +145,32 @@ def _of_batch(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
         return func(*args, **kwargs)
 
 
+_QUANTILES = (torch.quantile, torch.nanquantile, torch.Tensor.quantile, torch.Tensor.nanquantile)
+
+_MOST_RANKED = 1 << 24
+"""The number of elements that float32 can count one by one."""
+
+
+def _quantile(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Quantiles. torch 2.14 computes ranks in float64 on every device whose type is not MPS.
+
+    On MPS the ranks are float32 (ATen/native/Sorting.cpp), so a device without float64 does not refuse the ranks. With
+    torch 2.14 it still refuses the gradient of ``q``, whose backward pass is in float64 too.
+
+    Raises:
+        RuntimeError: The device stands for MPS, and more elements are ranked than float32 can count.
+    """
+    given = args[0] if args else kwargs["input"]
+    if not policy.stands_for_mps() or rewriters.native_device(given).type != policy.DEVICE_TYPE:
+        return func(*args, **kwargs)
+    dim = args[2] if len(args) > 2 else kwargs.get("dim")
+    ranked = given.numel() if dim is None or given.dim() == 0 else given.size(dim)
+    if ranked > _MOST_RANKED:
+        raise RuntimeError("quantile() input tensor is too large")
+    with policy.being("lifted"):
+        return func(*args, **kwargs)
+
+
 def _pad(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """``torch.nn.functional.pad``, which replicates by other operators on CUDA where it is to be deterministic."""
     named = {**dict(zip(("input", "pad", "mode"), args, strict=False)), **kwargs}
@@ -231,6 +257,7 @@ TABLE = {
     torch.sparse_coo_tensor: _sparse_coo_tensor,
     **dict.fromkeys(_COMPRESSED, _compressed_tensor),
     **dict.fromkeys(_OF_BATCHES, _of_batch),
+    **dict.fromkeys(_QUANTILES, _quantile),
     functional.pad: _pad,
     torch.Tensor.__dlpack_device__: _dlpack_device,
     torch.Tensor.is_shared: _is_shared,
