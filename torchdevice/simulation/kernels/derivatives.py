@@ -74,6 +74,11 @@ def differentiates_forward() -> bool:
     return forward_ad._current_level >= 0
 
 
+def are_transformed() -> bool:
+    """Return whether a transform of functorch runs."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def are_asked(given: Any) -> bool:
     """Return whether autograd watches some tensors among the arguments of a call, or may see their tangents."""
     return differentiates_forward() or (
@@ -152,7 +157,7 @@ class _Node(torch.autograd.Function):
     @classmethod
     def in_a_kernel(cls, derivatives: Derivatives, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Apply it in a kernel, whose calls a transform of functorch that has called it does not see otherwise."""
-        if not torch._C._are_functorch_transforms_active():
+        if not are_transformed():
             # What `apply` of `Function` calls, after it has bound the arguments in as much time as the node takes.
             return super(torch.autograd.Function, cls).apply(derivatives, *given)  # type: ignore[no-any-return]
         excluded = torch._C._dispatch_tls_local_exclude_set() - _OF_FUNCTORCH

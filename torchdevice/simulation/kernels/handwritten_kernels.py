@@ -251,11 +251,13 @@ def _flash(
     scale: float | None,
 ) -> torch.Tensor:
     """Return what the CPU's flash kernel computes, with the derivatives of the device's kernel, if any."""
+    if kernel is not None and derivatives.are_transformed():
+        # Tangents may be of another transform, which asks a node.
+        tensors, kernel = derivatives.refusing(kernel, tensors), None
     if kernel is not None:
         derivatives.refuse_tangents(kernel, tensors)
-    query, key, value, *rest = (
-        each[None] if each.dim() == 3 else each for each in tensors
-    )  # the kernel takes no others
+    # The kernel takes four dimensions.
+    query, key, value, *rest = (each[None] if each.dim() == 3 else each for each in tensors)
     mask = _added(rest[0], query) if rest else None
     found: torch.Tensor = _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
     if kernel is not None:
