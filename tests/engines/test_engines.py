@@ -859,7 +859,8 @@ def test_entering_again_takes_few_frames_of_python(tmp_path: Path, imported: str
     # In a process of its own: entering changes some 150 attributes with "mode" and 350 with "wrap", together, and looks
     # for the modules that a program may import later by one finder. Triton, where it is installed, adds a few. It also
     # looks for what `torchdevice native build` compiles; there is nothing, whatever other tests have built.
-    done = run_python("-c", ENTERING, imported, TORCHDEVICE_ENGINE="", XDG_CACHE_HOME=str(tmp_path))
+    options = {"TORCHDEVICE_ENGINE": "", "TORCHDEVICE_NATIVE": "auto", "XDG_CACHE_HOME": str(tmp_path)}
+    done = run_python("-c", ENTERING, imported, **options)
     assert done.returncode == 0, done.stderr
     counted = {name: int(frames) for name, _, frames in (line.partition("\t") for line in done.stdout.splitlines())}
     most = {"mode cpu": 170, "mode simulated:cuda": 215, "wrap cpu": 210, "wrap simulated:cuda": 285}

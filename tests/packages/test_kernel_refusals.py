@@ -121,7 +121,9 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "changes", "kind", "words"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("function", "changes", "kind", "words"), CASES, ids=[f"{case[0].__name__}-{case[3]}" for case in CASES]
+)
 def test_a_simulated_gpu_refuses(function: Any, changes: dict[str, Any], kind: type[Exception], words: str) -> None:
     with torchdevice.simulate("a100"), pytest.raises(kind, match=re.escape(words)):
         function(**changes)
