@@ -31,7 +31,6 @@ from torchdevice.tools.cli import main, report
 pytestmark = [
     pytest.mark.one_engine,
     pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse most of these names"),
-    pytest.mark.filterwarnings("ignore:Warning only once for all operators"),
 ]
 
 PROGRAM = "import torch\nx = torch.linspace(0, 1, 9, device='cuda')\ny = x.exp()\nz = torch.cuda.nvml\n"

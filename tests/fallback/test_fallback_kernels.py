@@ -276,7 +276,6 @@ FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """Operator -> a function whose derivative calls it, and which does not call it itself."""
 
 
-@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 @pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
 class TestRefusedInsideAKernel:
     @pytest.mark.parametrize("error", NOT_SUPPORTED, ids=str)

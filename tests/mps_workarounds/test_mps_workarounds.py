@@ -298,10 +298,10 @@ PLANTED = {
 def planted(operators: tuple[str, ...], kernel: Callable[[str], Kernel]) -> Iterator[None]:
     """Let the simulated device's kernels of some operators have a fault."""
     library = torch.library.Library("aten", "IMPL")
-    with torchdevice.kernel.thread_state.suspended():
-        for name in operators:
-            library.impl(name, kernel(name), KEY, allow_override=True)
     try:
+        with torchdevice.kernel.thread_state.suspended():
+            for name in operators:
+                library.impl(name, kernel(name), KEY, allow_override=True)
         yield
     finally:
         library._destroy()

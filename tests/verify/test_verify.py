@@ -654,7 +654,6 @@ def test_a_run_says_what_all_its_processes_found(tmp_path: Path) -> None:
 PAGE = (ROOT / "docs" / "verify.md").read_text()
 
 
-@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 def test_the_example_of_the_page_gives_what_the_page_says() -> None:
     program, script = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[1:3]
     names: dict[str, Any] = {}
