@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +31,7 @@ from torchdevice.simulation.allocator.allocator_settings import DEFAULT
 from torchdevice.simulation.allocator.block_allocation import Blocks
 from torchdevice.simulation.allocator.caching_allocator import Device, changing
 from torchdevice.simulation.allocator.memory_blocks import FREE, NOBODY, USED, Block, chain_of
-from torchdevice.simulation.kernels import cpu_kernels, cuda_values, device_mismatch, handwritten_kernels
+from torchdevice.simulation.kernels import cpu_kernels, cuda_values, device_mismatch
 
 devices: weakref.WeakValueDictionary[int, NativeDevice] = weakref.WeakValueDictionary()
 """Number of a ledger -> its device."""
@@ -167,6 +167,9 @@ _HANDWRITTEN = frozenset(
 )
 """Operators with a handwritten kernel that C++ serves too."""
 
+answers: dict[str, Callable[..., Any]] = {}
+"""What C++ asks of kernels in Python, by name. Their files put it here, because they import this one."""
+
 _contexts: set[Context] = set()
 """The contexts that the kernels serve. They are in place while there is one."""
 
@@ -264,9 +267,9 @@ def _connect(module: Any) -> None:
             wrapped=cpu_kernels.wrapped,
             settle=cpu_kernels.settle,
             copied=cpu_kernels.count_copy,
-            differentiated=handwritten_kernels.differentiated,
             numbers=device_generators.taken,
             undrawn=device_generators.give_back,
+            **answers,
         )
     )
     calls = {"fresh": _fresh, "adopt": _adopt, "known": module.known, "disown": module.disown}

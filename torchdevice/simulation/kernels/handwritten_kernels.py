@@ -18,7 +18,7 @@ from torchdevice.calls import interruptions
 from torchdevice.calls.lacking.fallback_kernels import overload_of
 from torchdevice.kernel import thread_state
 from torchdevice.random_numbers import operators
-from torchdevice.simulation import device_generators, policy, storage_resizing
+from torchdevice.simulation import device_generators, policy, serving, storage_resizing
 from torchdevice.simulation.allocator.storages import fresh, has_no_values, index_meant, meant, set_storage
 from torchdevice.simulation.kernels import cpu_kernels, cuda_values, derivatives, fused_attention, recurrent_networks
 from torchdevice.simulation.kernels.cpu_kernels import aliased, count_copy, host_alias, index_of, of_formula
@@ -300,6 +300,8 @@ def differentiated(
             return True, ""
         return False, "" if kernel.second is None else kernel.second[1]
 
+
+serving.answers["differentiated"] = differentiated
 
 _CHOOSES_FOR_THREE = torch.__version__ >= "2.14"
 """Whether torch chooses a kernel for three dimensions too. It is asked once, because a comparison parses the texts."""
