@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
-from torchdevice.packages.normalization import Way, normalized
+from torchdevice.packages.normalization import Affine, Way, normalized
 from torchdevice.packages.registry import stands_in
 
 _MODULE = "mamba_ssm.ops.triton.layernorm_gated"
@@ -77,10 +76,8 @@ def rmsnorm_fn(
     return gated(x, weight, bias, z, Way(eps, True), group_size, norm_before_gate)
 
 
-class _Gated(nn.Module):
+class _Gated(Affine):
     """The module of a normalization with a gate."""
-
-    is_rms = False
 
     def __init__(
         self,
@@ -91,18 +88,8 @@ class _Gated(nn.Module):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__()
+        super().__init__(hidden_size, device, dtype)
         self.eps, self.group_size, self.norm_before_gate = eps, group_size, norm_before_gate
-        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
-        bias = None if self.is_rms else nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
-        self.bias: nn.Parameter | None
-        self.register_parameter("bias", bias)
-
-    def reset_parameters(self) -> None:
-        """Set the weight to 1 and the bias to 0."""
-        nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
 
     def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
         way = Way(self.eps, self.is_rms)

@@ -155,10 +155,27 @@ def _dropout_add(
     return _returned(found, (prenorm, total), (return_dropout_mask, mask))
 
 
-class _Normalizing(nn.Module):
-    """The module of a normalization: of x, or of the sum of x after dropout and a residual."""
+class Affine(nn.Module):
+    """The weight and the bias of a normalization, and how they begin."""
 
     is_rms = False
+
+    def __init__(self, hidden_size: int, device: Any, dtype: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        bias = None if self.is_rms else nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", bias)
+
+    def reset_parameters(self) -> None:
+        """Set the weight to 1 and the bias to 0."""
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class _Normalizing(Affine):
+    """The module of a normalization: of x, or of the sum of x after dropout and a residual."""
 
     def __init__(
         self,
@@ -170,18 +187,8 @@ class _Normalizing(nn.Module):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__()
+        super().__init__(hidden_size, device, dtype)
         self.prenorm, self.p, self.eps, self.residual_in_fp32 = prenorm, p, eps, residual_in_fp32
-        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
-        bias = None if self.is_rms else nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
-        self.bias: nn.Parameter | None
-        self.register_parameter("bias", bias)
-
-    def reset_parameters(self) -> None:
-        """Set the weight to 1 and the bias to 0."""
-        nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
 
     def forward(self, x0: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         way, p = Way(self.eps, self.is_rms), self.p if self.training else 0.0
