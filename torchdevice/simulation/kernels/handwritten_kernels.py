@@ -257,7 +257,7 @@ def _flash(
     if kernel is not None:
         derivatives.refuse_tangents(kernel, tensors)
     # The kernel takes four dimensions.
-    query, key, value, *rest = (each[None] if each.dim() == 3 else each for each in tensors)
+    query, key, value, *rest = map(_of_four_dimensions, tensors)
     mask = _added(rest[0], query) if rest else None
     found: torch.Tensor = _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
     if kernel is not None:
@@ -307,7 +307,7 @@ _CHOOSES_FOR_THREE = torch.__version__ >= "2.14"
 """Whether torch chooses a kernel for three dimensions too. It is asked once, because a comparison parses the texts."""
 
 
-def _of_four_dimensions(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def _of_four_dimensions(tensor: Any) -> Any:
     """Return a tensor of three dimensions as one batch, as torch 2.14 and later choose a kernel for it."""
     return tensor[None] if tensor is not None and tensor.dim() == 3 else tensor
 
