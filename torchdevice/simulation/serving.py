@@ -201,7 +201,7 @@ def put_in_place(context: Context | None = None) -> bool:
 
 
 def _put_in_place(context: Context | None) -> None:
-    others = (entry for each in list(_active) if each is not context for entry in each.entries.copy())
+    others = (entry for each in list(_active) if each is not context for entry in each.entries.active.copy())
     if building.is_loaded() and all(entry in thread_state.state.entries for entry in others):
         building.load().put_all()
         _in_place.append(True)
