@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Generator, Iterable, Iterator
@@ -208,6 +209,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _keep(config, items, [item for item in items if (zlib.crc32(item.path.name.encode()) + seed) % share == 0])
     if config.getoption("--order") == "shuffled":
         items[:] = _shuffled(items, seed)
+    _build_kernels_beside(config, items)
+
+
+def _build_kernels_beside(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the first of several workers compile the native kernels in a process beside the tests, if any takes them.
+
+    The compiler takes half a minute, in which each worker would wait for it.
+    """
+    is_first_worker = getattr(config, "workerinput", {}).get("workerid") == "gw0"
+    wanted = any("native_kernels" in getattr(item, "fixturenames", ()) for item in items)
+    if is_first_worker and wanted and sys.platform != "win32" and not building.path().is_file():
+        build = subprocess.Popen([sys.executable, "-m", "torchdevice", "native", "build"], stdout=subprocess.DEVNULL)
+        config.add_cleanup(build.wait)
 
 
 def _shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
@@ -255,6 +269,14 @@ def fresh_dynamo() -> Iterator[None]:
 def sweep(request: pytest.FixtureRequest) -> tuple[bool, int]:
     """Whether sweeps are complete, and the seed of the sample."""
     return request.config.getoption("--sweep") == "full", request.config.getoption("--sweep-seed")
+
+
+@pytest.fixture(scope="session")
+def native_kernels() -> Path:
+    """The file of the native kernels, which are built before the first test that takes them."""
+    if sys.platform == "win32":
+        pytest.skip("the command that builds the native kernels is not for Windows's compiler")
+    return building.build()
 
 
 _modules_when_frozen = 0

@@ -71,10 +71,10 @@ print([name for name, table in before.items() if after[name] != table])
 """
 
 
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("first", ["always", "never"])
 def test_a_first_call_leaves_the_dispatchers_tables_as_they_are(first: str) -> None:
     """Another thread may be looking an operator up in them."""
-    building.build()
     ran = run_python("-c", f"{OPERATORS}\nfirst = {first!r}\n{TABLES}")
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout == "[]\n"
@@ -113,10 +113,10 @@ print([str(mixed[i][0]) for i, each in enumerate(expected) if any(found[i] != ea
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("seed", range(20))
 def test_threads_call_each_operator_first_at_the_same_time(seed: int) -> None:
     """While another thread enters and leaves scopes: no crash, and no answer of another operator."""
-    building.build()
     ran = run_python("-c", f"{OPERATORS}\nseed = {seed}\n{THREADS}")
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout == "[]\n"
@@ -154,12 +154,12 @@ with torchdevice.simulate(native="always"):
 """
 
 
-def test_kernels_that_are_built_late_wait_for_other_threads(tmp_path: Path) -> None:
-    built, cache = building.build(), tmp_path / "cache"
+def test_kernels_that_are_built_late_wait_for_other_threads(native_kernels: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
     kept = tmp_path / "built"
     for folder in (kept, cache):
         folder.mkdir(mode=0o700)
-    for file in (built, building._digest_of(built)):
+    for file in (native_kernels, building._digest_of(native_kernels)):
         shutil.copy2(file, kept)
     ran = run_python("-c", LATE, str(kept), XDG_CACHE_HOME=str(cache))
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -9,8 +9,6 @@ import pytest
 from places import ROOT, benchmark
 from processes import run_python
 
-from torchdevice.native import building
-
 PAIRED = benchmark("pairs_of_scopes")
 PAIRS = list(itertools.product(PAIRED.SCOPES, [kind for kind in PAIRED.SCOPES if kind != "none"]))
 
@@ -18,11 +16,11 @@ PAIRS = list(itertools.product(PAIRED.SCOPES, [kind for kind in PAIRED.SCOPES if
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_a_thread_computes_while_another_enters_and_leaves(
-    one: str, other: str, sweep: tuple[bool, int], tmp_path: Path
+    one: str, other: str, sweep: tuple[bool, int], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """In a process of its own, which a kernel that is no more ends by a signal."""
     if PAIRED.NATIVE in (one, other):
-        building.build()
+        request.getfixturevalue("native_kernels")
     seconds = "10" if sweep[0] else "1"
     words = ("-m", "benchmarks.pairs_of_scopes", one, other, "--seconds", seconds)
     ran = run_python(*words, cwd=tmp_path, PYTHONPATH=str(ROOT))

@@ -20,19 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torchdevice
 from torchdevice.calls import moves, wrap
 from torchdevice.kernel import thread_state
-from torchdevice.native import building
 
-pytestmark = [
-    pytest.mark.one_engine,
-    pytest.mark.skipif(sys.platform == "win32", reason="the command that builds the library is not for Windows"),
-]
+pytestmark = [pytest.mark.one_engine, pytest.mark.usefixtures("native_kernels")]
 
 WAYS = ("never", "always")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def library() -> None:
-    building.build()
 
 
 SCOPES: dict[str, Callable[..., torchdevice.Scope]] = {

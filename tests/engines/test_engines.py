@@ -540,16 +540,16 @@ class TestNaming:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: torch.empty(1 << 28, device="cuda"),
-        lambda: torch.rand(1 << 28, device="cuda"),
-        lambda: torch.zeros(1 << 28).to("cuda"),
-        lambda: torch.zeros(1 << 28).cuda(),
-        lambda: torch.ones(1 << 14, 1, device="cuda") @ torch.ones(1, 1 << 14, device="cuda"),
+        lambda: torch.empty(1 << 24, device="cuda"),
+        lambda: torch.rand(1 << 24, device="cuda"),
+        lambda: torch.zeros(1 << 24).to("cuda"),
+        lambda: torch.zeros(1 << 24).cuda(),
+        lambda: torch.ones(1 << 12, 1, device="cuda") @ torch.ones(1, 1 << 12, device="cuda"),
     ],
     ids=["factory", "random", "move", "cuda", "product"],
 )
 def test_a_call_that_runs_out_of_memory_is_made_once(call: Callable[[], Any]) -> None:
-    with torchdevice.simulate(memory="200MiB", context=0, engine="wrap"):
+    with torchdevice.simulate(memory="20MiB", context=0, engine="wrap"):
         torch.empty(1, device="cuda"), torch.ones(1).cuda()  # names the device
         with pytest.raises(torch.OutOfMemoryError):
             call()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.machinery
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +147,8 @@ def _command(result: Path) -> list[str]:
 def build() -> Path:
     """Compile the kernels, unless they are there and can be used, and return their file.
 
-    Other processes see nothing of the file before it is whole.
+    Other processes see nothing of the file before it is whole. Of several processes that build at the same time, one
+    compiles and the others wait.
 
     Raises:
         NativeKernelsError: There is no compiler, or it fails, or other users can write to the folder.
@@ -154,18 +157,38 @@ def build() -> Path:
     if found.is_file() and not trouble():
         return found
     _make_folder(found.parent)
-    # Beside the result, since a file can be renamed within one file system only.
-    with tempfile.TemporaryDirectory(prefix=f"{_NAME}-", dir=found.parent) as work:
-        result = Path(work, found.name)
-        _compile(_command(result))
-        content = hashlib.sha256(result.read_bytes()).hexdigest()
-        _digest_of(result).write_text(f"{content}  {found.name}\n")
-        for made in (_digest_of(result), result):  # the digest first: a library without one is not loaded
-            made.chmod(0o700)
-            os.replace(made, found.with_name(made.name))
+    with _locked(found.parent):
+        if not found.is_file() or trouble():
+            _compile_into(found)
     if reason := trouble():
         raise NativeKernelsError(f"they were built, but {reason}")
     return found
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a block that writes to the folder. A process that is killed leaves no lock."""
+    import fcntl  # Windows, for whose compiler the command is not made, has none
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _compile_into(file: Path) -> None:
+    """Compile the kernels into the file, and write its digest beside it."""
+    # Beside the result, since a file can be renamed within one file system only.
+    with tempfile.TemporaryDirectory(prefix=f"{_NAME}-", dir=file.parent) as work:
+        result = Path(work, file.name)
+        _compile(_command(result))
+        content = hashlib.sha256(result.read_bytes()).hexdigest()
+        _digest_of(result).write_text(f"{content}  {file.name}\n")
+        for made in (_digest_of(result), result):  # the digest first: a library without one is not loaded
+            made.chmod(0o700)
+            os.replace(made, file.with_name(made.name))
 
 
 def _make_folder(folder: Path) -> None:

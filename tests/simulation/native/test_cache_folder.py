@@ -8,6 +8,7 @@ import pwd
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -33,17 +34,12 @@ _SCOPE = (
 )
 
 
-@pytest.fixture(scope="module")
-def built() -> Path:
-    return building.build()
-
-
 @pytest.fixture
-def cache(built: Path, tmp_path: Path) -> Path:
+def cache(native_kernels: Path, tmp_path: Path) -> Path:
     """Return a folder for caches with the kernels in it."""
     folder = tmp_path / "cache" / "torchdevice"
     owned_files.make_private(folder)
-    for each in (built, built.with_name(f"{built.name}.sha256")):
+    for each in (native_kernels, native_kernels.with_name(f"{native_kernels.name}.sha256")):
         shutil.copy2(each, folder)
     return folder.parent
 
@@ -54,6 +50,15 @@ def scope(cache: str, cwd: Path | None = None, **more: str) -> CompletedProcess[
 
 def library(cache: Path) -> Path:
     return next((cache / "torchdevice").glob("*[!6]"))
+
+
+def copying_compiler(folder: Path, then: str = "") -> str:
+    """Write a compiler that copies the library which this machine has: the real one takes half a minute."""
+    compiler = folder / "compiler"
+    copies = f"shutil.copy({str(building.path())!r}, sys.argv[sys.argv.index('-o') + 1])"
+    compiler.write_text(f"#!{sys.executable}\nimport shutil, sys, time\n{copies}\n{then}\n")
+    compiler.chmod(0o700)
+    return str(compiler)
 
 
 def test_what_was_built_is_loaded(cache: Path) -> None:
@@ -124,16 +129,23 @@ def test_a_library_that_does_not_load_is_said_and_replaced(cache: Path, tmp_path
     environment = {"XDG_CACHE_HOME": str(cache)}
     done = run_python("-m", "torchdevice", "doctor", **environment)
     assert "cannot be loaded" in done.stdout, done.stdout
-    # A compiler that copies the library which this machine has: the real one takes a minute.
-    compiler = tmp_path / "compiler"
-    copies = f"shutil.copy({str(building.path())!r}, sys.argv[sys.argv.index('-o') + 1])"
-    compiler.write_text(f"#!{sys.executable}\nimport shutil, sys\n{copies}\n")
-    compiler.chmod(0o700)
-    done = run_python("-m", "torchdevice", "native", "build", CXX=str(compiler), **environment)
+    done = run_python("-m", "torchdevice", "native", "build", CXX=copying_compiler(tmp_path), **environment)
     assert done.returncode == 0 and "compiling" in done.stdout, done.stderr
     done = scope(str(cache))
     assert (done.stdout, done.stderr) == ("4.0 1\n", "")
     assert os.stat(cache / "torchdevice").st_mode & 0o777 == 0o700
+
+
+def test_of_two_builds_at_the_same_time_one_compiles(native_kernels: Path, tmp_path: Path) -> None:
+    compiler = copying_compiler(tmp_path, then="open(__file__ + '.calls', 'a').write('compiled '), time.sleep(0.5)")
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": compiler}
+    with ThreadPoolExecutor() as pool:
+        words = ("-m", "torchdevice", "native", "build")
+        builds = [pool.submit(run_python, *words, **environment) for _ in range(2)]
+    assert [each.result().returncode for each in builds] == [0, 0], [each.result().stderr for each in builds]
+    assert Path(f"{compiler}.calls").read_text().split() == ["compiled"]
+    made = sorted(each.name for each in (tmp_path / "cache" / "torchdevice").iterdir())
+    assert made == [native_kernels.name, f"{native_kernels.name}.sha256"]
 
 
 def test_a_relative_folder_for_caches_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

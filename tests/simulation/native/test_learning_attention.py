@@ -11,18 +11,12 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchdevice
-from torchdevice.native import building
 
 pytestmark = [
     pytest.mark.one_engine,
-    pytest.mark.usefixtures("built"),
+    pytest.mark.usefixtures("native_kernels"),
     pytest.mark.filterwarnings("ignore:mps has no torch.float64", "ignore:There is a performance drop"),
 ]
-
-
-@pytest.fixture(scope="module")
-def built() -> None:
-    building.build()
 
 
 CALLS: dict[str, dict[str, Any]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,25 +11,14 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.native import building
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.serving import NativeDevice
 
-pytestmark = [
-    pytest.mark.one_engine,
-    pytest.mark.skipif(
-        sys.platform == "win32", reason="the command that builds the kernels is not for Windows's compiler"
-    ),
-]
+pytestmark = [pytest.mark.one_engine, pytest.mark.usefixtures("native_kernels")]
 
 MIB = 1 << 20
 
 SIZES = (1, 511, 512, 513, 5000, MIB - 1, MIB, MIB + 1, 3 * MIB, 10 * MIB - 1, 10 * MIB, 11 * MIB + 7, 33 * MIB)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
-    building.build()
 
 
 def figures() -> dict[str, Any]:

@@ -23,19 +23,9 @@ from torchdevice.errors import NativeKernelsError, RaceError
 from torchdevice.native import building
 from torchdevice.simulation.kernels import pipeline
 
-pytestmark = [
-    pytest.mark.one_engine,
-    pytest.mark.skipif(
-        sys.platform == "win32", reason="the command that builds the kernels is not for Windows's compiler"
-    ),
-]
+pytestmark = [pytest.mark.one_engine, pytest.mark.usefixtures("native_kernels")]
 
 WAYS = ("never", "always")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
-    building.build()
 
 
 def facts(tensor: torch.Tensor, *, values: bool = True, writes: bool = True) -> Any:

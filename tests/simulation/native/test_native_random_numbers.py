@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy
 import pytest
 import torch
@@ -13,21 +11,11 @@ from torchdevice.native import building
 from torchdevice.random_numbers import philox
 from torchdevice.random_numbers.philox import Gpu, Kind, Source
 
-pytestmark = [
-    pytest.mark.one_engine,
-    pytest.mark.skipif(
-        sys.platform == "win32", reason="the command that builds the kernels is not for Windows's compiler"
-    ),
-]
+pytestmark = [pytest.mark.one_engine, pytest.mark.usefixtures("native_kernels")]
 
 KINDS = [philox.WORDS, philox.PAIRS, philox.UNIFORM, philox.UNIT, philox.UNIFORM64, philox.NORMAL]
 
 SOURCES = [Source(0, 0), Source(2**64 - 1, 2**34 - 4), Source(0x123456789ABCDEF0, 2**63)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
-    building.build()
 
 
 @pytest.mark.parametrize("count", [1, 7, 255, 257, 1023, 1025, 4096, 4100, 5000, 100_003])

@@ -14,23 +14,12 @@ from torch.nn.functional import conv2d, conv_transpose2d, dropout, scaled_dot_pr
 from torch.utils._pytree import tree_map
 
 import torchdevice
-from torchdevice.native import building
 from torchdevice.simulation import machine
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.kernels import pipeline
 from torchdevice.simulation.serving import NativeDevice
 
-pytestmark = [
-    pytest.mark.one_engine,
-    pytest.mark.skipif(
-        sys.platform == "win32", reason="the command that builds the kernels is not for Windows's compiler"
-    ),
-]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
-    building.build()
+pytestmark = [pytest.mark.one_engine, pytest.mark.usefixtures("native_kernels")]
 
 
 def _range(*bounds: int) -> torch.Tensor:
