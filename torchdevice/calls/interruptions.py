@@ -112,7 +112,7 @@ _HELD: dict[Any, Any] = {
     torch.Tensor._backward_hooks.__set__: torch.Tensor._backward_hooks.__get__,  # type: ignore[union-attr]
     torch.Tensor.detach_: torch.Tensor.grad_fn.__get__,  # type: ignore[union-attr]
     torch.detach_: torch.Tensor.grad_fn.__get__,  # type: ignore[union-attr]
-    torch.Tensor.data.__set__: storage_of,
+    torch.Tensor.data.__set__: storage_of,  # type: ignore[attr-defined]
 }
 """A function by which a tensor drops an object, and the one that returns the object."""
 

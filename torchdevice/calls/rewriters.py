@@ -266,7 +266,7 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     return (device, dtype, non_blocking and not context.runtime.blocking_copies_only, *rest)
 
 
-@rewrites(torch.Tensor.double, torch.Tensor.cdouble)
+@rewrites(torch.Tensor.double, torch.Tensor.cdouble)  # type: ignore[attr-defined]
 def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.double`` and ``Tensor.cdouble``.
 

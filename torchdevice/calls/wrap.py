@@ -278,7 +278,7 @@ class _Attribute:
             return self.original
         mode = _state.mode
         # Gradients are read often, and wrapped for what writes them.
-        if mode is None or (mode.find(self._read, self) is None and not _stack_length()):
+        if mode is None or (mode.find(self._read, self) is None and not _stack_length()):  # type: ignore[attr-defined]
             return self._read(tensor)
         return self._getter(tensor)
 

@@ -221,10 +221,10 @@ class _Decoder(json.JSONDecoder):
         self._starts = [match.end() for match in re.finditer("\n", text)]
         self.parse_string = self._string
         # The scanner in C takes its own function for strings.
-        self.scan_once = json.scanner.py_make_scanner(self)
+        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]
 
     def _string(self, text: str, end: int, strict: bool = True) -> tuple[str, int]:
-        value, after = json.decoder.scanstring(text, end, strict)
+        value, after = json.decoder.scanstring(text, end, strict)  # type: ignore[attr-defined]
         found = _At(value)
         found.line = bisect_right(self._starts, end - 1) + 1  # ``end`` is behind the quote that begins the string
         return found, after

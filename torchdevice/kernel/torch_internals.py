@@ -39,8 +39,9 @@ def _has(module: str, name: str) -> bool:
     for part in name.split("."):
         if not hasattr(owner, part):
             # An attribute that the constructor sets is not on the class, but its code, which a scope wraps, names it.
-            of_class = isinstance(owner, type) and getattr(inspect.unwrap(owner.__init__), "__code__", None)
-            return bool(of_class) and part in of_class.co_names
+            constructor = inspect.unwrap(owner.__init__) if isinstance(owner, type) else None
+            code = getattr(constructor, "__code__", None)
+            return code is not None and part in code.co_names
         owner = getattr(owner, part)
     return True
 

@@ -115,7 +115,7 @@ class Mamba(nn.Module):
         self.A_log = nn.Parameter(torch.log(rates))
         self.D = nn.Parameter(torch.ones(self.d_inner, device=device))
         for parameter in (self.A_log, self.D):
-            parameter._no_weight_decay = True
+            parameter._no_weight_decay = True  # type: ignore[attr-defined]
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **place)
 
     def _set_steps(self, init: str, scale: float, least: float, most: float, floor: float) -> None:
@@ -131,7 +131,7 @@ class Mamba(nn.Module):
         steps = torch.exp(spread + math.log(least)).clamp(min=floor)
         with torch.no_grad():
             self.dt_proj.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
-        self.dt_proj.bias._no_reinit = True
+        self.dt_proj.bias._no_reinit = True  # type: ignore[attr-defined]
 
     def forward(self, hidden_states: torch.Tensor, inference_params: Any = None) -> torch.Tensor:
         """Return the output for (batch, length, size). ``inference_params`` keep the state between calls."""

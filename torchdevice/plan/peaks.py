@@ -276,7 +276,7 @@ def _assumed(report: Report) -> Iterator[dict[str, Any]]:
     for row in report.rows:
         if row.done.startswith(ASSUMED):
             yield {
-                "lines": [f"{each.file}:{each.line}" for each in (row, *row.libraries[:1])],
+                "lines": [f"{each.file}:{each.line}" for each in (row, *row.libraries[:1])],  # type: ignore[attr-defined]
                 "operator": row.asked,
                 "value": row.done.removeprefix(ASSUMED),
             }

@@ -311,13 +311,14 @@ class Content:
             lost: The processes that made none.
         """
         others = list(others)
+        reports: list[Content] = [self, *others]
         return dataclasses.replace(
             self,
-            rows=tuple(folded(row for report in (self, *others) for row in report.rows)),
+            rows=tuple(folded(row for report in reports for row in report.rows)),
             processes=(*self.processes, *(each for report in others for each in report.processes), *lost),
             left_out=self.left_out + sum(report.left_out for report in others),
-            findings=tuple(merged(each for report in (self, *others) for each in report.findings)),
-            verified=_sums(report.verified for report in (self, *others)),
+            findings=tuple(merged(each for report in reports for each in report.findings)),
+            verified=_sums(report.verified for report in reports),
         )
 
     def renamed(self: C, name: str, **changes: Any) -> C:

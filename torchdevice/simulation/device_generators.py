@@ -132,7 +132,7 @@ class Generator(torch.Generator):
 
     @property
     def _state(self) -> Any:
-        return _known[self._cdata][1]
+        return _known[self._cdata][1]  # type: ignore[attr-defined]
 
     def get_state(self) -> torch.Tensor:
         """Return the seed and the offset as 16 bytes; with ``random="cpu"`` the state of the CPU's generator."""
@@ -206,7 +206,7 @@ class Generator(torch.Generator):
 
     def graphsafe_set_state(self, state: Generator) -> Generator:  # type: ignore[override]
         """Share the state of another generator."""
-        _known[self._cdata] = self.index, state._state
+        _known[self._cdata] = self.index, state._state  # type: ignore[attr-defined]
         return self
 
     def __reduce__(self) -> Any:
@@ -244,24 +244,24 @@ A kernel gets another Python object for the same C++ generator."""
 
 def is_of_device(generator: torch.Generator) -> bool:
     """Return whether a generator is one of a simulated device."""
-    return generator._cdata in _known
+    return generator._cdata in _known  # type: ignore[attr-defined]
 
 
 def draws_for_gpu(generator: torch.Generator) -> bool:
     """Return whether a generator gives the numbers of a GPU, which the CPU cannot draw."""
-    state = _known.get(generator._cdata, (0, None))[1]
+    state = _known.get(generator._cdata, (0, None))[1]  # type: ignore[attr-defined]
     return state is not None and state.drawing is not None
 
 
 def upcoming(generator: torch.Generator) -> torch.Generator:
     """Return the generator of the CPU from which the next kernel draws that is given a generator of a device."""
-    state = _known[generator._cdata][1] if is_of_device(generator) else None
+    state = _known[generator._cdata][1] if is_of_device(generator) else None  # type: ignore[attr-defined]
     return generator if state is None else state.upcoming()
 
 
 def next_numbers(generator: torch.Generator) -> torch.Generator:
     """Return the generator of the CPU from which a kernel draws that was given a generator, and count the kernel."""
-    state = _known[generator._cdata][1]
+    state = _known[generator._cdata][1]  # type: ignore[attr-defined]
     if state is None:
         return generator
     numbers, state.offset = state.upcoming(), state.offset + _PER_KERNEL
@@ -270,7 +270,7 @@ def next_numbers(generator: torch.Generator) -> torch.Generator:
 
 def numbers_of(generator: torch.Generator) -> torch.Generator:
     """Return what draws from the state that a generator has now, also where it is given another one later."""
-    index, state = _known.get(generator._cdata, (0, None))
+    index, state = _known.get(generator._cdata, (0, None))  # type: ignore[attr-defined]
     return generator if state is None else _with_state(index, state)
 
 
@@ -290,7 +290,7 @@ def taken(given: torch.Generator | None, index: int) -> tuple[torch.Generator, i
 
     None for a generator that a kernel in Python refuses, of a class of the program's, or with the CPU's numbers.
     """
-    state = _known.get((given or default_generator(index))._cdata, (0, None))[1]
+    state = _known.get((given or default_generator(index))._cdata, (0, None))[1]  # type: ignore[attr-defined]
     if state is None or state.is_cpus or state.drawing is not None:
         return None
     state.offset += _PER_KERNEL
@@ -299,7 +299,7 @@ def taken(given: torch.Generator | None, index: int) -> tuple[torch.Generator, i
 
 def give_back(given: torch.Generator | None, index: int) -> None:
     """Let the next kernel draw what the last one in C++ has drawn, which failed."""
-    state = _known[(given or default_generator(index))._cdata][1]
+    state = _known[(given or default_generator(index))._cdata][1]  # type: ignore[attr-defined]
     assert state is not None
     state.offset -= _PER_KERNEL
 
@@ -326,7 +326,7 @@ def kind_of(op: Any) -> Drawing | None:
 
 def drawing_of(given: torch.Generator | None, index: int) -> operators.Drawing | None:
     """Return what draws a GPU's numbers from a generator, or from that of a device; None where they are not a GPU's."""
-    state = _known.get((given or default_generator(index))._cdata, (0, None))[1]
+    state = _known.get((given or default_generator(index))._cdata, (0, None))[1]  # type: ignore[attr-defined]
     return None if state is None else state.drawing
 
 

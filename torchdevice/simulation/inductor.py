@@ -102,7 +102,7 @@ def _check_capability(gm: torch.fx.GraphModule, nodes: Iterable[torch.fx.Node], 
         InductorError: The graph casts from or to float8_e4m3fn (``triton/language/core.py: to_ir``).
     """
     context = thread_state.answering()
-    if context is None or not context.runtime.profile.stands_for_cuda:
+    if context is None or not context.runtime.profile.stands_for_cuda:  # type: ignore[attr-defined]
         return
     (outputs,) = gm.graph.output_node().args
     given: list[Any] = [*inputs, *(getattr(each, "meta", {}).get("val") for each in outputs)]  # type: ignore[union-attr]

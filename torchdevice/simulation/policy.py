@@ -280,7 +280,7 @@ def memory_limits(index: int) -> tuple[int | None, int | None, int]:
         return None, None, 0
     context = _simulating(inner)
     fraction = context.settings.get((MEMORY_FRACTION, index))
-    total, taken = context.runtime.total_memory(index), context.runtime.taken
+    total, taken = context.runtime.total_memory(index), context.runtime.taken  # type: ignore[attr-defined]
     if fraction is not None:
         return total, int(total * fraction), taken
     return (total if _errs_as_mps(context) else inner.policy.memory_of(index)), None, taken
@@ -288,7 +288,7 @@ def memory_limits(index: int) -> tuple[int | None, int | None, int]:
 
 def _errs_as_mps(context: Context) -> bool:
     """Return whether a program sees the errors of MPS's allocator: it was written for MPS, and runs on its profile."""
-    return context.program == context.runtime.profile.accelerator and stands_for_mps()
+    return context.program == context.runtime.profile.accelerator and stands_for_mps()  # type: ignore[attr-defined]
 
 
 _OUT_OF_MEMORY_ON_MPS = (

@@ -22,9 +22,9 @@ from torchdevice.simulation.policy import DEVICE_TYPE
 _WORDS = 9
 """The words of a storage that are searched: reference counts, address, deleter, device, size, flags."""
 
-_resize_cpu = torch._C.StorageBase.resize_
-_resizable = torch._C.StorageBase.resizable
-_device = torch._C.StorageBase.device.__get__
+_resize_cpu = torch._C.StorageBase.resize_  # type: ignore[attr-defined]
+_resizable = torch._C.StorageBase.resizable  # type: ignore[attr-defined]
+_device = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
 
 
 def resize(storage: Any, size: int) -> Any:

@@ -251,7 +251,7 @@ TABLE = {
     **dict.fromkeys(_NAMING_DEVICES, _seen),
     torch.Tensor.grad.__set__: dropping,  # type: ignore[union-attr]
     **module.REWRITERS,
-    torch.Tensor.data.__set__: _set_data,
+    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     **dict.fromkeys(_DRAWING, _drawn),
     vars(torch.Tensor)["__cuda_array_interface__"].__get__: _array_interface,
     torch.sparse_coo_tensor: _sparse_coo_tensor,

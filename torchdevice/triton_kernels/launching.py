@@ -341,7 +341,7 @@ class Compiled(OnNoDevice):
         """Compile the kernel, and return this object."""
         if "metadata" not in vars(self):
             kernel = triton.compile_kernel(self.src, target=self._backend.target, options=self.options.__dict__)
-            vars(self).update(vars(kernel))
+            vars(self).update(vars(kernel))  # type: ignore[attr-defined]
         return self
 
     def __getattr__(self, name: str) -> Any:

@@ -18,7 +18,7 @@ import torch
 
 from torchdevice.kernel.python.interrupt_safe_exit import block
 
-_next_number = torch.autograd._get_sequence_nr
+_next_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 """Returns the number of the node that autograd makes next in this thread."""
 
 _current_node = torch._C._current_autograd_node

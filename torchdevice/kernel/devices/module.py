@@ -70,7 +70,7 @@ def _changes_kind(device_type: str, one: torch.Tensor, other: torch.Tensor) -> b
         return not any(_keys(each).has(torch._C.DispatchKey.Python) for each in (one, other))
 
 
-REWRITERS = {torch._has_compatible_shallow_copy_type: _is_compatible, torch.Tensor.data.__set__: _set_data}
+REWRITERS = {torch._has_compatible_shallow_copy_type: _is_compatible, torch.Tensor.data.__set__: _set_data}  # type: ignore[attr-defined]
 
 
 class ModuleRuntime(Runtime):

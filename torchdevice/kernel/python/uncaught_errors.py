@@ -63,7 +63,7 @@ def add_note(error: BaseException, note: str) -> None:
     if sys.version_info >= (3, 11):
         error.add_note(note)
     else:
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
 
 
 def show_notes(error: BaseException) -> None:

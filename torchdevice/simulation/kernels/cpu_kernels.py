@@ -60,7 +60,7 @@ index_of = torch.Tensor.get_device
 """The index of a tensor's device; -1 for a CPU tensor."""
 
 
-dtype_of = torch.Tensor.dtype.__get__
+dtype_of = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
 """The dtype of a tensor, whatever the tensor's class says."""
 
 

@@ -453,7 +453,7 @@ def _lstsq(self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, d
         return _aten.linalg_lstsq.default._op_dk(DispatchKey.CompositeExplicitAutograd, self, b, rcond, driver=driver)
     try:
         return _run_lstsq(self, b, rcond, driver="gels")
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return _by_triangles(self, b)
 
 

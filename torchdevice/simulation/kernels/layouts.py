@@ -29,10 +29,10 @@ from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import index_meant, meaning, owner_of
 from torchdevice.simulation.kernels import cpu_kernels
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, Kernel, aliased, index_of, sparse_of, without_mode
-from torchdevice.simulation.kernels.pipeline import Pipeline, Refusals, fallback, none_of
+from torchdevice.simulation.kernels.pipeline import Pipeline, fallback, none_of
 from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
 from torchdevice.simulation.refusals.cuda_rules import OF_SPARSE
-from torchdevice.simulation.refusals.refusal_rules import Rule, checks, name_of
+from torchdevice.simulation.refusals.refusal_rules import Refusals, Rule, checks, name_of
 
 _aten = torch.ops.aten
 

@@ -176,7 +176,7 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
         from torchdevice.scope import activation
 
         configure_logging()
-        wanted = activation.Scope(_chosen(options))
+        wanted = activation.Scope(_chosen(options))  # type: ignore[attr-defined]
         _options.set_environment(activation.variables_of(wanted))
         _begin_run(options, wanted)
     process = subprocess.Popen(program.argv)
@@ -352,9 +352,9 @@ def _execute(program: Program, main: dict[str, Any]) -> None:
         # Frames of runpy stay in tracebacks, because Python shows them too. No other frame may come between this
         # function and the program.
         if program.module is not None:
-            runpy._run_module_as_main(program.module)
+            runpy._run_module_as_main(program.module)  # type: ignore[attr-defined]
         elif program.source is None:
-            runpy._run_module_as_main("__main__", alter_argv=False)
+            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         elif isinstance(program.source, str):
             text = textwrap.dedent(program.source) if sys.version_info >= (3, 14) else program.source  # as Python does
             exec(compile(text, program.file, "exec", dont_inherit=True), main)

@@ -15,6 +15,7 @@ from torchdevice.kernel.bindings import imported_by_value, replaces, supplied_as
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.device_properties import XpuDeviceProperties
 from torchdevice.kernel.devices.device_strings import Spelling
+from torchdevice.kernel.lowlevel.lazy_initialization import DEVICE_TYPES
 from torchdevice.kernel.patching import ABSENT, without_cache, without_original
 from torchdevice.torch_modules.cuda import device_queries, memory, random, streams
 
@@ -62,7 +63,7 @@ class XpuStreamStandIn(streams.StreamStandIn):
     """A stream of a program written for XPU."""
 
     module = torch.xpu
-    torch_device_type = streams.DEVICE_TYPES[XPU]
+    torch_device_type = DEVICE_TYPES[XPU]
     highest_priority, lowest_priority = -1, 1  # c10/xpu/XPUStream.h
     handle, pointer = "sycl_queue", "sycl::queue"
     sycl_queue = streams.StreamStandIn.cuda_stream

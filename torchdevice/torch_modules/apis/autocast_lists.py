@@ -49,7 +49,7 @@ casts (aten/src/ATen/cudnn/AutocastRNN.cpp), and cuDNN's convolutions (aten/src/
 _is_enabled, _set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
 _set_included = torch._C._dispatch_tls_set_dispatch_key_included
 _INCLUDED = getattr(torch._C.DispatchKey, _SPARE_KEY)  # not by name, which torch takes long to parse
-_is_cached_tensor = torch._C._is_cached_tensor
+_is_cached_tensor = torch._C._is_cached_tensor  # type: ignore[attr-defined]
 _below_autocast = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU)
 
 

@@ -134,7 +134,7 @@ def _inject(
 
 
 @replaces(torch.nested, "nested_tensor", "as_nested_tensor")
-@replaces(torch._C._nested, "nested_tensor")  # where that was imported by value
+@replaces(torch._C._nested, "nested_tensor")  # type: ignore[attr-defined]  # where that was imported by value
 def _nested(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """``nested_tensor`` and its sibling, which no mode sees: in a dtype that the target can hold."""
     try:

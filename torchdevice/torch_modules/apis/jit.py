@@ -65,7 +65,7 @@ def _graphs(scripted: Any) -> Iterator[Any]:
                 yield from (module._c._get_method(name).graph for name in module._c._method_names())
     elif isinstance(scripted, type):
         yield from _graphs_of_class(torch.jit._state._get_script_class(scripted))
-    elif isinstance(scripted, torch.jit.RecursiveScriptClass):
+    elif isinstance(scripted, torch.jit.RecursiveScriptClass):  # type: ignore[attr-defined]
         yield from _graphs_of_class(scripted._c._type())
 
 

@@ -63,7 +63,7 @@ def _compile_model(context: Context, original: Any, gm: Any, *args: Any, **kwarg
 def _compile_one(context: Context, original: Any, gm: Any, inputs: Any, **options: Any) -> Any:
     """Compile a graph of ATen operators, forward or backward, which every way to Inductor passes."""
     if _runs_by_operators(context, gm):
-        return torch._functorch.aot_autograd.make_boxed_func(gm.forward)
+        return torch._functorch.aot_autograd.make_boxed_func(gm.forward)  # type: ignore[attr-defined]
     own = context.runtime.supplied.compile_graph
     return own(original, gm, inputs, **options) if own is not None else original(gm, inputs, **options)
 

@@ -247,7 +247,7 @@ class Capture(TorchDispatchMode):
         if generator is None or self._device_type is None:
             return
         devices = [device] if device is not None else map(native_device, tensors(args))
-        known = any(each._cdata == generator._cdata for each, _ in self._random_states)
+        known = any(each._cdata == generator._cdata for each, _ in self._random_states)  # type: ignore[attr-defined]
         if not known and any(each.type == self._device_type for each in devices):
             raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
 

@@ -93,7 +93,7 @@ class GraphStandIn:
         global_hooks = getattr(torch.cuda.graphs, f"_global_{moment.removeprefix('post_')}_hooks", None)
         if global_hooks:
             stand_in: Any = self  # for hooks that are annotated with torch's own class
-            torch.cuda.graphs._run_global_hooks(global_hooks, stand_in)
+            torch.cuda.graphs._run_global_hooks(global_hooks, stand_in)  # type: ignore[attr-defined]
         for hook in list(getattr(self, f"_{moment}_hooks").values()):
             hook(self)
 

@@ -162,7 +162,7 @@ class Waiting:
 
     def __init__(self, store: Any, rank: int, size: int):
         # A part of the store of its own, so that keys of gloo are not met.
-        self._store = dist.PrefixStore("waiting", store)
+        self._store = dist.PrefixStore("waiting", store)  # type: ignore[attr-defined]
         self.rank, self._size = rank, size
         self._begun: Counter[str] = Counter()
         self._threads: set[int] = set()

@@ -25,7 +25,7 @@ _pop, _push = _python_dispatch._pop_mode, _python_dispatch._push_mode
 
 _CPU = torch.device("cpu")
 
-_Kind = dist.ReduceOp.RedOpType
+_Kind: Any = dist.ReduceOp.RedOpType
 
 
 class _Kernel(_python_dispatch.TorchDispatchMode):

@@ -140,7 +140,7 @@ class Collective(Staging):
 
 def _named(value: Any) -> Any:
     """Return the name of a reduction's operation, and any other value unchanged."""
-    return value.__getstate__()[0].name if isinstance(value, dist.ReduceOp) else value
+    return value.__getstate__()[0].name if isinstance(value, dist.ReduceOp) else value  # type: ignore[attr-defined]
 
 
 class Ongoing(Observer):

@@ -73,7 +73,7 @@ def shown(
     group: Any, title: str, tensors: Sequence[Any], timeout: datetime.timedelta, collective: Callable[[], Any]
 ) -> Any:
     """Do what :func:`recorded` does, less the counting, under the collective's name in NCCL's events."""
-    recorder, profiled = group.recorder, torch.autograd._profiler_enabled()
+    recorder, profiled = group.recorder, torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
     if group.is_gloo or not (recorder.size or profiled):  # the usual case: nobody asks for the collective's name
         return collective()
     record = recorder.begin(group, title, tensors, timeout)

@@ -121,7 +121,7 @@ def store_of_this_attempt(store: Any, rank: int, size: int) -> Any:
         for other in others:
             store.set(f"{rank} has seen {other}", store.get(f"{other} begins"))
         if not unaware:  # so all others had begun when their values were read
-            return dist.PrefixStore(store.get("0 begins").decode(), store)
+            return dist.PrefixStore(store.get("0 begins").decode(), store)  # type: ignore[attr-defined]
         time.sleep(_PAUSE)
         unaware = [other for other in unaware if store.get(f"{other} has seen {rank}").decode() != mine]
 

@@ -27,7 +27,7 @@ from torchdevice.torch_modules.cuda.constants import NCCL
 from torchdevice.torch_modules.distributed import collective_checks, flight_recorder
 
 _memory_format_of = torch._prims_common.suggest_memory_format
-_OpType = torch._C._distributed_c10d.OpType
+_OpType = torch._C._distributed_c10d.OpType  # type: ignore[attr-defined]
 _register_backend = torch._C._distributed_c10d.ProcessGroup._register_backend
 
 _CPU = torch.device("cpu")
@@ -408,7 +408,7 @@ def _identity(index: int) -> int:
 def finished(result: Any) -> Any:
     """Return finished work with that result."""
     # Torch's own class where nobody records the order of streams: it costs no calls of Python.
-    return Work(result) if observers() else torch._C._distributed_c10d._create_work_from_future(done(result))
+    return Work(result) if observers() else torch._C._distributed_c10d._create_work_from_future(done(result))  # type: ignore[attr-defined]
 
 
 def done(result: Any) -> torch.futures.Future[Any]:

@@ -62,7 +62,7 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_waits.store_of_this_attempt(store, rank, size)
     # Under a prefix, since a program may make a group of gloo from the same store.
-    gloo = Gloo(dist.PrefixStore(kind, store), rank, size, timeout)
+    gloo = Gloo(dist.PrefixStore(kind, store), rank, size, timeout)  # type: ignore[attr-defined]
     # One object in a program, made with its first group, which is the default group.
     default = _c10d._get_default_group() if dist.is_initialized() else None
     waiting = default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
@@ -331,7 +331,7 @@ def _register_functional() -> None:
 
 
 def _all_gather(given: torch.Tensor, group_size: int, group_name: Any, *, out: torch.Tensor) -> torch.Tensor:
-    _c10d._resolve_process_group(group_name)._allgather_base(out, given).wait()
+    _c10d._resolve_process_group(group_name)._allgather_base(out, given).wait()  # type: ignore[attr-defined]
     return out
 
 
@@ -340,13 +340,13 @@ def _reduce_scatter(
 ) -> torch.Tensor:
     options = _c10d.ReduceScatterOptions()
     options.reduceOp = getattr(dist.ReduceOp, reduce_op.upper())
-    _c10d._resolve_process_group(group_name)._reduce_scatter_base(out, given, options).wait()
+    _c10d._resolve_process_group(group_name)._reduce_scatter_base(out, given, options).wait()  # type: ignore[attr-defined]
     return out
 
 
 # ---- reductions as NCCL has them, by the operations and dtypes that gloo has -----------------------------------------
 
-_Kind = dist.ReduceOp.RedOpType
+_Kind: Any = dist.ReduceOp.RedOpType
 
 _NOT_OF_NCCL = (_Kind.BAND, _Kind.BOR, _Kind.BXOR)
 

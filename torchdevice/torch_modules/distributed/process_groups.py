@@ -244,7 +244,7 @@ def _received_meta(context: Context, original: Any, self: Any, src_stage: int) -
         return original(self, src_stage)
     from torch.distributed.pipelining import stage
 
-    return stage._StageBackwardMeta(stage._derive_grad_metas(self._stage_meta.outputs))
+    return stage._StageBackwardMeta(stage._derive_grad_metas(self._stage_meta.outputs))  # type: ignore[attr-defined]
 
 
 class ProcessGroupNCCL:
