@@ -187,6 +187,16 @@ ATTACKS = 30
 """How many functions of ``tests/attack`` a run takes by day, with one case each: they take seconds."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect tests without garbage collections, which take a tenth of the time and find little."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what names its engines itself: it does the same whatever ``--engine`` says. Mark the attacks as a sweep."""
     if "engine" in sweeping.parameters(item):
@@ -279,17 +289,31 @@ def native_kernels() -> Path:
     return building.build()
 
 
-_modules_when_frozen = 0
+class LongLived:
+    """What modules and caches have made, which garbage collections pass over: each took most of a second with it.
+
+    It is looked at again when 100 modules were imported, and after 500 tests.
+    """
+
+    def __init__(self) -> None:
+        self._modules = self._tests = 0
+
+    def set_apart(self) -> None:
+        """Take what lives now out of the collections, where much may have come since the last time."""
+        self._tests += 1
+        if len(sys.modules) > self._modules + 100 or self._tests > 500:
+            self._modules, self._tests = len(sys.modules), 0
+            gc.collect()
+            gc.freeze()
+
+
+_long_lived = LongLived()
 
 
 @pytest.fixture(autouse=True)
-def collections_pass_over_modules() -> None:
-    """Take what modules made out of the garbage collections: with some 10,000 modules each took most of a second."""
-    global _modules_when_frozen
-    if len(sys.modules) > _modules_when_frozen + 100:
-        _modules_when_frozen = len(sys.modules)
-        gc.collect()
-        gc.freeze()
+def collections_pass_over_what_is_long_lived() -> None:
+    """Keep garbage collections short."""
+    _long_lived.set_apart()
 
 
 @pytest.fixture
