@@ -19,17 +19,27 @@ pytestmark = pytest.mark.one_engine
 
 
 def answers() -> tuple[Any, ...]:
-    return platform.system(), platform.machine(), platform.mac_ver(), platform.uname()
+    uname = platform.uname()
+    texts = (
+        platform.release(),
+        platform.version(),
+        platform.processor(),
+        platform.platform(),
+        platform.platform(terse=True),
+    )
+    return platform.system(), platform.machine(), platform.mac_ver(), texts, uname.processor, uname
 
 
 HOST = answers()
 
 
 def is_mac() -> bool:
-    system, machine, (release, _, processor), uname = answers()
+    system, machine, (release, _, of_release), texts, processor, uname = answers()
     major, minor = release.split(".")
     assert (int(major), int(minor)) == MACOS and (uname.system, uname.machine) == (system, machine)
-    assert uname.node == HOST[-1].node and machine == processor
+    assert uname.node == HOST[-1].node and machine == of_release
+    assert texts[:3] == (uname.release, uname.version, processor) and processor == "arm"
+    assert texts[3].startswith(f"macOS-{release}-arm64-arm-64bit") and texts[4] == f"macOS-{release}"
     return system == "Darwin" and machine == "arm64"
 
 
@@ -98,5 +108,6 @@ def test_texts_that_python_keeps_are_this_computers(monkeypatch: pytest.MonkeyPa
     before = platform.platform()
     monkeypatch.setattr(platform, "_platform_cache", {})
     with torchdevice.simulate("mps"):
-        inside = platform.platform()
-    assert inside == before == platform.platform()
+        assert platform.platform() != before
+    assert platform._platform_cache == {}  # type: ignore[attr-defined]
+    assert platform.platform() == before

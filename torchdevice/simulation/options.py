@@ -50,8 +50,8 @@ class SimulationOptions(Options):
             written since torch.empty returned it. Default: do not look.
         asynchronous: On simulated devices, let copies with non_blocking=True from and to page-locked memory continue
             after the call, until the program waits for them.
-        platform: On a simulated Mac, the computer that Python's platform.system(), machine(), mac_ver() and uname()
-            describe to a program: target for a Mac, host for this one.
+        platform: On a simulated Mac, the computer that Python's module platform describes to a program: target for a
+            Mac, host for this one.
         compute: meta: tensors of simulated devices have shapes and memory but no values, which is enough to plan a
             program that is too large for this machine. Default: compute values.
         values: assume: where a program without values (compute='meta') reads one, a number is 0, a condition is False,

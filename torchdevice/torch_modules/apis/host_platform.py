@@ -19,7 +19,7 @@ from torchdevice.kernel.context import Context
 from torchdevice.kernel.python.library_files import PACKAGE, is_library
 from torchdevice.torch_modules.accelerators.mps import MACOS
 
-_SYSTEM, _MACHINE = "Darwin", "arm64"
+_SYSTEM, _MACHINE, _PROCESSOR = "Darwin", "arm64", "arm"
 
 _DARWIN = f"{MACOS[0] + 9}.{MACOS[1]}.0"
 """The version of the kernel. macOS 11 to 15 have 20 to 24."""
@@ -41,6 +41,24 @@ def _answers_as_mac(asking: FrameType | None) -> bool:
     return package not in _ASK_THE_HOST and not is_library(asking.f_code.co_filename)
 
 
+_MACOS = ".".join(map(str, MACOS))
+
+
+def _uname_of_mac(host: platform.uname_result) -> platform.uname_result:
+    mac = type(host)(_SYSTEM, host.node, _DARWIN, f"{_SYSTEM} Kernel Version {_DARWIN}", _MACHINE)
+    vars(mac)["processor"] = _PROCESSOR  # else asked of this computer when it is first read
+    return mac
+
+
+def _platform_of_mac(terse: bool) -> str:
+    """Return what ``platform.platform`` makes of a Mac's answers in this Python."""
+    shown = f"macOS-{_MACOS}"
+    if terse:
+        return shown
+    executable = ("Mach-O",) if sys.version_info >= (3, 13) else ()
+    return "-".join((shown, _MACHINE, _PROCESSOR, "64bit", *executable))
+
+
 @replaces(platform, "system")
 def _system(context: Context, original: Any) -> str:
     return _SYSTEM if _answers_as_mac(sys._getframe()) else original()
@@ -51,16 +69,35 @@ def _machine(context: Context, original: Any) -> str:
     return _MACHINE if _answers_as_mac(sys._getframe()) else original()
 
 
+@replaces(platform, "processor")
+def _processor(context: Context, original: Any) -> str:
+    return _PROCESSOR if _answers_as_mac(sys._getframe()) else original()
+
+
+@replaces(platform, "release")
+def _release(context: Context, original: Any) -> str:
+    return _DARWIN if _answers_as_mac(sys._getframe()) else original()
+
+
+@replaces(platform, "version")
+def _version(context: Context, original: Any) -> str:
+    return _uname_of_mac(platform.uname()).version if _answers_as_mac(sys._getframe()) else original()
+
+
+@replaces(platform, "platform")
+def _platform(context: Context, original: Any, aliased: bool = False, terse: bool = False) -> str:
+    # The original keeps its answer for the rest of the process.
+    return _platform_of_mac(terse) if _answers_as_mac(sys._getframe()) else original(aliased, terse)
+
+
 @replaces(platform, "mac_ver")
 def _mac_ver(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     if not _answers_as_mac(sys._getframe()):
         return original(*args, **kwargs)
-    return ".".join(map(str, MACOS)), ("", "", ""), _MACHINE
+    return _MACOS, ("", "", ""), _MACHINE
 
 
 @replaces(platform, "uname")
 def _uname(context: Context, original: Any) -> Any:
     found = original()
-    if not _answers_as_mac(sys._getframe()):
-        return found
-    return type(found)(_SYSTEM, found.node, _DARWIN, f"{_SYSTEM} Kernel Version {_DARWIN}", _MACHINE)
+    return _uname_of_mac(found) if _answers_as_mac(sys._getframe()) else found
