@@ -38,7 +38,12 @@ def summary(rows: list[dict[str, Any]]) -> str:
     """Return the sentence on all rows."""
     found = [abs(each) for each in map(difference, rows) if each is not None]
     mean, worst = statistics.mean(found), max(found)
-    said = f"{len(found)} measured peaks: the plan differs by {mean:.2f} % on average, and by {worst:.2f} % at most."
+    if len(found) == 1:
+        said = f"1 measured peak: the plan differs by {worst:.2f} %."
+    else:
+        said = (
+            f"{len(found)} measured peaks: the plan differs by {mean:.2f} % on average, and by {worst:.2f} % at most."
+        )
     full = [each for each in rows if each["measured"] is None]
     if full:
         right = sum(each["planned"] is None for each in full)
