@@ -61,7 +61,7 @@ class UnknownTargetError(TorchDeviceError, ValueError):
         self.meant = meant
         question = f" Did you mean {meant!r}?" if meant else ""
         registered = "" if meant else " A package that registers a device needs an entry point in 'torch.backends'."
-        others = f", another of the {len(known) - _LISTED} GPUs in docs/simulation.md" if len(known) > _LISTED else ""
+        others = f", another of the {len(known) - _LISTED} GPUs in docs/gpus.md" if len(known) > _LISTED else ""
         super().__init__(
             f"{target!r} is not a target.{question} Use one of {', '.join(map(repr, known[:_LISTED]))}{others}, or "
             f"leave it out for the best device here.{registered}"
