@@ -73,6 +73,6 @@ def test_an_error_of_memory_is_cudas_alone(target: str, tmp_path: Path) -> None:
 def test_the_demonstration(tmp_path: Path) -> None:
     done = run_command("demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "step 200: loss 0.0" in done.stdout and "The smallest GPU that fits: " in done.stdout
+    assert "step 60: loss 0.0" in done.stdout and "The smallest GPU that fits: " in done.stdout
     assert "found at least two devices, cuda:0 and cuda:1!" in done.stdout
     assert [*tmp_path.iterdir()] == [], "it needs no files, and leaves none"
