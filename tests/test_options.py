@@ -224,7 +224,7 @@ def test_a_variable_that_contradicts_the_target_of_a_call_is_left_out(monkeypatc
     ("options", "message"),
     [
         ({"target": "cpu", "identity": "program"}, "identity='program' needs a target"),
-        ({"target": "cpu", "memory": "8GiB"}, "memory=8589934592 needs a simulated device"),
+        ({"target": "cpu", "memory": "8GiB"}, "memory='8GiB' needs a simulated device"),
         ({"target": "simulated:cuda:2", "devices": 4}, "devices=4 contradicts target='simulated:cuda:2'"),
     ],
 )

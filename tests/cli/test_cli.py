@@ -115,7 +115,7 @@ class TestRun:
         ("options", "message"),
         [
             (["--identity", "program", "--target", "cpu"], "identity='program' needs a target whose tensors"),
-            (["--memory", "8GiB", "--target", "cpu"], "memory=8589934592 needs a simulated device"),
+            (["--memory", "8GiB", "--target", "cpu"], "memory='8GiB' needs a simulated device"),
             (["--target", "simulated:cuda:2", "--devices", "3"], "devices=3 contradicts target='simulated:cuda:2'"),
             (["--target", "abacus"], "'abacus' is not a target"),
         ],

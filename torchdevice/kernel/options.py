@@ -43,6 +43,7 @@ class Declaration(NamedTuple):
             a remedy. As it is declared, it also takes the name of the option, first.
         parse: Returns the value for a text of the command line or of a variable. ``check`` is applied to the result.
         show: Returns the text from which ``parse`` makes a value.
+        quote: Returns a value as an error writes it.
         choices: The texts that are accepted, where there are few.
         alone: What the flag means without a text; None where it must have one.
         group: The heading under which a command line lists the option.
@@ -52,6 +53,7 @@ class Declaration(NamedTuple):
     check: Callable[..., Any]
     parse: Callable[[str], Any] = str
     show: Callable[[Any], str] = str
+    quote: Callable[[Any], str] = repr
     choices: tuple[str, ...] = ()
     alone: Any = None
     group: str = EXPERTS
@@ -328,7 +330,8 @@ class Options:
         found = self.contradictions(target)
         for name, why in found.items():
             if name not in self.implied:
-                raise ValueError(f"{name}={getattr(self, name)!r} {why}")
+                record: Any = type(self)
+                raise ValueError(f"{name}={declared_in(record)[name].quote(getattr(self, name))} {why}")
         return dataclasses.replace(self, **{name: getattr(type(self), name) for name in found}) if found else self
 
 

@@ -19,6 +19,7 @@ from torchdevice.kernel.options import (
     switch,
     truth,
 )
+from torchdevice.kernel.python import byte_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,10 @@ def _target(name: str, value: Any) -> Any:
     from torchdevice.simulation import models  # only for a target that may be one
 
     return models.canonical(value)
+
+
+def _quoted_size(size: int) -> str:
+    return repr(byte_sizes.exact(size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +65,10 @@ class SimulationOptions(Options):
     """
 
     target: str | torch.device | None = option(None, _target, kw_only=False, group=COMMON)  # noqa: RUF009
-    memory: int | str | None = option(None, checked_size, group=COMMON)
-    context: int | str | None = option(None, functools.partial(checked_size, least=0), group=DEVICES)
+    memory: int | str | None = option(None, checked_size, quote=_quoted_size, group=COMMON)
+    context: int | str | None = option(
+        None, functools.partial(checked_size, least=0), quote=_quoted_size, group=DEVICES
+    )
     races: Literal["error", "warn"] | None = choice(None, "error", "warn", group=DEVICES)
     uninitialized: Literal["error"] | None = choice(None, "error", group=DEVICES)
     asynchronous: bool = option(False, switch, parse=truth, show=lambda value: str(int(value)), group=DEVICES)
