@@ -341,6 +341,8 @@ try:
     dist.all_reduce(values)
     print(f"sum {values.tolist()}\\n", end="", flush=True)
 except dist.DistBackendError as error:
+    (note,) = error.__notes__
+    assert note.startswith(os.environ["NOTE"]), note
     print(f"refused {str(error).splitlines()[-1]}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
@@ -354,7 +356,7 @@ def test_two_ranks_on_one_device(tmp_path: Path, apart: str) -> None:
     target = "simulated:mps" if apart == "mps" else "simulated:cuda:2"
     done = run_command(
         "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program),
-        TORCHDEVICE_TARGET=target, APART=apart,
+        TORCHDEVICE_TARGET=target, APART=apart, NOTE="Ranks 0 and 1 both use cuda:0;",
     )  # fmt: skip
     refused = {f"Duplicate GPU detected : rank {a} and rank {b} both on CUDA device 1000" for a, b in ((0, 1), (1, 0))}
     expected = {f"refused {line}" for line in refused} if apart == "no" else {"sum [2.0, 2.0]"}

@@ -22,6 +22,7 @@ from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import visible_ordinals
 from torchdevice.kernel.devices.runtime import Runtime
 from torchdevice.kernel.python.interrupt_safe_exit import block
+from torchdevice.kernel.python.uncaught_errors import add_note
 from torchdevice.kernel.stand_ins import tensors
 from torchdevice.torch_modules.cuda.constants import NCCL
 from torchdevice.torch_modules.distributed import collective_checks, flight_recorder
@@ -370,6 +371,11 @@ _DUPLICATE_GPU = (
     "Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device {bus:x}"
 )
 
+_ONE_DEVICE_EACH = (
+    "Ranks {} and {} both use cuda:{index}; NCCL shows the number of its bus. Give each rank a device of its own: "
+    'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first collective.'
+)
+
 
 def check_devices(rank: int, index: int, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Refuse a group of which two ranks are on one device, at its first collective, as NCCL does.
@@ -390,7 +396,9 @@ def check_devices(rank: int, index: int, gather: Callable[[torch.Tensor], torch.
         if other != rank and device == mine:
             # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses count from 1 here.
             bus = (mine % (1 << _BITS_OF_ORDINAL) + 1) << 12
-            raise dist.DistBackendError(_DUPLICATE_GPU.format(version=NCCL, rank=rank, other=other, bus=bus))
+            error = dist.DistBackendError(_DUPLICATE_GPU.format(version=NCCL, rank=rank, other=other, bus=bus))
+            add_note(error, _ONE_DEVICE_EACH.format(*sorted((rank, other)), index=index))
+            raise error
 
 
 def _identity(index: int) -> int:
