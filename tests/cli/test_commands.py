@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -334,6 +335,16 @@ def test_a_command_decides_what_an_interrupt_does(monkeypatch: pytest.MonkeyPatc
     assert list(events) == []
 
 
+def test_the_report_of_ranks_is_titled_by_their_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    monkeypatch.setattr(run, "show_report", lambda file, report: shown.append(str(report).splitlines()[0]))
+    with torchdevice.portable("cpu") as scope:
+        torch.ones(1, device="cuda")
+    options = argparse.Namespace(ranks=2, rest=["folder/train_ddp.py", "--epochs", "3"], plan=None, report=True)
+    run._show(options, None, scope.report())
+    assert shown == ["torchdevice: report of train_ddp.py --epochs 3, run on cpu in place of cuda"]
+
+
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
@@ -358,10 +369,13 @@ class TestDoctor:
         assert "TORCHDEVICE_TARGET says so" in run_command("doctor", TORCHDEVICE_TARGET="cpu").stdout
 
     def test_it_lists_the_targets(self) -> None:
-        (listed,) = findings(TORCHDEVICE="1")[1]["targets"]
-        named = listed["said"].removeprefix("--target takes ").split(", ")
-        assert {"cpu", "cuda", "mps", "simulated:mps", "simulated:t4"} <= set(named)
-        assert [Target.named(each).name for each in named] == named
+        data = json.loads(run_command("doctor", "--json", TORCHDEVICE="1").stdout)
+        assert {"cpu", "cuda", "mps", "simulated:mps", "simulated:t4"} <= set(data["targets"])
+        assert [Target.named(each).name for each in data["targets"]] == data["targets"]
+        (said,) = [each["said"] for each in data["findings"] if each["subject"] == "targets"]
+        devices, models = said.removeprefix("--target takes ").partition(" (")[0].split(", or one of ")
+        named = {*devices.split(", "), *(f"simulated:{each}" for each in models.split(" such as ")[1].split(", "))}
+        assert named < {*data["targets"]} and len(said) < 200, "a person reads a few of the models"
 
     def test_data_and_variables(self) -> None:
         code, subjects = findings(TORCHDEVICE_DEVICES="many", TORCHDEVICE_TRAGET="cpu", TORCHDEVICE_LOG="loud")

@@ -29,6 +29,8 @@ from torchdevice.kernel.python.uncaught_errors import FRAMES
 from torchdevice.native import building
 from torchdevice.scope import activation, target_selection
 from torchdevice.scope import options as _options
+from torchdevice.scope.target_selection import SIMULATED, known_targets
+from torchdevice.simulation.models import MODELS
 
 
 class Finding(NamedTuple):
@@ -49,11 +51,20 @@ class Finding(NamedTuple):
 
 def examine(target: str | None) -> list[Finding]:
     """Return the findings of all examinations, for a target or for the one that would be chosen."""
-    targets = Finding("targets", "ok", f"--target takes {', '.join(target_selection.known_targets())}")
     status = "warning" if building.trouble() else "ok"
     native = Finding("native", status, f"kernels of simulated devices: {building.said('auto')}")
     looks = (_build, _memory, _speed, _compiler, _patchers, _packages, _activation, _variables)
-    return [*_device(target), targets, native, *(finding for look in looks for finding in look())]
+    return [*_device(target), _targets(), native, *(finding for look in looks for finding in look())]
+
+
+_WELL_KNOWN = ("t4", "rtx4090", "a100", "h100")
+
+
+def _targets() -> Finding:
+    """Return the devices and profiles, and a few of the many models. ``--json`` has all."""
+    others = [name for name in known_targets() if name.removeprefix(f"{SIMULATED}:") not in MODELS]
+    models = f"or one of {len(MODELS)} GPU models such as {', '.join(_WELL_KNOWN)}"
+    return Finding("targets", "ok", f"--target takes {', '.join(others)}, {models} (all of them: doctor --json)")
 
 
 def target_of(target: str | None) -> str:

@@ -62,7 +62,8 @@ def _doctor(options: argparse.Namespace) -> int:
         print(f"torchdevice: {doctor_report.where_to_send()}", file=sys.stderr)
         return int(not well or any(result.outcome == "failed" for result in results))
     if options.json:
-        data = {"ok": well, "versions": versions(), "findings": [each._asdict() for each in found]}
+        listed = [each._asdict() for each in found]
+        data = {"ok": well, "versions": versions(), "targets": diagnostics.known_targets(), "findings": listed}
         print(json.dumps(data, indent=1))
         return int(not well)
     print(", ".join(f"{name} {version}" for name, version in versions().items()))

@@ -338,7 +338,7 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
 def _show(options: argparse.Namespace, verify: str | bool | None, report: Report) -> None:
     """Show what a run is to say at its end: what was verified, and what happened."""
     if options.ranks is not None:  # what the user typed, not the launcher's words
-        report = dataclasses.replace(report, program=("--ranks", str(options.ranks), *options.rest))
+        report = dataclasses.replace(report, program=tuple(options.rest))
     if verify:
         show_verified(verify, report, quiet=options.report is True)
     if options.plan:
