@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from torchdevice.kernel.options import COMMON
 from torchdevice.tools.cli.main import parser
 from torchdevice.tools.cli.parsing import CommandParser
 
@@ -50,10 +51,23 @@ def row(action: argparse.Action) -> str:
 
 def section(name: str, command: CommandParser) -> str:
     """Return the section of a command."""
-    shown = [action for action in command._actions if action.help and action.dest != "help"]
-    table = "| argument | what it does |\n|---|---|\n" + "".join(map(row, shown))
     called = f"```text\n{usage(name, command)}\n```"
-    return f"\n## {name}\n\n{command.description}\n\n{called}\n\n{table}\n{epilog(command)}"
+    return f"\n## {name}\n\n{command.description}\n\n{called}\n\n{''.join(tables(command))}{epilog(command)}"
+
+
+def tables(command: CommandParser) -> Iterator[str]:
+    """Yield a table for each heading of a command's help. A command with few arguments has one table for all."""
+    groups = [(group.title, described(group._group_actions)) for group in command._action_groups]
+    if not any(title == COMMON for title, _ in groups):
+        groups = [("argument", described(command._actions))]
+    for title, actions in groups:
+        if actions:
+            yield f"| {title} | what it does |\n|---|---|\n" + "".join(map(row, actions)) + "\n"
+
+
+def described(actions: Iterable[argparse.Action]) -> list[argparse.Action]:
+    """Return the arguments that the page describes."""
+    return [action for action in actions if action.help and action.dest != "help"]
 
 
 def epilog(command: CommandParser) -> str:

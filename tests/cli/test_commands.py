@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from processes import run_command, run_fresh_python
 
 import torchdevice
 from torchdevice.check import Target
-from torchdevice.tools.cli import demo, diagnostics, doctor, main, programs, run
+from torchdevice.tools.cli import demo, diagnostics, doctor, main, plan, programs, run
 
 COMMANDS = ("run", "check", "doctor", "report")
 
@@ -343,6 +344,29 @@ def test_the_report_of_ranks_is_titled_by_their_program(monkeypatch: pytest.Monk
     options = argparse.Namespace(ranks=2, rest=["folder/train_ddp.py", "--epochs", "3"], plan=None, report=True)
     run._show(options, None, scope.report())
     assert shown == ["torchdevice: report of train_ddp.py --epochs 3, run on cpu in place of cuda"]
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_the_help_begins_with_the_flags_that_most_people_need(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main([command, "--help"])
+    text = capsys.readouterr().out
+    headings = re.findall(r"^(\w.*):$", text.partition("\n\n")[2], re.MULTILINE)
+    common = re.findall(r"^  (--[\w-]+)", text.partition("common options:")[2].partition(":\n  --")[0], re.MULTILINE)
+    assert (headings[0], headings[-2:]) == ("common options", ["for experts", "examples"])
+    assert [flag for flag in common if flag != "--ranks"] == [
+        "--target",
+        "--devices",
+        "--memory",
+        "--report",
+        "--quiet",
+    ]
+
+
+def test_no_flag_of_the_help_is_below_a_heading_that_does_not_exist() -> None:
+    for texts in (plan._TEXTS, run._TEXTS):
+        listed = [argument for arguments in texts.headings.values() for argument in arguments]
+        assert {*listed} <= texts.arguments.keys() and len({*listed}) == len(listed)
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------

@@ -58,12 +58,14 @@ class CommandTexts(NamedTuple):
         usage: How the command is called; None to show all its arguments.
         epilog: What stands below the arguments.
         arguments: Argument -> its keyword arguments in ``add_argument``.
+        headings: Heading of the help -> the arguments below it. Others stand among the common options.
     """
 
     description: str
     usage: str | None = None
     epilog: str | None = None
     arguments: Mapping[str, Mapping[str, Any]] = {}
+    headings: Mapping[str, Sequence[str]] = {}
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -149,9 +151,13 @@ def add_command(
     parser: CommandParser = commands.add_parser(
         name, help=help, description=texts.description, usage=texts.usage, epilog=texts.epilog
     )
+    places: dict[str, argparse._ActionsContainer] = {}
+    for heading, arguments in texts.headings.items():
+        places |= dict.fromkeys(arguments, parser.add_argument_group(heading))
     for argument, more in texts.arguments.items():
         name = argument.lstrip("-").replace("-", "_")
-        parser.add_argument(argument, **more, **({"type": types[name]} if name in types else {}))
+        kind = {"type": types[name]} if name in types else {}
+        places.get(argument, parser).add_argument(argument, **more, **kind)
     parser.set_defaults(action=action, parser=parser)
     return parser
 

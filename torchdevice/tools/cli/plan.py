@@ -44,36 +44,7 @@ _TEXTS = CommandTexts(
         "  torchdevice plan --json train.py > plan.json"
     ),
     arguments={
-        "--json": {"action": "store_true", "help": "print data; what the program prints goes to stderr"},
-        "--markdown": {
-            "action": "store_true",
-            "help": "print Markdown, for a pull request; what the program prints goes to stderr",
-        },
-        "--model": {
-            "metavar": "NAME",
-            "help": (
-                "plan a model of transformers without a program: a folder with its config.json, a model in "
-                "the Hub's cache, or an architecture such as llama; nothing is fetched"
-            ),
-        },
-        "--batch": {"metavar": "N", "help": "with --model: the number of sequences (default: 1)"},
-        "--seq": {"metavar": "N", "help": "with --model: the tokens of each sequence (default: 2048)"},
-        "--train": {
-            "choices": ("full", "lora", "qlora"),
-            "help": (
-                "with --model: train it for two steps with AdamW, wholly, by PEFT's LoRA on all linear "
-                "layers, or so with weights in four bits"
-            ),
-        },
-        "--generate": {"metavar": "N", "help": "with --model: generate so many tokens after the sequences"},
-        "--dtype": {
-            "choices": ("bf16", "fp16", "fp32"),
-            "help": "with --model: the dtype of the weights (default: that of the configuration, else bf16)",
-        },
-        "--checkpointing": {
-            "action": "store_true",
-            "help": "with --model: compute activations again in the backward pass; qlora does so anyway",
-        },
+        "--fits": {"metavar": "GPU", "help": "the status is 1 if the program does not fit this GPU, such as t4"},
         "--sweep": {
             "action": "append",
             "metavar": "NAME=VALUES",
@@ -94,6 +65,10 @@ _TEXTS = CommandTexts(
             "metavar": "CHANGE",
             "help": "plan the program with one such change: checkpointing, 8-bit, lora, fsdp:N, or several joined by +",
         },
+        "--world-size": {
+            "metavar": "N",
+            "help": "plan rank 0 of N, for a program that torchrun starts; the other ranks do not run",
+        },
         "--interval": {
             "action": "store_true",
             "help": "plan with the most and the fewest that masks, nonzero() and routers can select, and show both",
@@ -102,6 +77,36 @@ _TEXTS = CommandTexts(
             "choices": ("most", "fewest"),
             "default": "most",
             "help": "what a result whose size depends on values holds (default: most, the upper bound)",
+        },
+        "--json": {"action": "store_true", "help": "print data; what the program prints goes to stderr"},
+        "--markdown": {
+            "action": "store_true",
+            "help": "print Markdown, for a pull request; what the program prints goes to stderr",
+        },
+        "--model": {
+            "metavar": "NAME",
+            "help": (
+                "plan a model of transformers without a program: a folder with its config.json, a model in "
+                "the Hub's cache, or an architecture such as llama; nothing is fetched"
+            ),
+        },
+        "--batch": {"metavar": "N", "help": "the number of sequences (default: 1)"},
+        "--seq": {"metavar": "N", "help": "the tokens of each sequence (default: 2048)"},
+        "--train": {
+            "choices": ("full", "lora", "qlora"),
+            "help": (
+                "train it for two steps with AdamW, wholly, by PEFT's LoRA on all linear "
+                "layers, or so with weights in four bits"
+            ),
+        },
+        "--generate": {"metavar": "N", "help": "generate so many tokens after the sequences"},
+        "--dtype": {
+            "choices": ("bf16", "fp16", "fp32"),
+            "help": "the dtype of the weights (default: that of the configuration, else bf16)",
+        },
+        "--checkpointing": {
+            "action": "store_true",
+            "help": "compute activations again in the backward pass; qlora does so anyway",
         },
         "--baseline": {
             "metavar": "FILE",
@@ -115,11 +120,29 @@ _TEXTS = CommandTexts(
             "default": 1.0,
             "help": "by how many percent the program may need more than the baseline (default: 1)",
         },
-        "--fits": {"metavar": "GPU", "help": "the status is 1 if the program does not fit this GPU, such as t4"},
-        "--world-size": {
-            "metavar": "N",
-            "help": "plan rank 0 of N, for a program that torchrun starts; the other ranks do not run",
-        },
+    },
+    headings={
+        "the plan": (
+            "--fits",
+            "--sweep",
+            "--try",
+            "--change",
+            "--world-size",
+            "--interval",
+            "--assume",
+            "--json",
+            "--markdown",
+        ),
+        "a model without a program": (
+            "--model",
+            "--batch",
+            "--seq",
+            "--train",
+            "--generate",
+            "--dtype",
+            "--checkpointing",
+        ),
+        "continuous integration": ("--baseline", "--write-baseline", "--grow"),
     },
 )
 
