@@ -27,10 +27,10 @@ PICTURE = ROOT / "docs" / "images" / "terminal.svg"
 COMMANDS = (
     "python examples/demo_network.py 2>&1 | tail -n 1",
     "torchdevice run --quiet examples/demo_network.py",
-    "torchdevice plan examples/demo_network.py | grep -o '.*yes'",
+    "torchdevice plan examples/demo_network.py | grep smallest",
     "torchdevice run --target simulated:cuda:2 examples/two_devices_mixed_up.py 2>&1 | tail -n 1",
 )
-"""What the picture shows. ``tail -n 1`` keeps the last line, and ``grep -o '.*yes'`` what stands up to that word."""
+"""What the picture shows. ``tail -n 1`` keeps the last line, and ``grep WORD`` the lines that contain the word."""
 
 COLUMNS = 46
 
@@ -83,7 +83,9 @@ def output_of(command: str) -> str:
     if after == ["tail -n 1"]:
         lines = lines[-1:]
     elif after:
-        lines = [line.partition("yes")[0].strip() + "  yes" for line in lines if "yes" in line.split()]
+        lines = [line for line in lines if after[0].removeprefix("grep ") in line]
+    if not lines:
+        raise SystemExit(f"{command!r} prints nothing, and the picture would show a command without an answer")
     return "\n".join(lines)
 
 

@@ -63,6 +63,13 @@ def test_the_picture_is_up_to_date() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.sampled(8, of="long programs")
+@pytest.mark.one_engine
+def test_the_report_in_the_pictures_has_rows_of_most_kinds(tmp_path: Path) -> None:
+    page = page_maker("make_report_pictures").page(tmp_path).read_text()
+    assert all(word in page for word in ("fell back", "downcast", "approximate", "exact", "train.py:8"))
+
+
 def test_the_readme_shows_it() -> None:
     assert "(docs/images/terminal.svg)" in (ROOT / "README.md").read_text()
 

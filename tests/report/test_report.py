@@ -259,7 +259,7 @@ class TestText:
         assert lines[1:4] == [
             "  changed numbers: 2 calls at 2 lines",
             "  ran elsewhere: 6 calls at 1 line",
-            "  the rest: 2 calls at 2 lines",
+            "  other: 2 calls at 2 lines",
         ]
         assert "       6 x cuda -> cpu [exact]" in lines
         place = next(number for number, line in enumerate(lines) if "example.py:6  x = torch.ones(4, dev" in line)

@@ -35,7 +35,7 @@ class Group(enum.Enum):
 
     NUMBERS = "changed numbers"
     ELSEWHERE = "ran elsewhere"
-    OTHER = "the rest"
+    OTHER = "other"
 
 
 @dataclasses.dataclass(frozen=True)

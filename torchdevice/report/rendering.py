@@ -12,7 +12,7 @@ from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.python import data_files, styled_text
 from torchdevice.kernel.python.styled_text import Line
 from torchdevice.report import formatting, source
-from torchdevice.report.content import Content, Group, Row, Totals
+from torchdevice.report.content import Content, Row, Totals
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -90,7 +90,7 @@ class Report(Content):
 
     def to_html(self) -> str:
         """Return one page that needs nothing else: no network, light and dark, sortable, readable on a phone."""
-        more = {"text": formatting, "place": source.place, "short": source.short, "Group": Group, "Totals": Totals}
+        more = {"text": formatting, "place": source.place, "short": source.short, "Totals": Totals}
         return data_files.filled(__file__, "page.html", report=self, **more)
 
     def _repr_html_(self) -> str:
