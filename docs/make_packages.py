@@ -60,7 +60,7 @@ on simulated GPUs, and take them on other targets. Dropout draws torch's numbers
 ([below](#packages-that-nothing-stands-in-for)).
 
 Triton has wheels for Linux only. On other systems a program can import `triton` and define kernels, and a kernel that
-is launched raises an error that says so. On Linux install it, and its [kernels run in NumPy](triton.md).
+is launched raises an error. On Linux install it, and its [kernels run in NumPy](triton.md).
 
 bitsandbytes has kernels of its own for CPUs. It chooses them while it is imported, so a scope lets it see the machine
 as it is. Its 4-bit and 8-bit layers and its 8-bit optimizers then compute on the CPU, also for simulated GPUs. torchao

@@ -390,7 +390,7 @@ class TestDoctor:
         for subject in ("torch", "memory", "bfloat16", "float16", "compiler", "patchers", "packages", "variables"):
             assert f" {subject} " in result.stdout
         assert result.stderr == ""
-        assert "TORCHDEVICE_TARGET says so" in run_command("doctor", TORCHDEVICE_TARGET="cpu").stdout
+        assert "(set by TORCHDEVICE_TARGET)" in run_command("doctor", TORCHDEVICE_TARGET="cpu").stdout
 
     def test_it_lists_the_targets(self) -> None:
         data = json.loads(run_command("doctor", "--json", TORCHDEVICE="1").stdout)
@@ -514,7 +514,7 @@ class TestExaminations:
         assert found.said.startswith("simulated:cuda") and found.said.endswith("(asked for)") and not found.remedy
         monkeypatch.setenv("TORCHDEVICE_TARGET", "cpu")
         (found,) = diagnostics._device(None)
-        assert found.said.endswith("(TORCHDEVICE_TARGET says so)") and "simulated:cuda" in found.remedy
+        assert found.said.endswith("(set by TORCHDEVICE_TARGET)") and "simulated:cuda" in found.remedy
         (found,) = diagnostics._device("gpu")
         assert found.status == "problem" and "Did you mean" in found.said
 

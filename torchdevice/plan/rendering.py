@@ -88,7 +88,7 @@ def _gpus(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
         yield "too small", [(", ".join(rest),)]
     mac = fitting.smallest(plan["macs"])
     if mac is not None:
-        yield "Macs", [(f"from {mac['unified memory']} of unified memory on, as far as a plan for CUDA tells",)]
+        yield "Macs", [(f"from {mac['unified memory']} of unified memory on, estimated from the plan for CUDA",)]
 
 
 def _left(gpu: Mapping[str, Any]) -> str:

@@ -258,4 +258,6 @@ class _Summary:
             terminalreporter.section("torchdevice")
             for line in rendering.heading(report)[1:]:
                 terminalreporter.line(printable.line(line))
-            terminalreporter.line("  --torchdevice-report says which, --torchdevice-report=FILE.html writes a page")
+            terminalreporter.line(
+                "  --torchdevice-report shows the lines, --torchdevice-report=FILE.html writes a page"
+            )

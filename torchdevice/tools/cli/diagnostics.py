@@ -81,7 +81,7 @@ def _device(target: str | None) -> list[Finding]:
     if target is not None:
         why = "asked for"
     elif options.target is not None:
-        why = f"{_options.variable_of('target')} says so"
+        why = f"set by {_options.variable_of('target')}"
     else:
         better = [name for name in FAMILIES if not runtime(name).is_available()]
         why = f"the best there is; not available: {', '.join(better)}" if better else "the best there is"
@@ -210,7 +210,7 @@ def _activation() -> list[Finding]:
     if any(point.value == "torchdevice_autoload:activate" for point in points):
         return [Finding("children", "ok", f"torch finds the package: {SWITCH}=1 and child processes work")]
     said = f"torch does not find the package: {SWITCH}=1 and child processes have no scope"
-    return [Finding("children", "problem", said, "install the package with pip, which tells torch of it")]
+    return [Finding("children", "problem", said, "install the package with pip, which registers it with torch")]
 
 
 _OTHERS = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ENABLE_MPS_FALLBACK", "NO_COLOR", "PYTHONPATH")

@@ -15,8 +15,8 @@ from torchdevice.version import versions
 _TEXTS = CommandTexts(
     description="Show which device will be used on this machine and why, and what to fix.",
     epilog=(
-        "A line says ok, warning or problem; what to do about it stands below. The status is 1 for "
-        "a problem.\n"
+        "Each line is ok, a warning or a problem, with the remedy below it. The status is 1 for a "
+        "problem.\n"
         "\n"
         "examples:\n"
         "  torchdevice doctor\n"

@@ -43,7 +43,9 @@ def parser() -> CommandParser:
     found = CommandParser(
         prog="torchdevice",
         description="Run CUDA-written PyTorch programs where there is no CUDA.",
-        epilog=("example:\n  torchdevice run train.py --epochs 3\n\n'torchdevice COMMAND --help' says more."),
+        epilog=(
+            "example:\n  torchdevice run train.py --epochs 3\n\n'torchdevice COMMAND --help' shows a command's flags."
+        ),
     )
     found.add_argument("--version", action="version", version=f"torchdevice {__version__}")
     commands = found.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)

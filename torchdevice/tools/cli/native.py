@@ -12,10 +12,9 @@ from torchdevice.tools.cli.parsing import CommandTexts, add_command, refusals
 _TEXTS = CommandTexts(
     description="Build or remove the kernels of simulated devices in C++.",
     epilog=(
-        "Simulated devices compute by kernels in Python, or several times faster by kernels in C++ "
-        "that are\n"
-        "built once for each torch and Python. Scopes use them where they are built; the option "
-        "native= says otherwise.\n"
+        "Simulated devices compute by kernels in Python, or several times faster by kernels in C++. "
+        "These are built\n"
+        "once for each torch and Python. Scopes use them unless --native never is given.\n"
         "\n"
         "examples:\n"
         "  torchdevice native build\n"
