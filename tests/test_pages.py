@@ -70,6 +70,19 @@ def test_the_report_in_the_pictures_has_rows_of_most_kinds(tmp_path: Path) -> No
     assert all(word in page for word in ("fell back", "downcast", "approximate", "exact", "train.py:8"))
 
 
+def words(page: str) -> int:
+    """Return how many words a page has, with those of its code."""
+    return len(re.findall(r"\S*\w\S*", (ROOT / page).read_text()))
+
+
+def test_the_pages_are_short() -> None:
+    """What the reference has, a page need not repeat."""
+    made = ("gpus", "packages", "matrix", "torch-tests", "platforms", "published-memory", "tested", "breakages")
+    written = [page for page in PAGES if page.startswith("docs/") and Path(page).stem not in made]
+    assert words("README.md") <= 450
+    assert sum(map(words, written)) <= 22_000
+
+
 def test_the_readme_shows_it() -> None:
     assert "(docs/images/terminal.svg)" in (ROOT / "README.md").read_text()
 
