@@ -259,5 +259,5 @@ class _Summary:
             for line in rendering.heading(report)[1:]:
                 terminalreporter.line(printable.line(line))
             terminalreporter.line(
-                "  --torchdevice-report shows the lines, --torchdevice-report=FILE.html writes a page"
+                "  --torchdevice-report shows each line, --torchdevice-report=FILE.html writes a page"
             )
