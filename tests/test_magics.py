@@ -146,7 +146,7 @@ class TestForTheSession:
         assert said in capsys.readouterr().out
         run(session, "%torchdevice status")
         first, *options = capsys.readouterr().out.splitlines()
-        assert first == said and {"  identity='program'", "  memory=1073741824"} <= {*options}
+        assert first == said and {"  identity='program'", "  memory='1GiB'"} <= {*options}
         run(session, "%torchdevice off")
 
     def test_after_a_device_assert(self, session: Any, capsys: pytest.CaptureFixture[str]) -> None:

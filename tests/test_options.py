@@ -220,6 +220,14 @@ def test_a_variable_that_contradicts_the_target_of_a_call_is_left_out(monkeypatc
         assert torch.cuda.mem_get_info()[1] == 1 << 30
 
 
+def test_a_message_writes_sizes_with_their_unit() -> None:
+    quoted = torchdevice.simulate("t4,l4", context="300MiB").options.quoted
+    assert quoted("context") == "context='300MiB'" and quoted("races") == "races=None"
+    assert quoted("memory") == "memory=('15633680957', '22534MiB')", "of each device; not every figure is a round one"
+    assert torchdevice.simulate(memory="1536MiB").options.quoted("memory") == "memory='1536MiB'"
+    assert torchdevice.simulate(context=0).options.quoted("context") == "context='0'"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

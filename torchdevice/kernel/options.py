@@ -43,7 +43,7 @@ class Declaration(NamedTuple):
             a remedy. As it is declared, it also takes the name of the option, first.
         parse: Returns the value for a text of the command line or of a variable. ``check`` is applied to the result.
         show: Returns the text from which ``parse`` makes a value.
-        quote: Returns a value as an error writes it.
+        quote: Returns a value as a message writes it.
         choices: The texts that are accepted, where there are few.
         alone: What the flag means without a text; None where it must have one.
         group: The heading under which a command line lists the option.
@@ -301,6 +301,14 @@ class Options:
         record: Any = type(self)
         return " ".join([f"{name}={getattr(self, name)}" for name in declared_in(record)])
 
+    def quoted(self, name: str) -> str:
+        """Return an option and its value as a message writes them, such as ``memory='8GiB'``."""
+        record: Any = type(self)
+        quote, value = declared_in(record)[name].quote, getattr(self, name)
+        if isinstance(value, PerDevice):
+            return f"{name}=({', '.join(map(quote, value))})"
+        return f"{name}={quote(value)}"
+
     @staticmethod
     def implied_by(target: object) -> dict[str, Any]:
         """Return the options that a target implies."""
@@ -330,8 +338,7 @@ class Options:
         found = self.contradictions(target)
         for name, why in found.items():
             if name not in self.implied:
-                record: Any = type(self)
-                raise ValueError(f"{name}={declared_in(record)[name].quote(getattr(self, name))} {why}")
+                raise ValueError(f"{self.quoted(name)} {why}")
         return dataclasses.replace(self, **{name: getattr(type(self), name) for name in found}) if found else self
 
 

@@ -79,9 +79,8 @@ def _status() -> str:
     if scope is None:
         return f"torchdevice: no scope is active. %{_NAME} {_ON} begins one."
     plain, names = _options.Options(), [name for name in _options.declarations() if name != "target"]
-    values = {name: getattr(scope.options, name) for name in names}
-    changed = [f"  {name}={value!r}" for name, value in values.items() if value != getattr(plain, name)]
-    return "\n".join([scope._described(), *changed])
+    changed = [name for name in names if getattr(scope.options, name) != getattr(plain, name)]
+    return "\n".join([scope._described(), *(f"  {scope.options.quoted(name)}" for name in changed)])
 
 
 def _off() -> None:
