@@ -56,7 +56,7 @@ on simulated GPUs, and take them on other targets. Dropout draws torch's numbers
 `strict=True` refuses it. Calls appear in the [report](report.md) at the program's line.
 
 [`torchdevice check`](check.md) finds the imports. A package that nothing stands in for raises Python's
-`ModuleNotFoundError`, and the last line of the traceback says what to use
+`ModuleNotFoundError`, and the last line of the traceback shows what to use
 ([below](#packages-that-nothing-stands-in-for)).
 
 Triton has wheels for Linux only. On other systems a program can import `triton` and define kernels, and a kernel that
@@ -82,7 +82,7 @@ The fidelities are those of [all supplied names](reference.md#supplied-names-and
 MISSING = """
 ## Packages that nothing stands in for
 
-| package | what the error says |
+| package | what the error shows |
 |---|---|
 """
 
