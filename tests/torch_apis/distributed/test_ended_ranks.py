@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 from processes import run_command
 
+from torchdevice.kernel.python import rank_notes
+from torchdevice.tools.cli import rank_summary
+from torchdevice.torch_modules.distributed import nccl_group
+
 pytestmark = pytest.mark.one_engine
 
 PROGRAM = """
@@ -43,6 +47,15 @@ TOLD = {
     "killed": "cannot end: rank 2 was killed by SIGKILL, as the system does where memory runs out.",
     "sizes": "Only the sizes differ. Give tensors with as many elements on every rank, padded to the largest.",
 }
+
+
+def test_the_line_of_another_rank_has_the_cause_that_nccl_gives_last() -> None:
+    error = nccl_group._DUPLICATE_GPU.format(version="2.27.3", rank=1, other=0, bus=0x1000)
+    note = rank_notes.Failure(1, 0.0, "ranks.py:8", f"torch.distributed.DistBackendError: {error}", "Traceback")
+    cause = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+    assert rank_summary._of_other(note, None, "") == f"failed at ranks.py:8: {cause}"
+    note = note._replace(error="ValueError: no data\nat all")
+    assert rank_summary._of_other(note, None, "") == "failed at ranks.py:8: ValueError: no data"
 
 
 @pytest.mark.sampled(1)

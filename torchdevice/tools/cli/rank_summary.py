@@ -101,7 +101,8 @@ def _of_other(note: Failure, first: Failure | None, killed: str) -> str:
         return f"failed{_at(note)} with the same error"
     if not note.traceback:
         return f"ended{_at(note)} with {note.error}"
-    error = note.error.partition("\n")[0]
+    # NCCL's errors begin with a line of its source and end with the cause, after these words of torch.
+    error = note.error.rpartition("\nLast error:\n")[2].partition("\n")[0]
     return f"failed{_at(note)}: {error.replace(rank_notes.UNEXPLAINED, killed) if killed else error}"
 
 
