@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent import futures
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from processes import run_command
 
 from torchdevice.kernel.python import rank_notes
 from torchdevice.tools.cli import rank_summary
-from torchdevice.torch_modules.distributed import nccl_group
+from torchdevice.torch_modules.distributed import gloo_waits, nccl_group
 
 pytestmark = pytest.mark.one_engine
 
@@ -47,6 +50,17 @@ TOLD = {
     "killed": "cannot end: rank 2 was killed by SIGKILL, as the system does where memory runs out.",
     "sizes": "Only the sizes differ. Give tensors with as many elements on every rank, padded to the largest.",
 }
+
+
+def test_no_rank_leaves_a_group_to_which_others_still_connect() -> None:
+    """A rank that ended meanwhile would give the others gloo's error about a connection."""
+    store, timeout = dist.HashStore(), datetime.timedelta(seconds=30)
+    with futures.ThreadPoolExecutor(2) as pool:
+        for _ in range(2):  # a second group of the same store
+            early = [pool.submit(gloo_waits.wait_for_all, store, 3, timeout) for _ in range(2)]
+            assert not futures.wait(early, 0.2).done
+            gloo_waits.wait_for_all(store, 3, timeout)
+            assert [each.result(30) for each in early] == [None, None]
 
 
 def test_the_line_of_another_rank_has_the_cause_that_nccl_gives_last() -> None:

@@ -126,6 +126,24 @@ def store_of_this_attempt(store: Any, rank: int, size: int) -> Any:
         unaware = [other for other in unaware if store.get(f"{other} has seen {rank}").decode() != mine]
 
 
+def wait_for_all(store: Any, size: int, timeout: datetime.timedelta) -> None:
+    """Wait until all ranks of a group have called this.
+
+    gloo connects each pair of ranks by itself. If a rank with all of its connections ended while the others still
+    connect, they would get gloo's error about a connection, which does not name the rank.
+
+    Args:
+        store: A store of the group.
+        size: The number of ranks.
+        timeout: How long to wait.
+    """
+    connected = store.add("connected", 1)
+    number = (connected - 1) // size  # a program may make several groups of one store, one after the other
+    if connected % size == 0:
+        store.set(f"all connected {number}", "")
+    store.wait([f"all connected {number}"], timeout)
+
+
 _PAUSE = 0.01
 """Seconds between two readings of the other ranks' entries."""
 

@@ -62,7 +62,9 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = gloo_waits.store_of_this_attempt(store, rank, size)
     # Under a prefix, since a program may make a group of gloo from the same store.
-    gloo = Gloo(dist.PrefixStore(kind, store), rank, size, timeout)  # type: ignore[attr-defined]
+    own = dist.PrefixStore(kind, store)  # type: ignore[attr-defined]
+    gloo = Gloo(own, rank, size, timeout)
+    gloo_waits.wait_for_all(own, size, timeout)
     # One object in a program, made with its first group, which is the default group.
     default = _c10d._get_default_group() if dist.is_initialized() else None
     waiting = default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
