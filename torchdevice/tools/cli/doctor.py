@@ -48,6 +48,7 @@ def _doctor(options: argparse.Namespace) -> int:
         options.parser.error("--report is a text, and --json asks for data. Leave one of them out.")
     # A broken installation is said in one line. In a scope torch would show what the scope shows.
     with refusals(), switched_off():
+        from torchdevice.scope.target_selection import known_targets
         from torchdevice.tools.cli import diagnostics, doctor_report
     found = diagnostics.examine(options.target)
     well = all(finding.status != "problem" for finding in found)
@@ -63,7 +64,7 @@ def _doctor(options: argparse.Namespace) -> int:
         return int(not well or any(result.outcome == "failed" for result in results))
     if options.json:
         listed = [each._asdict() for each in found]
-        data = {"ok": well, "versions": versions(), "targets": diagnostics.known_targets(), "findings": listed}
+        data = {"ok": well, "versions": versions(), "targets": known_targets(), "findings": listed}
         print(json.dumps(data, indent=1))
         return int(not well)
     print(", ".join(f"{name} {version}" for name, version in versions().items()))
