@@ -161,13 +161,18 @@ class _Program:
         return repr(value)
 
 
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _literal(text: str) -> str:
     """Return a text as a literal of Python, which JSON's is where characters are written as they are."""
-    return json.dumps(text, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+    return _encodable(json.dumps(text, ensure_ascii=False))
 
 
 def _in_docstring(text: str) -> str:
-    return "\n".join(_literal(line)[1:-1] for line in text.split("\n"))
+    # Python 3.13 does not compile a docstring with a character that UTF-8 cannot encode, also where it is escaped.
+    return "\n".join(_literal(line)[1:-1] for line in _encodable(text).split("\n"))
 
 
 def _is_inline(memory: _Memory) -> bool:
