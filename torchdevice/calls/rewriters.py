@@ -138,8 +138,7 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     # Without page-locked memory on the target the context remembers which tensors are pinned.
     pins = kwargs.get("pin_memory") and not context.runtime.pins_memory
     if pins:
-        if target is not None and target.type == context.device_type and not context.runtime.shares_host_memory:
-            raise RuntimeError("Only dense CPU tensors can be pinned")  # torch's words
+        _check_pinning(context, target)
         kwargs["pin_memory"] = False
     result = func(*args, **kwargs)
     if not context.runtime.has_peaks:
@@ -152,6 +151,13 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     elif context.devices.are_folded and asked is not None and args:
         result = moves.moved_among_devices(context, args[0], result)
     return context.pinned.add(result) if pins else result
+
+
+def _check_pinning(context: Context, target: Any) -> None:
+    """Refuse to pin a tensor that a call makes on the accelerator."""
+    is_on_host = target is None or target.type != context.device_type or context.runtime.shares_host_memory
+    if not is_on_host:
+        raise RuntimeError("Only dense CPU tensors can be pinned")  # torch's words
 
 
 def note_memory(context: Context) -> None:
@@ -249,21 +255,34 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     """``torch._C._nn._parse_to``, by which ``Module.to`` parses its arguments."""
     asked = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
     target = None
-    names_device = asked is not None and not isinstance(asked, (torch.dtype, torch.Tensor))
+    names_device = _names_device(asked)
     if names_device:
         target = context.thread.force_cpu() if asked == FORCE_CPU else context.redirect(asked, _ABOVE)
-        if target is not None:
-            args, kwargs = (_replace(args, 0, target), kwargs) if args else (args, {**kwargs, "device": target})
+    if target is not None and args:
+        args = _replace(args, 0, target)
+    elif target is not None:
+        kwargs = {**kwargs, "device": target}
     device, dtype, non_blocking, *rest = func(*args, **kwargs)
+    is_blocking = not non_blocking or context.runtime.blocking_copies_only
+    if device is None:
+        return (device, dtype, not is_blocking, *rest)
     # `Module.to` hands the device on without its spelling, so the side is put into the device's object.
-    if device is not None and context.runtime.shares_host_memory:
+    if context.runtime.shares_host_memory:
         side = moves.side_meant(context, asked, target) if names_device else moves.side_of(asked)
         device = moves.device_meaning(context, device, side)
-    shows = device is not None and context.shown_as is not None and not torch.compiler.is_compiling()
-    if shows and not _calling_module().startswith("torch."):  # torch's `Module.to` needs the target
-        # Lightning keeps it as a module's device, and compares it with a tensor's.
+    # torch's `Module.to` needs the target. Lightning keeps it as a module's device, and compares it with a tensor's.
+    if _shows_devices(context) and not _calling_module().startswith("torch."):
         device = context.devices.shown(device)
-    return (device, dtype, non_blocking and not context.runtime.blocking_copies_only, *rest)
+    return (device, dtype, not is_blocking, *rest)
+
+
+def _names_device(asked: Any) -> bool:
+    """Return whether the first argument of ``to`` is a device, and not a dtype or another tensor."""
+    return asked is not None and not isinstance(asked, (torch.dtype, torch.Tensor))
+
+
+def _shows_devices(context: Context) -> bool:
+    return context.shown_as is not None and not torch.compiler.is_compiling()
 
 
 @rewrites(torch.Tensor.double, torch.Tensor.cdouble)  # type: ignore[attr-defined]

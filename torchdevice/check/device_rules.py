@@ -121,21 +121,29 @@ def _name(function: ast.expr) -> str:
 def _moved(call: ast.Call, view: View) -> Iterator[Found]:
     """Yield what a call that puts something on a device names by another word than a literal."""
     if view.method(call) == "cuda":
-        ordinal = argument(call, 0, "device")
-        number = ordinal.value if isinstance(ordinal, ast.Constant) else None
-        spelled = f"cuda:{number}" if type(number) is int else "cuda"  # True is an int too, and no ordinal
-        if not isinstance(number, str):
-            yield from _spelled(spelled, view)
+        placed = argument(call, 0, "device")
+        # A text is found by itself, as a literal.
+        if not isinstance(placed, ast.Constant) or not isinstance(placed.value, str):
+            yield from _spelled(_ordinal_spelled(placed), view)
         return
     takes_first = view.method(call) == "to" or view.called(call) in CLASSES_OF_DEVICES
     placed = argument(call, 0, "device") if takes_first else argument(call, None, *_KEYWORDS)
     if placed is None:
         return
     if _is_ordinal(placed, view):
-        yield from _spelled(f"cuda:{ast.unparse(placed)}" if isinstance(placed, ast.Constant) else "cuda", view)
-        return
-    if isinstance(placed, ast.Constant):
-        return
+        yield from _spelled(_ordinal_spelled(placed), view)
+    elif not isinstance(placed, ast.Constant):
+        yield from _spelled_elsewhere(placed, view)
+
+
+def _ordinal_spelled(node: ast.expr | None) -> str:
+    """Return the device of an ordinal: with its number, if that is a constant."""
+    number = node.value if isinstance(node, ast.Constant) else None
+    return f"cuda:{number}" if type(number) is int else "cuda"  # True is an int too, and no ordinal
+
+
+def _spelled_elsewhere(placed: ast.expr, view: View) -> Iterator[Found]:
+    """Yield the devices that an expression has from other lines."""
     for text in view.texts(placed):
         # A text within the call is found by itself, as a literal.
         if text not in ast.walk(placed) and SPELLED.fullmatch(str(text.value)):

@@ -63,13 +63,18 @@ def _named(node: ast.AST, view: View) -> str:
     if isinstance(node, ast.Call):
         return _converted(node, view)
     if isinstance(node, ast.Constant):
-        legacy = isinstance(node.value, str) and node.value.startswith("torch.") and node.value.endswith(_LEGACY)
-        return _CONVERSIONS["double"] if legacy else ""
+        text = node.value if isinstance(node.value, str) else ""
+        is_legacy = text.startswith("torch.") and text.endswith(_LEGACY)
+        return _CONVERSIONS["double"] if is_legacy else ""
     if isinstance(view.parent(node), ast.Attribute) or _is_compared(node, view) or _stays_on_the_cpu(node, view):
         return ""
     if view.called(_call_with(node, view) or node) in FUNCTIONS_ABOUT_DTYPES:
         return ""
-    name = view.dotted(node) or ""
+    return _dtype_of_name(view.dotted(node) or "")
+
+
+def _dtype_of_name(name: str) -> str:
+    """Return the dotted name of the dtype that a dotted name means; empty for a name of another kind."""
     if not name.startswith("torch."):
         return ""
     if name.endswith(f".{_LEGACY}"):
@@ -260,23 +265,41 @@ def _mps_arguments(node: ast.Call, view: View) -> Iterator[Found]:
     just made on the device or moved there raises, and must be changed."""
     if view.target.column != MAC.column:
         return
-    made = node.func.value if isinstance(node.func, ast.Attribute) else None
-    origin = made
-    while isinstance(origin, ast.Call) and isinstance(origin.func, ast.Attribute) and not view.called(origin):
-        origin = origin.func.value  # of `Layer(...).cuda().half()` the layer
-    function, method, maker = view.called(node), view.method(node), view.called(origin) if origin is not None else ""
-    moved = isinstance(made, ast.Call) and (view.method(made) == "cuda" or _on_device(made, view))
-    if method == "share_memory_" and moved:
+    if view.method(node) == "share_memory_" and _is_of_device(node, view):
         yield Found(Verdict.CHANGE, f"Share a CPU tensor: share_memory_ raises for one on {view.target.name}.")
-    projects = argument(node, None, "proj_size") if function == "torch.nn.LSTM" else None
-    for said, refused in (
-        ("an LSTM with proj_size", projects is not None and getattr(projects, "value", None) != 0),
-        (method, method.startswith(_COMPRESSED) and view.is_tensor(node)),
-        (function.removeprefix("torch."), function in _MAKES_COMPRESSED and _on_device(node, view)),
-        ("ConvTranspose3d in half precision", "torch.nn.ConvTranspose3d" in (function, maker) and _halves(node, view)),
-    ):
-        if refused:
-            yield without_trace(f"Expect {said} to run on the CPU: {view.target.name} refuses it.")
+    for said in _refused_arguments(node, view):
+        yield without_trace(f"Expect {said} to run on the CPU: {view.target.name} refuses it.")
+
+
+def _is_of_device(call: ast.Call, view: View) -> bool:
+    """Return whether a call is of a method of an object that was made on the device or moved there just before."""
+    made = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return isinstance(made, ast.Call) and (view.method(made) == "cuda" or _on_device(made, view))
+
+
+def _refused_arguments(node: ast.Call, view: View) -> Iterator[str]:
+    """Yield the names of what MPS refuses in a call."""
+    function, method = view.called(node), view.method(node)
+    if function == "torch.nn.LSTM":
+        projects = argument(node, None, "proj_size")
+        if projects is not None and getattr(projects, "value", None) != 0:
+            yield "an LSTM with proj_size"
+    if method.startswith(_COMPRESSED) and view.is_tensor(node):
+        yield method
+    if function in _MAKES_COMPRESSED and _on_device(node, view):
+        yield function.removeprefix("torch.")
+    if "torch.nn.ConvTranspose3d" in (function, _first_called(node, view)) and _halves(node, view):
+        yield "ConvTranspose3d in half precision"
+
+
+def _first_called(call: ast.Call, view: View) -> str:
+    """Return the dotted name of the first call in a chain of methods: of ``Layer(...).cuda().half()`` the layer's."""
+    origin: ast.expr = call
+    while isinstance(origin, ast.Call) and isinstance(origin.func, ast.Attribute):
+        origin = origin.func.value
+        if view.called(origin):
+            break
+    return view.called(origin)
 
 
 _COMPRESSED = ("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc")

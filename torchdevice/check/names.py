@@ -123,6 +123,9 @@ class Names:
             self._calls.setdefault(_own_function(node), []).append(node)
         elif isinstance(node, ast.Return) and node.value is not None:
             self.returned.setdefault(getattr(inner.node, "name", ""), []).append(node.value)
+        self._note_assignments(node, inner)
+
+    def _note_assignments(self, node: ast.AST, inner: _Scope) -> None:
         for target, value in _assignments(node):
             if isinstance(target, ast.Name):
                 inner.given[target.id].append(_Given(value=value))

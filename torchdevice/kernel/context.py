@@ -269,17 +269,14 @@ class Context:
 
     def _redirect_new(self, value: Any) -> torch.device | None:
         """Resolve an argument that this thread has not seen yet, or whose answer is reported each time."""
-        if not self.runtime.supplied.torch_knows_current:
-            spells = value.index is None and value.type if isinstance(value, torch.device) else value
-            if spells.__class__ is str and spells == self.device_type:  # the target, without an index
-                return self.devices.current
+        if not self.runtime.supplied.torch_knows_current and _names_without_index(value, self.device_type):
+            return self.devices.current
         spelling = parse(value)
-        if spelling is None or not (spelling.accelerator in self.names.stood_for or ordinal_of(value) is not None):
-            # None, or for a spelling of the target's own name on a simulated machine its device there.
-            own = None
-            on_machine = spelling is not None and spelling.accelerator == self.names.family != self.device_type
-            if spelling is not None and on_machine and not self.thread.forced_cpu:
-                own = self.devices.at(self.thread.device_index if spelling.index is None else spelling.index)
+        if spelling is None:
+            self._remember(value, None)
+            return None
+        if spelling.accelerator not in self.names.stood_for and ordinal_of(value) is None:
+            own = self._on_machine(spelling)
             self._remember(value, None if own is None else (own, "", ""))
             return own
         folded = spelling.index is not None and spelling.index >= self.devices.count
@@ -293,6 +290,13 @@ class Context:
             self.journal.record(str(value), done, Fidelity.EXACT)
             self._remember(value, (device, str(value), done))
         return device
+
+    def _on_machine(self, spelling: Spelling) -> torch.device | None:
+        """Return the device of a spelling of the target's own name on a simulated machine; None elsewhere."""
+        on_machine = spelling.accelerator == self.names.family != self.device_type
+        if not on_machine or self.thread.forced_cpu:
+            return None
+        return self.devices.at(self.thread.device_index if spelling.index is None else spelling.index)
 
     def _remember(self, value: Any, answer: tuple[torch.device, str, str] | None) -> None:
         # True and 1 hash alike, hence the exact class; see `_HASHED`.
@@ -321,6 +325,13 @@ class Context:
 
     def __repr__(self) -> str:
         return f"<Context target={self.runtime.target!r}>"
+
+
+def _names_without_index(value: Any, device_type: str) -> bool:
+    """Return whether a device argument is a device type alone, without an index."""
+    if isinstance(value, torch.device):
+        return value.index is None and value.type == device_type
+    return value.__class__ is str and value == device_type
 
 
 _parse_visible_devices = torch.cuda._parse_visible_devices

@@ -289,16 +289,24 @@ def _answer_for(entry: Entry | None) -> None:
     state.compiling = compiling
     stood_for = context.names.stood_for if context is not None else frozenset()
     state.for_cuda = context if "cuda" in stood_for else None
-    # In a thread that says it is initialising, torch neither initialises CUDA nor looks for NVIDIA's library.
+    forked = context is not None and context.driver.is_in_bad_fork
+    _seem_initializing(frozenset() if forked else stood_for)
+    if on_context is not None:
+        on_context(context)
+    state.answers = True
+
+
+def _seem_initializing(families: frozenset[str]) -> None:
+    """Let torch believe that this thread is initialising these accelerators, and no others.
+
+    torch then neither initialises CUDA nor looks for NVIDIA's library.
+    """
     for family, of_accelerator in _initializing.items():
-        if family in stood_for and context is not None and not context.driver.is_in_bad_fork:
+        if family in families:
             of_accelerator.is_initializing = True
         else:
             # Removed instead of set to False, because torch asks `hasattr`.
             vars(of_accelerator).pop("is_initializing", None)
-    if on_context is not None:
-        on_context(context)
-    state.answers = True
 
 
 on_context: Callable[[Context | None], None] | None = None

@@ -209,18 +209,10 @@ def _bias(q: torch.Tensor, distance: torch.Tensor, rule: Rule, block: _Block) ->
 def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block) -> Attended:
     """Compute a block by torch's own attention."""
     rows, keys = q.shape[1], k.shape[1]
-    # A causal block as torch defines it: the first row sees the first key. One row of the last place sees all.
-    square = rule.right == 0 and rule.left is None and block.offset == 0 and rows == keys
-    sees_all = rule.left is None and (rule.right is None or block.offset + rule.right >= keys - 1)
-    mask = None
-    if rule.slopes is not None or rule.bias is not None or not (square or sees_all):
-        square = False
-        distance = _distance(q, k, block)
-        seen = _visible(distance, rule)
-        bias = _bias(q, distance, rule, block)
-        mask = seen if bias is None else bias
-        if seen is not None and bias is not None:
-            mask = bias.masked_fill(~seen, -math.inf)
+    is_causal = _is_causal(rows, keys, rule, block)
+    has_bias = rule.slopes is not None or rule.bias is not None
+    needs_mask = has_bias or not (is_causal or _sees_all(keys, rule, block))
+    mask = _mask(q, k, rule, block) if needs_mask else None
     dtype = q.dtype
     if mask is not None and mask.is_floating_point() and mask.dtype != dtype:
         # A bias in float32 beside half-precision queries: rounding it would move scores of far keys.
@@ -231,11 +223,34 @@ def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block
         v.transpose(1, 2),
         attn_mask=mask,
         dropout_p=rule.dropout,
-        is_causal=square and rows > 1,
+        is_causal=is_causal and not needs_mask and rows > 1,
         scale=rule.scale,
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return Attended(out.transpose(1, 2).to(dtype), None, None)
+
+
+def _is_causal(rows: int, keys: int, rule: Rule, block: _Block) -> bool:
+    """Return whether a block is causal as torch defines it: the first row sees the first key."""
+    has_causal_window = rule.right == 0 and rule.left is None
+    return has_causal_window and block.offset == 0 and rows == keys
+
+
+def _sees_all(keys: int, rule: Rule, block: _Block) -> bool:
+    """Return whether each row sees all keys, as one row of the last place does."""
+    if rule.left is not None:
+        return False
+    return rule.right is None or block.offset + rule.right >= keys - 1
+
+
+def _mask(q: torch.Tensor, k: torch.Tensor, rule: Rule, block: _Block) -> torch.Tensor | None:
+    """Return the mask of a block, as torch's attention takes one; None where each row sees all keys without a bias."""
+    distance = _distance(q, k, block)
+    seen = _visible(distance, rule)
+    bias = _bias(q, distance, rule, block)
+    if seen is None or bias is None:
+        return seen if bias is None else bias
+    return bias.masked_fill(~seen, -math.inf)
 
 
 def _own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block, *, weights: bool) -> Attended:

@@ -58,8 +58,7 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
         if machine is not None:
             found, options = _on_machine(machine, options)
         elif simulated is None:
-            best = (each for each in target_names() if each != "cpu" and runtime(each).is_available())
-            found = runtime(next(best, "cpu")) if name is None else _named(options.target, name)
+            found = _best() if name is None else _named(options.target, name)
         facts = _options.Target(
             simulated=simulated is not None,
             shares_host_memory=found is not None and found.shares_host_memory,
@@ -74,6 +73,12 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
         if fitting.random == "cuda" and not found.supplied.is_gpu:
             found = with_gpu_numbers(found)
         return found, fitting
+
+
+def _best() -> Runtime:
+    """Return the runtime of the first accelerator that is available here, else that of the CPU."""
+    available = (each for each in target_names() if each != "cpu" and runtime(each).is_available())
+    return runtime(next(available, "cpu"))
 
 
 def machine_of(options: Options) -> Context | None:

@@ -153,24 +153,34 @@ class Call:
     def _difference(self, compared: _Compared, expected: Any) -> Difference | None:
         actual = compared.actual
         if not isinstance(actual, torch.Tensor):
-            equal = actual == expected or (actual != actual and expected != expected)  # NaN differs from itself
-            return None if equal else Difference("values", f"is {actual!r} instead of {expected!r}")
+            return _of_numbers(actual, expected)
         if not isinstance(expected, torch.Tensor) or not (is_plain(actual) and is_plain(expected)):
             return None
         found = tolerances.of_properties(actual, expected, wide=self._wide)
         if found is not None or not self.operator.has_values:
             return found
+        return self._of_values(compared, expected)
+
+    def _of_values(self, compared: _Compared, expected: torch.Tensor) -> Difference | None:
+        actual = compared.actual
         values = on_cpu(actual, self._alias)
         found = tolerances.of_values(values, expected)
-        if found is not None and self.operator.chooses and values.dtype is torch.int64:
+        if found is None:
+            return None
+        if self.operator.chooses and values.dtype is torch.int64:
             return self._of_choices(values, expected, found)
         # The roundings in a kernel may be the reason.
-        rounds = not (self.operator.rounds_only or self._draws) and (self._wide or values.dtype is not torch.bool)
-        if found is not None and rounds:
-            found = self._beyond_rounding(compared, values, found)
-        if found is not None and compared.number is None and self._is_unchanged(actual):
-            return found._replace(kind="not written", what=f"is as it was before the call; {found.what}")
-        return found
+        beyond = self._beyond_rounding(compared, values, found) if self._rounds(values) else found
+        is_argument = compared.number is None
+        if beyond is not None and is_argument and self._is_unchanged(actual):
+            return _not_written(beyond)
+        return beyond
+
+    def _rounds(self, values: torch.Tensor) -> bool:
+        """Return whether the operator computes with roundings that may add up in these results."""
+        if self.operator.rounds_only or self._draws:
+            return False
+        return self._wide or values.dtype is not torch.bool
 
     def _of_choices(self, indices: torch.Tensor, expected: torch.Tensor, found: Difference) -> Difference | None:
         """Return a difference of indices, unless they are of elements that equal the reference's, each taken once."""
@@ -221,10 +231,9 @@ class Call:
                 continue
             cpu_wrote = tolerances.of_values(place.of(self.inputs.memories[place.memory]), expected) is not None
             if self._is_unchanged(tensor):
-                kind, what = "not written", f"is as it was before the call; {found.what}"
                 # The reference of a conjugate or negative view is kept without its bits, which nobody writes to.
                 is_view = tensor.is_conj() or tensor.is_neg()
-                found = found._replace(kind=kind, what=what) if cpu_wrote and not is_view else None
+                found = _not_written(found) if cpu_wrote and not is_view else None
             elif not cpu_wrote:
                 what = f"was changed, although the operator does not declare to write to it; {found.what}"
                 found = found._replace(kind="undeclared write", what=what)
@@ -269,6 +278,17 @@ class Call:
         if not isinstance(value, torch.Tensor):
             return repr(value)
         return f"{self.inputs.places[id(value)]}, on {native_device(value)}"
+
+
+def _not_written(found: Difference) -> Difference:
+    return found._replace(kind="not written", what=f"is as it was before the call; {found.what}")
+
+
+def _of_numbers(actual: Any, expected: Any) -> Difference | None:
+    are_nan = actual != actual and expected != expected  # NaN differs from itself
+    if are_nan or actual == expected:
+        return None
+    return Difference("values", f"is {actual!r} instead of {expected!r}")
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -67,19 +67,24 @@ class Pipeline:
             if half_products.takes(op):
                 self._compute = half_products.in_float32(op, self._compute)
             self._random = device_random.kind_of(op)
-        if self._refusals_of is refusals_of:
-            # C++ serves an operator of which a call's dtypes tell whether CUDA may refuse it. It serves no machine of
-            # another kind, and no call while the program asks for deterministic algorithms.
-            rules = [rule for rule in device_refusals.rules_of_cuda(op) if rule.holds is policy.stands_for_cuda]
-            refused = [rule.only for rule in rules if rule.only is not None]
-            if len(refused) == len(rules) and op.namespace == "aten" and serving.can_serve(op, self._may_lack is None):
-                # A rule without dtypes is one about several dtypes.
-                slow = half_products.slow_dtypes() if half_products.takes(op) else frozenset()
-                serving.offer(op, slow.union(*refused), mixes=all(refused))
+        if self._refusals_of is refusals_of and op.namespace == "aten":
+            self._offer_to_cpp(op)
         # Last, because other threads may call the operator meanwhile.
         self._refusals = self._refusals_of(op)
         for refuse in self._refusals:
             refuse(args, kwargs)
+
+    def _offer_to_cpp(self, op: Any) -> None:
+        """Offer C++ an operator of which a call's dtypes tell whether CUDA may refuse it.
+
+        C++ serves no machine of another kind, and no call while the program asks for deterministic algorithms.
+        """
+        rules = [rule for rule in device_refusals.rules_of_cuda(op) if rule.holds is policy.stands_for_cuda]
+        refused = [rule.only for rule in rules if rule.only is not None]
+        if len(refused) == len(rules) and serving.can_serve(op, self._may_lack is None):
+            # A rule without dtypes is one about several dtypes.
+            slow = half_products.slow_dtypes() if half_products.takes(op) else frozenset()
+            serving.offer(op, slow.union(*refused), mixes=all(refused))
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operator."""

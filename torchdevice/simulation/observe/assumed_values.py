@@ -41,6 +41,7 @@ class AssumedValues(WithoutValues):
         super().__init__()
         self._context = context
         self._selected = 0 if context.options.values == "assume-fewest" else 1
+        self._said_of_sizes = MOST if self._selected else FEWEST
 
     def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what an operator gives. The values that it needs are assumed where there are none.
@@ -54,21 +55,31 @@ class AssumedValues(WithoutValues):
         try:
             return super().run(op, kernel, args, kwargs)
         except NoValueError:
-            read = gives_values(op, args, kwargs)
-            sized = not read and (torch.Tag.dynamic_output_shape in op.tags or op.namespace != "aten")
-            plain = all(each.layout is torch.strided and not each.is_nested for each in tensors((args, kwargs)))
-            known = sized and not any(argument.is_out for argument in op._schema.arguments)
-            if not plain or not (known or read):
+            reads = gives_values(op, args, kwargs)
+            if not _are_plain(args, kwargs) or not (reads or _has_size_by_values(op)):
                 raise
         with torch._C.DisableTorchFunction():
-            result = _Assumed(op, self._selected if sized else 0, gives_values=not sized).call(args, kwargs)
-            if sized:
-                said = MOST if self._selected else FEWEST
-            else:
-                said = f"{result}" if isinstance(result, (int, float)) else "all are 0"
+            assumed = 0 if reads else self._selected
+            result = _Assumed(op, assumed, gives_values=reads).call(args, kwargs)
+            said = _read_as(result) if reads else self._said_of_sizes
             name = _NAMES.get(op._schema.name, op._schema.name.removeprefix("aten::"))
             self._context.report(name, ASSUMED + said, Fidelity.APPROXIMATE)
             return result
+
+
+def _are_plain(args: Any, kwargs: Any) -> bool:
+    return all(each.layout is torch.strided and not each.is_nested for each in tensors((args, kwargs)))
+
+
+def _has_size_by_values(op: Any) -> bool:
+    """Return whether the size of an operator's new result depends on values. Operators of libraries do not say so."""
+    if any(argument.is_out for argument in op._schema.arguments):
+        return False
+    return torch.Tag.dynamic_output_shape in op.tags or op.namespace != "aten"
+
+
+def _read_as(result: Any) -> str:
+    return f"{result}" if isinstance(result, (int, float)) else "all are 0"
 
 
 _NEUTRAL = {"aten::bitwise_and": 1, "aten::bitwise_or": 0}

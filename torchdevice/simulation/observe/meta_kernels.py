@@ -74,21 +74,29 @@ class WithoutValues(Observer):
             # Torch's meta device has no sparse and nested tensors. Their kernels refuse parts without values.
             if name in _OF_METADATA or any(each.layout is not torch.strided or each.is_nested for each in leaves):
                 return kernel(*args, **kwargs)
-            known = all(index_of(each) < 0 or not has_no_values(each.untyped_storage()) for each in leaves)
+            known = all(map(_has_values, leaves))
             if gives_values(op, args, kwargs):
                 if not known:
                     raise NoValueError(name)
                 return kernel(*args, **kwargs)
-            if kwargs.get("device") is not None and kwargs["device"].type != policy.DEVICE_TYPE:
+            device = kwargs.get("device")
+            if device is not None and device.type != policy.DEVICE_TYPE:
                 # An operator that reads shapes only, such as `zeros_like`, on a device of another type.
                 taken, named = pytree.tree_map_only(torch.Tensor, meta_of, (args, kwargs))
                 return op(*taken, **named)
             result, plan = _run(op, kernel, args, kwargs, known)
             if plan is not None and key is not None:
-                if len(self._plans) >= _MOST:
-                    self._plans.clear()
-                self._plans[key] = plan
+                self._keep(key, plan)
             return result
+
+    def _keep(self, key: Any, plan: _Plan) -> None:
+        if len(self._plans) >= _MOST:
+            self._plans.clear()
+        self._plans[key] = plan
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    return index_of(tensor) < 0 or not has_no_values(tensor.untyped_storage())
 
 
 def gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -199,14 +207,7 @@ def _mark(values: Any, seen: dict[int, int], by_class: bool) -> tuple[Any, ...]:
     for value in values:
         kind = value.__class__
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            if value.layout is not torch.strided or value.is_nested:
-                raise _Unplanned
-            address, owner = value.data_ptr(), owner_at(value)
-            storage = id(value if owner is None else owner)
-            # The distance, and not the place, so that a loop over slices has one plan.
-            distance = address - seen.setdefault(storage, address) if address else -1
-            shape = value.shape, value.stride(), value.dtype, index_of(value), value.is_conj(), value.is_neg()
-            marks.append((*shape, list(seen).index(storage) if address else -1, distance, owner.__class__))
+            marks.append(_mark_of_tensor(value, seen))
         elif kind is list or kind is tuple:
             marks.append(_mark(value, seen, by_class))
         elif (by_class and kind is float) or isinstance(value, torch.Generator):
@@ -216,6 +217,20 @@ def _mark(values: Any, seen: dict[int, int], by_class: bool) -> tuple[Any, ...]:
         else:
             raise _Unplanned
     return tuple(marks)
+
+
+def _mark_of_tensor(tensor: torch.Tensor, seen: dict[int, int]) -> tuple[Any, ...]:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise _Unplanned
+    owner = owner_at(tensor)
+    shape = tensor.shape, tensor.stride(), tensor.dtype, index_of(tensor), tensor.is_conj(), tensor.is_neg()
+    address = tensor.data_ptr()
+    if not address:
+        return (*shape, -1, -1, owner.__class__)
+    storage = id(tensor if owner is None else owner)
+    # The distance, and not the place, so that a loop over slices has one plan.
+    distance = address - seen.setdefault(storage, address)
+    return (*shape, list(seen).index(storage), distance, owner.__class__)
 
 
 class _Shapes(StandIns):

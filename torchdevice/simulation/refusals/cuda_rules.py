@@ -62,12 +62,7 @@ def _of_batch(input: torch.Tensor, weight: Any = None, bias: Any = None, *rest: 
     own, kind = dtype_of(input), dtype_of(weight)
     takes = (kind is torch.float32 or own is not torch.float16) and torch.bfloat16 not in (own, kind)
     if takes and input.dim() > 2 and torch._C._get_cudnn_enabled():
-        named = list(zip(_OF_BATCH, (input, weight, bias, *rest), strict=False))
-        pairs = [*([] if own is torch.float16 else [named[:2]]), *([named[1], each] for each in named[2:])]
-        for (one, first), (other, second) in pairs:
-            if isinstance(second, torch.Tensor) and dtype_of(first) != dtype_of(second):
-                return _DTYPES_OF_CUDNN_BATCHES.format(one, other, _type(first), _type(second))
-        return ""
+        return _of_cudnn_batch(input, weight, bias, *rest)
     wanted = torch.float32 if own in _LOW and kind is not own else own
     for name, each in (("weight", weight), ("bias", bias)):
         if each is not None and dtype_of(each) != wanted:
@@ -76,6 +71,18 @@ def _of_batch(input: torch.Tensor, weight: Any = None, bias: Any = None, *rest: 
 
 
 _OF_BATCH = ("#1 'input'", "#2 'weight'", "#3 'bias'", "#4 'running_mean'", "#5 'running_var'")
+
+
+def _of_cudnn_batch(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> str:
+    """Refuse parameters and statistics of several dtypes, in the order in which torch compares them for cuDNN."""
+    of_input, of_weight, *others = zip(_OF_BATCH, (input, weight, *rest), strict=False)
+    pairs = [(of_weight, each) for each in others]
+    if dtype_of(input) is not torch.float16:
+        pairs.insert(0, (of_input, of_weight))
+    for (one, first), (other, second) in pairs:
+        if isinstance(second, torch.Tensor) and dtype_of(first) != dtype_of(second):
+            return _DTYPES_OF_CUDNN_BATCHES.format(one, other, _type(first), _type(second))
+    return ""
 
 
 def _other_than(dtype: torch.dtype, parameters: Any) -> str:

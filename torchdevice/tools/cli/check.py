@@ -17,7 +17,7 @@ from torchdevice.tools.cli.parsing import CommandTexts, add_command, did_you_mea
 from torchdevice.tools.cli.report import output_file
 
 if TYPE_CHECKING:
-    from torchdevice.check import Finding
+    from torchdevice.check import Finding, Target, Verdict
     from torchdevice.check.configuration import Configuration
 
 
@@ -76,15 +76,11 @@ def add(commands: Any) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     if options.rules:
-        from torchdevice.check import RULES
-
-        for rule in RULES.values():
-            print(f"{rule.name}\n{textwrap.fill(rule.finds, 100, initial_indent='  ', subsequent_indent='  ')}")
+        _list_rules()
         return 0
     if not options.paths:
         options.parser.error("which files? Name a PATH: a file, a notebook or a folder")
     from torchdevice.check import Target, Verdict, check_files, checker, configuration
-    from torchdevice.check.target import MAC
 
     with refusals(), switched_off():  # torch, where a rule needs it, is not to be in a scope
         project = configuration.of_project(Path.cwd())
@@ -96,19 +92,36 @@ def _check(options: argparse.Namespace) -> int:
         found = check_files([(file, rules - project.ignored_in(file)) for file in files], target)
         findings = [*chain.from_iterable(styled_text.counted(found, len(files), "files checked"))]
         baseline = options.baseline or (project.baseline and project.folder / project.baseline)
-        if baseline and not options.write_baseline:
-            findings = configuration.without_known(Path(baseline), findings)
-        changes = [finding for finding in findings if finding.verdict is Verdict.CHANGE]
         if options.write_baseline:
             if not baseline:
                 raise ValueError("--write-baseline names no file. Add --baseline FILE, or set it in pyproject.toml.")
-            configuration.write_baseline(Path(baseline), changes)
+            configuration.write_baseline(Path(baseline), _with_verdict(findings, Verdict.CHANGE))
             return 0
-        # On a Mac most programs run as they are, so its owner asks what will be approximate.
-        listed = (Verdict.CHANGE, Verdict.APPROXIMATE) if target.column == MAC.column else (Verdict.CHANGE,)
-        shown = [finding for finding in findings if options.all or finding.verdict in listed]
+        if baseline:
+            findings = configuration.without_known(Path(baseline), findings)
+        shown = findings if options.all else _with_verdict(findings, *_listed(target))
         _show(findings, shown, len(files), options)
-    return int(bool(changes))
+    return int(bool(_with_verdict(findings, Verdict.CHANGE)))
+
+
+def _list_rules() -> None:
+    from torchdevice.check import RULES
+
+    for rule in RULES.values():
+        print(f"{rule.name}\n{textwrap.fill(rule.finds, 100, initial_indent='  ', subsequent_indent='  ')}")
+
+
+def _listed(target: Target) -> tuple[Verdict, ...]:
+    """Return the verdicts that are listed without ``--all``."""
+    from torchdevice.check import Verdict
+    from torchdevice.check.target import MAC
+
+    # On a Mac most programs run as they are, so its owner asks what will be approximate.
+    return (Verdict.CHANGE, Verdict.APPROXIMATE) if target.column == MAC.column else (Verdict.CHANGE,)
+
+
+def _with_verdict(findings: list[Finding], *verdicts: Verdict) -> list[Finding]:
+    return [finding for finding in findings if finding.verdict in verdicts]
 
 
 def _report_links(outside: list[str]) -> None:

@@ -193,11 +193,10 @@ def _change(text: str) -> Any:
 
 def _plan(options: argparse.Namespace) -> int:
     title = ""
-    if options.model is not None:
+    if options.model is None:
+        _refuse_flags_of_models(options)
+    else:
         title = _take_model(options)
-    elif any(getattr(options, name) for name in model_words.FLAGS):
-        needing = next(name for name in model_words.FLAGS if getattr(options, name))
-        options.parser.error(f"--{needing} needs --model NAME; the flags of a program come after it")
     made_by_others = _by_others(options) if options.rest else None
     if made_by_others is not None:
         return made_by_others(options, title)
@@ -206,40 +205,79 @@ def _plan(options: argparse.Namespace) -> int:
 
         changes.install(options.change)
         options.world_size = options.change.ranks or options.world_size
-    file = None
-    if options.json or options.markdown:
-        file = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
+    file = _stdout_for_data() if options.json or options.markdown else None
     options.plan = functools.partial(_begin, options.world_size, _Output(options, file, title))
     if options.target is None:
         options.target, options.memory = "simulated:cuda", options.memory or 1 << 40
     if options.world_size is not None:
-        rank = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
-        size = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(options.world_size))
-        os.environ.update(rank | size | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+        _be_first_of_ranks(options.world_size)
     options.compute = "meta"
     options.values = "assume" if options.assume == "most" else "assume-fewest"
     return run.start(options)
 
 
+def _refuse_flags_of_models(options: argparse.Namespace) -> None:
+    for name in model_words.FLAGS:
+        if getattr(options, name):
+            options.parser.error(f"--{name} needs --model NAME; the flags of a program come after it")
+
+
+def _stdout_for_data() -> TextIO:
+    """Return a file that writes to stdout. What the program prints from now on goes to stderr."""
+    file = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return file
+
+
+def _be_first_of_ranks(count: int) -> None:
+    """Set the variables by which torch's launcher tells a process that it is rank 0 of ``count``."""
+    rank = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
+    size = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
+    os.environ.update(rank | size | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+
+
+class _Exclusion(NamedTuple):
+    """A flag, the flags that cannot stand beside it, and the error where one does. Flags are attributes of options."""
+
+    flag: str
+    others: tuple[str, ...]
+    error: str
+
+
+_JUDGING = ("baseline", "write_baseline", "fits")
+
+_EXCLUSIONS = (
+    _Exclusion(
+        "sweep", _JUDGING, "--sweep makes several plans, and --baseline and --fits judge one. Leave one of them out"
+    ),
+    _Exclusion(
+        "tries",
+        ("sweep", "baseline", "write_baseline", "change"),
+        "--try makes its own plans. Leave --sweep, --baseline and --change out",
+    ),
+    _Exclusion(
+        "interval",
+        ("sweep", "tries", *_JUDGING),
+        "--interval makes two plans. Leave --sweep, --try, --baseline and --fits out",
+    ),
+)
+
+
 def _by_others(options: argparse.Namespace) -> Callable[[argparse.Namespace, str], int] | None:
     """Return what has other processes make the plans; None where this process makes the only one."""
-    baseline = options.baseline or options.write_baseline
-    if options.sweep and (baseline or options.fits):
-        options.parser.error("--sweep makes several plans, and --baseline and --fits judge one. Leave one of them out")
-    if options.tries and (options.sweep or baseline or options.change):
-        options.parser.error("--try makes its own plans. Leave --sweep, --baseline and --change out")
+    given = {name for name, value in vars(options).items() if value}
+    for flag, others, error in _EXCLUSIONS:
+        if flag in given and not given.isdisjoint(others):
+            options.parser.error(error)
     if options.tries and options.model is not None and options.train is None:
         options.parser.error("--try changes how a model is trained. Add --train full, or name a program")
-    if options.interval and (options.sweep or options.tries or baseline or options.fits):
-        options.parser.error("--interval makes two plans. Leave --sweep, --try, --baseline and --fits out")
     if options.interval:
         return plans.interval
     if options.sweep:
         return lambda options, title: plans.sweep(options, options.model or "")
     if options.tries:
         return plans.try_changes
-    return plans.judge if baseline or options.fits else None
+    return None if given.isdisjoint(_JUDGING) else plans.judge
 
 
 def _take_model(options: argparse.Namespace) -> str:

@@ -56,26 +56,40 @@ def named(words: Sequence[str]) -> Program:
         ValueError: A flag is there without what it needs.
     """
     first, *arguments = words
-    if first[:2] in ("-m", "-c"):
-        given = [first[2:], *arguments] if len(first) > 2 else arguments
-        if not given:
-            raise ValueError(f"{first} needs {'a module' if first == '-m' else 'code'} after it.")
-        what, *rest = given
-        argv = [first[:2], *rest]
-        return Program(argv, module=what) if first[1] == "m" else Program(argv, source=what + "\n")  # as Python has it
+    flag, attached = first[:2], first[2:]
+    if flag in ("-m", "-c"):
+        return _module_or_code(flag, [attached, *arguments] if attached else arguments)
     if first == "-":
         return Program([first, *arguments], source=sys.stdin.buffer.read())
     if _is_this_python(first):
-        flags: list[str] = []
-        while arguments and re.match(r"-(?![mc]|$)", arguments[0]):
-            flags.append(arguments.pop(0))
-            if flags[-1] in _WITH_VALUE and arguments:
-                flags.append(arguments.pop(0))
+        flags = _taken_flags(arguments)
         return Program(arguments, interpreter=tuple(flags)) if flags else named(arguments or ["-"])
-    found = None if os.path.dirname(first) or os.path.exists(first) else _command(first)
+    is_path = os.path.dirname(first) or os.path.exists(first)
+    found = None if is_path else _command(first)
     if found is None:
         return _script(first, arguments)
     return _script(found, arguments) if _is_python_script(found) else Program([found, *arguments], is_command=True)
+
+
+def _module_or_code(flag: str, words: list[str]) -> Program:
+    """Return the program of ``-m`` or ``-c``, given the words after it."""
+    is_module = flag == "-m"
+    if not words:
+        raise ValueError(f"{flag} needs {'a module' if is_module else 'code'} after it.")
+    what, *rest = words
+    if is_module:
+        return Program([flag, *rest], module=what)
+    return Program([flag, *rest], source=what + "\n")  # Python adds the end of the line, too
+
+
+def _taken_flags(arguments: list[str]) -> list[str]:
+    """Take the flags of the interpreter, with their values, off the beginning of the words, and return them."""
+    flags: list[str] = []
+    while arguments and re.match(r"-(?![mc]|$)", arguments[0]):
+        flags.append(arguments.pop(0))
+        if flags[-1] in _WITH_VALUE and arguments:
+            flags.append(arguments.pop(0))
+    return flags
 
 
 def _script(path: str, arguments: list[str]) -> Program:

@@ -118,11 +118,22 @@ def start(options: argparse.Namespace) -> int:
     if isinstance(program.source, bytes) and not _is_valid(program.source):
         # Python words an error in a file differently from one in text that it is given to compile.
         if not program.path:
-            with tempfile.TemporaryFile() as file:  # from which the next interpreter reads what was read from stdin
-                file.write(program.source)
-                file.seek(0)
-                os.dup2(file.fileno(), 0)
+            _put_back_on_stdin(program.source)
         return _become([*subprocess._args_from_interpreter_flags(), *program.argv])  # type: ignore[attr-defined]
+    _run_here(program, options)
+    return 0
+
+
+def _put_back_on_stdin(source: bytes) -> None:
+    """Let the next interpreter read from stdin what was read from there."""
+    with tempfile.TemporaryFile() as file:
+        file.write(source)
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
+
+
+def _run_here(program: Program, options: argparse.Namespace) -> None:
+    """Run a program of Python's in this process."""
     sys.argv[:] = program.argv
     _import_beside(program, options)
     _set_first_path(program)
@@ -138,7 +149,6 @@ def start(options: argparse.Namespace) -> int:
                 _hint_at_native_kernels()
             raise
     _hint_at_native_kernels()
-    return 0
 
 
 def _hint_at_native_kernels() -> None:

@@ -178,23 +178,32 @@ def _init_in_graph(original: Any) -> Any:
         state = thread_state.state
         context = state.context
         in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH and (state.compiling or context is not None)
-        answered = (_ACCEPTED, device_type, dtype, None if context is None else context.thread.device_index)
-        is_known = context is not None and answered in context.settings and context.driver.is_initialized
-        is_computed_in = context is not None and _is_what_is_computed_in(context, device_type, dtype)
-        chosen = (in_graph and dtype is not None) or is_known or is_computed_in
+        chosen = (in_graph and dtype is not None) or _accepts(context, device_type, dtype)
         # torch accepts float16 on every device. It refuses other dtypes, or reads the device's properties.
         original(self, device_type, torch.float16 if chosen else dtype, *args, **kwargs)
         if chosen:
             self.fast_dtype = dtype
-        elif context is not None and dtype is torch.bfloat16 and self._enabled:
-            context.settings[answered] = True
-        if context is not None and context.shown_as is not None:
+        if context is None:
+            return
+        if not chosen and dtype is torch.bfloat16 and self._enabled:
+            context.settings[_accepted(context, device_type, dtype)] = True
+        if context.shown_as is not None:
             self.custom_backend_name = _NO_BACKEND
 
     return __init__
 
 
-_ACCEPTED = "autocast accepts"
+def _accepts(context: Context | None, device_type: Any, dtype: Any) -> bool:
+    """Return whether a scope accepts a dtype of autocast without torch's check."""
+    if context is None:
+        return False
+    is_known = _accepted(context, device_type, dtype) in context.settings and context.driver.is_initialized
+    return is_known or _is_what_is_computed_in(context, device_type, dtype)
+
+
+def _accepted(context: Context, device_type: Any, dtype: Any) -> tuple[Any, ...]:
+    """Return the name of the setting that says that torch has accepted a dtype on the current device."""
+    return "autocast accepts", device_type, dtype, context.thread.device_index
 
 
 def _is_what_is_computed_in(context: Context, device_type: Any, dtype: Any) -> bool:

@@ -110,13 +110,17 @@ class _Rewriting:
         elif kind == "aten::pin_memory" and not self._context.runtime.pins_memory:
             self._replace(graph, node, "pin_memory")
         elif kind == "prim::CallMethod":
-            cls: Any = next(iter(node.inputs())).type()  # it may have been compiled only because it is used here
-            if isinstance(cls, torch._C.ClassType) and cls.qualified_name() not in self._seen:
-                self._seen.add(cls.qualified_name())
-                for graph in _graphs_of_class(cls):
-                    self.rewrite(graph)
+            self._rewrite_class_of(node)
         elif kind.startswith("aten::") and self._context.dtypes.unsupported:
             self._fit_dtype(graph, node)
+
+    def _rewrite_class_of(self, node: Any) -> None:
+        """Rewrite the class whose method a node calls: it may have been compiled only because it is used here."""
+        cls: Any = next(iter(node.inputs())).type()
+        if isinstance(cls, torch._C.ClassType) and cls.qualified_name() not in self._seen:
+            self._seen.add(cls.qualified_name())
+            for graph in _graphs_of_class(cls):
+                self.rewrite(graph)
 
     def _rewrite_constant(self, node: Any) -> None:
         """Rewrite a constant: a device, or a function whose graph contains devices."""

@@ -188,11 +188,7 @@ def get_device_index(
     if type(device) is int:
         return device
     if isinstance(device, torch.device) and context.devices.is_targets(device):
-        if device.index is not None:
-            return device.index
-        if allow_cpu and context.runtime.shares_host_memory:
-            return -1
-        return context.thread.device_index
+        return _index_on_target(context, device, allow_cpu)
     spelling = parse(device) if isinstance(device, (str, torch.device)) else None
     if spelling is None or spelling.accelerator != context.program:
         return original(device, optional, allow_cpu)  # which refuses another accelerator's device
@@ -201,6 +197,14 @@ def get_device_index(
     if optional:
         return context.thread.device_index
     raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+
+
+def _index_on_target(context: Context, device: torch.device, allow_cpu: bool) -> int:
+    if device.index is not None:
+        return device.index
+    if allow_cpu and context.runtime.shares_host_memory:
+        return -1
+    return context.thread.device_index
 
 
 @replaces(torch.cuda, "init")

@@ -128,13 +128,8 @@ class NcclGroup(dist.ProcessGroup):
             raise ValueError("Tensors must be CUDA and dense")
         alias = self.runtime.supplied.host_alias(tensor)
         # `host_alias` returns a CPU tensor itself.
-        on_cpu, kind = alias is tensor, tensor.device.type
-        if not (
-            self._takes_cpu or self.runtime.supplied.runs_on_host() if on_cpu else kind == self.runtime.device_type
-        ):
-            raise RuntimeError(f"No backend type associated with device type {kind}")
-        if self._lacks and not on_cpu:
-            raise RuntimeError(f"No backend type associated with device type {self._lacks}")
+        on_cpu = alias is tensor
+        self._check_device(tensor.device.type, on_cpu)
         name = _UNKNOWN_TO_NCCL.get(tensor.dtype)
         if name is not None and not self.is_gloo and not (self._has_gloo and on_cpu):
             raise TypeError(f"Input tensor data type is not supported for NCCL process group: {name}")
@@ -143,6 +138,17 @@ class NcclGroup(dist.ProcessGroup):
         if not between_two and not tensor.is_contiguous(memory_format=_memory_format_of(tensor)):
             raise ValueError("Tensors must be contiguous")
         return alias
+
+    def _check_device(self, kind: str, on_cpu: bool) -> None:
+        """Refuse a tensor of a device that the group does not serve."""
+        if on_cpu:
+            served = self._takes_cpu or self.runtime.supplied.runs_on_host()
+        else:
+            served = kind == self.runtime.device_type
+        if not served:
+            raise RuntimeError(f"No backend type associated with device type {kind}")
+        if self._lacks and not on_cpu:
+            raise RuntimeError(f"No backend type associated with device type {self._lacks}")
 
     def check_for_nan(self, tensors: Sequence[torch.Tensor]) -> None:
         """Refuse NaN in what is sent, where ``TORCH_NCCL_NAN_CHECK`` asked for it when the group was made.
