@@ -588,6 +588,13 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
         if owner is None:  # a storage without memory
             _check_whole(tensor)
             return on_cpu(tensor)
+    return _kept_view(owner, tensor, address, dtype, shape, stride)
+
+
+def _kept_view(
+    owner: StorageRef, tensor: torch.Tensor, address: int, dtype: torch.dtype, shape: torch.Size, stride: Any
+) -> torch.Tensor:
+    """Return the last view of a block's CPU tensor if it is one for this tensor, else a new one."""
     view = owner.view
     alike = view.data_ptr() == address and view.dtype is dtype and view.shape == shape and view.stride() == stride
     # A view with gaps may only be given to the tensor that it was made for, see `_is_dense`.

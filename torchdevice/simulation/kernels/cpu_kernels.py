@@ -268,11 +268,11 @@ class Arguments:
                 where = index_of(value)
                 if where < 0:
                     # A CPU tensor with dimensions is an error, one without is a scalar for some operators.
-                    odd = odd or not scalars or value.dim() > 0
+                    odd |= not scalars or value.dim() > 0
                 else:
                     if where != index:
                         # A second device: `look_again` decides whether CUDA accepts that.
-                        odd = odd or index >= 0
+                        odd |= index >= 0
                         index = where
                     try:
                         value = alias(value)
@@ -282,10 +282,10 @@ class Arguments:
                 # A list of numbers, such as a shape, needs no conversion; its first element tells.
                 if value and value[0].__class__ not in NUMBERS:
                     value, index, within = self.take(value, index)
-                    odd = odd or within
+                    odd |= within
             elif value.__class__ in NUMBERS:
                 # The dispatcher makes tensors of numbers, a kernel called directly does not.
-                odd = odd or len(taken) in self.for_tensors
+                odd |= len(taken) in self.for_tensors
             taken.append(value)
         return taken, index, odd
 

@@ -215,32 +215,52 @@ def attend(
     differentiates the chosen kernel. Torch's own composite kernel runs in all other cases, and checks the arguments.
     """
     with torch._C.DisableTorchFunction():
-        if attn_mask is None and not (dropout_p or enable_gqa) and sharded_attention.is_divided(query, key, value):
+        is_plain = attn_mask is None and not dropout_p and not enable_gqa
+        if is_plain and sharded_attention.is_divided(query, key, value):
             return _FLASH_KERNEL(query, key, value, dropout_p, is_causal, scale=scale)[0]
         options = {"scale": scale, "enable_gqa": enable_gqa}
-        many = any(size > attention.MOST_ROWS for size in query.shape[:2])
-        is_checked = (many or not torch._C._get_math_sdp_enabled()) and policy.stands_for_cuda()
+        is_checked = _is_checked(query)
         if is_checked:
             attention.check(SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
-        tensors: tuple[torch.Tensor, ...] = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
-        are_real = all(map(_is_real, tensors))
-        kernel, composes = None, False
-        if are_real and derivatives.are_asked(tensors) and not any(each.is_nested for each in tensors):
+        tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+        kernel, composes = None, is_checked
+        if _are_differentiated(tensors):
             kernel = _differentiable_kernel(tensors, dropout_p, is_causal, enable_gqa)
-            composes = kernel is None
-        alike = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
-        free = are_real and alike and not (is_checked or composes) and policy.provides(_FLASH_KERNEL)
-        mask_learns = attn_mask is not None and attn_mask.requires_grad
-        if free and not mask_learns and _chooses_flash(tensors, dropout_p, is_causal, **options):
+            composes |= kernel is None
+        if not composes and _has_flash(tensors) and _chooses_flash(tensors, dropout_p, is_causal, **options):
             return _flash(tensors, kernel, dropout_p, is_causal, scale)
-        if kernel is not None:
-            tensors = derivatives.refusing(kernel, tensors)
-        query, key, value = tensors[:3]
-        mask = tensors[3] if len(tensors) == 4 else None
-        if is_checked:
-            return _MATH_KERNEL(query, key, value, _added(mask, query), dropout_p, is_causal, **options)[0]
-        composed = _aten.scaled_dot_product_attention.default.decompose
-        return composed(query, key, value, mask, dropout_p, is_causal, **options)
+        refusing = tensors if kernel is None else derivatives.refusing(kernel, tensors)
+        return _composed(refusing, dropout_p, is_causal, by_math=is_checked, **options)
+
+
+def _is_checked(query: torch.Tensor) -> bool:
+    """Return whether CUDA may refuse a call with this query. If it does not, its kernel ``math`` computes the call."""
+    many = any(size > attention.MOST_ROWS for size in query.shape[:2])
+    return (many or not torch._C._get_math_sdp_enabled()) and policy.stands_for_cuda()
+
+
+def _are_differentiated(tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Return whether autograd may want the derivatives of a kernel for such tensors."""
+    are_dense = all(_is_real(each) and not each.is_nested for each in tensors)
+    return are_dense and derivatives.are_asked(tensors)
+
+
+def _has_flash(tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Return whether the CPU has its flash kernel for such tensors. It has no gradient of a mask."""
+    mask_learns = any(each.requires_grad for each in tensors[3:])
+    are_alike = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
+    return are_alike and not mask_learns and all(map(_is_real, tensors)) and policy.provides(_FLASH_KERNEL)
+
+
+def _composed(
+    tensors: Sequence[torch.Tensor], dropout_p: float, is_causal: bool, *, by_math: bool, **options: Any
+) -> torch.Tensor:
+    """Return what torch's composite kernel computes, or the kernel ``math`` alone."""
+    query, key, value, mask = (*tensors, None)[:4]
+    if by_math:
+        return _MATH_KERNEL(query, key, value, _added(mask, query), dropout_p, is_causal, **options)[0]
+    composed = _aten.scaled_dot_product_attention.default.decompose
+    return composed(query, key, value, mask, dropout_p, is_causal, **options)
 
 
 def _flash(
