@@ -29,7 +29,6 @@ class DeviceMode(thread_state.ContextMode):
         table: The rewriters for the context, see :func:`lookup.table_of`.
         find: ``table.get``. The handler does not use ``table``, because Dynamo would guard on its length, which grows.
         known: What :meth:`Context.redirect` knows in this thread, where a call that names a device needs nothing else.
-        native: What C++ needs of the mode, from the first call that it may make for the context; None before.
     """
 
     def __init__(self, context: Context | None):
@@ -38,7 +37,6 @@ class DeviceMode(thread_state.ContextMode):
         self.table: rewriters.Table = {}
         self.find: Any = _find_nothing
         self.known: dict[Any, Any] = {}
-        self.native: Any = None
         self.serve(context)
 
     def __reduce__(self) -> Any:
@@ -51,7 +49,6 @@ class DeviceMode(thread_state.ContextMode):
             self.table = {} if context is None else lookup.table_of(context)
             self.find = _find_nothing if context is None else self.table.get
             self.known = context.thread.redirects if context is not None and context.devices.redirects_only else {}
-            self.native = None
             self.context = context
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -23,7 +23,6 @@ import enum
 import functools
 import operator
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -81,20 +80,14 @@ def _has_memory(cls: Any) -> bool:
     return cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
-marks_in_cpp: Callable[[Any], bool] | None = None
-"""Returns whether C++ has marked a storage as the device's; None while C++ marks none."""
-
-
 def _mark_of(storage: Any) -> Side | None:
-    side = getattr(storage, "_torchdevice_side", None)
-    return _DEVICE if side is None and marks_in_cpp is not None and marks_in_cpp(storage) else side
+    return getattr(storage, "_torchdevice_side", None)
 
 
 def mark_storage(storage: Any, side: Side) -> None:
     """Mark a storage with a side.
 
-    The mark is an attribute of the storage's Python object, which torch keeps for as long as the storage lives. A mark
-    by C++ counts less.
+    The mark is an attribute of the storage's Python object, which torch keeps as long as the storage lives.
     """
     storage._torchdevice_side = side
 
@@ -181,10 +174,13 @@ def stays(context: Context, tensor: Any) -> bool:
     """Return whether a move to the accelerator has nothing to do, nor to show to who records torch's calls."""
     if context.devices.are_several or type(tensor) not in _PLAIN or _is_tracing() or _is_profiling():
         return False
-    return getattr(_storage(tensor), "_torchdevice_side", None) is _DEVICE
+    try:  # as `_storage` does it, without its frame
+        return getattr(tensor.untyped_storage(), "_torchdevice_side", None) is _DEVICE
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
-def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side | None) -> torch.Tensor:
+def moved(context: Context, tensor: torch.Tensor | None, result: torch.Tensor, to: Side | None) -> torch.Tensor:
     """Return the result of a move: a copy, unless the tensor is known to be there already.
 
     Args:

@@ -22,7 +22,7 @@ from torchdevice.calls import moves
 from torchdevice.calls.lacking import float64_policy
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.accelerators import FAMILIES
-from torchdevice.kernel.devices.device_strings import FORCE_CPU, forces_cpu
+from torchdevice.kernel.devices.device_strings import FORCE_CPU, FORCING_CPU
 from torchdevice.kernel.fidelity import Fidelity
 
 Rewriter = Callable[[Context, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -70,10 +70,13 @@ _FINDS_MODULE_BY_TYPE = "torch.random" if torch.__version__ < "2.13" else None
 """The module of torch whose ``fork_rng``, before torch 2.13, makes a device only to find ``torch.cuda`` by its type."""
 
 
-def _calling_module() -> str:
-    """Return the name of the module that made the torch call which a rewriter, our caller, is handling."""
-    # 3: this function, the rewriter, the mode's handler; then the caller of torch.
-    frame: types.FrameType | None = sys._getframe(3)
+def _calling_module(above: int = _ABOVE) -> str:
+    """Return the name of the module that made the torch call which a rewriter is handling.
+
+    Args:
+        above: How many frames belong to this package: this function's, those of the rewriter, and the mode's handler.
+    """
+    frame: types.FrameType | None = sys._getframe(above)
     while frame is not None and frame.f_globals.get("__name__") == "torchdevice.calls.wrap":
         frame = frame.f_back
     return frame.f_globals.get("__name__", "") if frame is not None else ""
@@ -88,26 +91,40 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     """
     # A single positional argument is the usual spelling, and the only one that may be an ordinal.
     lone = args[0] if len(args) == 1 and not kwargs else None
-    if not kwargs and forces_cpu(*args):
+    if not kwargs and args in FORCING_CPU:
         return context.thread.force_cpu()
     if type(lone) is int:  # `type`, since True is no ordinal
-        device = context.redirect(lone, _ABOVE)
-        return func(lone) if device is None else context.devices.shown(device)
+        return _device_of_ordinal(context, func, lone)
     # A device made from a device is the same object, without a call.
     made = lone if type(lone) is torch.device else func(*args, **kwargs)
     # The program's own name for the device stays.
-    keeps = made.type == context.shown_as
-    if keeps and type(lone) is str:
-        context.thread.redirects[args] = made, "", ""  # for the constructor in `wrap.py`, see below
-    if keeps or (_FINDS_MODULE_BY_TYPE and made.type == "cuda" and _calling_module() == _FINDS_MODULE_BY_TYPE):
+    if made.type == context.shown_as:
+        if type(lone) is str:
+            context.thread.redirects[args] = made, "", ""  # for the constructor in `wrap.py`, see below
         return made
     # "cpu" in the program's text is the host's side, while `x.device` is "cpu" on both.
-    if context.runtime.shares_host_memory and moves.spells_host(context, args[0] if args else kwargs.get("type")):
+    if context.runtime.shares_host_memory and _spells_host(context, args, kwargs):
         return moves.host_device(made.type, made.index)
-    redirected = context.redirect(made, _ABOVE) if made.type == context.program else None
-    if redirected is None:
+    return _redirected(context, args, lone, made) if made.type == context.program else made
+
+
+def _device_of_ordinal(context: Context, func: Any, ordinal: int) -> torch.device:
+    device = context.redirect(ordinal, _ABOVE + 1)
+    return func(ordinal) if device is None else context.devices.shown(device)
+
+
+def _spells_host(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return moves.spells_host(context, args[0] if args else kwargs.get("type"))
+
+
+def _redirected(context: Context, args: tuple[Any, ...], lone: Any, made: torch.device) -> torch.device:
+    """Return the device that stands in for one of the program's accelerator, which torch has made."""
+    if _FINDS_MODULE_BY_TYPE and _calling_module(_ABOVE + 1) == _FINDS_MODULE_BY_TYPE:
         return made
-    shown = context.devices.shown(redirected)
+    device = context.redirect(made, _ABOVE + 1)
+    if device is None:
+        return made
+    shown = context.devices.shown(device)
     known = context.thread.redirects.get(made)
     # For the constructor in `wrap.py`, by a key that no device argument has: a tuple. A folded ordinal is reported each
     # time, and so is not known.

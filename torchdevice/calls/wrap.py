@@ -138,35 +138,63 @@ class EntryPoint:
 
 
 class _Naming(EntryPoint):
-    """A factory with a keyword ``device``. A device that the thread has named before needs no mode.
-
-    A call that fails is repeated by the mode, which may have another way, or a better text.
-    """
+    """A factory with a keyword ``device``. A device that the thread has named before needs no mode."""
 
     def __call__(self, /, *args: Any, device: Any = _ABSENT, **kwargs: Any) -> Any:
+        if device is _ABSENT:
+            return EntryPoint.__call__(self, *args, **kwargs)
         mode: Any = _state.mode
-        if mode is not None and device is not _ABSENT and not (is_torch_function_all_disabled() or _stack_length()):
+        known = None
+        if mode is not None and not _stack_length() and not is_torch_function_all_disabled():
             known = mode.known.get(device) if device.__class__ is str else _own(mode, device)
-            # A tensor that a factory is given may be its result.
-            plain = (not args or args[0].__class__ in _SIZES) and kwargs.keys().isdisjoint(("pin_memory", "generator"))
-            if known is not None and plain and mode.find(self.original) in rewriters.NAMING:
-                target, requested, done = known
-                context = mode.context
-                _state.mode = None
-                try:
-                    result = self.original(*args, device=target, **kwargs)
-                    if requested:
-                        context.journal.record(requested, done, _EXACT, 1)
-                    return moves.mark(result, _DEVICE) if context.runtime.shares_host_memory else result
-                except OF_TORCH as error:
-                    if is_final(context, error):
-                        raise
-                    # The mode repeats the call below, outside this clause, as in `LastResort`.
-                finally:
-                    _state.mode = mode if mode.context is not None else None
-        if device is not _ABSENT:
-            kwargs["device"] = device
+        # A tensor that a factory is given may be its result.
+        makes = not args or args[0].__class__ in _SIZES
+        is_usual = makes and kwargs.keys().isdisjoint(_NEED_MODE)
+        if known is not None and is_usual and mode.find(self.original) in rewriters.NAMING:
+            kwargs["device"] = known[0]
+            result = _made(mode, known, None, self.original, args, kwargs)
+            if result is not _ABSENT:
+                return result
+        kwargs["device"] = device
         return EntryPoint.__call__(self, *args, **kwargs)
+
+
+_NEED_MODE = ("pin_memory", "generator")
+"""The arguments of factories that a mode must see."""
+
+
+def _made(mode: Any, known: Any, source: Any, make: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a call that names a device which the thread has named before, while the mode is not active.
+
+    Args:
+        mode: The thread's mode.
+        known: What ``mode.known`` has for the device.
+        source: The tensor that is moved; None for a factory.
+        make, args, kwargs: The call, with the device that stands in.
+
+    Returns:
+        The result; ``_ABSENT`` after an error for which the mode may have another way, or a better text. The mode then
+        makes the call, outside the ``except`` clause, as in ``LastResort``.
+    """
+    _, requested, done = known
+    context = mode.context
+    shares = context.runtime.shares_host_memory
+    if shares and source is not None and moves.stays(context, source):
+        if requested:
+            context.journal.record(requested, done, _EXACT, 2)
+        return source
+    _state.mode = None
+    try:
+        result = make(*args, **kwargs)
+        if requested:
+            context.journal.record(requested, done, _EXACT, 2)
+        return moves.moved(context, source, result, _DEVICE) if shares else result
+    except OF_TORCH as error:
+        if is_final(context, error):
+            raise
+        return _ABSENT
+    finally:
+        _state.mode = mode if mode.context is not None else None  # as in `_ask`
 
 
 def _own(mode: Any, asked: Any) -> Any:
@@ -194,30 +222,13 @@ class _Move(EntryPoint):
             mode: Any = _state.mode
             if mode is None or kwargs or len(args) != count or is_torch_function_all_disabled() or _stack_length():
                 return EntryPoint.__call__(self, *args, **kwargs)
-            tensor, context = args[0], mode.context
-            asked = f"{family}:{context.thread.device_text}" if family else args[1]
+            asked = f"{family}:{mode.context.thread.device_text}" if family else args[1]
             known = mode.known.get(asked) if asked.__class__ is str else _own(mode, asked)
             if known is not None and mode.find(original) is rewriter:
-                if family:
-                    mode.known[original] = known  # for C++, until the current device changes
-                device, requested, done = known
-                shares = context.runtime.shares_host_memory
-                if shares and moves.stays(context, tensor):
-                    if requested:
-                        context.journal.record(requested, done, _EXACT, 1)
-                    return tensor
-                _state.mode = None
-                try:
-                    result = _TO(tensor, device)
-                    if requested:
-                        context.journal.record(requested, done, _EXACT, 1)
-                    return moves.moved(context, tensor, result, _DEVICE) if shares else result
-                except OF_TORCH as error:
-                    if is_final(context, error):
-                        raise  # as in `_Naming`
-                finally:
-                    _state.mode = mode if mode.context is not None else None
-            return EntryPoint.__call__(self, *args, **kwargs)
+                result = _made(mode, known, args[0], _TO, (args[0], known[0]), {})
+                if result is not _ABSENT:
+                    return result
+            return EntryPoint.__call__(self, *args)
 
         self._method = move  # Python takes longer to call an object
 

@@ -18,11 +18,10 @@ from torchdevice.kernel.options import Options
 class Feature(NamedTuple):
     """A feature, by the module that is imported when a scope first wants the feature.
 
-    The module has any of these functions. The first two are called for each entry of a scope, and can be repeated:
+    The module has any of these functions. Both are called for each entry of a scope, and can be repeated:
 
     - ``enter_thread(entry)``;
-    - ``leave_thread(entry)``, also for an entry that an error or an interrupt left half done;
-    - ``needed(context)``, which returns what must be in place while a scope with ``engine="wrap"`` is active.
+    - ``leave_thread(entry)``, also for an entry that an error or an interrupt left half done.
 
     Attributes:
         module: The module's name.

@@ -249,9 +249,8 @@ class Options:
         engine: How a scope sees torch's calls: mode sees every call, wrap only those that can carry a device. auto is
             wrap for the scope of a whole process (run, TORCHDEVICE=1, enable()) if no module that uses torch was
             imported before it, and mode otherwise.
-        native: Whether scopes use the C++ that 'torchdevice native build' compiles, which is the kernels of simulated
-            devices, and with engine='wrap' calls that name a device: auto if it is built, never, or always, which on
-            simulated devices is an error if it is not built.
+        native: Whether scopes on simulated devices use the kernels in C++ that 'torchdevice native build' compiles:
+            auto if they are built, never, or always, which is an error if they are not built.
         packages: What a program finds that imports a package which exists only for CUDA, such as flash_attn, and is not
             installed: stand-in for the same functions on torch's own operators, or absent for Python's
             ModuleNotFoundError.

@@ -1,4 +1,4 @@
-"""What ``torchdevice native build`` compiles for the installed torch: kernels of simulated devices, and calls.
+"""What ``torchdevice native build`` compiles for the installed torch: kernels and storages of simulated devices.
 
 May import ``errors`` and ``kernel``.
 """

@@ -23,7 +23,6 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "entry_points.h"
 #include "random_numbers.h"
 
 // Up to torch 2.12 tensors may have names.
@@ -1326,7 +1325,6 @@ StorageImpl* storage_at(int64_t cdata) { return reinterpret_cast<StorageImpl*>(c
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   pthread_atfork(&before_fork, &after_fork, &after_fork);
-  entry_points::define(m);
   py::class_<Ledger, std::shared_ptr<Ledger>>(m, "Ledger")
       .def(py::init(&new_ledger))
       .def_readonly("number", &Ledger::number)

@@ -9,10 +9,7 @@ from __future__ import annotations
 from torchdevice.kernel.feature import Feature
 from torchdevice.kernel.options import Options
 
-FEATURES = (
-    Feature("torchdevice.native.calling", lambda options: options.native != "never"),
-    Feature("torchdevice.verify.watching", lambda options: getattr(options, "verify", None)),
-)
+FEATURES = (Feature("torchdevice.verify.watching", lambda options: getattr(options, "verify", None)),)
 
 # The simulation comes last: its record declares the option `target` again, and a later declaration counts.
 OPTIONS = ("torchdevice.verify.options", "torchdevice.simulation.options")

@@ -274,8 +274,6 @@ def _fill(entry: Entry, context: Context) -> None:
     entry.parts = [INSTALLATION]
     if wraps:
         entry.parts += wrap.needed(context)
-        for feature in context.entries.features:
-            entry.parts += feature.call("needed", context) or ()
 
 
 _PUTTING = mps_guards.put, fallback_kernels.put, dispatch.put

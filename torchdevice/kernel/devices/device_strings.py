@@ -20,12 +20,8 @@ from torchdevice.kernel.devices.accelerators import FAMILIES, SPELLED
 FORCE_CPU = "cpu:-1"
 """The spelling that sends the rest of the active scope to the CPU. torch itself refuses a negative index."""
 
-_FORCING = ((FORCE_CPU,), (FORCE_CPU.partition(":")[0], -1))
-
-
-def forces_cpu(*args: object) -> bool:
-    """Return whether arguments of ``torch.device`` send the rest of the active scope to the CPU."""
-    return args in _FORCING
+FORCING_CPU = ((FORCE_CPU,), (FORCE_CPU.partition(":")[0], -1))
+"""The arguments of ``torch.device`` that send the rest of the active scope to the CPU."""
 
 
 @dataclass(frozen=True)

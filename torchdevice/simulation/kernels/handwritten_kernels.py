@@ -256,7 +256,8 @@ def _composed(
     tensors: Sequence[torch.Tensor], dropout_p: float, is_causal: bool, *, by_math: bool, **options: Any
 ) -> torch.Tensor:
     """Return what torch's composite kernel computes, or the kernel ``math`` alone."""
-    query, key, value, mask = (*tensors, None)[:4]
+    query, key, value, *given = tensors
+    mask = given[0] if given else None
     if by_math:
         return _MATH_KERNEL(query, key, value, _added(mask, query), dropout_p, is_causal, **options)[0]
     composed = _aten.scaled_dot_product_attention.default.decompose
