@@ -180,7 +180,7 @@ def stays(context: Context, tensor: Any) -> bool:
         return False
 
 
-def moved(context: Context, tensor: torch.Tensor | None, result: torch.Tensor, to: Side | None) -> torch.Tensor:
+def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side | None) -> torch.Tensor:
     """Return the result of a move: a copy, unless the tensor is known to be there already.
 
     Args:

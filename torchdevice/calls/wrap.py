@@ -149,7 +149,7 @@ class _Naming(EntryPoint):
             known = mode.known.get(device) if device.__class__ is str else _own(mode, device)
         # A tensor that a factory is given may be its result.
         makes = not args or args[0].__class__ in _SIZES
-        is_usual = makes and kwargs.keys().isdisjoint(_NEED_MODE)
+        is_usual = makes and (not kwargs or kwargs.keys().isdisjoint(_NEED_MODE))
         if known is not None and is_usual and mode.find(self.original) in rewriters.NAMING:
             kwargs["device"] = known[0]
             result = _made(mode, known, None, self.original, args, kwargs)
@@ -188,7 +188,9 @@ def _made(mode: Any, known: Any, source: Any, make: Any, args: tuple[Any, ...], 
         result = make(*args, **kwargs)
         if requested:
             context.journal.record(requested, done, _EXACT, 2)
-        return moves.moved(context, source, result, _DEVICE) if shares else result
+        if not shares:
+            return result
+        return moves.moved(context, source, result, _DEVICE) if result is source else moves.mark(result, _DEVICE)
     except OF_TORCH as error:
         if is_final(context, error):
             raise
@@ -225,7 +227,7 @@ class _Move(EntryPoint):
             asked = f"{family}:{mode.context.thread.device_text}" if family else args[1]
             known = mode.known.get(asked) if asked.__class__ is str else _own(mode, asked)
             if known is not None and mode.find(original) is rewriter:
-                result = _made(mode, known, args[0], _TO, (args[0], known[0]), {})
+                result = _made(mode, known, args[0], _TO, (args[0], known[0]), kwargs)
                 if result is not _ABSENT:
                     return result
             return EntryPoint.__call__(self, *args)

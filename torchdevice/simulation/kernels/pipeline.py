@@ -107,7 +107,7 @@ class Pipeline:
         named = kwargs
         if kwargs:
             named, index, within = self._take_named(kwargs, index)
-            odd = odd or within
+            odd |= within
         if odd and self._has_lists:  # tensors on several devices are computed one by one, as by CUDA
             return self._op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         there = None if context is None else context.devices.machine
