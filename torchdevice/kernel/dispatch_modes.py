@@ -7,12 +7,14 @@ modes of this package together.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils import _python_dispatch
 
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.python import forks
 from torchdevice.kernel.python.interrupt_safe_exit import block
 
@@ -88,6 +90,29 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
         return func._op(*args, **kwargs)
     with torch._C.DisableTorchFunction():
         return func._op(*args, **kwargs)
+
+
+class Operators(_python_dispatch.TorchDispatchMode):
+    """Lets an observer run a thread's operators as it runs kernels, on every device and for kernels in C++ too.
+
+    The engine of autograd gives the mode to its threads, so that the observer sees backward operators there too.
+
+    Args:
+        observer: The observer. Its ``run`` is given the operator, what runs it, and the arguments.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, observer: Observer):
+        super().__init__()
+        self._observer = observer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._observer.run(func, functools.partial(_run, func), args, kwargs or {})
+
+
+def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return run(func, args, kwargs)
 
 
 @block

@@ -6,17 +6,18 @@ import json
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 # torch imports Dynamo at a mode's first call. A process that another thread forks meanwhile could never import it.
 import torch._dynamo  # noqa: F401
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice.calls.rewriters import native_device
 from torchdevice.errors import DivergenceError, DivergenceWarning
 from torchdevice.kernel import dispatch_modes, thread_state
 from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.journal.discrepancies import Finding
 from torchdevice.kernel.python import run_folder
 from torchdevice.kernel.python.logs import logger
@@ -28,19 +29,14 @@ from torchdevice.verify.lines import BackwardCalls, Lines
 from torchdevice.verify.reference import unseen
 
 
-class Watcher(TorchDispatchMode):
+class Watcher(Observer):
     """Compares what operators do with what the CPU does.
-
-    The engine of autograd gives the mode to its threads, so that it sees backward operators there too.
 
     Args:
         context: The context whose options say what is looked at.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, context: Context):
-        super().__init__()
         options = context.options
         self.context = context
         self._only = options.verify_only if isinstance(options.verify_only, tuple) else None
@@ -50,10 +46,10 @@ class Watcher(TorchDispatchMode):
         self._left_out: Counter[Any] = Counter()
         self._lines = Lines(_backward_calls(context))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        call = self._begun(func, args, kwargs)
-        result = dispatch_modes.run(func, args, kwargs)
+    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and compare what it did."""
+        call = self._begun(op, args, kwargs)
+        result = kernel(*args, **kwargs)
         if call is not None:
             for each in unseen(call.findings, result):
                 self._tell(call, each)
@@ -62,7 +58,7 @@ class Watcher(TorchDispatchMode):
     def _begun(self, func: Any, args: Any, kwargs: Any) -> Call | None:
         """Return a call with copies of its inputs; None if it is not looked at."""
         entries = thread_state.state.entries
-        # Another scope's entry is inside, whose own mode looks.
+        # Another scope's entry is inside, whose own observer looks.
         if entries and entries[-1].context is not self.context:
             return None
         self._lines.note()
@@ -105,11 +101,11 @@ class Watcher(TorchDispatchMode):
 
 
 class _Threads(threading.local):
-    """This thread's entries in scopes with ``verify=``, and the mode of each context."""
+    """This thread's entries in scopes with ``verify=``, and the mode that lets each context's watcher run operators."""
 
     def __init__(self) -> None:
         self.entries: set[Any] = set()
-        self.watchers: dict[Context, Watcher] = {}
+        self.modes: dict[Context, dispatch_modes.Operators] = {}
 
 
 _threads = _Threads()
@@ -163,9 +159,9 @@ def _settle() -> None:
     """Bring the modes of this thread in line with its entries."""
     wanted = {entry.context for entry in _threads.entries}
     # A mode of this thread whose context has no entry left.
-    for context in list(_threads.watchers.keys() - wanted):
-        dispatch_modes.leave(_threads.watchers[context])
-        _threads.watchers.pop(context, None)
-    for context in wanted - _threads.watchers.keys():
-        watcher = _threads.watchers[context] = Watcher(context)
-        dispatch_modes.enter(watcher)
+    for context in list(_threads.modes.keys() - wanted):
+        dispatch_modes.leave(_threads.modes[context])
+        _threads.modes.pop(context, None)
+    for context in wanted - _threads.modes.keys():
+        mode = _threads.modes[context] = dispatch_modes.Operators(Watcher(context))
+        dispatch_modes.enter(mode)
