@@ -478,3 +478,20 @@ def test_a_folder_of_a_feature_can_be_deleted(feature: str, tmp_path: Path) -> N
     assert not (tmp_path / "torchdevice" / feature).exists()
     done = run_fresh_python("-c", IN_A_SCOPE, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
+
+
+OF_LOWER_ROOMS = ("core/test_patching.py", "cuda/test_torch_cuda.py", "engines/test_device_arguments.py")
+"""Tests of the kernel, of calls and of torch's modules that start no processes: the command line has all features."""
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_tests_of_lower_rooms_pass_without_a_feature(feature: str, tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "torchdevice", ignore=shutil.ignore_patterns("__pycache__", feature))
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    flags = ("-q", "-p", "no:cacheprovider", "--targets", "cpu", "-k", "not simulated")
+    files = [f"tests/{name}" for name in OF_LOWER_ROOMS]
+    done = run_fresh_python("-m", "pytest", *flags, *files, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 100

@@ -332,7 +332,8 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
     from torchdevice.packages import management_command
 
     management_command.offer(scope.options, scope.runtime)
-    verify = scope.options.verify if options.report is not None or run_folder.path() is None else None
+    is_reported = options.report is not None or run_folder.path() is None
+    verify = getattr(scope.options, "verify", None) if is_reported else None  # without the feature there is no option
     if options.report is not None or verify or options.plan:
         from torchdevice.report import processes
 
