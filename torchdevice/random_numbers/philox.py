@@ -55,7 +55,9 @@ class Gpu(NamedTuple):
 
     def offsets_for(self, elements: int, unroll: int) -> int:
         """Return by how much such a kernel moves the offset, with so many numbers of each counter."""
-        return ((elements - 1) // (self.threads_for(elements) * unroll) + 1) * _PER_CALL
+        of_each_call = self.threads_for(elements) * unroll
+        calls = -(-elements // of_each_call)
+        return calls * _PER_CALL
 
 
 class Kind(NamedTuple):
@@ -79,7 +81,11 @@ def _words(words: tuple[Words, ...], wanted: int) -> list[Any]:
 
 
 def _pairs(words: tuple[Words, ...], wanted: int) -> list[Any]:
-    return [(words[2 * at] << _SHIFT) | words[2 * at + 1] for at in range(wanted)]
+    made = []
+    for at in range(wanted):
+        high, low = words[2 * at], words[2 * at + 1]
+        made.append((high << _SHIFT) | low)
+    return made
 
 
 def _uniform(words: tuple[Words, ...], wanted: int) -> list[Any]:
@@ -101,11 +107,16 @@ def _uniform64(words: tuple[Words, ...], wanted: int) -> list[Any]:
 
 def _normal(words: tuple[Words, ...], wanted: int) -> list[Any]:
     """Return normal numbers, as ``curand_normal4``."""
-    return [each for at in range(0, wanted, 2) for each in elementary.normal(words[at], words[at + 1])]
+    made: list[Any] = []
+    for at in range(0, wanted, 2):
+        made += elementary.normal(words[at], words[at + 1])
+    return made
 
 
 def _in_unit(low: Words, high: Words) -> Any:
-    return (low ^ (high << numpy.uint64(53 - 32))).astype(numpy.float64) * 2.0**-53 + 2.0**-54
+    """Return float64 in (0, 1] of 53 bits: those of the low word, and above them those of the high one."""
+    bits = low ^ (high << numpy.uint64(53 - 32))
+    return bits.astype(numpy.float64) * 2.0**-53 + 2.0**-54
 
 
 def _normal64(words: tuple[Words, ...], wanted: int) -> list[Any]:
@@ -145,16 +156,20 @@ compiled: list[Compiled] = []
 
 def words(source: Source, counter: int, first: int, count: int) -> tuple[Words, ...]:
     """Return the four words of ``count`` threads from ``first``, of the counter so many behind the offset."""
-    number = source.offset // _PER_CALL + counter
-    key = [source.seed & 0xFFFFFFFF, source.seed >> 32 & 0xFFFFFFFF]
+    low, high = _halves(source.offset // _PER_CALL + counter)
+    key = _halves(source.seed)
     thread = numpy.arange(first, first + count, dtype=numpy.uint64)
-    of_counter = [numpy.full_like(thread, number >> at & 0xFFFFFFFF) for at in (0, 32)]
-    c = [*of_counter, thread & _LOW, thread >> _SHIFT]
+    c = [numpy.full_like(thread, low), numpy.full_like(thread, high), thread & _LOW, thread >> _SHIFT]
     products = numpy.empty_like(thread), numpy.empty_like(thread)
     for _ in range(_ROUNDS):
         _round(c, products, key)
         key = [(each + step) & 0xFFFFFFFF for each, step in zip(key, _WEYL, strict=True)]
     return tuple(c)
+
+
+def _halves(number: int) -> list[int]:
+    """Return the low and the high word of a number of 64 bits."""
+    return [number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF]
 
 
 def _round(c: list[Words], products: tuple[Words, Words], key: list[int]) -> None:
@@ -177,13 +192,17 @@ def fill(kind: Kind, out: numpy.ndarray[Any, Any], source: Source, threads: int)
     for each in compiled:
         if each(kind.name, out.ctypes.data, len(out), source.seed, source.offset, threads):
             return
-    for counter, start in enumerate(range(0, len(out), threads * kind.unroll)):
-        for first, count in _chunks(min(threads, len(out) - start)):
+    end = len(out)
+    for counter, start in enumerate(range(0, end, threads * kind.unroll)):
+        for first, count in _chunks(min(threads, end - start)):
             # Of the last counter some numbers are beyond the end.
-            wanted = min(kind.unroll, -(-(len(out) - start - first) // threads))
-            for i, numbers in enumerate(kind.numbers(words(source, counter, first, count), wanted)[:wanted]):
+            left = end - start - first
+            wanted = min(kind.unroll, -(-left // threads))
+            found = kind.numbers(words(source, counter, first, count), wanted)
+            for i, numbers in enumerate(found[:wanted]):
+                # The numbers of one counter are as far apart as there are threads.
                 place = start + i * threads + first
-                length = min(count, len(out) - place)
+                length = min(count, end - place)
                 out[place : place + length] = numbers[:length]
 
 

@@ -17,7 +17,9 @@ from torchdevice.triton_kernels.triton_internals import TensorHandle
 
 def compact(values: Any) -> Any:
     """Return values once along the axes along which they were broadcast."""
-    return values[tuple(slice(1) if step == 0 else slice(None) for step in values.strides)]
+    # An axis that was broadcast has a step of 0.
+    places = (slice(1) if step == 0 else slice(None) for step in values.strides)
+    return values[tuple(places)]
 
 
 class OuterSum(TensorHandle):  # type: ignore[misc]
@@ -35,7 +37,8 @@ class OuterSum(TensorHandle):  # type: ignore[misc]
     @functools.cached_property
     def data(self) -> Any:
         """The elements."""
-        return np.broadcast_to(functools.reduce(np.add, self.terms), self.shape)
+        total = functools.reduce(np.add, self.terms)
+        return np.broadcast_to(total, self.shape)
 
 
 def terms_of(handle: Any) -> list[Any]:
@@ -53,8 +56,17 @@ def added(one: Any, other: Any, terms: Iterable[Any]) -> Any:
     """
     by_axes: dict[Any, Any] = {}
     for each in (*terms_of(one), *terms):
+        # Terms that vary along the same axes are one term.
         axes = tuple(length > 1 for length in each.shape[1:])
-        by_axes[axes] = by_axes[axes] + each if axes in by_axes else each
-    shapes = (each.shape if isinstance(each, OuterSum) else each.data.shape for each in (one, other))
-    whole = OuterSum(list(by_axes.values()), np.broadcast_shapes(*shapes), one.dtype)
-    return whole if len(by_axes) > 1 else TensorHandle(whole.data, one.dtype)
+        known = by_axes.get(axes)
+        by_axes[axes] = each if known is None else known + each
+    shape = np.broadcast_shapes(_shape_of(one), _shape_of(other))
+    whole = OuterSum(list(by_axes.values()), shape, one.dtype)
+    if len(by_axes) > 1:
+        return whole
+    return TensorHandle(whole.data, one.dtype)
+
+
+def _shape_of(handle: Any) -> Any:
+    """Return the shape of a handle, of which a sum need not be added up."""
+    return handle.shape if isinstance(handle, OuterSum) else handle.data.shape

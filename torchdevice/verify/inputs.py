@@ -29,8 +29,10 @@ _ALIGNED = 16
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has memory with strides and values, and no class of the program's."""
-    plain = type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
-    return plain and not (tensor.is_meta or tensor.is_nested or tensor._is_zerotensor())
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
+        return False
+    is_special = tensor.is_quantized or tensor.is_meta or tensor.is_nested
+    return not is_special and not tensor._is_zerotensor()
 
 
 def window(tensor: torch.Tensor, alias: Alias, size: int) -> torch.Tensor:
@@ -55,7 +57,9 @@ def on_cpu(tensor: torch.Tensor, alias: Alias) -> torch.Tensor:
     found = alias(tensor)
     if found is not None:
         return found
-    return with_bits(window(tensor, alias, extent(tensor)).as_strided(tensor.shape, tensor.stride(), 0), tensor)
+    line = window(tensor, alias, extent(tensor))
+    shaped = line.as_strided(tensor.shape, tensor.stride(), 0)
+    return with_bits(shaped, tensor)
 
 
 class Place:
@@ -86,7 +90,9 @@ class Place:
     @property
     def bytes(self) -> tuple[int, int]:
         """The first byte in the memory, and the one after the last."""
-        return int(self.offset) * self.dtype.itemsize, int(self.offset + self.extent) * self.dtype.itemsize
+        first, end = int(self.offset), int(self.offset + self.extent)
+        size = self.dtype.itemsize
+        return first * size, end * size
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies alike."""
@@ -99,7 +105,9 @@ class Place:
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
         """Return the tensor at this place in a memory."""
-        return memory if self.is_whole else with_bits(self._at(memory, self.shape, self.stride), self.like)
+        if self.is_whole:
+            return memory
+        return with_bits(self._at(memory, self.shape, self.stride), self.like)
 
     def line(self, memory: torch.Tensor) -> torch.Tensor:
         """Return the memory from the first to the last element, in the shape that the copy has."""
@@ -138,10 +146,13 @@ class Inputs:
         self.places: dict[int, Place] = {}
         within: dict[int, list[Place]] = {}
         for tensor in given:
-            if id(tensor) not in self.places:
-                shared = within.setdefault(tensor.untyped_storage()._cdata, [])
-                place = self.places[id(tensor)] = Place(tensor, shared[0].memory if shared else len(within) - 1)
-                shared.append(place)
+            if id(tensor) in self.places:
+                continue
+            shared = within.setdefault(tensor.untyped_storage()._cdata, [])
+            memory = shared[0].memory if shared else len(within) - 1
+            place = Place(tensor, memory)
+            self.places[id(tensor)] = place
+            shared.append(place)
         self.memories = [self._copied(each, alias) for each in within.values()]
 
     def _copied(self, places: list[Place], alias: Alias) -> torch.Tensor:
@@ -149,15 +160,18 @@ class Inputs:
         first = places[0]
         if not self.has_values:
             return torch.empty(first.like.untyped_storage().nbytes(), dtype=torch.uint8)
-        if len(places) == 1 and not first.offset * first.dtype.itemsize % _ALIGNED:  # the usual case
+        is_aligned = not first.offset * first.dtype.itemsize % _ALIGNED
+        if len(places) == 1 and is_aligned:  # the usual case
+            has_bits = first.like.is_conj() or first.like.is_neg()
             first.before = first.offset
-            first.is_whole = first.like.is_contiguous() and not (first.like.is_conj() or first.like.is_neg())
+            first.is_whole = first.like.is_contiguous() and not has_bits
             return first.now(alias).clone()
-        start = min(place.bytes[0] for place in places) // _ALIGNED * _ALIGNED
+        begins, ends = zip(*(place.bytes for place in places), strict=True)
+        # Down to a multiple of the largest dtype, so that the copies are aligned as the tensors are.
+        start = min(begins) // _ALIGNED * _ALIGNED
+        memory = torch.empty(max(ends) - start, dtype=torch.uint8)
         for place in places:
             place.before = start // place.dtype.itemsize
-        memory = torch.empty(max(place.bytes[1] for place in places) - start, dtype=torch.uint8)
-        for place in places:
             place.line(memory).copy_(place.now(alias))
         return memory
 
@@ -169,8 +183,12 @@ class Inputs:
 
     def elements(self, place: Place) -> torch.Tensor:
         """Return the copy of the memory of a place in its dtype, as many whole elements as there are."""
-        size, memory = place.dtype.itemsize, self.memories[place.memory]
-        return memory if memory.dtype == place.dtype else memory[: memory.nbytes // size * size].view(place.dtype)
+        memory = self.memories[place.memory]
+        if memory.dtype == place.dtype:
+            return memory
+        size = place.dtype.itemsize
+        whole = memory.nbytes // size * size
+        return memory[:whole].view(place.dtype)
 
     def copies(self, *, again: bool) -> Copies:
         """Return the arguments with CPU tensors in these memories or in copies of them. What is shared stays shared."""
@@ -187,12 +205,15 @@ class Inputs:
         def made(place: Place) -> torch.Tensor:
             at = place.memory, place.dtype
             if at not in memories:
-                values = self.elements(place).to(WIDE.get(place.dtype, place.dtype), copy=True)
+                wide = WIDE.get(place.dtype, place.dtype)
+                values = self.elements(place).to(wide, copy=True)
                 memories[at] = change(values) if place.dtype in WIDE else values
+            memory = memories[at]
             if place.is_whole:
-                return memories[at]
+                return memory
             offset = place.offset - place.before
-            return with_bits(memories[at].as_strided(place.shape, place.stride, offset), place.like)
+            shaped = memory.as_strided(place.shape, place.stride, offset)
+            return with_bits(shaped, place.like)
 
         return Copies(self, made, WIDE)
 

@@ -39,8 +39,9 @@ def of_properties(actual: torch.Tensor, expected: torch.Tensor, *, wide: bool) -
     if actual.shape != expected.shape:
         return Difference("shape", f"has shape {tuple(actual.shape)} instead of {tuple(expected.shape)}")
     one, other = actual.dtype, expected.dtype
-    alike = one.is_floating_point == other.is_floating_point and one.is_complex == other.is_complex
-    if one == other or (wide and alike and (one.is_floating_point or one.is_complex)):
+    are_floats = one.is_floating_point and other.is_floating_point
+    are_complex = one.is_complex and other.is_complex
+    if one == other or (wide and (are_floats or are_complex)):
         return None
     found, wanted = (str(each).removeprefix("torch.") for each in (one, other))
     return Difference("dtype", f"has dtype {found} instead of {wanted}")
@@ -64,11 +65,18 @@ def of_values(actual: torch.Tensor, expected: torch.Tensor, more: torch.Tensor |
         return None
     one, other = _in_double(actual), _in_double(rounded)
     error = (one - other).abs()
-    allowed = absolute + relative * other.abs() + (0 if more is None else more)
+    allowed = absolute + relative * other.abs()
+    if more is not None:
+        allowed = allowed + more
     # Whole numbers are compared as such: float64 has not all of them.
+    are_equal = actual == rounded
+    are_nan = one.isnan() & other.isnan()
     # An error of 0 in float64 with unequal values means whole numbers that float64 cannot tell apart.
-    agree = (actual == rounded) | (one.isnan() & other.isnan()) | ((error <= allowed) & (error > 0))
-    return None if bool(agree.all()) else _described(one, other, error, allowed, ~agree)
+    are_near = (error <= allowed) & (error > 0)
+    agree = are_equal | are_nan | are_near
+    if bool(agree.all()):
+        return None
+    return _described(one, other, error, allowed, ~agree)
 
 
 _FEW = 4096
@@ -84,9 +92,11 @@ def surely_agree(actual: torch.Tensor, rounded: torch.Tensor, relative: float = 
             return agree
     error = actual - rounded
     low, high = error.aminmax()
-    if max(-low.item(), high.item()) <= absolute / 2:  # not where a number is infinite or NaN
+    largest = max(-low.item(), high.item())
+    if largest <= absolute / 2:  # not where a number is infinite or NaN
         return True
-    return bool(error.abs_().sub_(rounded.abs(), alpha=relative / 2).amax() <= absolute / 2)
+    beyond = error.abs_().sub_(rounded.abs(), alpha=relative / 2)
+    return bool(beyond.amax() <= absolute / 2)
 
 
 def _in_double(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,8 +140,9 @@ def sensitivity(results: list[Any], reference: Any, terms: float | None) -> torc
             from as many numbers.
     """
     exact = _in_double(reference)
-    moved = torch.stack([(_in_double(each) - exact).abs() for each in results])
-    most = torch.nan_to_num(moved, nan=0.0, posinf=0.0).amax(0)
+    errors = [(_in_double(each) - exact).abs() for each in results]
+    finite = torch.nan_to_num(torch.stack(errors), nan=0.0, posinf=0.0)
+    most = finite.amax(0)
     if terms is None:
         return ROUNDINGS * most
     if most.numel():
@@ -180,7 +191,8 @@ def outside(operator: Operator, given: _Given, actual: torch.Tensor, expected: t
     if not actual.numel():
         return None
     low, high = _limits(actual)
-    if not (math.isfinite(low) and math.isfinite(high)) and all(map(math.isfinite, _limits(expected))):
+    is_finite = math.isfinite(low) and math.isfinite(high)
+    if not is_finite and all(map(math.isfinite, _limits(expected))):
         return Difference("NaN" if math.isnan(low) else "inf", "is not finite where the CPU's is")
     name = operator.op._schema.name.partition("::")[2].rstrip("_").removesuffix("_like")
     if name not in _RANGES:
@@ -193,5 +205,6 @@ def outside(operator: Operator, given: _Given, actual: torch.Tensor, expected: t
 
 def _limits(tensor: torch.Tensor) -> tuple[float, float]:
     """Return the least and the greatest number; NaN for both where there is one."""
-    low, high = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double().aminmax()
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    low, high = numbers.double().aminmax()
     return low.item(), high.item()

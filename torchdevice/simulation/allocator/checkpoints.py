@@ -52,9 +52,11 @@ def restore(
     Raises:
         RuntimeError: Other tensors would lose their blocks. The text is torch's (torch/csrc/cuda/Module.cpp).
     """
-    known, parts = live(data, owner), [part for each in checkpoint.values() for part in each]
+    known = live(data, owner)
     lost = [known.pop(values) for values in stale & known.keys()]
-    if {(each.address, values) for values, each in known.items()} - {(each.address, values) for each, values in parts}:
+    now = {(block.address, values) for values, block in known.items()}
+    then = {(block.address, values) for parts in checkpoint.values() for block, values in parts}
+    if now - then:
         # An expected error: no recovery is needed after it.
         text = "Any stale tensors which are being manually freed must be passed to set checkpoint"
         blocks.refused = RuntimeError(text)
@@ -69,8 +71,9 @@ def restore(
     for each in lost:
         each.state = GONE
     found: dict[int, Block] = {}
-    for address, divided in checkpoint.items():
-        for block, (_, values) in zip(_divided(blocks, address, divided), divided, strict=True):
+    for address, parts in checkpoint.items():
+        divided = _divided(blocks, address, parts)
+        for block, (_, values) in zip(divided, parts, strict=True):
             if values is None:
                 blocks.free(block)
             elif values not in known:
