@@ -478,6 +478,10 @@ def test_a_folder_of_a_feature_can_be_deleted(feature: str, tmp_path: Path) -> N
     assert not (tmp_path / "torchdevice" / feature).exists()
     done = run_fresh_python("-c", IN_A_SCOPE, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
+    program = "import torch; print(torch.ones(2, device='cuda').device)"
+    command = ("-m", "torchdevice", "run", "--target", "cpu", "-c", program)
+    done = run_fresh_python(*command, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.stdout == "cpu\n", done.stderr
 
 
 OF_LOWER_ROOMS = ("core/test_patching.py", "cuda/test_torch_cuda.py", "engines/test_device_arguments.py")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,6 +36,11 @@ class Feature(NamedTuple):
         """Call a function of the module, which is imported. Without such a function, return None."""
         function = _function(self.module, name)
         return None if function is None else function(argument)
+
+
+def is_there(module: str) -> bool:
+    """Return whether the folder of a feature's module is there. Nothing is imported of it."""
+    return importlib.util.find_spec(module.rpartition(".")[0]) is not None
 
 
 @functools.cache

@@ -5,13 +5,12 @@ A file in ``torch_modules/cuda/``, ``torch_modules/accelerators/`` or ``torch_mo
 
 from __future__ import annotations
 
-import importlib.util
 import pkgutil
 from importlib import import_module
 from types import ModuleType
 
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
-from torchdevice.kernel import bindings
+from torchdevice.kernel import bindings, feature
 from torchdevice.kernel.patching import Installation, Patch
 from torchdevice.kernel.python.logs import warn_once
 from torchdevice.random_numbers import checkpoints
@@ -21,11 +20,7 @@ from torchdevice.torch_modules import apis as torch_apis
 from torchdevice.torch_modules.compile import torch_compile
 from torchdevice.torch_modules.distributed import data_parallel, dtensor, gloo_waits, sharded_attention
 
-_OF_FEATURES = [
-    import_module(name)
-    for name in features.REGISTERING
-    if importlib.util.find_spec(name.rpartition(".")[0]) is not None  # the folder of the feature is there
-]
+_OF_FEATURES = [import_module(name) for name in features.REGISTERING if feature.is_there(name)]
 
 AREAS = (
     *(

@@ -9,13 +9,13 @@ import argparse
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torchdevice.kernel import feature
 from torchdevice.kernel import options as _kernel
 from torchdevice.kernel.options import COMMON, DEVICES, EXPERTS, Declaration, declared_in, truth
 from torchdevice.kernel.options import MOST_DEVICES as MOST_DEVICES
@@ -42,7 +42,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _records() -> list[type[_kernel.Options]]:
     """Return the records of the features whose folders are there, the last one first, as a class lists its bases."""
-    there = [name for name in features.OPTIONS if importlib.util.find_spec(name.rpartition(".")[0]) is not None]
+    there = [name for name in features.OPTIONS if feature.is_there(name)]
     return [importlib.import_module(name).RECORD for name in reversed(there)] or [_kernel.Options]
 
 

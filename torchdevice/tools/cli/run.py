@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchdevice.kernel import feature
 from torchdevice.kernel.python import garbage_collection, run_folder
 from torchdevice.kernel.python.environment import SWITCH, switched_off
 from torchdevice.kernel.python.logs import configure_logging
@@ -329,9 +330,10 @@ _SANITIZER = "TORCH_CUDA_SANITIZER"
 
 def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
     """Begin a run that has messages and a report in common, or take part in the one around it."""
-    from torchdevice.packages import management_command
+    if feature.is_there("torchdevice.packages.management_command"):
+        from torchdevice.packages import management_command
 
-    management_command.offer(scope.options, scope.runtime)
+        management_command.offer(scope.options, scope.runtime)
     is_reported = options.report is not None or run_folder.path() is None
     verify = getattr(scope.options, "verify", None) if is_reported else None  # without the feature there is no option
     if options.report is not None or verify or options.plan:
