@@ -105,7 +105,8 @@ def overload(name: str) -> Any:
     """Return an operator by its name with namespace and overload."""
     namespace, _, operator = name.partition("::")
     packet, _, variant = operator.partition(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), variant or "default")
+    operators = getattr(torch.ops, namespace)
+    return getattr(getattr(operators, packet), variant or "default")
 
 
 # ---- in front of torch's kernels -------------------------------------------------------------------------------------
@@ -144,7 +145,10 @@ class _InFront:
         if not self._by_device:
             return left.highestPriorityTypeId()
         device = kwargs.get("device")
-        return None if device is None else torch._C._dispatch_key_parse(torch._C._dispatch_key_for_device(device.type))
+        if device is None:
+            return None
+        name = torch._C._dispatch_key_for_device(device.type)
+        return torch._C._dispatch_key_parse(name)
 
 
 def _passed_on(op: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:

@@ -119,11 +119,13 @@ class NcclOnGloo(NcclGroup):
         is_root = self.rank() == opts.root_rank
         flat = collective.numbers(tensors[0], written=is_root)
         # A copy: gloo computes in the memory of every rank, and that of the others must stay as it is.
-        flat = flat if is_root else flat.clone()
+        summed = flat if is_root else flat.clone()
         to_root = _of_root(_c10d.ReduceOptions(), opts.root_rank)
-        return collective.run(
-            tensors, lambda: reduce_flat(flat, opts.reduce_op, self.size(), self.gloo.reduce, to_root)
-        )
+
+        def run() -> None:
+            reduce_flat(summed, opts.reduce_op, self.size(), self.gloo.reduce, to_root)
+
+        return collective.run(tensors, run)
 
     @as_operator
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
@@ -164,19 +166,26 @@ class NcclOnGloo(NcclGroup):
 
     def _all_reduce_few(self, tensors: _Tensors, options: Any) -> Any:
         """Do what gloo's own all-reduce does, by the first rank: gloo's takes two turns around all ranks."""
-        gathered = [[torch.empty_like(tensors[0]) for _ in range(self.size())]] if self.rank() == 0 else []
+        (mine,) = tensors
+        gathered = []
+        if self.rank() == 0:
+            gathered.append([torch.empty_like(mine) for _ in range(self.size())])
         self.gloo.gather(gathered, tensors, _of_root(_c10d.GatherOptions(), 0)).wait()
+        kind, _ = options.reduceOp.__getstate__()
         for rows in gathered:
-            tensors[0].copy_(_REDUCED[options.reduceOp.__getstate__()[0]](torch.stack(rows)))
+            reduced = _REDUCED[kind](torch.stack(rows))
+            mine.copy_(reduced)
         return self.gloo.broadcast(tensors, _of_root(_c10d.BroadcastOptions(), 0))
 
     def _reduce_scatter(self, output: torch.Tensor, flats: _Tensors, op: Any) -> None:
         if not flats:
             return
+        sizes = [flat.numel() for flat in flats]
         whole = torch.cat(list(flats))
         # Gloo's reduce-scatter ends the process for some shapes, so each rank reduces all and keeps its part.
         self._all_reduce([whole], op)
-        output.copy_(whole.split([flat.numel() for flat in flats])[self.rank()])
+        parts = whole.split(sizes)
+        output.copy_(parts[self.rank()])
 
     # ---- collectives that move data --------------------------------------------------------------------------------
 
@@ -296,10 +305,11 @@ class NcclOnGloo(NcclGroup):
         return list(flat.split([size * row for size in sizes]))
 
     def _exchange(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
-        # Gloo receives into one tensor; the parts are copied into place afterwards.
-        received = torch.empty(sum(output.numel() for output in outputs), dtype=torch.uint8, device="cpu")
         sizes = [output.numel() for output in outputs]
-        self.gloo.alltoall_base(received, torch.cat(inputs), sizes, [each.numel() for each in inputs]).wait()
+        sent_sizes = [each.numel() for each in inputs]
+        # Gloo receives into one tensor; the parts are copied into place afterwards.
+        received = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
+        self.gloo.alltoall_base(received, torch.cat(inputs), sizes, sent_sizes).wait()
         for output, part in zip(outputs, received.split(sizes), strict=True):
             output.copy_(part)
 
@@ -317,7 +327,8 @@ class NcclOnGloo(NcclGroup):
 
 def _into(sizes: Sequence[Sequence[int]]) -> str:
     """Return the numbers of elements of an all-gather's outputs for a person: ``"into [2, 2, 2]"``."""
-    return f"into {', '.join(str(list(each[:_SHOWN])) for each in sizes)}"
+    shown = (str(list(each[:_SHOWN])) for each in sizes)
+    return f"into {', '.join(shown)}"
 
 
 _SHOWN = 16

@@ -37,7 +37,8 @@ def is_divided(*tensors: Any) -> bool:
     api = sys.modules.get(_API)
     if api is None or not all(isinstance(each, api.DTensor) for each in tensors):
         return False
-    return api.DTensor._op_dispatcher._custom_op_handlers.get(_FORWARD) is _around_ring or _are_apart(tensors)
+    handlers = api.DTensor._op_dispatcher._custom_op_handlers
+    return handlers.get(_FORWARD) is _around_ring or _are_apart(tensors)
 
 
 def _are_apart(tensors: Sequence[Any]) -> bool:
@@ -93,14 +94,16 @@ def _whole(op: Any, given: dict[str, Any], results: Sequence[torch.Tensor]) -> t
     shapes = [(*rows, value.shape[-1]), rows] if op is _FORWARD else [query.shape, key.shape, value.shape]
     # Not from_local(), which moves tensors to the device of the mesh: modes are off here, and it says cuda.
     kind, spec = type(query), query._spec
-    return tuple(
-        kind(part, _spec(part, shape, spec), requires_grad=False) for part, shape in zip(results, shapes, strict=False)
-    )
+    found = []
+    for part, shape in zip(results, shapes, strict=False):
+        found.append(kind(part, _spec(part, shape, spec), requires_grad=False))
+    return tuple(found)
 
 
 def _spec(part: torch.Tensor, shape: Sequence[int], spec: Any) -> Any:
     """Return what describes a distributed tensor of that shape, which lies in memory as its part does."""
-    whole = torch.empty_permuted(shape, sorted(range(len(shape)), key=part.stride, reverse=True), device="meta")
+    by_stride = sorted(range(len(shape)), key=part.stride, reverse=True)
+    whole = torch.empty_permuted(shape, by_stride, device="meta")
     meta = type(spec.tensor_meta)(whole.shape, whole.stride(), part.dtype)
     return type(spec)(spec.mesh, spec.placements, tensor_meta=meta)
 
