@@ -114,7 +114,7 @@ def _normal(words: tuple[Words, ...], wanted: int) -> list[Any]:
 
 
 def _in_unit(low: Words, high: Words) -> Any:
-    """Return float64 in (0, 1] of 53 bits: those of the low word, and above them those of the high one."""
+    """Return float64 in (0, 1] of 53 bits: the low word, and combined by XOR the high one, moved up by 21 bits."""
     bits = low ^ (high << numpy.uint64(53 - 32))
     return bits.astype(numpy.float64) * 2.0**-53 + 2.0**-54
 
