@@ -101,6 +101,27 @@ def test_the_option_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert computed_in(monkeypatch, half_products="float32") == {torch.float32}
 
 
+@pytest.mark.parametrize("native", ["never", "auto"])
+def test_the_gradients_of_convolutions_in_float16_also_where_the_cpu_has_instructions(
+    native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "computes_in_float16", lambda: True)
+    monkeypatch.setattr(cpu, "computes_in_bfloat16", lambda: True)
+    widened, seen = half_products._widened, []
+    monkeypatch.setattr(half_products, "_widened", lambda value: seen.append(value) or widened(value))
+    for dtype in HALVES:
+        seen.clear()
+        with torchdevice.simulate(native=native):
+            x, w = (each.to(dtype).cuda().requires_grad_() for each in (IMAGES, KERNELS))
+            F.conv2d(x, w).square().sum().backward()
+        assert bool(seen) is (dtype is torch.float16)
+    seen.clear()
+    with torchdevice.simulate(native=native, half_products="target"):
+        F.conv2d(x := IMAGES.half().cuda().requires_grad_(), KERNELS.half().cuda()).sum().backward()
+        assert x.grad is not None
+    assert not seen
+
+
 def test_small_and_mixed_products_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(half_products, "_widened", lambda value: pytest.fail("a product was widened"))
     with torchdevice.simulate(native="never"):

@@ -1,7 +1,8 @@
-"""Products, convolutions and slow functions of half tensors in float32, rounded once, on a CPU without half arithmetic.
+"""Products, convolutions and slow functions of half tensors in float32, rounded once, where a CPU is slow in half.
 
-Torch's own kernels for half products take up to a hundred times as long there. A GPU's matrix units also sum in float32
-and round once. The kernels are below autograd, so derivatives are computed in the same way.
+Torch's own kernels for half products take up to a hundred times as long on a CPU without half arithmetic, and so do the
+gradients of convolutions in float16 on any. A GPU's matrix units also sum in float32 and round once. The kernels are
+below autograd, so derivatives are computed in the same way.
 
 The conversions take two to four times as long as a function of each element in float32. So only the functions are here
 whose kernels in half precision take longer still.
@@ -30,6 +31,13 @@ _FUNCTIONS = {
 }
 """Function -> the dtypes in which torch's kernel takes longer than the conversions."""
 
+_SLOW_ON_ALL = {"aten::convolution_backward": frozenset({torch.float16})}
+"""Operator -> the dtypes in which torch's kernel takes longer also where the CPU has instructions for them.
+
+oneDNN has no float16 kernel for the gradient of a convolution's weight, which takes 40 to 300 times as long as in
+float32.
+"""
+
 _OPERATORS = frozenset((_ATTENTION, f"{_ATTENTION}_backward", *(f"aten::{name}" for name in _NAMES.split())))
 """The operators, of which torch makes all other products. Those in place take the same way."""
 
@@ -43,17 +51,19 @@ def takes(op: Any) -> bool:
     return name in _OPERATORS or name in _FUNCTIONS or (name.endswith("_") and name[:-1] in _OPERATORS)
 
 
-def slow_dtypes() -> frozenset[torch.dtype]:
-    """Return the dtypes whose products this machine's CPU has no instructions for."""
-    return registry.runtime("cpu").slow_product_dtypes
+def slow_dtypes(op: Any) -> frozenset[torch.dtype]:
+    """Return the dtypes in which this machine's CPU takes longer than in float32 for one of the operators."""
+    name = op.name()
+    without_instructions = registry.runtime("cpu").slow_product_dtypes & _FUNCTIONS.get(name, HALF)
+    return without_instructions | _SLOW_ON_ALL.get(name, frozenset())
 
 
-def _wanted() -> frozenset[torch.dtype]:
+def _wanted(op: Any) -> frozenset[torch.dtype]:
     context = thread_state.state.context
     option = "auto" if context is None else context.options.half_products
     if option == "auto":
-        return slow_dtypes()
-    return HALF if option == "float32" else frozenset()
+        return slow_dtypes(op)
+    return _FUNCTIONS.get(op.name(), HALF) if option == "float32" else frozenset()
 
 
 def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +73,7 @@ def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
         op: The operator.
         compute: Computes a call as it is.
     """
-    slow, written = _FUNCTIONS.get(op.name(), HALF), op.name().endswith("_")
+    written = op.name().endswith("_")
     # Attention's forward keeps the logarithms of its sums in float32.
     kept = torch.float32 if "attention" in op.name() else None
     # What is added is rounded with the product, into the tensor that is written to.
@@ -72,9 +82,9 @@ def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = args[0].dtype
         if (
-            dtype not in slow
+            dtype not in HALF
             or kwargs.get("dtype") is not None
-            or dtype not in _wanted()
+            or dtype not in _wanted(op)
             or max(map(_elements, args)) < _LEAST_ELEMENTS
         ):
             return compute(*args, **kwargs)

@@ -83,7 +83,7 @@ class Pipeline:
         refused = [rule.only for rule in rules if rule.only is not None]
         if len(refused) == len(rules) and serving.can_serve(op, self._may_lack is None):
             # A rule without dtypes is one about several dtypes.
-            slow = half_products.slow_dtypes() if half_products.takes(op) else frozenset()
+            slow = half_products.slow_dtypes(op) if half_products.takes(op) else frozenset()
             serving.offer(op, slow.union(*refused), mixes=all(refused))
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
