@@ -8,14 +8,13 @@ Queries have the shape (batch, rows, heads, head size), keys and values the same
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
-from torchdevice.packages.registry import without_autocast
+from torchdevice.packages.registry import unseen, without_autocast
 
 _ROWS = 1024
 """Rows of one block, where each row sees only some of the keys."""
@@ -24,8 +23,7 @@ _SCORES = 1 << 24
 """Scores of one block, where this file computes them itself."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """Which keys a row sees, and how scores are changed.
 
     Attributes:
@@ -50,7 +48,7 @@ class Rule:
         """Return the rule of one sequence of a batch, whose slopes may differ."""
         if self.slopes is None or self.slopes.dim() == 1:
             return self
-        return dataclasses.replace(self, slopes=self.slopes[index : index + 1])
+        return self._replace(slopes=self.slopes[index : index + 1])
 
 
 class Attended(NamedTuple):
@@ -88,18 +86,22 @@ def attend(
         lse: Whether ``lse`` is asked for.
         weights: Whether ``weights`` are asked for.
     """
-    rows, keys = q.shape[1], k.shape[1]
+    with unseen():
+        (batch, rows, heads, _), (_, keys, groups, _) = q.shape, k.shape
     empty = rows if not keys else _rows_without_keys(rows, keys, rule)
     parts = [_nothing(q[:, :empty], k, v, lse=lse, weights=weights)] if empty or not rows else []
-    own = rule.softcap or lse or weights  # torch's function has no such scores and returns neither
-    step = _rows_of_block(q, k, rule, own=bool(own))
+    own = bool(rule.softcap or lse or weights)  # torch's function has no such scores and returns neither
+    step = _rows_of_block(rows, batch * heads * keys, rule, own=own)
     for start in range(empty, rows, step):
         stop = min(start + step, rows)
         first, last = _keys_of_rows(start, stop, rows, keys, rule)
-        block = _Block(start + keys - rows - first, start, first, last, keys)
-        given = q[:, start:stop], k[:, first:last], v[:, first:last]
+        block = _Block(start + keys - rows - first, start, stop, first, last, keys)
+        given = _part(q, start, stop, rows), _part(k, first, last, keys), _part(v, first, last, keys)
         with without_autocast(q):
-            part = _own(*given, rule, block, weights=weights) if own else _torchs(*given, rule, block)
+            if own:
+                part = _own(*given, rule, block, weights=weights)
+            else:
+                part = _torchs(*given, rule, block, grouped=heads != groups)
         parts.append(part)
     return _joined(parts, lse=lse)
 
@@ -110,6 +112,7 @@ class _Block(NamedTuple):
     Attributes:
         offset: The key in the block at the place of the first row.
         start: The first row.
+        stop: The row after the last.
         first: The first key.
         last: The key after the last.
         keys: The number of all keys.
@@ -117,6 +120,7 @@ class _Block(NamedTuple):
 
     offset: int
     start: int
+    stop: int
     first: int
     last: int
     keys: int
@@ -127,15 +131,19 @@ def _rows_without_keys(rows: int, keys: int, rule: Rule) -> int:
     return 0 if rule.right is None else min(max(0, rows - keys - rule.right), rows)
 
 
-def _rows_of_block(q: torch.Tensor, k: torch.Tensor, rule: Rule, *, own: bool) -> int:
-    rows, keys = q.shape[1], k.shape[1]
+def _rows_of_block(rows: int, scores: int, rule: Rule, *, own: bool) -> int:
+    """Return how many rows are computed at once, of a batch in which one row has so many scores."""
     if own:
-        of_one_row = max(1, q.shape[0] * q.shape[2] * keys)
-        rows = min(rows, max(16, _SCORES // of_one_row))
+        rows = min(rows, max(16, _SCORES // max(1, scores)))
     # In one call, unless a mask of all rows by all keys would be made for rows that see few of them.
     elif rule.left is not None or rule.slopes is not None:
         rows = min(rows, _ROWS)
     return max(1, rows)
+
+
+def _part(tensor: torch.Tensor, start: int, stop: int, length: int) -> torch.Tensor:
+    """Return some rows of a tensor, which has so many."""
+    return tensor if (start, stop) == (0, length) else tensor[:, start:stop]
 
 
 def _keys_of_rows(start: int, stop: int, rows: int, keys: int, rule: Rule) -> tuple[int, int]:
@@ -206,28 +214,30 @@ def _bias(q: torch.Tensor, distance: torch.Tensor, rule: Rule, block: _Block) ->
     return bias
 
 
-def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block) -> Attended:
+def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block, *, grouped: bool) -> Attended:
     """Compute a block by torch's own attention."""
-    rows, keys = q.shape[1], k.shape[1]
+    rows, keys = block.stop - block.start, block.last - block.first
     is_causal = _is_causal(rows, keys, rule, block)
     has_bias = rule.slopes is not None or rule.bias is not None
-    needs_mask = has_bias or not (is_causal or _sees_all(keys, rule, block))
-    mask = _mask(q, k, rule, block) if needs_mask else None
-    dtype = q.dtype
-    if mask is not None and mask.is_floating_point() and mask.dtype != dtype:
-        # A bias in float32 beside half-precision queries: rounding it would move scores of far keys.
-        q, k, v = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype)
+    mask, narrow = None, None
+    if has_bias or not (is_causal or _sees_all(keys, rule, block)):
+        is_causal = False
+        mask = _mask(q, k, rule, block)
+        if mask is not None and mask.is_floating_point() and mask.dtype != q.dtype:
+            # A bias in float32 beside half-precision queries: rounding it would move scores of far keys.
+            narrow = q.dtype
+            q, k, v = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype)
     out = functional.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=mask,
         dropout_p=rule.dropout,
-        is_causal=is_causal and not needs_mask and rows > 1,
+        is_causal=is_causal and rows > 1,
         scale=rule.scale,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
-    return Attended(out.transpose(1, 2).to(dtype), None, None)
+        enable_gqa=grouped,
+    ).transpose(1, 2)
+    return Attended(out if narrow is None else out.to(narrow), None, None)
 
 
 def _is_causal(rows: int, keys: int, rule: Rule, block: _Block) -> bool:

@@ -18,7 +18,7 @@ from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.thread_state import state
 from torchdevice.packages import attention
 from torchdevice.packages.attention import Attended, Rule
-from torchdevice.packages.registry import on_simulated_gpu, report, stands_in
+from torchdevice.packages.registry import on_simulated_gpu, report, stands_in, unseen
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -50,9 +50,10 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Check that tensors fit each other, and on a simulated GPU what the kernels refuse."""
-    check_shapes(q, k, v)
-    if on_simulated_gpu():
-        _check_as_kernels((q, k, v))
+    with unseen():
+        check_shapes(q, k, v)
+        if on_simulated_gpu():
+            _check_as_kernels((q, k, v))
 
 
 def _check_as_kernels(given: tuple[torch.Tensor, ...]) -> None:

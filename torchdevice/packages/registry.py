@@ -178,10 +178,21 @@ def report(name: str, done: str, fidelity: Fidelity) -> None:
         context.report(name, done, fidelity)
 
 
+unseen = torch._C.DisableTorchFunction
+"""A block in which a scope does not see how a function looks at the shapes, dtypes and devices of tensors.
+
+Each look that it sees takes longer than the whole block.
+"""
+
+_NOTHING = contextlib.nullcontext()
+
+
 def without_autocast(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     """Return what a function computes in as a kernel of its own does: autocast does not see inside."""
+    if not torch._C._is_any_autocast_enabled():
+        return _NOTHING
     kind = tensor.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
 
 
 def computes_again(*given: torch.Tensor | None) -> bool:
