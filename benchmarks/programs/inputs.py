@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -100,8 +101,6 @@ def yolov5() -> None:
 
 def _boxes(images: Path, annotations: Path, count: int) -> None:
     """Write images of 64 pixels with two boxes each, as COCO describes them."""
-    import json
-
     _images(images, count, 64)
     boxes = {1: [8, 8, 24, 24], 2: [30, 20, 20, 32]}
     marked = [
@@ -132,10 +131,96 @@ def yolox() -> None:
 
 
 @inputs
+def rtdetr() -> None:
+    """Eight images with boxes, and the configuration of the smallest RT-DETR for images of 64 pixels."""
+    import yaml
+
+    _boxes(Path("data/images"), Path("data/boxes.json"), 8)
+    Path("output").mkdir()
+    ops = [
+        {"type": "RandomPhotometricDistort", "p": 0.5},
+        {"type": "RandomHorizontalFlip"},
+        {"type": "Resize", "size": [64, 64]},
+        {"type": "ConvertPILImage", "dtype": "float32", "scale": True},
+        {"type": "ConvertBoxes", "fmt": "cxcywh", "normalize": True},
+    ]
+    dataset = {"img_folder": "data/images", "ann_file": "data/boxes.json"}
+    loader = {"num_workers": 0, "total_batch_size": 4}
+    plain = [ops[2], ops[3]]
+    settings = {
+        "__include__": ["configs/rtdetrv2/rtdetrv2_r18vd_120e_coco.yml"],
+        "output_dir": "output",
+        "num_classes": 3,
+        "remap_mscoco_category": False,
+        "epoches": 1,
+        "print_freq": 1,
+        "eval_spatial_size": [64, 64],
+        "PResNet": {"pretrained": False},
+        "RTDETRTransformerv2": {"num_queries": 20, "num_denoising": 8},
+        "RTDETRPostProcessor": {"num_top_queries": 20},
+        "train_dataloader": {
+            "dataset": {**dataset, "transforms": {"ops": ops, "policy": None}},
+            "collate_fn": {"scales": None},
+            **loader,
+        },
+        "val_dataloader": {"dataset": {**dataset, "transforms": {"ops": plain}}, **loader},
+    }
+    Path("tiny.yml").write_text(yaml.dump(settings))
+
+
+@inputs
+def comfyui() -> None:
+    """A checkpoint with random weights: a small Stable Diffusion 3, its autoencoder and its first text encoder."""
+    import torch
+    from comfy.cli_args import args
+
+    args.cpu = True  # before ComfyUI asks for a device
+    from comfy import ops
+    from comfy.clip_model import CLIPTextModel
+    from comfy.ldm.modules.diffusionmodules.mmdit import MMDiT
+    from comfy.ldm.modules.diffusionmodules.model import Decoder, Encoder
+    from safetensors.torch import save_file
+
+    plain = ops.disable_weight_init
+    torch.manual_seed(0)
+    described = json.loads(Path("comfy/sd1_clip_config.json").read_text())
+    embedder = {"target": "torch.nn.Linear", "params": {"in_features": 4096, "out_features": 128}}
+    transformer = {
+        "in_channels": 16,
+        "depth": 2,
+        "adm_in_channels": 2048,
+        "num_patches": 1024,
+        "pos_embed_max_size": 32,
+    }
+    # ComfyUI takes the sizes of an autoencoder and of a text encoder from its own files.
+    sizes = {"z_channels": 16, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128, "ch_mult": [1, 2, 4, 4]}
+    sizes |= {"num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0}
+    parts = {
+        "model.diffusion_model": MMDiT(None, context_embedder_config=embedder, operations=plain, **transformer),
+        "first_stage_model.encoder": Encoder(**sizes),
+        "first_stage_model.decoder": Decoder(**sizes),
+        "text_encoders.clip_l.transformer": CLIPTextModel(described, torch.float32, "cpu", plain),
+    }
+    weights = {}
+    for part, model in parts.items():
+        for name, value in model.state_dict().items():
+            weights[f"{part}.{name}"] = _random(name, value).half()
+    Path("models/checkpoints").mkdir(parents=True, exist_ok=True)
+    save_file(weights, "models/checkpoints/small.safetensors")
+
+
+def _random(name: str, like: Any) -> Any:
+    """Return random weights: matrices that keep the size of what they multiply, norms of 1, no bias."""
+    import torch
+
+    if like.dim() > 1:
+        return torch.randn(like.shape) / like[0].numel() ** 0.5
+    return torch.ones(like.shape) if name.endswith("weight") else torch.zeros(like.shape)
+
+
+@inputs
 def diffusers() -> None:
     """Eight images, and the sizes of a small network."""
-    import json
-
     _images(Path("data"), 8, 32)
     Path("unet").mkdir()
     sizes = {"sample_size": 32, "block_out_channels": [32, 32], "layers_per_block": 1, "norm_num_groups": 8}
@@ -203,7 +288,6 @@ def whisper_weights() -> None:
 @inputs
 def hifigan_weights() -> None:
     """HiFi-GAN's third generator with random weights, and two spectrograms."""
-    import json
     import shutil
 
     import torch
@@ -230,6 +314,34 @@ def speech() -> None:
         sound = np.random.default_rng(number).normal(0, 3000, 22_050).astype(np.int16)
         wavfile.write(f"wavs/{number}.wav", 22_050, sound)
     Path("list.txt").write_text("\n".join(f"{number}|a" for number in range(16)))
+
+
+@inputs
+def rvc() -> None:
+    """Four seconds of noise with features and pitch, as RVC's steps before training leave them, and its sizes."""
+    from scipy.io import wavfile
+
+    settings = json.loads(Path("configs/v2/32k.json").read_text())
+    settings["train"].update(log_interval=1, segment_size=3200)
+    settings["model"].update(n_layers=1, filter_channels=64, upsample_initial_channel=64)
+    folder = Path("logs/small")
+    folder.mkdir(parents=True)
+    Path("assets/weights").mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    lines = []
+    for number in range(4):
+        random = np.random.default_rng(number)
+        frames = 100
+        sound = random.normal(0, 0.1, frames * settings["data"]["hop_length"]).astype(np.float32)
+        wavfile.write(folder / f"{number}.wav", 32_000, sound)
+        pitch = random.uniform(80, 300, frames).astype(np.float32)
+        parts = {"features": random.normal(size=(frames // 2, 768)).astype(np.float32)}
+        parts |= {"coarse": (pitch // 2).astype(np.int64), "pitch": pitch}
+        for name, values in parts.items():
+            np.save(folder / f"{number}.{name}.npy", values)
+        names = [f"{folder}/{number}.wav", *(f"{folder}/{number}.{name}.npy" for name in parts), "0"]
+        lines.append("|".join(names))
+    (folder / "filelist.txt").write_text("\n".join(lines))
 
 
 @inputs
@@ -330,7 +442,6 @@ def olmo() -> None:
 def litgpt() -> None:
     """A small pythia with random weights, a tokenizer, and instructions."""
     import dataclasses
-    import json
 
     import torch
     import yaml
@@ -366,8 +477,6 @@ def torchtune() -> None:
 @inputs
 def deepspeed() -> None:
     """DeepSpeed's configuration of its example, with torch's AdamW in place of the one that nvcc compiles."""
-    import json
-
     config = json.loads(Path("ds_config_zero3.json").read_text())
     config["optimizer"]["params"]["torch_adam"] = True
     Path("torch_adam.json").write_text(json.dumps(config))

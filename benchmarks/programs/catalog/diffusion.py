@@ -1,6 +1,6 @@
 """Diffusion models."""
 
-from benchmarks.programs.program import Program
+from benchmarks.programs.program import TARGETS, Program
 
 PROGRAMS = (
     Program(
@@ -45,5 +45,37 @@ PROGRAMS = (
         inputs="diffusers",
         needs=("accelerate", "datasets", "torchvision", "tensorboard", "requests"),
         loss=r"loss=([\d.]+)",
+    ),
+    Program(
+        "ComfyUI, a workflow from text to an image",
+        "diffusion",
+        "Comfy-Org/ComfyUI",
+        "a125cd84b054a57729b5eecab930ca9408719832",
+        command="{drivers}/comfyui_workflow.py",
+        own="--cpu",
+        parts=("/*", "!/comfy/text_encoders/llama_tokenizer/"),
+        given="its server with default flags, to which the workflow is sent by its API; random weights of a small"
+        " Stable Diffusion 3; an image of 64 pixels, two steps",
+        inputs="comfyui",
+        needs=(
+            "torchvision",
+            "torchsde",
+            "einops",
+            "transformers",
+            "tokenizers",
+            "sentencepiece",
+            "safetensors",
+            "aiohttp",
+            "alembic",
+            "SQLAlchemy",
+            "av",
+            "kornia",
+            "spandrel",
+            "pydantic-settings",
+            "comfyui-frontend-package",
+        ),
+        targets=(*TARGETS, "simulated:mps"),
+        result=r"image: (.*)",
+        differs="on a GPU its networks compute in half precision",
     ),
 )

@@ -66,4 +66,24 @@ PROGRAMS = (
         loss=r"loss=([\d.]+)",
         faults={"port|return_complex|mel()": "the program's: it is written for torch 1.6"},
     ),
+    Program(
+        "RVC train.train",
+        "speech",
+        "RVC-Project/Retrieval-based-Voice-Conversion-WebUI",
+        "4338f12c3c28c80b3ac015e2d0df66c41592746d",
+        command="-m train.train -e small -sr 32k -f0 1 -bs 2 -g 0 -te 1 -se 1 -l 1 -c 0 -sw 0 -v v2",
+        own="",
+        given="four seconds of noise with random features and pitch; random weights of a narrower model; one epoch, in"
+        " float16 on a GPU",
+        inputs="rvc",
+        environment={"RVC_CUDA_GRAPH": "0"},
+        needs=("scipy", "librosa", "tensorboard", "matplotlib"),
+        log="logs/small/train.log",
+        loss=r"loss_disc=([\d.]+)",
+        faults={
+            "GPU rule": "the program demands that the type of `torch.device('cuda:0')` is `cuda`, which a CPU target"
+            " does not claim; simulated devices do"
+        },
+        differs="it draws noise on the GPU, and computes in float16 there",
+    ),
 )

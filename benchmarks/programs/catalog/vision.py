@@ -160,4 +160,20 @@ PROGRAMS = (
         loss=r"total_loss: ([\d.]+)",
         differs="on a CPU target autocast is in another dtype than float16",
     ),
+    Program(
+        "RT-DETRv2 tools/train.py --use-amp",
+        "vision",
+        "lyuwenyu/RT-DETR",
+        "068dfde65f2667ad6555883c69d73de886518cad",
+        command="tools/train.py -c tiny.yml --use-amp --seed 0",
+        own="--device cpu",
+        parts=("/rtdetrv2_pytorch/",),
+        folder="rtdetrv2_pytorch",
+        given="eight images of noise with two boxes each; random weights of its smallest model; one epoch and a"
+        " validation, in autocast",
+        inputs="rtdetr",
+        needs=("torchvision", "faster-coco-eval", "tensorboard", "matplotlib"),
+        loss=r"Averaged stats: lr: \S+ .*?loss: [\d.]+ \(([\d.]+)\)",
+        differs="it draws noise on the GPU; a CPU's autocast has another dtype and other lists of operators",
+    ),
 )
