@@ -225,6 +225,30 @@ def turned(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Te
     return found
 
 
+ROTATED = {"whole": (2, 4, 3, 6), "qkv": (2, 4, 3, 2, 6), "qkv, fewer heads": (2, 4, 6, 6), "kv": (2, 4, 2, 3, 6)}
+"""What is rotated in place -> its shape."""
+
+
+def rotated_in_place(
+    name: str, x: torch.Tensor, copied: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x, which is rotated in place, and what becomes of its copy part by part."""
+    from flash_attn.layers import rotary
+
+    if name == "whole":
+        found = rotary.apply_rotary_emb(x, cos, sin, interleaved, inplace=True)
+        return found, rotary.apply_rotary_emb(copied, cos, sin, interleaved)
+    if name == "kv":
+        keys, values = copied.unbind(2)
+        found = rotary.apply_rotary_emb_kv_(x, cos, sin, interleaved)
+        return found, torch.stack((rotary.apply_rotary_emb(keys, cos, sin, interleaved), values), 2)
+    heads = 4 if name == "qkv, fewer heads" else None
+    parts = copied.unbind(2) if heads is None else copied.split([4, 1, 1], 2)
+    q, k = (rotary.apply_rotary_emb(part, cos, sin, interleaved) for part in parts[:2])
+    found = rotary.apply_rotary_emb_qkv_(x, cos, sin, interleaved=interleaved, num_heads_q=heads)
+    return found, (torch.stack if heads is None else torch.cat)((q, k, parts[2]), 2)
+
+
 class TestRotary:
     """``flash_attn.layers.rotary``."""
 
@@ -243,15 +267,33 @@ class TestRotary:
         flat, bounds = x.detach()[0], torch.tensor([0, 1, 3], dtype=torch.int32)
         expected = torch.stack([turned(flat[n], angles[starts[n > 0] + max(0, n - 1)], interleaved) for n in range(3)])
         found = apply_rotary_emb(flat, angles.cos(), angles.sin(), interleaved, True, given, bounds, 2)
-        assert found is flat
+        assert found.data_ptr() == flat.data_ptr()
         torch.testing.assert_close(found, expected)
+
+    @pytest.mark.parametrize("target", ["cpu", "simulated:a100"])
+    @pytest.mark.parametrize("interleaved", [False, True])
+    @pytest.mark.parametrize("name", ROTATED)
+    def test_in_place_of_a_tensor_that_wants_a_gradient(self, name: str, interleaved: bool, target: str) -> None:
+        with torchdevice.portable(target=target):
+            angles = torch.rand(8, 2, device="cuda")
+            leaf = torch.randn(ROTATED[name], device="cuda", requires_grad=True)
+            copied = leaf.detach().clone().requires_grad_()
+            found, expected = rotated_in_place(name, leaf, copied, angles.cos(), angles.sin(), interleaved)
+            torch.testing.assert_close(found, expected)
+            assert torch.equal(leaf, found)  # which was written to
+            weights = torch.randn_like(found)
+            kept = weights.clone()
+            found.backward(weights)
+            expected.backward(kept)
+            torch.testing.assert_close(leaf.grad, copied.grad)
+            assert torch.equal(weights, kept)
 
     def test_module_rotates_queries_and_keys_in_place(self, scope: Any) -> None:
         from flash_attn.layers.rotary import RotaryEmbedding
 
         module, qkv = RotaryEmbedding(4, base=100.0), torch.randn(1, 5, 3, 2, 6, dtype=torch.float64)
         before = qkv.clone()
-        assert module(qkv, seqlen_offset=2) is qkv and not module.state_dict()
+        assert module(qkv, seqlen_offset=2).data_ptr() == qkv.data_ptr() and not module.state_dict()
         for n in range(5):
             angles = torch.tensor([n + 2.0, (n + 2.0) * 100.0**-0.5], dtype=torch.float64)
             for part in (0, 1):

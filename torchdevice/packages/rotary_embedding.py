@@ -49,6 +49,37 @@ def _of_rows(table: torch.Tensor, x: torch.Tensor, offsets: int | torch.Tensor, 
     return table[offsets[:, None].long() + torch.arange(x.shape[1], device=x.device)]
 
 
+class _InPlace(torch.autograd.Function):
+    """Rotates parts of a tensor in place, also of one that a program has made and wants the gradient of.
+
+    The gradient is rotated back. The tables have none, as in the package.
+    """
+
+    @staticmethod
+    def forward(x: torch.Tensor, places: tuple[int | slice, ...], interleaved: bool, *tables: torch.Tensor) -> Any:
+        """Rotate ``x[:, :, place]`` of each place by a table of cosines and one of sines."""
+        for place, cos, sin in zip(places, tables[::2], tables[1::2], strict=True):
+            part = x[:, :, place]
+            part.copy_(rotated(part, cos, sin, interleaved))
+        return x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.places, ctx.interleaved, *tables = inputs
+        ctx.save_for_backward(*tables)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        found, tables = grads[0].clone(), ctx.saved_tensors
+        for place, cos, sin in zip(ctx.places, tables[::2], tables[1::2], strict=True):
+            part = found[:, :, place]
+            part.copy_(rotated(part, cos, -sin, ctx.interleaved))
+        return found, None, None, *(None for _ in tables)
+
+
+_ALL = (slice(None),)
+
+
 @stands_in(f"{_MODULE}.apply_rotary_emb")
 def apply_rotary_emb(
     x: torch.Tensor,
@@ -73,8 +104,7 @@ def apply_rotary_emb(
         max_seqlen: Not needed here.
     """
     cos, sin = (_of_rows(table, x, seqlen_offsets, cu_seqlens) for table in (cos, sin))
-    found = rotated(x, cos, sin, interleaved)
-    return x.copy_(found) if inplace else found
+    return _InPlace.apply(x, _ALL, interleaved, cos, sin) if inplace else rotated(x, cos, sin, interleaved)
 
 
 has(f"{_MODULE}.apply_rotary_emb_func", apply_rotary_emb)
@@ -120,27 +150,15 @@ def apply_rotary_emb_qkv_(
         seqlen_offsets: The position of the first row.
         num_heads_q: The number of heads of the queries, where keys and values have fewer.
     """
-    if qkv.dim() == 5:
-        q, k = qkv[:, :, 0], qkv[:, :, 1]
-    else:
+    places: tuple[int | slice, ...] = (0, 1)
+    if qkv.dim() != 5:
         if num_heads_q is None:
             raise RuntimeError("qkv has 4 dimensions. Give num_heads_q, or use (batch, rows, 3, heads, size).")
         heads = (qkv.shape[2] - num_heads_q) // 2
-        q, k = qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q : num_heads_q + heads]
-    tables = ((q, cos, sin), (k, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k))
-    # Both before either is written, because autograd sees one tensor.
-    found = [
-        (
-            part,
-            rotated(
-                part, _of_rows(a, part, seqlen_offsets, None), _of_rows(b, part, seqlen_offsets, None), interleaved
-            ),
-        )
-        for part, a, b in tables
-    ]
-    for part, turned in found:
-        part.copy_(turned)
-    return qkv
+        places = slice(0, num_heads_q), slice(num_heads_q, num_heads_q + heads)
+    tables = cos, sin, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
+    rows = [_of_rows(table, qkv, seqlen_offsets, None) for table in tables]
+    return _InPlace.apply(qkv, places, interleaved, *rows)
 
 
 @stands_in(f"{_MODULE}.apply_rotary_emb_kv_")
@@ -152,10 +170,8 @@ def apply_rotary_emb_kv_(
     seqlen_offsets: int | torch.Tensor = 0,
 ) -> torch.Tensor:
     """Rotate the keys of (batch, rows, 2, heads, size) in place, and return the tensor."""
-    keys = kv[:, :, 0]
-    cos, sin = (_of_rows(table, keys, seqlen_offsets, None) for table in (cos, sin))
-    keys.copy_(rotated(keys, cos, sin, interleaved))
-    return kv
+    cos, sin = (_of_rows(table, kv, seqlen_offsets, None) for table in (cos, sin))
+    return _InPlace.apply(kv, (0,), interleaved, cos, sin)
 
 
 @stands_in(f"{_MODULE}.RotaryEmbedding")
