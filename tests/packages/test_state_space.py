@@ -81,6 +81,12 @@ def of_each_step(given: torch.Tensor, batch: int, channels: int, length: int) ->
 SCANS = [*itertools.product([5, 1, 150], ["constant", "one", "groups"], [False, True])]
 
 
+def projected(x: torch.Tensor, of_step: torch.Tensor, is_complex: bool) -> torch.Tensor:
+    """Return B or C of each step (batch, size, length), of x (batch, channels, length), number by number."""
+    found = torch.einsum("bcl,sc->bsl", x, of_step)
+    return torch.complex(found[:, 0::2], found[:, 1::2]) if is_complex else found
+
+
 class TestScan:
     """``selective_scan_fn``."""
 
@@ -103,6 +109,33 @@ class TestScan:
         torch.testing.assert_close(last, state)
         inputs = tuple(each for each in (u, delta, a, b, c, d, z, bias) if each is not None)
         same_with_gradients(out, expected, inputs)
+
+    @pytest.mark.parametrize("is_complex", [False, True])
+    @pytest.mark.parametrize("constant", [(), ("B",), ("C",), ("B", "C")])
+    def test_a_block(self, constant: tuple[str, ...], is_complex: bool) -> None:
+        from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn
+
+        channels, size, rank, length = 4, 3, 2, 5
+        kind, count = (torch.complex128, 2) if is_complex else (torch.float64, 1)
+        xz, conv, bias = drawn(2, 2 * channels, length), drawn(channels, 3), drawn(channels)
+        a = (-torch.rand(channels, size, dtype=torch.float64)).to(kind).requires_grad_()
+        given = {name: torch.randn(channels, size, dtype=kind, requires_grad=True) for name in constant}
+        weight = drawn(rank + (2 - len(constant)) * count * size, channels)
+        step_weight, out_weight, d = drawn(channels, rank), drawn(6, channels), drawn(channels)
+        found = mamba_inner_fn(
+            xz, conv[:, None], bias, weight, step_weight, out_weight, None, a, given.get("B"), given.get("C"), d
+        )
+        x, z = xz.chunk(2, 1)
+        x = functional.silu(convolution(x, conv, bias, None))
+        step = functional.softplus(torch.einsum("bcl,rc,kr->bkl", x, weight[:rank], step_weight))
+        rows, both = iter(weight[rank:].split(count * size)), []
+        for name in ("B", "C"):
+            each = given[name] if name in given else projected(x, next(rows), is_complex)
+            both.append(of_each_step(each, 2, channels, length))
+        y, _ = state_space(x.to(kind), step.to(kind), a, *both)
+        y = (2 * y.real if is_complex else y) + d[:, None] * x
+        expected = torch.einsum("bcl,oc->blo", y * functional.silu(z), out_weight)
+        same_with_gradients(found, expected, (xz, conv, bias, a, weight, step_weight, out_weight, d, *given.values()))
 
     def test_a_complex_state(self) -> None:
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn

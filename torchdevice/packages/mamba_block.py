@@ -41,18 +41,27 @@ def mamba_inner_fn(
     """Return the output of a block (batch, length, size), from its projected input xz (batch, 2 channels, length)."""
     x, z = xz.chunk(2, 1)
     x = of_channels(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
-    size, rank = A.shape[-1], delta_proj_weight.shape[1]
+    size, rank = A.shape[-1] * (2 if A.is_complex() else 1), delta_proj_weight.shape[1]
     chosen = functional.linear(x.transpose(1, 2), x_proj_weight)
     step, rest = chosen[..., :rank], chosen[..., rank:]
     delta = functional.linear(step, delta_proj_weight).transpose(1, 2)
     if B is None:
-        B = rest[..., :size] if B_proj_bias is None else rest[..., :size] + B_proj_bias
-        B, rest = B.transpose(1, 2), rest[..., size:]
+        B, rest = _of_steps(rest[..., :size], B_proj_bias, A), rest[..., size:]
     if C is None:
-        C = rest[..., :size] if C_proj_bias is None else rest[..., :size] + C_proj_bias
-        C = C.transpose(1, 2)
+        C = _of_steps(rest[..., :size], C_proj_bias, A)
     y = scanned(x, delta, A, B, C, D, z, delta_bias, delta_softplus)
     return functional.linear(y.transpose(1, 2), out_proj_weight, out_proj_bias)
+
+
+def _of_steps(projected: torch.Tensor, bias: torch.Tensor | None, a: torch.Tensor) -> torch.Tensor:
+    """Return B or C of each step (batch, size, length) from its projection (batch, length, size).
+
+    With a complex A the projection has pairs of real numbers, and the result too: (batch, size, 2 length).
+    """
+    projected = projected if bias is None else projected + bias
+    if not a.is_complex():
+        return projected.transpose(1, 2)
+    return projected.unflatten(-1, (-1, 2)).transpose(1, 2).flatten(2)
 
 
 @stands_in("mamba_ssm.modules.mamba_simple.Mamba mamba_ssm.Mamba")
