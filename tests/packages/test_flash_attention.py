@@ -288,6 +288,19 @@ class TestRotary:
             torch.testing.assert_close(leaf.grad, copied.grad)
             assert torch.equal(weights, kept)
 
+    @pytest.mark.parametrize("interleaved", [False, True])
+    def test_the_kernel_has_no_gradient_and_rotates_back(self, scope: Any, interleaved: bool) -> None:
+        from flash_attn.layers.rotary import apply_rotary_emb
+        from flash_attn.ops.triton.rotary import apply_rotary
+
+        x, angles = drawn(4, 2, 6), torch.rand(8, 2, dtype=torch.float64)
+        tables, bounds = (angles.cos(), angles.sin()), torch.tensor([0, 1, 4], dtype=torch.int32)
+        found = apply_rotary(x, *tables, 2, bounds, 3, interleaved)
+        assert not found.requires_grad
+        torch.testing.assert_close(found, apply_rotary_emb(x, *tables, interleaved, False, 2, bounds, 3).detach())
+        assert apply_rotary(found, *tables, 2, bounds, 3, interleaved, inplace=True, conjugate=True) is found
+        torch.testing.assert_close(found, x.detach())
+
     def test_module_rotates_queries_and_keys_in_place(self, scope: Any) -> None:
         from flash_attn.layers.rotary import RotaryEmbedding
 

@@ -137,6 +137,18 @@ class TestScan:
         expected = torch.einsum("bcl,oc->blo", y * functional.silu(z), out_weight)
         same_with_gradients(found, expected, (xz, conv, bias, a, weight, step_weight, out_weight, d, *given.values()))
 
+    def test_the_reference_takes_every_dtype_on_a_simulated_gpu(self) -> None:
+        with torchdevice.portable(target="simulated:a100"):
+            from mamba_ssm.ops.selective_scan_interface import selective_scan_fn, selective_scan_ref
+
+            u, dt, a, b = (
+                torch.rand(shape, device="cuda", dtype=torch.float64) for shape in [(1, 2, 5)] * 2 + [(2, 3)] * 2
+            )
+            with pytest.raises(RuntimeError, match="Float"):
+                selective_scan_fn(u, dt, -a, b, b)
+            expected = selective_scan_fn(u.float(), dt.float(), -a.float(), b.float(), b.float())
+            torch.testing.assert_close(selective_scan_ref(u, dt, -a, b, b).float(), expected)
+
     def test_a_complex_state(self) -> None:
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 

@@ -110,6 +110,30 @@ def apply_rotary_emb(
 has(f"{_MODULE}.apply_rotary_emb_func", apply_rotary_emb)
 
 
+@stands_in("flash_attn.ops.triton.rotary.apply_rotary")
+def apply_rotary(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    seqlen_offsets: int | torch.Tensor = 0,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+    conjugate: bool = False,
+) -> torch.Tensor:
+    """Return x with rotated heads, without gradients.
+
+    Args:
+        x: As in :func:`apply_rotary_emb`, and so are the others.
+        conjugate: Whether heads are rotated back.
+    """
+    with torch.no_grad():
+        cos, sin = (_of_rows(table, x, seqlen_offsets, cu_seqlens) for table in (cos, sin))
+        found = rotated(x, cos, -sin if conjugate else sin, interleaved)
+        return x.copy_(found) if inplace else found
+
+
 @stands_in(f"{_MODULE}.apply_rotary_emb_torch")
 def apply_rotary_emb_torch(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False

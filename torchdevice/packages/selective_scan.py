@@ -101,13 +101,16 @@ def scanned(
     delta_softplus: bool = False,
     return_last_state: bool = False,
 ) -> Any:
-    """Return what ``selective_scan_fn`` does, of every dtype, for blocks that convert what it would refuse."""
+    """Return what ``selective_scan_fn`` does, of every dtype. Blocks of Mamba use it too."""
     wide = torch.promote_types(u.dtype, torch.float32)
     if torch.is_complex(A):
         return _complex(u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
     dt = _steps(delta, delta_bias, delta_softplus, wide)
     out, state = _scan(u.to(wide), dt, A.to(wide), _by_step(B).to(wide), _by_step(C).to(wide))
     return _gated(out, u, D, z, state, return_last_state)
+
+
+stands_in(f"{_MODULE}.selective_scan_ref")(scanned)
 
 
 def _steps(delta: torch.Tensor, bias: torch.Tensor | None, softplus: bool, wide: torch.dtype) -> torch.Tensor:
