@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from processes import run_program
+from safetensors.torch import save_file
 
 import torchdevice
 
@@ -71,6 +73,58 @@ def test_imports_of_remote_code_that_transformers_checks(tmp_path: Path) -> None
         assert check_imports(path) == []
     with pytest.raises(ImportError, match="flash_attn"):
         check_imports(path)
+
+
+REMOTE = """
+import torch
+from flash_attn import flash_attn_func
+from flash_attn.layers.rotary import apply_rotary_emb
+from transformers import PretrainedConfig, PreTrainedModel
+
+class SmallConfig(PretrainedConfig):
+    model_type = "small-remote"
+
+class SmallModel(PreTrainedModel):
+    config_class = SmallConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.inner = torch.nn.Linear(16, 48)
+        self.post_init()
+
+    def forward(self, x):
+        q, k, v = self.inner(x).unflatten(-1, (3, 2, 8)).unbind(2)
+        angles = torch.outer(torch.arange(x.shape[1], device=x.device), torch.tensor([1.0, 0.1], device=x.device))
+        q, k = (apply_rotary_emb(each, angles.cos(), angles.sin()) for each in (q, k))
+        return flash_attn_func(q, k, v, causal=True).flatten(2)
+"""
+
+
+def with_remote_code(folder: Path) -> Path:
+    """Make the folder of a model whose own code imports flash_attn, and return it."""
+    folder.mkdir()
+    (folder / "modeling_small.py").write_text(REMOTE)
+    names = {"AutoConfig": "modeling_small.SmallConfig", "AutoModel": "modeling_small.SmallModel"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "small-remote", "auto_map": names}))
+    generator = torch.Generator().manual_seed(0)
+    weights = {"weight": torch.randn(48, 16, generator=generator), "bias": torch.randn(48, generator=generator)}
+    save_file({f"inner.{name}": value for name, value in weights.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:a100", "simulated:mps"])
+def test_a_model_whose_remote_code_imports_it(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = with_remote_code(tmp_path / f"small_{target.replace(':', '_')}")
+    with torchdevice.portable(target=target) as scope:
+        model = transformers.AutoModel.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16).cuda()
+        x = torch.randn(2, 5, 16, device="cuda", dtype=torch.bfloat16)
+        out = model(x)
+        out.float().square().mean().backward()
+        assert out.shape == (2, 5, 16) and model.inner.weight.grad.isfinite().all()
+        assert "flash_attn_interface.flash_attn_func" in str(scope.report())
+        earlier = model(x[:, :3])
+        torch.testing.assert_close(earlier, out[:, :3], rtol=0.02, atol=0.02)  # causal
 
 
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
