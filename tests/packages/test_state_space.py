@@ -38,6 +38,20 @@ class TestConvolution:
         found = causal_conv1d_fn(x, weight, bias, index, activation=activation)
         same_with_gradients(found, expected, (x, weight, bias))
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("sequences", [False, True])
+    def test_gradients_of_half_tensors_are_rounded_once(self, dtype: torch.dtype, sequences: bool) -> None:
+        from causal_conv1d import causal_conv1d_fn
+
+        weight, given = torch.randn(8, 4), torch.randn(2, 8, 40).to(dtype)
+        index = (torch.arange(40) // 15).to(torch.int32).expand(2, -1) if sequences else None
+        half, wide = given.clone().requires_grad_(), given.float().requires_grad_()
+        weights = torch.randn(2, 8, 40).to(dtype)
+        causal_conv1d_fn(half, weight, seq_idx=index).backward(weights)
+        causal_conv1d_fn(wide, weight, seq_idx=index).backward(weights.float())
+        assert half.grad is not None and wide.grad is not None
+        assert torch.equal(half.grad, wide.grad.to(dtype))
+
     def test_states_continue_a_sequence(self) -> None:
         from causal_conv1d import causal_conv1d_fn
 

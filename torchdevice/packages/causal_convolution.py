@@ -86,7 +86,9 @@ def _of_sequences(
     """Return the convolution, of which each value takes only those of its own sequence."""
     batch, channels, _ = whole.shape
     width, length = weight.shape[1], index.shape[1]
-    windows = whole.unfold(2, width, 1)  # (batch, channels, length, width)
+    # In float32: each value is in `width` windows, whose gradients are summed before they are rounded.
+    wide = whole.to(torch.promote_types(whole.dtype, torch.float32))
+    windows = wide.unfold(2, width, 1)  # (batch, channels, length, width)
     earlier = functional.pad(index, (width - 1, 0), value=-1).unfold(1, width, 1)
     same = (earlier == index[..., None])[:, None]
     kept = windows.masked_fill(~same, 0).transpose(1, 2).reshape(batch * length, channels, width)
