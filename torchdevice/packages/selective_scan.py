@@ -101,7 +101,10 @@ def scanned(
     delta_softplus: bool = False,
     return_last_state: bool = False,
 ) -> Any:
-    """Return what ``selective_scan_fn`` does, of every dtype. Blocks of Mamba use it too."""
+    """Return what ``selective_scan_fn`` does, of every dtype.
+
+    Blocks of Mamba use it too.
+    """
     wide = torch.promote_types(u.dtype, torch.float32)
     if torch.is_complex(A):
         return _complex(u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
@@ -110,6 +113,7 @@ def scanned(
     return _gated(out, u, D, z, state, return_last_state)
 
 
+# The package's reference takes every dtype too. Many programs import it beside the function.
 stands_in(f"{_MODULE}.selective_scan_ref")(scanned)
 
 
