@@ -24,6 +24,8 @@ _SYSTEM, _MACHINE, _PROCESSOR = "Darwin", "arm64", "arm"
 _DARWIN = f"{MACOS[0] + 9}.{MACOS[1]}.0"
 """The version of the kernel. macOS 11 to 15 have 20 to 24."""
 
+_VERSION = f"{_SYSTEM} Kernel Version {_DARWIN}"
+
 _ASK_THE_HOST = frozenset({"torch", "triton"})
 """Packages that are no part of a program even where they run from a folder of sources."""
 
@@ -45,7 +47,7 @@ _MACOS = ".".join(map(str, MACOS))
 
 
 def _uname_of_mac(host: platform.uname_result) -> platform.uname_result:
-    mac = type(host)(_SYSTEM, host.node, _DARWIN, f"{_SYSTEM} Kernel Version {_DARWIN}", _MACHINE)
+    mac = type(host)(_SYSTEM, host.node, _DARWIN, _VERSION, _MACHINE)
     vars(mac)["processor"] = _PROCESSOR  # else asked of this computer when it is first read
     return mac
 
@@ -59,29 +61,19 @@ def _platform_of_mac(terse: bool) -> str:
     return "-".join((shown, _MACHINE, _PROCESSOR, "64bit", *executable))
 
 
-@replaces(platform, "system")
-def _system(context: Context, original: Any) -> str:
-    return _SYSTEM if _answers_as_mac(sys._getframe()) else original()
+def _replace_text(name: str, of_mac: str) -> None:
+    """Let a function of ``platform`` that takes nothing answer with a Mac's text on a simulated Mac."""
+
+    @replaces(platform, name)
+    def answer(context: Context, original: Any) -> str:
+        return of_mac if _answers_as_mac(sys._getframe()) else original()
 
 
-@replaces(platform, "machine")
-def _machine(context: Context, original: Any) -> str:
-    return _MACHINE if _answers_as_mac(sys._getframe()) else original()
-
-
-@replaces(platform, "processor")
-def _processor(context: Context, original: Any) -> str:
-    return _PROCESSOR if _answers_as_mac(sys._getframe()) else original()
-
-
-@replaces(platform, "release")
-def _release(context: Context, original: Any) -> str:
-    return _DARWIN if _answers_as_mac(sys._getframe()) else original()
-
-
-@replaces(platform, "version")
-def _version(context: Context, original: Any) -> str:
-    return _uname_of_mac(platform.uname()).version if _answers_as_mac(sys._getframe()) else original()
+_replace_text("system", _SYSTEM)
+_replace_text("machine", _MACHINE)
+_replace_text("processor", _PROCESSOR)
+_replace_text("release", _DARWIN)
+_replace_text("version", _VERSION)
 
 
 @replaces(platform, "platform")
