@@ -76,6 +76,7 @@ class Case(NamedTuple):
 LATER = {
     "\"nll_loss_forward_reduce_cuda_kernel_2d_index\" not implemented for 'Int'": (
         "expected target dtype to be Long or Byte, but got Int",  # since torch 2.13
+        "expected scalar type Long but found Int",  # until torch 2.10
     ),
     "monitored_barrier is only implemented for GLOO backend.": (
         "monitored_barrier requires a group with a CPU-capable backend",  # since torch 2.14
@@ -1288,7 +1289,6 @@ LACKING = "dtypes that CUDA's kernels lack"
     LACKING,
     "rasbt/machine-learning-book#192",
     "\"nll_loss_forward_reduce_cuda_kernel_2d_index\" not implemented for 'Int'",
-    since="2.11",  # 2.10 asks for Long before it chooses a kernel
 )
 def labels_of_32_bits(correct: bool) -> None:
     labels = indices(0, 1)
