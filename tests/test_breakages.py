@@ -135,7 +135,8 @@ def test_row_14_device_count_is_not_zero() -> None:
 @pytest.mark.usefixtures("no_collections")
 def test_row_17_memory_figures() -> None:
     torch.cuda.reset_peak_memory_stats()
-    x = torch.ones(2**20, device="cuda")
+    # On a CPU the figures are the process's. It gets memory of this size from the system, not from what others freed.
+    x = torch.ones(2**24, device="cuda")
     allocated = torch.cuda.memory_allocated()
     assert torch.cuda.max_memory_allocated() >= allocated > x.nbytes / 2
     assert torch.cuda.memory_stats()["active_bytes.all.current"] > 0

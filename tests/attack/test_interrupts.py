@@ -30,7 +30,6 @@ from torchdevice.calls import wrap
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.python import garbage_collection
 from torchdevice.kernel.thread_state import ContextMode
-from torchdevice.native import calling
 from torchdevice.scope import installed
 
 # Python reports an exception in a destructor, an injected interrupt too, as unraisable.
@@ -134,7 +133,7 @@ def assert_inside_and_outside(make: Callable[[], torchdevice.Scope]) -> None:
         assert torch.zeros(1).cuda().get_device() in (-1, 0)
         assert torchdevice.current() is scope
     wrapped = (wrap._FOR_EVERY_SCOPE, *wrap._INSTALLATIONS.values(), *wrap._OF_RUNTIMES.values())
-    for installation in (installed.INSTALLATION, *wrapped, calling._IN_PLACE):
+    for installation in (installed.INSTALLATION, *wrapped):
         assert not installation._holders and installation._in_place is False
 
 
