@@ -199,6 +199,13 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """Take one worker more than there are processors: a worker often waits for processes that its test has started."""
+    processors = yield
+    return processors if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else processors + 1
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what names its engines itself: it does the same whatever ``--engine`` says. Mark the attacks as a sweep."""
     if "engine" in sweeping.parameters(item):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from places import PROGRAMS
-from processes import run_command
+from processes import run_command, run_torch_python
 
 pytestmark = pytest.mark.one_engine
 
@@ -20,8 +18,8 @@ PROGRAM = str(PROGRAMS / "seen_collectives.py")
 def gloos(tmp_path_factory: pytest.TempPathFactory) -> object:
     """What plain torch shows of gloo on the CPU."""
     path = tmp_path_factory.mktemp("gloo") / "seen.json"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = subprocess.run([*launcher, PROGRAM, str(path), "gloo"], capture_output=True, text=True, check=False)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    run = run_torch_python(*launcher, PROGRAM, str(path), "gloo")
     assert run.returncode == 0, run.stderr
     return json.loads(path.read_text())
 
