@@ -199,13 +199,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-@pytest.hookimpl(wrapper=True, optionalhook=True)
-def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """Take one worker more than there are processors: a worker often waits for processes that its test has started."""
-    processors = yield
-    return processors if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else processors + 1
-
-
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what names its engines itself: it does the same whatever ``--engine`` says. Mark the attacks as a sweep."""
     if "engine" in sweeping.parameters(item):
@@ -228,17 +221,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _keep(config, items, [item for item in items if (zlib.crc32(item.path.name.encode()) + seed) % share == 0])
     if config.getoption("--order") == "shuffled":
         items[:] = _shuffled(items, seed)
-    _build_kernels_beside(config, items)
+    with_kernels = [item for item in items if "native_kernels" in getattr(item, "fixturenames", ())]
+    if hasattr(config, "workerinput") and with_kernels:
+        # The compiler takes a minute beside the tests. Each worker that came to them earlier would wait for it.
+        others = set(items).difference(with_kernels)
+        items[:] = [*(item for item in items if item in others), *with_kernels]
+        _build_kernels_beside(config)
 
 
-def _build_kernels_beside(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let the first of several workers compile the native kernels in a process beside the tests, if any takes them.
-
-    The compiler takes half a minute, in which each worker would wait for it.
-    """
-    is_first_worker = getattr(config, "workerinput", {}).get("workerid") == "gw0"
-    wanted = any("native_kernels" in getattr(item, "fixturenames", ()) for item in items)
-    if is_first_worker and wanted and sys.platform != "win32" and not building.path().is_file():
+def _build_kernels_beside(config: pytest.Config) -> None:
+    """Let the first of several workers compile the native kernels in a process beside the tests."""
+    is_first_worker = config.workerinput["workerid"] == "gw0"  # type: ignore[attr-defined]
+    if is_first_worker and sys.platform != "win32" and not building.path().is_file():
         build = subprocess.Popen([sys.executable, "-m", "torchdevice", "native", "build"], stdout=subprocess.DEVNULL)
         config.add_cleanup(build.wait)
 
