@@ -230,16 +230,23 @@ class Call:
             if found is None:
                 continue
             cpu_wrote = tolerances.of_values(place.of(self.inputs.memories[place.memory]), expected) is not None
-            if self._is_unchanged(tensor):
-                # The reference of a conjugate or negative view is kept without its bits, which nobody writes to.
-                is_view = tensor.is_conj() or tensor.is_neg()
-                found = _not_written(found) if cpu_wrote and not is_view else None
-            elif not cpu_wrote:
-                what = f"was changed, although the operator does not declare to write to it; {found.what}"
-                found = found._replace(kind="undeclared write", what=what)
-            if found is not None:
-                names = (name for name, value in self._given.items() if any(each is tensor for each in tensors(value)))
-                yield f"the argument {next(names)!r}", found
+            difference = self._of_undeclared(tensor, found, cpu_wrote)
+            if difference is not None:
+                yield f"the argument {self._name_of(tensor)!r}", difference
+
+    def _of_undeclared(self, tensor: torch.Tensor, found: Difference, cpu_wrote: bool) -> Difference | None:
+        """Return what is wrong with an argument that differs from the CPU's, without a word of the schema."""
+        if self._is_unchanged(tensor):
+            # The reference of a conjugate or negative view is kept without its bits, which nobody writes to.
+            is_view = tensor.is_conj() or tensor.is_neg()
+            return _not_written(found) if cpu_wrote and not is_view else None
+        if cpu_wrote:
+            return found
+        what = f"was changed, although the operator does not declare to write to it; {found.what}"
+        return found._replace(kind="undeclared write", what=what)
+
+    def _name_of(self, tensor: torch.Tensor) -> str:
+        return next(name for name, value in self._given.items() if any(each is tensor for each in tensors(value)))
 
     def _of_views(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
         memories = _memories((self._args, self._kwargs))

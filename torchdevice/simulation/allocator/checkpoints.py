@@ -61,13 +61,7 @@ def restore(
         text = "Any stale tensors which are being manually freed must be passed to set checkpoint"
         blocks.refused = RuntimeError(text)
         raise blocks.refused
-    for head in _heads(blocks, owner):
-        for block in [each for each in chain_of(head) if each.state == USED]:
-            blocks.free(block)
-        head.pool.take(head)
-        # A new one, since the old one may be a tensor's.
-        whole = blocks.segments.heads[head.address] = Block(head.address, head.size, head.pool, FREE)
-        head.pool.put(whole)
+    _free_segments(blocks, owner)
     for each in lost:
         each.state = GONE
     found: dict[int, Block] = {}
@@ -83,6 +77,17 @@ def restore(
                 if block.previous is None:
                     blocks.segments.heads[address] = known[values]
     return found
+
+
+def _free_segments(blocks: Blocks, owner: Owner) -> None:
+    """Let each segment of a pool be one free block."""
+    for head in _heads(blocks, owner):
+        for block in [each for each in chain_of(head) if each.state == USED]:
+            blocks.free(block)
+        head.pool.take(head)
+        # A new one, since the old one may be a tensor's.
+        whole = blocks.segments.heads[head.address] = Block(head.address, head.size, head.pool, FREE)
+        head.pool.put(whole)
 
 
 def _divided(blocks: Blocks, address: int, parts: Parts) -> list[Block]:
