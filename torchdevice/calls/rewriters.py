@@ -280,9 +280,9 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     elif target is not None:
         kwargs = {**kwargs, "device": target}
     device, dtype, non_blocking, *rest = func(*args, **kwargs)
-    is_blocking = not non_blocking or context.runtime.blocking_copies_only
+    non_blocking = non_blocking and not context.runtime.blocking_copies_only
     if device is None:
-        return (device, dtype, not is_blocking, *rest)
+        return (device, dtype, non_blocking, *rest)
     # `Module.to` hands the device on without its spelling, so the side is put into the device's object.
     if context.runtime.shares_host_memory:
         side = moves.side_meant(context, asked, target) if names_device else moves.side_of(asked)
@@ -290,7 +290,7 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     # torch's `Module.to` needs the target. Lightning keeps it as a module's device, and compares it with a tensor's.
     if _shows_devices(context) and not _calling_module().startswith("torch."):
         device = context.devices.shown(device)
-    return (device, dtype, not is_blocking, *rest)
+    return (device, dtype, non_blocking, *rest)
 
 
 def _names_device(asked: Any) -> bool:
