@@ -1,4 +1,6 @@
-"""Gives what is built the addresses of the repository in which it is built; its name stands in no file."""
+"""Gives what is built the addresses of the repository in which it is built; its name stands in no
+file.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ class Addresses(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Add the addresses."""
-        server, repository = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
+        server = os.environ.get("GITHUB_SERVER_URL")
+        repository = os.environ.get("GITHUB_REPOSITORY")
         if server and repository:
             address = f"{server}/{repository}"
             metadata["urls"] = {

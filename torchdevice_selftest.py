@@ -1,8 +1,9 @@
 """The core of the contract tests on one's own device: ``pytest -rA --pyargs torchdevice_selftest``.
 
-Each feature has a small program written for CUDA, which runs in a scope of its own. Numbers are compared with those of
-the CPU. ``TORCHDEVICE_TARGET`` names the device; left out, it is the one that a scope would choose. On a Mac,
-experiments print what torch's tables leave open. docs/mps.md says which decision waits for each.
+Each feature has a small program written for CUDA, which runs in a scope of its own. Numbers are
+compared with those of the CPU. ``TORCHDEVICE_TARGET`` names the device; left out, it is the one
+that a scope would choose. On a Mac, experiments print what torch's tables leave open. docs/mps.md
+says which decision waits for each.
 """
 
 from __future__ import annotations
@@ -30,20 +31,27 @@ def _numbers(*shape: int) -> torch.Tensor:
 
 
 def _same(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
-    torch.testing.assert_close(found.detach().cpu(), expected.detach().cpu(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        found.detach().cpu(), expected.detach().cpu(), rtol=tolerance, atol=tolerance
+    )
 
 
 class TestFeatures:
     """A test says in its docstring what docs/matrix.md calls it."""
 
     @pytest.fixture(autouse=True)
-    def scope(self, torchdevice_scope: torchdevice.Scope, request: pytest.FixtureRequest) -> Iterator[None]:
+    def scope(
+        self, torchdevice_scope: torchdevice.Scope, request: pytest.FixtureRequest
+    ) -> Iterator[None]:
         """Run a test in a scope, and record how many of its calls the device could not make."""
         before = _calls_on_the_cpu(torchdevice_scope)
         yield
         on_cpu = _calls_on_the_cpu(torchdevice_scope) - before
         feature = request.function.__doc__.rstrip(".")
-        request.node.user_properties += [("feature", feature[0].lower() + feature[1:]), ("on_cpu", on_cpu)]
+        request.node.user_properties += [
+            ("feature", feature[0].lower() + feature[1:]),
+            ("on_cpu", on_cpu),
+        ]
         if on_cpu:
             print(f"{on_cpu} calls on the CPU")
 
@@ -51,8 +59,12 @@ class TestFeatures:
         """torch.cuda is available."""
         print(platform.platform(), versions(), f"build {torch.version.git_version}")
         print(f"torch.cuda is {torch.cuda.get_device_name()}")
-        assert torch.cuda.is_available() and torch.cuda.device_count() >= 1, "no device is available"
-        assert torch.cuda.get_device_name() and torch.cuda.get_device_properties(0).total_memory > 0, "no properties"
+        assert torch.cuda.is_available() and torch.cuda.device_count() >= 1, (
+            "no device is available"
+        )
+        assert (
+            torch.cuda.get_device_name() and torch.cuda.get_device_properties(0).total_memory > 0
+        ), "no properties"
 
     def test_arguments(self) -> None:
         """Device arguments."""
@@ -115,7 +127,11 @@ class TestFeatures:
         """Attention."""
         q, k, v = _numbers(3, 2, 4, 6, 8)
         attend = functional.scaled_dot_product_attention
-        _same(attend(q.cuda(), k.cuda(), v.cuda(), is_causal=True), attend(q, k, v, is_causal=True), 1e-3)
+        _same(
+            attend(q.cuda(), k.cuda(), v.cuda(), is_causal=True),
+            attend(q, k, v, is_causal=True),
+            1e-3,
+        )
         strided = [each.transpose(1, 2) for each in (q, k, v)]
         _same(attend(*(each.cuda() for each in strided)), attend(*strided), 1e-3)
 
@@ -130,7 +146,9 @@ class TestFeatures:
     def test_training(self) -> None:
         """Training."""
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).cuda()
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        ).cuda()
         optimizer, x = torch.optim.Adam(model.parameters(), 0.05), _numbers(16, 4).cuda()
         losses = []
         for _ in range(20):
@@ -152,7 +170,9 @@ class TestFeatures:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-        assert not torch.equal(before.cpu(), model.weight.detach().cpu()), "the weights did not change"
+        assert not torch.equal(before.cpu(), model.weight.detach().cpu()), (
+            "the weights did not change"
+        )
 
     def test_bfloat16(self) -> None:
         """Bfloat16."""
@@ -202,7 +222,9 @@ class TestFeatures:
         state = torch.cuda.get_rng_state()
         first = torch.rand(4, device="cuda").cpu()
         torch.cuda.set_rng_state(state)
-        assert torch.equal(first, torch.rand(4, device="cuda").cpu()), "a restored state gave other numbers"
+        assert torch.equal(first, torch.rand(4, device="cuda").cpu()), (
+            "a restored state gave other numbers"
+        )
         generators = [torch.Generator("cuda").manual_seed(1) for _ in range(2)]
         one, other = (torch.rand(4, device="cuda", generator=each).cpu() for each in generators)
         assert torch.equal(one, other), "equal generators gave other numbers"
@@ -217,12 +239,16 @@ class TestFeatures:
 
         x = torch.ones(64, device="cuda", requires_grad=True)
         torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).sum().backward()
-        assert torch.equal(seen[0].detach().cpu(), seen[1].detach().cpu()), "dropout was recomputed with other numbers"
+        assert torch.equal(seen[0].detach().cpu(), seen[1].detach().cpu()), (
+            "dropout was recomputed with other numbers"
+        )
 
     def test_float64(self) -> None:
         """Float64."""
         found = torch.ones(3, dtype=torch.float64).cuda() * 2
-        assert found.is_floating_point() and found.tolist() == [2.0] * 3, "a float64 tensor lost its values"
+        assert found.is_floating_point() and found.tolist() == [2.0] * 3, (
+            "a float64 tensor lost its values"
+        )
         assert torch.ones(3, device="cuda").double().sum().item() == 3.0, "double() lost the values"
 
     def test_complex(self) -> None:
@@ -250,24 +276,32 @@ class TestFeatures:
     def test_threads(self) -> None:
         """Threads."""
         kinds: list[str] = []
-        thread = threading.Thread(target=lambda: kinds.append(torch.ones(1, device="cuda").device.type))
+        thread = threading.Thread(
+            target=lambda: kinds.append(torch.ones(1, device="cuda").device.type)
+        )
         thread.start()
         thread.join()
         assert kinds == [torch.ones(1, device="cuda").device.type], "a thread was outside the scope"
 
     def test_accelerator(self) -> None:
         """Torch.accelerator."""
-        assert torch.accelerator.is_available() and torch.accelerator.device_count() >= 1, "there is no accelerator"
+        assert torch.accelerator.is_available() and torch.accelerator.device_count() >= 1, (
+            "there is no accelerator"
+        )
         torch.accelerator.synchronize()
         torch.accelerator.current_stream().synchronize()
 
 
 def _calls_on_the_cpu(scope: torchdevice.Scope) -> int:
-    return sum(entry.count for entry in scope.journal.degraded if entry.fidelity.value == "fell back")
+    return sum(
+        entry.count for entry in scope.journal.degraded if entry.fidelity.value == "fell back"
+    )
 
 
 def _renormalized(x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.embedding(torch.zeros(1, dtype=torch.long, device=x.device), x, max_norm=1.0)
+    return torch.nn.functional.embedding(
+        torch.zeros(1, dtype=torch.long, device=x.device), x, max_norm=1.0
+    )
 
 
 LACKING: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -276,7 +310,9 @@ LACKING: dict[str, Callable[[torch.Tensor], Any]] = {
     "linalg_eig": torch.linalg.eig,
     "linalg_eigh": lambda x: torch.linalg.eigh(x @ x.t()),
     "linalg_qr": torch.linalg.qr,
-    "linalg_lu_solve": lambda x: torch.linalg.lu_solve(x, torch.arange(1, 5, dtype=torch.int32, device=x.device), x),
+    "linalg_lu_solve": lambda x: torch.linalg.lu_solve(
+        x, torch.arange(1, 5, dtype=torch.int32, device=x.device), x
+    ),
     "mode": torch.mode,
 }
 """Operators of which torch's tables do not say for sure whether MPS has them."""
@@ -308,7 +344,9 @@ def _mixed_layer_norm(device: str) -> torch.Tensor:
 
 
 def _strided_attention(device: str) -> torch.Tensor:
-    q, k, v = (each.transpose(-1, -2).to(device).transpose(-1, -2) for each in _numbers(3, 1, 2, 4, 8))
+    q, k, v = (
+        each.transpose(-1, -2).to(device).transpose(-1, -2) for each in _numbers(3, 1, 2, 4, 8)
+    )
     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
 
@@ -320,14 +358,18 @@ GUARDED: dict[str, Callable[[str], torch.Tensor]] = {
     "native_layer_norm": _mixed_layer_norm,
     "_linalg_solve_ex": _grad_of_solve,
 }
-"""Operator with a guard -> a call that the fault, where it is present, makes wrong. In the words of known_faults."""
+"""Operator with a guard -> a call that the fault, where it is present, makes wrong. In the words of
+known_faults.
+"""
 
 
 _MPS = "mps"
 
 
 def has(name: str) -> bool:
-    """Return whether MPS has an operator of :data:`LACKING`. Where it has not, the operator runs in a scope."""
+    """Return whether MPS has an operator of :data:`LACKING`. Where it has not, the operator runs in
+    a scope.
+    """
     try:
         LACKING[name](_numbers(4, 4).to(_MPS))
     except NotImplementedError:
@@ -352,11 +394,15 @@ class TestWhatWaitsForAMac:
         if not torch.backends.mps.is_available():
             pytest.skip("this machine has no MPS")
 
-    @pytest.mark.skipif(VARIABLE in os.environ, reason=f"{VARIABLE} is set, so torch runs the operator on the CPU")
+    @pytest.mark.skipif(
+        VARIABLE in os.environ, reason=f"{VARIABLE} is set, so torch runs the operator on the CPU"
+    )
     @pytest.mark.parametrize("name", LACKING)
     def test_whether_mps_has(self, name: str) -> None:
         """Print whether MPS has an operator. In a scope it runs in any case."""
-        print(f"does MPS have {name}? {'yes' if has(name) else 'no; in a scope it runs on the CPU'}")
+        print(
+            f"does MPS have {name}? {'yes' if has(name) else 'no; in a scope it runs on the CPU'}"
+        )
 
     @pytest.mark.parametrize("name", GUARDED)
     def test_whether_a_fault_is_present(self, name: str) -> None:

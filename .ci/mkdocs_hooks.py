@@ -1,4 +1,6 @@
-"""What the documentation site does to pages: the made pages, and markup that GitHub and Python show otherwise."""
+"""What the documentation site does to pages: the made pages, and markup that GitHub and Python show
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from mkdocs.structure.files import File
 _CODE = re.compile(r"<code[^>]*>[^<]*</code>")
 
 _LINK = re.compile(r"\]\(reference\.md#([\w-]+)\)")
-"""A link from a written page to a made one: to its heading in reference.md, which is there on GitHub too."""
+"""A link from a written page to a made one: to its heading in reference.md, which is there on
+GitHub too.
+"""
 
 _HEADING = re.compile(r"^## (.+)$", re.M)
 
@@ -23,7 +27,9 @@ _MADE = _ROOT / "build" / "reference"
 
 
 def on_config(config: Any) -> Any:
-    """Say the version below each page; in a workflow of GitHub, link to the repository and to each page's source."""
+    """Say the version below each page; in a workflow of GitHub, link to the repository and to each
+    page's source.
+    """
     found = re.search(r'__version__ = "(.+)"', _VERSION.read_text())
     assert found is not None
     config.copyright = f"torchdevice {found[1]}"
@@ -38,7 +44,9 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that docs/make_reference.py has made."""
     made = sorted(_MADE.glob("*.md"))
     if not made:
-        raise PluginError(f"{_MADE} has no pages. Run python docs/make_reference.py, which needs torch.")
+        raise PluginError(
+            f"{_MADE} has no pages. Run python docs/make_reference.py, which needs torch."
+        )
     for path in made:
         files.append(File.generated(config, path.name, abs_src_path=str(path)))
     return files
@@ -48,13 +56,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead links to headings of reference.md, and these headings themselves, to the made pages."""
     addresses = made_pages()
     if page.file.src_uri == "reference.md":
-        return _HEADING.sub(lambda found: f"## [{found[1]}]({addresses[_slug(found[1])]})", markdown)
+        return _HEADING.sub(
+            lambda found: f"## [{found[1]}]({addresses[_slug(found[1])]})", markdown
+        )
     return _LINK.sub(lambda found: f"]({addresses[found[1]]})", markdown)
 
 
 def made_pages() -> dict[str, str]:
     """Return the made pages by the anchors of their titles."""
-    titles = {path.name: path.read_text().partition("\n")[0].removeprefix("# ") for path in _MADE.glob("*.md")}
+    titles = {
+        path.name: path.read_text().partition("\n")[0].removeprefix("# ")
+        for path in _MADE.glob("*.md")
+    }
     return {_slug(title): name for name, title in titles.items()}
 
 

@@ -2,15 +2,20 @@
 
 ``--json FILE`` also writes the figures to a file. Other measurements instead:
 
-- ``--instructions``: the machine instructions of five calls, by valgrind's callgrind; these counts are reproducible.
-- ``--peers [WAY ...]``: other ways to run a CUDA program on a CPU, against a program edited by hand.
-- ``--growth``: time and memory of one call, call site, thread, parameter and so on, at growing numbers of them.
+- ``--instructions``: the machine instructions of five calls, by valgrind's callgrind; these counts
+  are reproducible.
+- ``--peers [WAY ...]``: other ways to run a CUDA program on a CPU, against a program edited by
+  hand.
+- ``--growth``: time and memory of one call, call site, thread, parameter and so on, at growing
+  numbers of them.
 - ``--soak [--minutes 60]``: what a process keeps that does everything again and again.
-- ``--simulation``: the simulated device with both kinds of kernels, against the plain CPU, in processor time.
+- ``--simulation``: the simulated device with both kinds of kernels, against the plain CPU, in
+  processor time.
 - ``--transfers``: moves by ``ToDevice``, against a bare ``.to``.
 - ``--verify``: scopes with ``verify=``, against scopes without it.
 - ``--half``: half precision on a CPU, against float32.
-- ``--random``: a GPU's random numbers by C++ and by NumPy, against torch's own on a CPU, in nanoseconds a number.
+- ``--random``: a GPU's random numbers by C++ and by NumPy, against torch's own on a CPU, in
+  nanoseconds a number.
 """
 
 from __future__ import annotations
@@ -47,29 +52,63 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what scopes cost.")
-    parser.add_argument("--rounds", type=int, default=15, help="measurements of each condition (default: 15)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure what scopes cost."
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="measurements of each condition (default: 15)"
+    )
     parser.add_argument("--only", default="", help="measure only cases whose name contains this")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--plot", type=Path, help="draw what --growth or --soak measured into this SVG file")
-    parser.add_argument("--most", type=int, help="leave out what is measured at more than this many")
+    parser.add_argument(
+        "--plot", type=Path, help="draw what --growth or --soak measured into this SVG file"
+    )
+    parser.add_argument(
+        "--most", type=int, help="leave out what is measured at more than this many"
+    )
     parser.add_argument("--counted", help=argparse.SUPPRESS)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--instructions", action="store_true", help="count machine instructions with callgrind instead")
-    what.add_argument("--growth", action="store_true", help="measure growing numbers of what programs have instead")
     what.add_argument(
-        "--soak", action="store_true", help="watch a process that does everything again and again instead"
+        "--instructions",
+        action="store_true",
+        help="count machine instructions with callgrind instead",
     )
-    parser.add_argument("--minutes", type=float, default=60, help="for how long --soak runs (default: 60)")
-    what.add_argument("--simulation", action="store_true", help="measure the simulated device instead")
+    what.add_argument(
+        "--growth",
+        action="store_true",
+        help="measure growing numbers of what programs have instead",
+    )
+    what.add_argument(
+        "--soak",
+        action="store_true",
+        help="watch a process that does everything again and again instead",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="for how long --soak runs (default: 60)"
+    )
+    what.add_argument(
+        "--simulation", action="store_true", help="measure the simulated device instead"
+    )
     what.add_argument("--transfers", action="store_true", help="measure moves by ToDevice instead")
     what.add_argument("--half", action="store_true", help="measure half precision on a CPU instead")
     what.add_argument("--verify", action="store_true", help="measure what verify costs instead")
-    what.add_argument("--random", action="store_true", help="measure a GPU's random numbers instead")
-    ways = f"measure other ways to run a CUDA program on a CPU instead: {', '.join(peers.WAYS)} (default: all)"
+    what.add_argument(
+        "--random", action="store_true", help="measure a GPU's random numbers instead"
+    )
+    ways = (
+        f"measure other ways to run a CUDA program on a CPU instead: {', '.join(peers.WAYS)} "
+        "(default: all)"
+    )
     what.add_argument("--peers", nargs="*", choices=peers.WAYS, metavar="WAY", help=ways)
     source = "the folder with a peer's package, instead of PyPI"
-    parser.add_argument("--peer-source", type=_source, action="append", default=[], metavar="NAME=FOLDER", help=source)
+    parser.add_argument(
+        "--peer-source",
+        type=_source,
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help=source,
+    )
     repeats = "processes that measure each way of --peers (default: 3)"
     parser.add_argument("--peer-repeats", type=int, default=3, help=repeats)
     return parser
@@ -78,7 +117,9 @@ def _parser() -> argparse.ArgumentParser:
 def _source(text: str) -> tuple[str, str]:
     name, _, folder = text.partition("=")
     if name not in peers.PEERS or not Path(folder).is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER with a name of {', '.join(peers.PEERS)}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME=FOLDER with a name of {', '.join(peers.PEERS)}"
+        )
     return name, str(Path(folder).resolve())
 
 
@@ -101,7 +142,9 @@ def _measurement(options: argparse.Namespace) -> Callable[[int, str], dict[str, 
 
 def _measure_peers(options: argparse.Namespace, rounds: int, only: str) -> dict[str, Any]:
     sources = dict(options.peer_source)
-    measured = peers.measure(options.peers, sources, rounds=rounds, only=only, repeats=options.peer_repeats)
+    measured = peers.measure(
+        options.peers, sources, rounds=rounds, only=only, repeats=options.peer_repeats
+    )
     print(peers.table(measured, only))
     return {"torch": torch.__version__, "peers": measured}
 
@@ -133,7 +176,10 @@ def _measure_simulation(rounds: int, only: str) -> dict[str, Any]:
 
 def _heading(rounds: int) -> dict[str, Any]:
     """Print the versions and the units of the measurement, and return the versions."""
-    print(f"torch {torch.__version__}, one thread, microseconds: median of {rounds} interleaved rounds [quartiles]\n")
+    print(
+        f"torch {torch.__version__}, one thread, microseconds: median of {rounds} interleaved "
+        "rounds [quartiles]\n"
+    )
     return {"torch": torch.__version__, "python": sys.version.split()[0]}
 
 
@@ -196,7 +242,9 @@ def _case(case: cases.Case, rounds: int) -> dict[str, Timing]:
     for name, condition in conditions.items():
         with condition():
             prepared[name] = case.prepare(cases.named_device(name))
-    return compare(conditions, prepared, rounds=min(rounds, case.rounds or rounds), seconds=case.seconds)
+    return compare(
+        conditions, prepared, rounds=min(rounds, case.rounds or rounds), seconds=case.seconds
+    )
 
 
 def _cell(timing: Timing) -> str:

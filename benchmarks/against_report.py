@@ -17,7 +17,8 @@ class Event(NamedTuple):
         line: Line number, from 1.
         source: The text of the line.
         said: What happened.
-        degraded: Whether that is more than another device with the same meaning: an error, or other numbers.
+        degraded: Whether that is more than another device with the same meaning: an error, or other
+            numbers.
     """
 
     file: str
@@ -44,7 +45,8 @@ def events_of(report: Report) -> list[Event]:
 def covers(finding: Finding, event: Event) -> bool:
     """Return whether a finding says what an event is.
 
-    A finding that is called handled says nothing of an event that is more than another device with the same meaning.
+    A finding that is called handled says nothing of an event that is more than another device with
+    the same meaning.
     """
     if not _is_at(finding, event):
         return False

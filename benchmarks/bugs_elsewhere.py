@@ -1,8 +1,10 @@
-"""Counts how many bugs of the corpus another simulation of GPUs shows: ``python -m benchmarks.bugs_elsewhere SETUP``.
+"""Counts how many bugs of the corpus another simulation of GPUs shows: ``python -m
+benchmarks.bugs_elsewhere SETUP``.
 
-SETUP is Python code that starts the other simulation, such as ``import fakegpu; fakegpu.init(runtime="fakecuda",
-device_count=2)``. Each bug of ``tests/support/corpus.py`` that is one of CUDA, and its correct twin, runs in a fork of
-this process, without a scope. A bug counts as shown where it ends with the text of a real GPU, or finds wrong data.
+SETUP is Python code that starts the other simulation, such as ``import fakegpu;
+fakegpu.init(runtime="fakecuda", device_count=2)``. Each bug of ``tests/support/corpus.py`` that is
+one of CUDA, and its correct twin, runs in a fork of this process, without a scope. A bug counts as
+shown where it ends with the text of a real GPU, or finds wrong data.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def run(case: Any, correct: bool, seconds: int) -> Outcome:
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if not file.exists():
-            return Outcome(True, False, f"the process ended with {os.waitstatus_to_exitcode(status)}")
+            return Outcome(
+                True, False, f"the process ended with {os.waitstatus_to_exitcode(status)}"
+            )
         return Outcome(*json.loads(file.read_text()))
 
 
@@ -74,8 +78,14 @@ def main() -> None:
             outcome = run(case, correct, options.limit)
             counted["twins"] += correct and outcome.failed
             counted["shown"] += not correct and outcome.shown
-            print(f"{'twin' if correct else 'bug'} {case.name}: {outcome.shown} {outcome.text!r}", flush=True)
-    print(f"{counted['shown']} of {len(cases)} bugs are shown, and {counted['twins']} of their correct twins fail")
+            print(
+                f"{'twin' if correct else 'bug'} {case.name}: {outcome.shown} {outcome.text!r}",
+                flush=True,
+            )
+    print(
+        f"{counted['shown']} of {len(cases)} bugs are shown, and {counted['twins']} of their "
+        "correct twins fail"
+    )
 
 
 if __name__ == "__main__":

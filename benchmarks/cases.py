@@ -45,7 +45,8 @@ class Case(NamedTuple):
 
     Attributes:
         name: The name in the table.
-        prepare: Called with the device that the program names, under each condition; returns the call to time.
+        prepare: Called with the device that the program names, under each condition; returns the
+            call to time.
         conditions: The names of the conditions to time the call under.
         seconds: The approximate duration of one measurement.
         rounds: The greatest number of measurements per condition; None for as many as requested.

@@ -1,10 +1,14 @@
-"""Where the simulation is wrong: ``python -m benchmarks.conformance --device cuda --write``, where the device is.
+"""Where the simulation is wrong: ``python -m benchmarks.conformance --device cuda --write``, where
+the device is.
 
-Runs each bug of the corpus (``tests/support/corpus.py``) and its correct twin on the device, each in a process of its
-own, because an assertion of CUDA's ends all that follows, and asks the device for the facts of
+Runs each bug of the corpus (``tests/support/corpus.py``) and its correct twin on the device, each
+in a process of its own, because an assertion of CUDA's ends all that follows, and asks the device
+for the facts of
 ``tests/support/device_facts.py``.
-``--write`` records how the programs ended and what the device answered, with the device, its driver and torch, in
-``conformance.json``, and the tests compare it with the corpus and the simulation. ``--device simulated`` asks that.
+``--write`` records how the programs ended and what the device answered, with the device, its driver
+and torch, in
+``conformance.json``, and the tests compare it with the corpus and the simulation. ``--device
+simulated`` asks that.
 """
 
 from __future__ import annotations
@@ -43,24 +47,40 @@ SECONDS = 300
 
 
 def fits(case: Case, device: str) -> bool:
-    """Return whether a case can be shown on a device: by its release and number, without a limit of memory."""
+    """Return whether a case can be shown on a device: by its release and number, without a limit of
+    memory.
+    """
     if device == "simulated":
         return True
-    if case.since > torch.__version__ or "memory" in case.options or (case.kind == MACS) != (device == "mps"):
+    if (
+        case.since > torch.__version__
+        or "memory" in case.options
+        or (case.kind == MACS) != (device == "mps")
+    ):
         return False
-    asks_of_gpus = "profile" in case.options or case.options.get("count", 1) > torch.cuda.device_count()
+    asks_of_gpus = (
+        "profile" in case.options or case.options.get("count", 1) > torch.cuda.device_count()
+    )
     return device == "mps" or not asks_of_gpus
 
 
 def outcome(name: str, correct: bool, device: str) -> dict[str, str] | None:
-    """Run a program in this process, and return the class and the text of its error; None without one."""
+    """Run a program in this process, and return the class and the text of its error; None without
+    one.
+    """
     case = next(each for each in CASES if each.name == name)
     torch.manual_seed(0)
     if device == "simulated":
         error = case.run(correct)
     else:
-        error = error_of(case.program, correct) or error_of(lambda _: torch.accelerator.synchronize(), correct)
-    return None if error is None else {"error": type(error).__name__, "text": str(error).split("\n")[0]}
+        error = error_of(case.program, correct) or error_of(
+            lambda _: torch.accelerator.synchronize(), correct
+        )
+    return (
+        None
+        if error is None
+        else {"error": type(error).__name__, "text": str(error).split("\n")[0]}
+    )
 
 
 def fact(name: str, device: str) -> Any:
@@ -75,7 +95,9 @@ def _answer(end: Connection, run: Callable[..., Any], *args: Any) -> None:
 
 
 def apart(run: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in another process, which has imported torch already and nothing else has used."""
+    """Call a function in another process, which has imported torch already and nothing else has
+    used.
+    """
     # Apple's libraries do not survive a fork.
     processes = multiprocessing.get_context("spawn" if sys.platform == "darwin" else "forkserver")
     processes.set_forkserver_preload(["corpus", "device_facts"])
@@ -84,7 +106,11 @@ def apart(run: Callable[..., Any], *args: Any) -> Any:
     process.start()
     end.close()
     try:
-        return ours.recv() if ours.poll(SECONDS) else {"error": "TimeoutExpired", "text": f"{SECONDS} s"}
+        return (
+            ours.recv()
+            if ours.poll(SECONDS)
+            else {"error": "TimeoutExpired", "text": f"{SECONDS} s"}
+        )
     except EOFError:
         process.join()
         return {"error": "exit", "text": str(process.exitcode)}
@@ -98,7 +124,9 @@ def described(device: str) -> dict[str, str]:
     if device == "cuda":
         found["device"] = torch.cuda.get_device_name()
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        found["driver"] = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]
+        found["driver"] = subprocess.run(
+            asked, capture_output=True, text=True, check=True
+        ).stdout.split()[0]
     elif device == "mps":
         found["device"], found["driver"] = platform.processor(), f"macOS {platform.mac_ver()[0]}"
     return found
@@ -118,7 +146,10 @@ def differences(outcomes: dict[str, Any]) -> Iterator[str]:
             if twin is not None:
                 yield f"{case.name}: the correct twin ended with {twin['error']}: {twin['text']}"
             if bug is None or not case.explains(bug["error"], bug["text"]):
-                yield f"{case.name}: {case.error or 'wrong data'!r} was expected, and the bug ended with {bug}"
+                yield (
+                    f"{case.name}: {case.error or 'wrong data'!r} was expected, and the bug ended "
+                    f"with {bug}"
+                )
 
 
 def main() -> int:
@@ -126,20 +157,36 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.conformance", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "mps", "simulated"), default="cuda")
     parser.add_argument("--only", nargs="*", help="names of cases and facts")
-    parser.add_argument("--write", nargs="?", const=FILE, type=Path, help="a file; conformance.json if none is named")
+    parser.add_argument(
+        "--write",
+        nargs="?",
+        const=FILE,
+        type=Path,
+        help="a file; conformance.json if none is named",
+    )
     given = parser.parse_args()
     if not is_there(given.device):
-        parser.error(f"torch {torch.__version__} finds no {given.device} device here: run this where there is one")
+        parser.error(
+            f"torch {torch.__version__} finds no {given.device} device here: run this where there "
+            "is one"
+        )
     only = set(given.only or ())
-    cases = [each.name for each in CASES if fits(each, given.device) and (not only or each.name in only)]
+    cases = [
+        each.name for each in CASES if fits(each, given.device) and (not only or each.name in only)
+    ]
     names = [name for name in FACTS if given.device != "mps" and (not only or name in only)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         asked = {name: pool.submit(apart, fact, name, given.device) for name in names}
         ran = {
-            name: {kind: pool.submit(apart, outcome, name, kind == "twin", given.device) for kind in ("bug", "twin")}
+            name: {
+                kind: pool.submit(apart, outcome, name, kind == "twin", given.device)
+                for kind in ("bug", "twin")
+            }
             for name in cases
         }
-        outcomes = {name: {kind: each.result() for kind, each in two.items()} for name, two in ran.items()}
+        outcomes = {
+            name: {kind: each.result() for kind, each in two.items()} for name, two in ran.items()
+        }
         facts = {name: each.result() for name, each in asked.items()}
     wrong = list(differences(outcomes))
     print(*wrong, f"{len(outcomes)} cases, {len(wrong)} differences", sep="\n")
@@ -147,7 +194,9 @@ def main() -> int:
         about = described(given.device)
         known = json.loads(given.write.read_text()) if given.write.exists() else []
         known = [each for each in known if {name: each[name] for name in about} != about]
-        given.write.write_text(json.dumps([*known, {**about, "outcomes": outcomes, "facts": facts}], indent=1) + "\n")
+        given.write.write_text(
+            json.dumps([*known, {**about, "outcomes": outcomes, "facts": facts}], indent=1) + "\n"
+        )
     return 0
 
 

@@ -1,7 +1,9 @@
-"""Check ``torchdevice/simulation/gpus.py``: ``python -m benchmarks.device_models`` prints its problems.
+"""Check ``torchdevice/simulation/gpus.py``: ``python -m benchmarks.device_models`` prints its
+problems.
 
-Every figure must have a source, every name must mean one model, and figures must agree: memory is less than that of the
-name and more than nine tenths of it, and memory that no source prints is derived by the rule of its source.
+Every figure must have a source, every name must mean one model, and figures must agree: memory is
+less than that of the name and more than nine tenths of it, and memory that no source prints is
+derived by the rule of its source.
 """
 
 from __future__ import annotations
@@ -22,9 +24,16 @@ GIB = 1 << 30
 def problems(found: Mapping[str, Gpu]) -> Iterator[str]:
     """Yield what is wrong with the GPUs of the file, as sentences."""
     names = [models._spelling(each) for name, gpu in found.items() for each in (name, *gpu.aliases)]
-    yield from (f"{name!r} is the name of {count} models." for name, count in Counter(names).items() if count > 1)
+    yield from (
+        f"{name!r} is the name of {count} models."
+        for name, count in Counter(names).items()
+        if count > 1
+    )
     used = {source for gpu in found.values() for source in (gpu.of_memory, gpu.of_properties)}
-    yield from (f"The source {each!r} is not used." for each in sorted(gpus.SOURCES.keys() - used - {"guide"}))
+    yield from (
+        f"The source {each!r} is not used."
+        for each in sorted(gpus.SOURCES.keys() - used - {"guide"})
+    )
     for name, gpu in found.items():
         yield from (f"{name}: {problem}" for problem in _problems_of_gpu(gpu))
 
@@ -39,8 +48,15 @@ def _problems_of_gpu(gpu: Gpu) -> Iterator[str]:
         yield f"{sorted(unknown)[0]!r} is no field of torch.cuda.get_device_properties."
     memory = declarations()["memory"].check(gpu.memory)
     said = re.search(r"(\d+) ?GB\b(?! MIG)", gpu.properties["name"])
-    if said and "GH200" not in gpu.properties["name"] and not 0.9 * GIB < memory / int(said[1]) < GIB:
-        yield f"Memory of {memory / GIB:.2f} GiB does not go with the name {gpu.properties['name']!r}."
+    if (
+        said
+        and "GH200" not in gpu.properties["name"]
+        and not 0.9 * GIB < memory / int(said[1]) < GIB
+    ):
+        yield (
+            f"Memory of {memory / GIB:.2f} GiB does not go with the name "
+            f"{gpu.properties['name']!r}."
+        )
     if gpu.nvidia_smi and memory != _derived(gpu.nvidia_smi):
         yield f"Memory of {memory >> 20} MiB is not what the rule derives of {gpu.nvidia_smi}."
 

@@ -14,7 +14,9 @@ from benchmarks.measuring import Timing, timing
 
 
 def entering(rounds: int) -> dict[str, Timing]:
-    """Return microseconds of entering and leaving, outermost and nested, and of a decorated empty function."""
+    """Return microseconds of entering and leaving, outermost and nested, and of a decorated empty
+    function.
+    """
 
     def of(call: Callable[[], object], number: int) -> Timing:
         return timing(_microseconds(call, number, rounds))
@@ -46,17 +48,22 @@ def entering(rounds: int) -> dict[str, Timing]:
 
 
 def importing(rounds: int) -> Timing:
-    """Return the microseconds that importing the package and its first use add to importing torch."""
+    """Return the microseconds that importing the package and its first use add to importing
+    torch.
+    """
     program = (
         "import sys, time, torch\n"
-        "for name in [n for n in sys.modules if n.partition('.')[0] == 'torchdevice']: del sys.modules[name]\n"
+        "for name in [n for n in sys.modules if n.partition('.')[0] == 'torchdevice']: del "
+        "sys.modules[name]\n"
         "start = time.process_time_ns(); import torchdevice; torchdevice.portable\n"
         "print((time.process_time_ns() - start) / 1000)"
     )
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": cache, "PYTHONDONTWRITEBYTECODE": ""}
         times = [
-            float(subprocess.check_output([sys.executable, "-c", program], text=True, env=environment))
+            float(
+                subprocess.check_output([sys.executable, "-c", program], text=True, env=environment)
+            )
             for _ in range(1 + max(3, rounds))
         ]
     return timing(times[1:])  # without the first, which compiles the modules to bytecode

@@ -1,6 +1,8 @@
-"""The cost of ``torch.cuda`` in a scope, against torch's own Python on C functions that are replaced by empty ones.
+"""The cost of ``torch.cuda`` in a scope, against torch's own Python on C functions that are
+replaced by empty ones.
 
-The cost of CUDA's C functions cannot be measured without CUDA; what a scope adds to torch's Python can be.
+The cost of CUDA's C functions cannot be measured without CUDA; what a scope adds to torch's Python
+can be.
 """
 
 from __future__ import annotations
@@ -75,5 +77,6 @@ def conditions() -> dict[str, Condition]:
 def measure(rounds: int) -> dict[str, dict[str, Timing]]:
     """Return call -> condition -> timing."""
     return {
-        name: compare(conditions(), dict.fromkeys(conditions(), call), rounds=rounds) for name, call in CALLS.items()
+        name: compare(conditions(), dict.fromkeys(conditions(), call), rounds=rounds)
+        for name, call in CALLS.items()
     }

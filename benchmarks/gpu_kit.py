@@ -1,17 +1,20 @@
-"""Asks a GPU in fifteen minutes where the simulation is wrong: ``python -m benchmarks.gpu_kit FOLDER``.
+"""Asks a GPU in fifteen minutes where the simulation is wrong: ``python -m benchmarks.gpu_kit
+FOLDER``.
 
 The questions are cut into shards, each a process of its own, and the most telling ones come first:
 
 1. ``contracts``: the contract tests on the GPU, a file each.
-2. ``corpus``: the bugs of ``tests/support/corpus.py``, their correct twins, and the facts of ``device_facts.py``.
+2. ``corpus``: the bugs of ``tests/support/corpus.py``, their correct twins, and the facts of
+   ``device_facts.py``.
 3. ``draws``: 200 random calls of each operator of torch's own test database, by seeded inputs.
 4. ``mps``: the tests of programs that are written for MPS.
 5. ``memory``: the peaks of ten programs, beside those that ``torchdevice.plan`` predicts.
 
-The answers of a shard are one JSON file in FOLDER, with what the shard printed beside it. A shard that has ended is not
-run again, so the same command goes on where it was stopped. Nothing is installed, except that ``--wheels`` unpacks
-wheels from a folder into FOLDER. ``--target h200`` rehearses the kit on a simulated H200, and ``--compare OTHER``
-shows where the answers in two folders differ.
+The answers of a shard are one JSON file in FOLDER, with what the shard printed beside it. A shard
+that has ended is not run again, so the same command goes on where it was stopped. Nothing is
+installed, except that ``--wheels`` unpacks wheels from a folder into FOLDER. ``--target h200``
+rehearses the kit on a simulated H200, and ``--compare OTHER`` shows where the answers in two
+folders differ.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ class Shard(NamedTuple):
     seconds: float
 
 
-# ---- the shards ------------------------------------------------------------------------------------------------------
+# ---- the shards ----------------------------------------------------------------------------------
 
 
 def _pytest(target: str, file: str) -> list[str]:
@@ -90,7 +93,16 @@ def _contracts(target: str) -> Iterator[Shard]:
 def _asking(part: str, target: str, count: int, seconds: float) -> Iterator[Shard]:
     """Yield a number of shards that this file answers itself."""
     for index in range(count):
-        words = ["-m", "benchmarks.gpu_kit", "--target", target, "--ask", part, str(index), str(count)]
+        words = [
+            "-m",
+            "benchmarks.gpu_kit",
+            "--target",
+            target,
+            "--ask",
+            part,
+            str(index),
+            str(count),
+        ]
         yield Shard(part, f"{index:02d}", words, seconds)
 
 
@@ -110,10 +122,12 @@ PARTS: dict[str, Callable[[str], Iterable[Shard]]] = {
 """The parts, the most telling one first."""
 
 
-# ---- running them ----------------------------------------------------------------------------------------------------
+# ---- running them --------------------------------------------------------------------------------
 
 
-def run(shards: Iterable[Shard], folder: Path, seconds: float, workers: int, paths: Iterable[Path] = ()) -> None:
+def run(
+    shards: Iterable[Shard], folder: Path, seconds: float, workers: int, paths: Iterable[Path] = ()
+) -> None:
     """Run the shards that have not ended yet, in their order, and write the answers of each.
 
     Args:
@@ -135,7 +149,9 @@ def _ended(shard: Shard, folder: Path, until: float, paths: Iterable[Path]) -> s
     known = json.loads(file.read_text())["ended"] if file.exists() else CUT
     left = until - time.monotonic()
     if known != CUT or left <= 0:
-        return f"{shard.part} {shard.name}: {'not run, no time is left' if known == CUT else 'known'}"
+        return (
+            f"{shard.part} {shard.name}: {'not run, no time is left' if known == CUT else 'known'}"
+        )
     file.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     ended, status = _process(shard, file, min(shard.seconds, left), paths)
@@ -145,7 +161,9 @@ def _ended(shard: Shard, folder: Path, until: float, paths: Iterable[Path]) -> s
     found = {"part": shard.part, "name": shard.name, "ended": ended, "status": status}
     written = file.with_suffix(".new")
     written.write_text(
-        json.dumps({**found, "seconds": round(time.monotonic() - began, 1), "answers": answers}, indent=1)
+        json.dumps(
+            {**found, "seconds": round(time.monotonic() - began, 1), "answers": answers}, indent=1
+        )
     )
     os.replace(written, file)
     return f"{shard.part} {shard.name}: {ended}, {len(answers)} answers"
@@ -163,7 +181,12 @@ def _process(shard: Shard, file: Path, seconds: float, paths: Iterable[Path]) ->
     }
     with file.with_suffix(".log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, *shard.words], cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True
+            [sys.executable, *shard.words],
+            cwd=ROOT,
+            env=variables,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         try:
             status = process.wait(seconds)
@@ -174,7 +197,9 @@ def _process(shard: Shard, file: Path, seconds: float, paths: Iterable[Path]) ->
 
 
 def _read(file: Path) -> list[Any]:
-    """Return the whole lines of a file of answers: a process may have been stopped in the last one."""
+    """Return the whole lines of a file of answers: a process may have been stopped in the last
+    one.
+    """
     text = file.read_text() if file.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
@@ -197,13 +222,17 @@ def unpack(wheels: Path, folder: Path) -> Path:
     return into
 
 
-# ---- as a plugin of pytest -------------------------------------------------------------------------------------------
+# ---- as a plugin of pytest -----------------------------------------------------------------------
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Keep the tests that run on the target."""
     target = config.getoption("--targets")
-    kept = [item for item in items if getattr(item, "callspec", None) and target in item.callspec.params.values()]
+    kept = [
+        item
+        for item in items
+        if getattr(item, "callspec", None) and target in item.callspec.params.values()
+    ]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
 
@@ -221,7 +250,7 @@ def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
         session.exitstatus = 0
 
 
-# ---- what this file asks itself --------------------------------------------------------------------------------------
+# ---- what this file asks itself ------------------------------------------------------------------
 
 
 def _scope(target: str, **options: Any) -> contextlib.AbstractContextManager[Any]:
@@ -237,14 +266,19 @@ def _ask_corpus(target: str, index: int, count: int) -> None:
     device = GPU if target == GPU else "simulated"
     for case in conformance.CASES[index::count]:
         if conformance.fits(case, device):
-            outcomes = [conformance.apart(conformance.outcome, case.name, correct, device) for correct in (False, True)]
+            outcomes = [
+                conformance.apart(conformance.outcome, case.name, correct, device)
+                for correct in (False, True)
+            ]
             answer(case=case.name, expected=case.error, bug=outcomes[0], twin=outcomes[1])
     for name in sorted(conformance.FACTS)[index::count]:
         answer(fact=name, found=conformance.apart(conformance.fact, name, device))
 
 
 def _ask_draws(target: str, index: int, count: int) -> None:
-    """Call operators with inputs that the operator's name seeds, so that each device is asked the same."""
+    """Call operators with inputs that the operator's name seeds, so that each device is asked the
+    same.
+    """
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -341,7 +375,11 @@ def _programs() -> dict[str, Callable[[], None]]:
     made = functools.partial(torch.randn, device=GPU)
 
     def trained(
-        model: nn.Module, *shape: int, optimizer: Any = torch.optim.AdamW, dtype: Any = None, steps: int = 3
+        model: nn.Module,
+        *shape: int,
+        optimizer: Any = torch.optim.AdamW,
+        dtype: Any = None,
+        steps: int = 3,
     ) -> None:
         model = model.to(GPU)
         chosen = optimizer(model.parameters(), lr=1e-3)
@@ -361,7 +399,10 @@ def _programs() -> dict[str, Callable[[], None]]:
     def convolutions() -> nn.Sequential:
         widths = zip((3, 64, 128, 256), (64, 128, 256, 256), strict=True)
         return nn.Sequential(
-            *(nn.Sequential(nn.Conv2d(one, other, 3, 2, 1), nn.BatchNorm2d(other), nn.ReLU()) for one, other in widths)
+            *(
+                nn.Sequential(nn.Conv2d(one, other, 3, 2, 1), nn.BatchNorm2d(other), nn.ReLU())
+                for one, other in widths
+            )
         )
 
     def inferred(dtype: Any) -> None:
@@ -371,11 +412,17 @@ def _programs() -> dict[str, Callable[[], None]]:
 
     def recomputed() -> None:
         model = dense().to(GPU)
-        checkpoint_sequential(model, 4, made(4096, 2048, requires_grad=True), use_reentrant=False).sum().backward()
+        checkpoint_sequential(
+            model, 4, made(4096, 2048, requires_grad=True), use_reentrant=False
+        ).sum().backward()
 
     def attended() -> None:
-        query, key, value = (made(4, 16, 2048, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-        nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
+        query, key, value = (
+            made(4, 16, 2048, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        )
+        nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True
+        ).sum().backward()
 
     def embedded() -> None:
         table = nn.Embedding(50_000, 256, sparse=True).to(GPU)
@@ -388,8 +435,12 @@ def _programs() -> dict[str, Callable[[], None]]:
         "dense layers, AdamW": lambda: trained(dense(), 4096, 2048),
         "dense layers, SGD with momentum": lambda: trained(dense(), 4096, 2048, optimizer=momentum),
         "convolutions with batch norm": lambda: trained(convolutions(), 32, 3, 224, 224),
-        "convolutions in float16 autocast": lambda: trained(convolutions(), 32, 3, 224, 224, dtype=torch.float16),
-        "transformer layers": lambda: trained(nn.Sequential(*(layer() for _ in range(4))), 8, 512, 512),
+        "convolutions in float16 autocast": lambda: trained(
+            convolutions(), 32, 3, 224, 224, dtype=torch.float16
+        ),
+        "transformer layers": lambda: trained(
+            nn.Sequential(*(layer() for _ in range(4))), 8, 512, 512
+        ),
         "transformer layers in bfloat16 autocast": lambda: trained(
             nn.Sequential(*(layer() for _ in range(4))), 8, 512, 512, dtype=torch.bfloat16
         ),
@@ -400,11 +451,17 @@ def _programs() -> dict[str, Callable[[], None]]:
     }
 
 
-ASKED: dict[str, Callable[[str, int, int], None]] = {"corpus": _ask_corpus, "draws": _ask_draws, "memory": _ask_memory}
-"""Part -> what answers a shard of it: called with the target, the number of the shard and how many there are."""
+ASKED: dict[str, Callable[[str, int, int], None]] = {
+    "corpus": _ask_corpus,
+    "draws": _ask_draws,
+    "memory": _ask_memory,
+}
+"""Part -> what answers a shard of it: called with the target, the number of the shard and how many
+there are.
+"""
 
 
-# ---- reading the answers ---------------------------------------------------------------------------------------------
+# ---- reading the answers -------------------------------------------------------------------------
 
 
 def answers_in(folder: Path) -> dict[tuple[str, str], Any]:
@@ -427,8 +484,14 @@ def summary(folder: Path) -> str:
     for (part, _), each in answers_in(folder).items():
         counts[part, each.get("outcome", "answered")] += 1
     shards = [json.loads(file.read_text()) for file in sorted(folder.glob("*/*.json"))]
-    odd = [f"{each['part']} {each['name']}: {each['ended']}" for each in shards if each["ended"] in (CUT, "stopped")]
-    return "\n".join([*(f"{part}: {count} {outcome}" for (part, outcome), count in sorted(counts.items())), *odd])
+    odd = [
+        f"{each['part']} {each['name']}: {each['ended']}"
+        for each in shards
+        if each["ended"] in (CUT, "stopped")
+    ]
+    return "\n".join(
+        [*(f"{part}: {count} {outcome}" for (part, outcome), count in sorted(counts.items())), *odd]
+    )
 
 
 def differences(one: Path, other: Path) -> list[str]:
@@ -447,12 +510,16 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def _told(found: dict[str, Any]) -> Any:
-    """Return what two devices should agree on: not which GPU it is, and not the words of a failed test."""
+    """Return what two devices should agree on: not which GPU it is, and not the words of a failed
+    test.
+    """
     return {key: value for key, value in found.items() if key not in ("test", "text", "gpu")}
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Return whether two parts of an answer are equal, numbers up to what another order of additions changes."""
+    """Return whether two parts of an answer are equal, numbers up to what another order of
+    additions changes.
+    """
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_alike, one, other))
     if isinstance(one, float) and isinstance(other, float):
@@ -474,7 +541,12 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(differences(options.folder, options.compare)) or "no answer differs")
         return 0
     packages = [unpack(options.wheels, options.folder)] if options.wheels else []
-    shards = (shard for part in options.parts for shard in PARTS[part](options.target) if options.only in shard.name)
+    shards = (
+        shard
+        for part in options.parts
+        for shard in PARTS[part](options.target)
+        if options.only in shard.name
+    )
     run(shards, options.folder, 60 * options.minutes, options.workers, packages)
     print(summary(options.folder))
     return 0
@@ -482,17 +554,36 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_kit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.gpu_kit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, nargs="?", help="where the answers are, or will be")
-    parser.add_argument("--target", default=GPU, help="cuda (the default), or a simulated model such as h200")
-    parser.add_argument("--minutes", type=float, default=14, help="after these minutes it ends (default: 14)")
-    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="how many shards run at once")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="only these parts")
+    parser.add_argument(
+        "--target", default=GPU, help="cuda (the default), or a simulated model such as h200"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=14, help="after these minutes it ends (default: 14)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=min(8, os.cpu_count() or 1),
+        help="how many shards run at once",
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="only these parts"
+    )
     parser.add_argument("--only", default="", help="only shards whose name contains this")
     parser.add_argument("--wheels", type=Path, help="a folder with wheels to unpack")
-    parser.add_argument("--compare", type=Path, help="another folder, whose answers are compared with the first one's")
-    parser.add_argument("--ask", nargs=3, metavar=("PART", "NUMBER", "COUNT"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        help="another folder, whose answers are compared with the first one's",
+    )
+    parser.add_argument(
+        "--ask", nargs=3, metavar=("PART", "NUMBER", "COUNT"), help=argparse.SUPPRESS
+    )
     return parser
 
 

@@ -1,6 +1,8 @@
-"""What grows with a program: calls, call sites, scopes, threads, parameters, ranks. ``python -m benchmarks --growth``.
+"""What grows with a program: calls, call sites, scopes, threads, parameters, ranks. ``python -m
+benchmarks --growth``.
 
-Each curve has the time of one and the memory that is kept for one, at several sizes up to those of large programs.
+Each curve has the time of one and the memory that is kept for one, at several sizes up to those of
+large programs.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Point(NamedTuple):
 
 
 def measure(only: str, most: int | None) -> dict[str, dict[int, Point]]:
-    """Measure the curves whose name contains ``only``, up to a size of ``most``: name -> size -> point."""
+    """Measure the curves whose name contains ``only``, up to a size of ``most``: name -> size ->
+    point.
+    """
     chosen = {name: curve for name, curve in CURVES.items() if only in name}
     sizes = [(name, n) for name, (ns, _) in chosen.items() for n in ns if most is None or n <= most]
     found: dict[str, dict[int, Point]] = {}
@@ -50,7 +54,10 @@ def measure(only: str, most: int | None) -> dict[str, dict[int, Point]]:
 
 def table(curves: dict[str, dict[int, Point]]) -> str:
     """Return the curves as a table in Markdown."""
-    lines = ["| | how many | microseconds of one | blocks kept for one | bytes kept for one |", "|---|---|---|---|---|"]
+    lines = [
+        "| | how many | microseconds of one | blocks kept for one | bytes kept for one |",
+        "|---|---|---|---|---|",
+    ]
     for name, curve in curves.items():
         for n, point in curve.items():
             kept = f"{point.blocks:.2f} | {point.bytes:.0f}"
@@ -59,7 +66,9 @@ def table(curves: dict[str, dict[int, Point]]) -> str:
 
 
 def _point(call: Callable[[], object], units: int, rounds: int = 3) -> Point:
-    """Measure a call that does ``units``. Memory counts from before its first run; time leaves that run out."""
+    """Measure a call that does ``units``. Memory counts from before its first run; time leaves that
+    run out.
+    """
     gc.collect()
     process = psutil.Process()
     before, resident = sys.getallocatedblocks(), process.memory_info().rss
@@ -70,7 +79,9 @@ def _point(call: Callable[[], object], units: int, rounds: int = 3) -> Point:
 
 
 def _microseconds(call: Callable[[], object], units: int, rounds: int) -> float:
-    """Return the median processor time of a unit. Short calls are repeated, so that a round has a thousand units."""
+    """Return the median processor time of a unit. Short calls are repeated, so that a round has a
+    thousand units.
+    """
     number = max(1, 1000 // units)
     times = []
     for _ in range(rounds):
@@ -94,7 +105,9 @@ def _calls(count: int) -> Point:
 
 
 def _program_of(lines: int) -> Callable[[], object]:
-    """Return a function that makes a rewritten call at each of so many lines, in functions of a hundred lines."""
+    """Return a function that makes a rewritten call at each of so many lines, in functions of a
+    hundred lines.
+    """
     rows = ["    torch.device('cuda')"] * lines
     parts = ["\n".join(rows[start : start + 100]) for start in range(0, lines, 100)]
     text = "".join(f"def part{number}():\n{part}\n" for number, part in enumerate(parts))
@@ -126,7 +139,9 @@ def _nested(depth: int) -> Point:
 
 
 def _threads(count: int) -> Point:
-    """Start ``count`` threads that are alive at the same time, each of which makes a tensor, and join them."""
+    """Start ``count`` threads that are alive at the same time, each of which makes a tensor, and
+    join them.
+    """
 
     def run() -> None:
         together = threading.Barrier(count)
@@ -159,14 +174,18 @@ _REDUCED = 200
 
 
 def _ranks(count: int) -> Point:
-    """Reduce a tensor over ``count`` ranks that ask for NCCL: processor time and memory of one reduction in one rank.
+    """Reduce a tensor over ``count`` ranks that ask for NCCL: processor time and memory of one
+    reduction in one rank.
 
     Both contain gloo's own, and torch's records of the last operations of a group.
     """
     forking = multiprocessing.get_context("fork")
     results: Any = forking.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [forking.Process(target=_rank, args=(rank, count, folder, results)) for rank in range(count)]
+        ranks = [
+            forking.Process(target=_rank, args=(rank, count, folder, results))
+            for rank in range(count)
+        ]
         for rank in ranks:
             rank.start()
         points = [results.get() for _ in ranks]
@@ -179,7 +198,9 @@ def _rank(rank: int, count: int, folder: str, results: Any) -> None:
     """Run one rank, and put its figures into ``results``."""
     with torchdevice.portable("cpu"):
         rendezvous = f"file://{folder}/rendezvous"
-        torch.distributed.init_process_group("nccl", init_method=rendezvous, rank=rank, world_size=count)
+        torch.distributed.init_process_group(
+            "nccl", init_method=rendezvous, rank=rank, world_size=count
+        )
         x = torch.ones(4, device="cuda")
         torch.distributed.all_reduce(x)
         process = psutil.Process()
@@ -196,7 +217,8 @@ def _rank(rank: int, count: int, folder: str, results: Any) -> None:
 
 
 CURVES: dict[str, tuple[tuple[int, ...], Callable[[int], Point]]] = {
-    "ranks": ((1, 2, 4, 8), _ranks),  # first, because a process that has had threads should not fork
+    # First, because a process that has had threads should not fork.
+    "ranks": ((1, 2, 4, 8), _ranks),
     "rewritten calls": ((1000, 10_000, 100_000, 1_000_000, 10_000_000), _calls),
     "call sites": ((1, 10, 100, 1000, 10_000, 100_000), _call_sites),
     "nested scopes": ((1, 5, 20, 50), _nested),

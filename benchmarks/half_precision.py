@@ -1,6 +1,8 @@
-"""What half precision costs on a CPU, against float32: products, models that are loaded in it, and autocast.
+"""What half precision costs on a CPU, against float32: products, models that are loaded in it, and
+autocast.
 
-With the variables ``ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2`` torch uses no instructions for half precision.
+With the variables ``ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2`` torch uses no instructions
+for half precision.
 """
 
 from __future__ import annotations
@@ -20,20 +22,29 @@ _DTYPES = {FLOAT32: torch.float32, "float16": torch.float16, "bfloat16": torch.b
 _BY_TORCH = ", products by torch"
 
 _TOKENS = 128
-_SMALL: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 1000}
+_SMALL: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "vocab_size": 1000,
+}
 _TINY: dict[str, Any] = {**_SMALL, "num_hidden_layers": 2, "hidden_size": 256}
 
 
 def _llama(size: dict[str, Any] = _SMALL) -> torch.nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(intermediate_size=1376, num_key_value_heads=4, **size)).eval()
+    return LlamaForCausalLM(
+        LlamaConfig(intermediate_size=1376, num_key_value_heads=4, **size)
+    ).eval()
 
 
 def _gpt2(size: dict[str, Any] = _SMALL) -> torch.nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(n_positions=_TOKENS, bos_token_id=0, eos_token_id=0, **size)).eval()
+    return GPT2LMHeadModel(
+        GPT2Config(n_positions=_TOKENS, bos_token_id=0, eos_token_id=0, **size)
+    ).eval()
 
 
 def _linear(dtype: torch.dtype) -> Callable[[], object]:
@@ -41,7 +52,9 @@ def _linear(dtype: torch.dtype) -> Callable[[], object]:
     return lambda: torch.nn.functional.linear(x, weight)
 
 
-def _prefill(make: Callable[[], torch.nn.Module], tokens: int) -> Callable[[torch.dtype], Callable[[], object]]:
+def _prefill(
+    make: Callable[[], torch.nn.Module], tokens: int
+) -> Callable[[torch.dtype], Callable[[], object]]:
     def prepare(dtype: torch.dtype) -> Callable[[], object]:
         model = make().to("cuda", dtype)
         return lambda: model(torch.ones(1, tokens, dtype=torch.long, device="cuda"))
@@ -55,7 +68,9 @@ def _layer() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     return layer, lambda: layer(x).float().square().mean()
 
 
-def _language_model(make: Callable[[dict[str, Any]], torch.nn.Module]) -> Callable[[], tuple[torch.nn.Module, Any]]:
+def _language_model(
+    make: Callable[[dict[str, Any]], torch.nn.Module],
+) -> Callable[[], tuple[torch.nn.Module, Any]]:
     def prepare() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
         model = make(_TINY).train().cuda()
         tokens = torch.randint(1000, (4, 64), device="cuda")
@@ -67,7 +82,9 @@ def _language_model(make: Callable[[dict[str, Any]], torch.nn.Module]) -> Callab
 def _mixed_step(
     make: Callable[[], tuple[torch.nn.Module, Callable[[], torch.Tensor]]],
 ) -> Callable[[torch.dtype], Callable[[], object]]:
-    """Return a training step as programs write it: with a scaler in float16, and without autocast in float32."""
+    """Return a training step as programs write it: with a scaler in float16, and without autocast
+    in float32.
+    """
 
     def prepare(dtype: torch.dtype) -> Callable[[], object]:
         torch.manual_seed(0)
@@ -101,15 +118,21 @@ CASES: dict[str, Callable[[torch.dtype], Callable[[], object]]] = {
 
 
 def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
-    """Return, for each case whose name contains ``only``, the times in each dtype, and without this package's help."""
+    """Return, for each case whose name contains ``only``, the times in each dtype, and without this
+    package's help.
+    """
     chosen = [name for name in CASES if only in name]
     return {name: _timings(CASES[name], rounds) for name in track(chosen, "cases")}
 
 
-def _timings(prepare: Callable[[torch.dtype], Callable[[], object]], rounds: int) -> dict[str, Timing]:
+def _timings(
+    prepare: Callable[[torch.dtype], Callable[[], object]], rounds: int
+) -> dict[str, Timing]:
     conditions: dict[str, Any] = {name: lambda: torchdevice.portable("cpu") for name in _DTYPES}
     for name in ("float16", "bfloat16"):
-        conditions[name + _BY_TORCH] = lambda: torchdevice.portable("cpu", half_products="target", autocast="bfloat16")
+        conditions[name + _BY_TORCH] = lambda: torchdevice.portable(
+            "cpu", half_products="target", autocast="bfloat16"
+        )
     calls = {}
     for name, condition in conditions.items():
         with condition():

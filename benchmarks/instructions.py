@@ -1,4 +1,6 @@
-"""The number of machine instructions of one call, by valgrind's callgrind: it hardly differs between runs."""
+"""The number of machine instructions of one call, by valgrind's callgrind: it hardly differs
+between runs.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,19 @@ _CONDITIONS = (cases.BARE, cases.NOTHING, cases.CONTEXT, cases.CPU, cases.WRAPPE
 _CALLS = 200
 
 _mark, _MARK = threading.get_native_id, "PyThread_get_thread_native_id"
-"""A Python function, and the C function that it calls. At each call callgrind writes its counts and resets them."""
+"""A Python function, and the C function that it calls. At each call callgrind writes its counts and
+resets them.
+"""
 
 
 def calls_to_count(only: str) -> int:
-    """Make the calls that callgrind counts, between marks, all in one process. Return the exit status."""
+    """Make the calls that callgrind counts, between marks, all in one process. Return the exit
+    status.
+    """
     # Until here valgrind only translated, because it takes a minute to count the import of torch.
-    begin = subprocess.Popen(["callgrind_control", "--instr=on", str(os.getpid())], stdout=subprocess.DEVNULL)
+    begin = subprocess.Popen(
+        ["callgrind_control", "--instr=on", str(os.getpid())], stdout=subprocess.DEVNULL
+    )
     while begin.poll() is None:  # valgrind hears the command only while the process runs
         pass
     if begin.returncode:
@@ -55,19 +63,37 @@ def _cases_counted(only: str) -> list[cases.Case]:
 
 
 def count(only: str) -> int:
-    """Count and print the instructions of the cases whose name contains ``only``. Return the exit status."""
+    """Count and print the instructions of the cases whose name contains ``only``. Return the exit
+    status.
+    """
     if shutil.which("valgrind") is None:
-        print("valgrind is not installed. Install it to count instructions, or measure times.", file=sys.stderr)
+        print(
+            "valgrind is not installed. Install it to count instructions, or measure times.",
+            file=sys.stderr,
+        )
         return 1
     with tempfile.TemporaryDirectory() as folder:
         watched = [sys.executable, "-m", "benchmarks", "--counted", only]
-        options = ["--instr-atstart=no", f"--dump-before={_MARK}", f"--callgrind-out-file={folder}/out"]
-        subprocess.run(["valgrind", "--tool=callgrind", *options, *watched], check=True, stderr=subprocess.DEVNULL)
-        print(f"{'instructions of one call':34}" + "".join(f"{condition:>20}" for condition in _CONDITIONS))
+        options = [
+            "--instr-atstart=no",
+            f"--dump-before={_MARK}",
+            f"--callgrind-out-file={folder}/out",
+        ]
+        subprocess.run(
+            ["valgrind", "--tool=callgrind", *options, *watched],
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
+        print(
+            f"{'instructions of one call':34}"
+            + "".join(f"{condition:>20}" for condition in _CONDITIONS)
+        )
         counted = _cases_counted(only)
-        marks = 2 * len(counted) * len(_CONDITIONS)  # ours are the last; starting threads calls the C function too
+        # Ours are the last; starting threads calls the C function too.
+        marks = 2 * len(counted) * len(_CONDITIONS)
         last = len(list(Path(folder).glob("out.*")))
-        numbers = iter(range(last - marks + 2, last + 1, 2))  # the second file of each pair counts the calls
+        # The second file of each pair counts the calls.
+        numbers = iter(range(last - marks + 2, last + 1, 2))
         for case in counted:
             counts = [_summary(Path(f"{folder}/out.{next(numbers)}")) / _CALLS for _ in _CONDITIONS]
             print(f"{case.name:34}" + "".join(f"{count:20,.0f}" for count in counts))

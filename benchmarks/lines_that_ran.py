@@ -1,8 +1,9 @@
-"""Runs a program and notes which of its lines ran, for ``benchmarks.predicted``: ``lines_that_ran.py OUT SECONDS FOLDER
-PROGRAM ...``.
+"""Runs a program and notes which of its lines ran, for ``benchmarks.predicted``:
+``lines_that_ran.py OUT SECONDS FOLDER PROGRAM ...``.
 
-The program is stopped when it has used its seconds of processor time, or when twenty times as long has passed. What
-is noted: the lines of files in the folder that ran to their end, and the error that ended the program.
+The program is stopped when it has used its seconds of processor time, or when twenty times as long
+has passed. What is noted: the lines of files in the folder that ran to their end, and the error
+that ended the program.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class OutOfTime(BaseException):
 def main() -> None:
     """Run the program that the command line names."""
     out, seconds, folder, program = sys.argv[1:5]
-    device = program.startswith("+")  # everything is made on the device unless the program says otherwise
+    # Everything is made on the device unless the program says otherwise.
+    device = program.startswith("+")
     program = program.removeprefix("+")
     ran: dict[str, set[int]] = {}
 
@@ -46,7 +48,10 @@ def main() -> None:
     ended: dict[str, Any] = {}
     sys.argv[:] = [program, *sys.argv[5:]]
     sys.path[0] = os.path.dirname(program)
-    for timer, sent, limit in ((signal.ITIMER_PROF, signal.SIGPROF, 1), (signal.ITIMER_REAL, signal.SIGALRM, 20)):
+    for timer, sent, limit in (
+        (signal.ITIMER_PROF, signal.SIGPROF, 1),
+        (signal.ITIMER_REAL, signal.SIGALRM, 20),
+    ):
         signal.signal(sent, stop)
         signal.setitimer(timer, limit * int(seconds))
     try:
@@ -63,7 +68,11 @@ def main() -> None:
     except SystemExit as error:
         ended = {"kind": "SystemExit", "said": str(error.code)} if error.code else {}
     except BaseException as error:
-        entries = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(folder)]
+        entries = [
+            each
+            for each in traceback.extract_tb(error.__traceback__)
+            if each.filename.startswith(folder)
+        ]
         last = entries[-1] if entries else None
         ended = {"kind": type(error).__name__, "said": str(error).split("\n")[0][:200]}
         ended |= {"file": last.filename, "line": last.lineno} if last else {}
@@ -72,7 +81,10 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         with open(out, "w") as stream:
-            json.dump({"ran": {file: sorted(lines) for file, lines in ran.items()}, "ended": ended}, stream)
+            json.dump(
+                {"ran": {file: sorted(lines) for file, lines in ran.items()}, "ended": ended},
+                stream,
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Interleaved rounds: each round times every condition once, so that a slow moment affects all conditions."""
+"""Interleaved rounds: each round times every condition once, so that a slow moment affects all
+conditions.
+"""
 
 from __future__ import annotations
 

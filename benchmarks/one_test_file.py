@@ -1,13 +1,15 @@
-"""Runs tests of one file and notes each result at once: ``one_test_file.py FILE NOTES [SAMPLE SEED FROM]``.
+"""Runs tests of one file and notes each result at once: ``one_test_file.py FILE NOTES [SAMPLE SEED
+FROM]``.
 
-:mod:`benchmarks.torch_tests` runs this program under ``torchdevice run``. NOTES is a file of JSON objects, one a line:
-first ``{"planned": [NAMES]}``, then ``{"began": NAME}`` and ``{"ended": NAME, "outcome": ..., "text": ...}`` for each
-test. Tests that the notes already have are not run again, so that the program can be started again after one that
-ended its process. SAMPLE is how many of the tests are run, drawn by SEED, of those made for CUDA if FROM is "cuda".
-Without it all tests are. A file that cannot be imported is noted as a test called "the file".
+:mod:`benchmarks.torch_tests` runs this program under ``torchdevice run``. NOTES is a file of JSON
+objects, one a line: first ``{"planned": [NAMES]}``, then ``{"began": NAME}`` and ``{"ended": NAME,
+"outcome": ..., "text": ...}`` for each test. Tests that the notes already have are not run again,
+so that the program can be started again after one that ended its process. SAMPLE is how many of the
+tests are run, drawn by SEED, of those made for CUDA if FROM is "cuda". Without it all tests are. A
+file that cannot be imported is noted as a test called "the file".
 
-The ranks of a distributed test are forked from this process, which has imported torch and the file already; they would
-import both again if they were started anew.
+The ranks of a distributed test are forked from this process, which has imported torch and the file
+already; they would import both again if they were started anew.
 """
 
 from __future__ import annotations
@@ -32,8 +34,12 @@ import torch
 
 from torchdevice.kernel.thread_state import settle, state
 
-MOVED: dict[str, str] = json.loads(Path(__file__).with_name("torch_tests.json").read_text())["moved"]
-"""Where newer torch has what tests of older releases import: beginnings of modules' names, and ``module:name``."""
+MOVED: dict[str, str] = json.loads(Path(__file__).with_name("torch_tests.json").read_text())[
+    "moved"
+]
+"""Where newer torch has what tests of older releases import: beginnings of modules' names, and
+``module:name``.
+"""
 
 
 def find_what_has_moved() -> None:
@@ -52,10 +58,14 @@ class Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, old: str, new: str) -> None:
         self.old, self.new = old, new
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if not name.startswith(self.old):
             return None
-        return importlib.machinery.ModuleSpec(name, self, origin=name.replace(self.old, self.new, 1))
+        return importlib.machinery.ModuleSpec(
+            name, self, origin=name.replace(self.old, self.new, 1)
+        )
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
         return importlib.import_module(str(spec.origin))
@@ -65,9 +75,11 @@ class Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Gone(types.ModuleType):
-    """Stands for a module, or a name in one, that the installed torch lacks, so that the rest of the file can run.
+    """Stands for a module, or a name in one, that the installed torch lacks, so that the rest of
+    the file can run.
 
-    A test that uses it fails with its name. While the file is imported, it is a decorator that changes nothing.
+    A test that uses it fails with its name. While the file is imported, it is a decorator that
+    changes nothing.
     """
 
     in_a_test = False
@@ -97,10 +109,14 @@ def imported(name: str) -> types.ModuleType:
             return importlib.import_module(name)
         except ImportError as error:
             missing = re.match("cannot import name '(.*?)'", str(error))
-            if not (error.name or "").startswith("torch.") or (error.name in sys.modules and not missing):
+            if not (error.name or "").startswith("torch.") or (
+                error.name in sys.modules and not missing
+            ):
                 raise
             if missing:
-                setattr(sys.modules[str(error.name)], missing[1], Gone(f"{error.name}.{missing[1]}"))
+                setattr(
+                    sys.modules[str(error.name)], missing[1], Gone(f"{error.name}.{missing[1]}")
+                )
             else:
                 sys.modules[str(error.name)] = Gone(str(error.name))
 
@@ -121,17 +137,21 @@ class Noting(unittest.TestResult):
 
     def _ended(self, test: Any, outcome: str, text: str = "") -> None:
         name = name_of(test)
-        if name not in self._noted:  # a failed test with a subtest, or a failing clean-up, is told of several times
+        # A failed test with a subtest, or a failing clean-up, is told of several times.
+        if name not in self._noted:
             self._noted.add(name)
             self.note(ended=name, outcome=outcome, text=text)
 
     def startTest(self, test: unittest.TestCase) -> None:
         super().startTest(test)
-        if self._holds_tensors:  # in the traceback of a test that failed, and the next one counts memory
+        # In the traceback of a test that failed, and the next one counts memory.
+        if self._holds_tensors:
             self._holds_tensors = False
             gc.collect()
         ranks = has_ranks(test)
-        torch.multiprocessing.get_context = get_context_of_ranks if ranks else multiprocessing.get_context
+        torch.multiprocessing.get_context = (
+            get_context_of_ranks if ranks else multiprocessing.get_context
+        )
         torch.multiprocessing.Process = Rank if ranks else multiprocessing.Process
         self.note(began=name_of(test))
 
@@ -181,14 +201,16 @@ def tests_in(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 class Rank(multiprocessing.get_context("fork").Process):  # type: ignore[name-defined, misc]
     """A rank of a distributed test, forked though the test asks for a new process.
 
-    A simulated GPU refuses to work in a forked process, as CUDA does, if the first process has used one. Decorators do
-    that as a file is imported. So ranks begin as processes that have used none. No tensor is lost: these tests run
-    before those that use a GPU in this process.
+    A simulated GPU refuses to work in a forked process, as CUDA does, if the first process has used
+    one. Decorators do that as a file is imported. So ranks begin as processes that have used none.
+    No tensor is lost: these tests run before those that use a GPU in this process.
     """
 
     def run(self) -> None:
         # Where a test does not ask for it: tests of releases before this argument do not take it.
-        self._kwargs = {name: value for name, value in self._kwargs.items() if name != "fake_pg" or value}
+        self._kwargs = {
+            name: value for name, value in self._kwargs.items() if name != "fake_pg" or value
+        }
         context = state.context
         context.driver.forget()
         state.answers = False  # makes `settle` answer anew
@@ -209,18 +231,24 @@ def get_context_of_ranks(method: str | None = None) -> BaseContext:
 
 def has_ranks(test: unittest.TestCase) -> bool:
     """Whether torch starts processes for each test, or for all tests, of the class."""
-    return any(kind.__name__ in ("MultiProcessTestCase", "MultiProcContinuousTest") for kind in type(test).__mro__)
+    return any(
+        kind.__name__ in ("MultiProcessTestCase", "MultiProcContinuousTest")
+        for kind in type(test).__mro__
+    )
 
 
 def drawn_from(names: list[str], size: str, seed: str, kind: str) -> list[str]:
     """Return a sample of the names."""
-    names = sorted(name for name in names if kind != "cuda" or name.partition(".")[0].endswith("CUDA"))
+    names = sorted(
+        name for name in names if kind != "cuda" or name.partition(".")[0].endswith("CUDA")
+    )
     return sorted(random.Random(int(seed)).sample(names, min(int(size), len(names))))
 
 
 def main(path: Path, notes: Path, *drawn: str) -> None:
     """Run those tests of a file that the notes lack."""
-    sys.argv[:] = [str(path)]  # torch's tests read the command line when they are imported, and are the script itself
+    # Torch's tests read the command line when they are imported, and are the script itself.
+    sys.argv[:] = [str(path)]
     sys.path.insert(0, str(path.parent))
     result = Noting(notes)
     known = notes.read_text().splitlines() if notes.exists() else []
@@ -232,12 +260,16 @@ def main(path: Path, notes: Path, *drawn: str) -> None:
         result.note(planned=["the file"])
         result.note(ended="the file", outcome="not imported", text=traceback.format_exc())
         return
-    tests = {name_of(test): test for test in tests_in(unittest.defaultTestLoader.loadTestsFromModule(module))}
+    tests = {
+        name_of(test): test
+        for test in tests_in(unittest.defaultTestLoader.loadTestsFromModule(module))
+    }
     names = drawn_from(list(tests), *drawn) if drawn else list(tests)
     if not known:
         result.note(planned=names)
     wanted = [tests[name] for name in names if name not in done]
-    wanted.sort(key=lambda test: not has_ranks(test))  # they are forked, from a process without tensors
+    # They are forked, from a process without tensors.
+    wanted.sort(key=lambda test: not has_ranks(test))
     Gone.in_a_test = True
     unittest.TestSuite(wanted).run(result)
 

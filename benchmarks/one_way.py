@@ -1,8 +1,9 @@
-"""What one way of running a CUDA program on a CPU costs, in a process of its own: ``python -m benchmarks.one_way WAY``.
+"""What one way of running a CUDA program on a CPU costs, in a process of its own: ``python -m
+benchmarks.one_way WAY``.
 
-Packages that do the same work patch torch for the rest of the process. So the program that was edited by hand for the
-CPU is measured first, then the way is put in force, then the program that says ``cuda`` is measured. Prints the
-results as JSON.
+Packages that do the same work patch torch for the rest of the process. So the program that was
+edited by hand for the CPU is measured first, then the way is put in force, then the program that
+says ``cuda`` is measured. Prints the results as JSON.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("way", help="the module to import, or one of this package's ways")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--case", action="append", choices=list(CASES), help="measure only this one")
+    parser.add_argument(
+        "--case", action="append", choices=list(CASES), help="measure only this one"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(sys.stderr):  # peers print when they are imported
@@ -63,9 +66,10 @@ def measure(way: str, cases: list[str], rounds: int) -> dict[str, Any]:
     """Measure a way.
 
     Returns:
-        Case -> ratio to the program edited by hand, and ``import``, the processor time of importing torch and of
-        putting the way in force, as a ratio to importing torch alone. A case that raised has the text of the error;
-        then ``CASE, cpu`` is the ratio of the program that says ``cpu``. Only ``error`` if the way cannot be had.
+        Case -> ratio to the program edited by hand, and ``import``, the processor time of importing
+        torch and of putting the way in force, as a ratio to importing torch alone. A case that
+        raised has the text of the error; then ``CASE, cpu`` is the ratio of the program that says
+        ``cpu``. Only ``error`` if the way cannot be had.
     """
     start = time.process_time()
     import torch
@@ -110,7 +114,9 @@ def _put_in_force(way: str) -> None:
 
 
 def _timed(case: Case, device: str, rounds: int) -> float:
-    """Return the processor time of a call in seconds: the least of the rounds, because other work only adds to it."""
+    """Return the processor time of a call in seconds: the least of the rounds, because other work
+    only adds to it.
+    """
     from benchmarks import workloads
 
     call = case.workload(workloads)(device)

@@ -1,9 +1,10 @@
-"""A plugin of pytest for the tests of packages that are stood in for: a sample of their cases, and their references.
+"""A plugin of pytest for the tests of packages that are stood in for: a sample of their cases, and
+their references.
 
-Such tests compare a package's function with another one of the package, such as ``selective_scan_ref``. The plugin
-takes that from the package's own source, so that a stand-in is not compared with itself. Environment variables give
-the folder of the source (``PACKAGE_SOURCE``), the seed of the sample (``SAMPLE_SEED``) and how many cases of each test
-are drawn (``SAMPLE``).
+Such tests compare a package's function with another one of the package, such as
+``selective_scan_ref``. The plugin takes that from the package's own source, so that a stand-in is
+not compared with itself. Environment variables give the folder of the source (``PACKAGE_SOURCE``),
+the seed of the sample (``SAMPLE_SEED``) and how many cases of each test are drawn (``SAMPLE``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ SOURCE = Path(os.environ["PACKAGE_SOURCE"])
 
 
 def pytest_configure(config: Any) -> None:
-    """Give the stand-ins the references that the test files import, and functions that they lack."""
+    """Give the stand-ins the references that the test files import, and functions that they
+    lack.
+    """
     for path in (Path(each.partition("::")[0]) for each in config.args):
         if path.suffix == ".py":
             _supply(path)
@@ -39,7 +42,11 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
     for item in items:
         by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
     drawing, count = random.Random(os.environ["SAMPLE_SEED"]), int(os.environ["SAMPLE"])
-    drawn = {id(item) for cases in by_test.values() for item in drawing.sample(cases, min(count, len(cases)))}
+    drawn = {
+        id(item)
+        for cases in by_test.values()
+        for item in drawing.sample(cases, min(count, len(cases)))
+    }
     print(f"{len(items)} cases")
     items[:] = [item for item in items if id(item) in drawn]
 
@@ -58,7 +65,9 @@ def _supply(test_file: Path) -> None:
 def _source_of(module: str) -> Path | None:
     """Return the file of a module in the package's source."""
     base = SOURCE.joinpath(*module.split("."))
-    return next((each for each in (base.with_suffix(".py"), base / "__init__.py") if each.exists()), None)
+    return next(
+        (each for each in (base.with_suffix(".py"), base / "__init__.py") if each.exists()), None
+    )
 
 
 def _define(module: Any, name: str, tree: ast.Module) -> None:

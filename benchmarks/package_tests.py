@@ -1,8 +1,9 @@
-"""The tests of packages that are stood in for, as they stand: ``python -m benchmarks.package_tests SOURCES [--write]``.
+"""The tests of packages that are stood in for, as they stand: ``python -m benchmarks.package_tests
+SOURCES [--write]``.
 
-SOURCES is a folder with the unpacked source archives of the packages, one folder for each of :data:`SUITES`. A sample
-of the cases of each test runs under ``torchdevice run``, drawn by ``--seed``. ``--write`` records the counts in
-package_tests.json, which docs/packages.md shows.
+SOURCES is a folder with the unpacked source archives of the packages, one folder for each of
+:data:`SUITES`. A sample of the cases of each test runs under ``torchdevice run``, drawn by
+``--seed``. ``--write`` records the counts in package_tests.json, which docs/packages.md shows.
 """
 
 from __future__ import annotations
@@ -60,18 +61,40 @@ def run(suite: Suite, sources: Path, target: str, seed: int, limit: int) -> dict
     source = sources / suite.package
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        options = ("-p", "benchmarks.package_references", "-p", "no:cacheprovider", "-q", f"--timeout={limit}")
-        words = ("-m", "torchdevice", "run", "--target", target, "-m", "pytest", *options, f"--junitxml={report}")
+        options = (
+            "-p",
+            "benchmarks.package_references",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            f"--timeout={limit}",
+        )
+        words = (
+            "-m",
+            "torchdevice",
+            "run",
+            "--target",
+            target,
+            "-m",
+            "pytest",
+            *options,
+            f"--junitxml={report}",
+        )
         environment = {"PACKAGE_SOURCE": source, "SAMPLE_SEED": seed, "SAMPLE": suite.sample}
         # From a folder without the package, which would be imported in place of the stand-in.
         subprocess.run(
             [sys.executable, *words, source / "tests" / suite.file],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(RESULTS.parents[1]), **{k: str(v) for k, v in environment.items()}},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(RESULTS.parents[1]),
+                **{k: str(v) for k, v in environment.items()},
+            },
             check=False,
         )
         (counts,) = xml.etree.ElementTree.parse(report).getroot()
-    failed, skipped = int(counts.get("failures", 0)) + int(counts.get("errors", 0)), int(counts.get("skipped", 0))
+    failed = int(counts.get("failures", 0)) + int(counts.get("errors", 0))
+    skipped = int(counts.get("skipped", 0))
     passed = int(counts.get("tests", 0)) - failed - skipped
     row = {"target": target, "seed": seed, "date": f"{datetime.date.today()}"}
     return {**suite._asdict(), **row, "passed": passed, "failed": failed, "skipped": skipped}
@@ -82,7 +105,9 @@ def record(rows: Sequence[dict[str, Any]]) -> None:
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     latest = {(row["package"], row["file"], row["target"]): row for row in [*known, *rows]}
     names = [(suite.package, suite.file) for suite in SUITES]
-    kept = sorted(latest.values(), key=lambda row: (names.index((row["package"], row["file"])), row["target"]))
+    kept = sorted(
+        latest.values(), key=lambda row: (names.index((row["package"], row["file"])), row["target"])
+    )
     RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, kept)) + "\n]\n")
 
 
@@ -92,13 +117,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.package_tests", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("sources", type=Path, help="a folder with the packages' sources")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="only files whose path contains one")
-    parser.add_argument("--target", nargs="+", default=["simulated:a100", "cpu"], help="the targets")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="NAME", help="only files whose path contains one"
+    )
+    parser.add_argument(
+        "--target", nargs="+", default=["simulated:a100", "cpu"], help="the targets"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
     parser.add_argument("--limit", type=int, default=120, help="seconds for a case (default: 120)")
     parser.add_argument("--write", action="store_true", help="record the counts")
     options = parser.parse_args(argv)
-    chosen = [each for each in SUITES if any(name in f"{each.package}/{each.file}" for name in options.only)]
+    chosen = [
+        each
+        for each in SUITES
+        if any(name in f"{each.package}/{each.file}" for name in options.only)
+    ]
     rows = []
     for target in options.target:
         for suite in chosen:

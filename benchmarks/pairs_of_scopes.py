@@ -1,8 +1,9 @@
-"""Two threads: one computes in a scope again and again, and another enters and leaves scopes of another kind.
+"""Two threads: one computes in a scope again and again, and another enters and leaves scopes of
+another kind.
 
-``python -m benchmarks.pairs_of_scopes ONE OTHER --seconds 10`` ends with an error where a result differs from the
-first, and by a signal where a thread runs a kernel that is no more. ``tests/attack/test_pairs_of_scopes.py`` runs all
-pairs, each in a process of its own.
+``python -m benchmarks.pairs_of_scopes ONE OTHER --seconds 10`` ends with an error where a result
+differs from the first, and by a signal where a thread runs a kernel that is no more.
+``tests/attack/test_pairs_of_scopes.py`` runs all pairs, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ NATIVE = "native"
 
 
 def _training(device: str) -> Callable[[], list[torch.Tensor]]:
-    """Return a function that computes the same at each call: products, losses in autocast, a backward pass."""
+    """Return a function that computes the same at each call: products, losses in autocast, a
+    backward pass.
+    """
     torch.manual_seed(0)
-    x, weight = torch.randn(8, 8, device=device), torch.randn(8, 8, device=device, requires_grad=True)
+    x = torch.randn(8, 8, device=device)
+    weight = torch.randn(8, 8, device=device, requires_grad=True)
 
     def compute() -> list[torch.Tensor]:
         y = (
@@ -73,7 +77,9 @@ SCOPES: dict[str, Callable[[], Any]] = {
 
 
 class _Round:
-    """Says for how long two threads go on: so many seconds after both did their first step, or until one fails."""
+    """Says for how long two threads go on: so many seconds after both did their first step, or
+    until one fails.
+    """
 
     def __init__(self, seconds: float):
         self.counts = [0, 0]
@@ -117,7 +123,9 @@ def run(one: str, other: str, seconds: float) -> tuple[int, int]:
             first = [_read(one, each) for each in compute()]
             while both.goes_on():
                 for known, found in zip(first, compute(), strict=True):
-                    assert torch.equal(known, _read(one, found)), f"{one} beside {other}: another result"
+                    assert torch.equal(known, _read(one, found)), (
+                        f"{one} beside {other}: another result"
+                    )
                 both.counts[0] += 1
 
     def enters() -> None:
@@ -156,15 +164,21 @@ def kinds() -> list[str]:
 
 def main() -> None:
     """Run one pair."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs_of_scopes", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.pairs_of_scopes", description=__doc__
+    )
     parser.add_argument("one", choices=SCOPES, help="the kind of scope in which a thread computes")
-    parser.add_argument("other", choices=SCOPES, help="the kind of scope that another thread enters and leaves")
+    parser.add_argument(
+        "other", choices=SCOPES, help="the kind of scope that another thread enters and leaves"
+    )
     parser.add_argument("--seconds", type=float, default=10)
     options = parser.parse_args()
     faulthandler.enable()
     torch.set_num_threads(1)
     computed, entered = run(options.one, options.other, options.seconds)
-    print(f"{options.one} beside {options.other}: computed {computed} times, entered {entered} times")
+    print(
+        f"{options.one} beside {options.other}: computed {computed} times, entered {entered} times"
+    )
 
 
 if __name__ == "__main__":

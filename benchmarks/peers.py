@@ -1,9 +1,11 @@
-"""Other ways to run a CUDA program on a CPU, measured beside this package: ``python -m benchmarks --peers``.
+"""Other ways to run a CUDA program on a CPU, measured beside this package: ``python -m benchmarks
+--peers``.
 
-Each way runs in a process of its own (:mod:`benchmarks.one_way`), and each figure is a ratio to the program edited by
-hand for the CPU, measured in the same process. Each package is installed into a temporary environment, which takes
-torch and everything else from the environment that runs the command. A package that PyPI lacks, or a checkout, is named
-by ``--peer-source NAME=FOLDER``, where ``FOLDER`` contains the package that is imported.
+Each way runs in a process of its own (:mod:`benchmarks.one_way`), and each figure is a ratio to the
+program edited by hand for the CPU, measured in the same process. Each package is installed into a
+temporary environment, which takes torch and everything else from the environment that runs the
+command. A package that PyPI lacks, or a checkout, is named by ``--peer-source NAME=FOLDER``, where
+``FOLDER`` contains the package that is imported.
 """
 
 from __future__ import annotations
@@ -54,7 +56,12 @@ Results = dict[str, Any]
 
 
 def measure(
-    ways: Sequence[str], sources: Mapping[str, str], *, rounds: int = 15, only: str = "", repeats: int = 3
+    ways: Sequence[str],
+    sources: Mapping[str, str],
+    *,
+    rounds: int = 15,
+    only: str = "",
+    repeats: int = 3,
 ) -> dict[str, Results]:
     """Measure ways to run a CUDA program on a CPU.
 
@@ -63,10 +70,12 @@ def measure(
         sources: Name of a peer -> folder that contains its package.
         rounds: Measurements of each case in each process.
         only: Measure only cases whose name contains this.
-        repeats: How many processes measure each way. The ways take turns, so that a slow moment slows all of them.
+        repeats: How many processes measure each way. The ways take turns, so that a slow moment
+            slows all of them.
 
     Returns:
-        Way -> case -> median of the ratios, or the text of the error, as :func:`one_way.measure` gives them.
+        Way -> case -> median of the ratios, or the text of the error, as :func:`one_way.measure`
+        gives them.
     """
     with tempfile.TemporaryDirectory() as folder:
         chosen = ways or WAYS
@@ -77,11 +86,15 @@ def measure(
         measured: dict[str, list[Results]] = {}
         for way in track(turns, "ways"):
             measured.setdefault(way, []).append(_run(way, pythons[way], sources, rounds, only))
-    return {way: _median(measured[way]) if way in measured else {"error": errors[way]} for way in chosen}
+    return {
+        way: _median(measured[way]) if way in measured else {"error": errors[way]} for way in chosen
+    }
 
 
 def _environment(folder: Path) -> Path:
-    """Make an environment that sees the packages of this one, and this checkout, after its own. Return its Python."""
+    """Make an environment that sees the packages of this one, and this checkout, after its own.
+    Return its Python.
+    """
     venv.create(folder, symlinks=os.name != "nt")
     paths = {"base": str(folder), "platbase": str(folder)}
     own = Path(sysconfig.get_path("purelib", "venv", paths))
@@ -98,18 +111,42 @@ def _provide(way: str, python: Path, sources: Mapping[str, str]) -> str | None:
         return None
     if peer.requirement is None:
         return f"not on PyPI; measured with `--peer-source {way}=FOLDER`"
-    options = ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--timeout", "15", "--quiet"]
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", *options, peer.requirement]
+    options = [
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--retries",
+        "1",
+        "--timeout",
+        "15",
+        "--quiet",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        *options,
+        peer.requirement,
+    ]
     ran = subprocess.run(command, capture_output=True, text=True)
     return None if ran.returncode == 0 else f"pip could not install it: {_last_line(ran.stderr)}"
 
 
 def _run(way: str, python: Path, sources: Mapping[str, str], rounds: int, only: str) -> Results:
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": sources.get(way, "")}
+    environment = {
+        **os.environ,
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "PYTHONPATH": sources.get(way, ""),
+    }
     module = PEERS[way].module if way in PEERS else way
     cases = [part for name in one_way.CASES if only in name for part in ("--case", name)]
     command = [str(python), "-m", "benchmarks.one_way", module, "--rounds", str(rounds), *cases]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=python.parent)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=python.parent
+    )
     if ran.returncode:
         return {"error": f"the process ended with {ran.returncode}: {_last_line(ran.stderr)}"}
     results: Results = json.loads(ran.stdout)
@@ -124,26 +161,37 @@ def _median(repeated: list[Results]) -> Results:
     """Return the median of each figure; what is text is the same each time."""
     first = repeated[0]
     return {
-        name: value if isinstance(value, str) else statistics.median(results[name] for results in repeated)
+        name: value
+        if isinstance(value, str)
+        else statistics.median(results[name] for results in repeated)
         for name, value in first.items()
     }
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 
 def table(measured: Mapping[str, Results], only: str) -> str:
-    """Return the figures as a table in Markdown: this package's losses in bold, the reasons of what fails below it."""
+    """Return the figures as a table in Markdown: this package's losses in bold, the reasons of what
+    fails below it.
+    """
     cases = ["import", *(name for name in one_way.CASES if only in name)]
     reasons: dict[str, int] = {}
-    rows = [[way, *(_cell(way, case, results, reasons) for case in cases)] for way, results in measured.items()]
+    rows = [
+        [way, *(_cell(way, case, results, reasons) for case in cases)]
+        for way, results in measured.items()
+    ]
     lines = [["", *cases], ["---"] * (len(cases) + 1), *rows]
     notes = [f"{number}. {reason}" for reason, number in reasons.items()]
-    return "\n".join(["| " + " | ".join(line) + " |" for line in lines] + ([""] if notes else []) + notes)
+    return "\n".join(
+        ["| " + " | ".join(line) + " |" for line in lines] + ([""] if notes else []) + notes
+    )
 
 
 def _cell(way: str, case: str, results: Results, reasons: dict[str, int]) -> str:
-    """Return a ratio, or the number of the reason why there is none, and the ratio of the lines edited to ``cpu``."""
+    """Return a ratio, or the number of the reason why there is none, and the ratio of the lines
+    edited to ``cpu``.
+    """
     found = results.get(case, results.get("error"))
     if isinstance(found, float):
         return f"**{found:.2f}**" if way in one_way.OURS and found >= _LOSS else f"{found:.2f}"

@@ -1,9 +1,11 @@
-"""On which Pythons and builds of torch the package works: ``python -m benchmarks.platforms PYTHON...``.
+"""On which Pythons and builds of torch the package works: ``python -m benchmarks.platforms
+PYTHON...``.
 
-Each PYTHON is an interpreter in whose environment torch and the tests' dependencies are installed. ``--make FOLDER``
-makes such environments first, by default one for each supported Python and each release of torch. A small part of the
-suite runs in each, against this checkout, or with ``--whole`` the default run, and the table shows how it went.
-``--join FILE...`` puts the rows together that several machines wrote with ``--rows FILE``, as the workflow does.
+Each PYTHON is an interpreter in whose environment torch and the tests' dependencies are installed.
+``--make FOLDER`` makes such environments first, by default one for each supported Python and each
+release of torch. A small part of the suite runs in each, against this checkout, or with ``--whole``
+the default run, and the table shows how it went. ``--join FILE...`` puts the rows together that
+several machines wrote with ``--rows FILE``, as the workflow does.
 """
 
 from __future__ import annotations
@@ -33,12 +35,26 @@ FIGURES = ROOT / "benchmarks" / "platforms.json"
 
 TESTS = tuple(
     f"tests/{name}.py"
-    for name in ("core/test_scope", "cuda/test_torch_cuda", "torch_apis/test_amp", "torch_apis/test_data")
+    for name in (
+        "core/test_scope",
+        "cuda/test_torch_cuda",
+        "torch_apis/test_amp",
+        "torch_apis/test_data",
+    )
 )
 """The part of the suite: scopes, ``torch.cuda``, mixed precision, loading of files and data."""
 
-ENVIRONMENTS = ("3.10:2.10.0", "3.11:2.11.0", "3.12:2.12.1", "3.11:2.13.0", "3.13:2.14.1", "3.13:2.15.0")
-"""Every supported Python and every release of torch, the oldest with the oldest and the newest with the newest."""
+ENVIRONMENTS = (
+    "3.10:2.10.0",
+    "3.11:2.11.0",
+    "3.12:2.12.1",
+    "3.11:2.13.0",
+    "3.13:2.14.1",
+    "3.13:2.15.0",
+)
+"""Every supported Python and every release of torch, the oldest with the oldest and the newest with
+the newest.
+"""
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -101,7 +117,9 @@ def run(interpreter: str, tests: Sequence[str], engine: str, ran: str) -> Row:
     """
     versions = "import platform, torch; print(platform.python_version(), torch.__version__)"
     try:
-        found = subprocess.run([interpreter, "-c", versions], capture_output=True, text=True, check=True)
+        found = subprocess.run(
+            [interpreter, "-c", versions], capture_output=True, text=True, check=True
+        )
     except OSError as error:
         return Row(interpreter, f"cannot be started: {error.strerror}")
     except subprocess.CalledProcessError as error:
@@ -109,7 +127,17 @@ def run(interpreter: str, tests: Sequence[str], engine: str, ran: str) -> Row:
     python, torch = found.stdout.split()
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.xml")
-        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", "--engine", engine, *tests]
+        words = [
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={results}",
+            "--engine",
+            engine,
+            *tests,
+        ]
         subprocess.run(
             [interpreter, *words],
             cwd=ROOT,
@@ -121,12 +149,18 @@ def run(interpreter: str, tests: Sequence[str], engine: str, ran: str) -> Row:
             return Row(python, f"{torch}: pytest did not run")
         (suite,) = ElementTree.parse(results).getroot().iter("testsuite")
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
-    return Row(python, torch, engine, ran, datetime.date.today().isoformat(), *_counted(suite), system)
+    return Row(
+        python, torch, engine, ran, datetime.date.today().isoformat(), *_counted(suite), system
+    )
 
 
 def _counted(suite: ElementTree.Element) -> tuple[int, list[str], dict[str, int], float]:
-    """Return how many passed, the names of those that failed, the reasons of those left out, and the seconds."""
-    failed = [case.attrib["name"] for case in suite if {"failure", "error"} & {part.tag for part in case}]
+    """Return how many passed, the names of those that failed, the reasons of those left out, and
+    the seconds.
+    """
+    failed = [
+        case.attrib["name"] for case in suite if {"failure", "error"} & {part.tag for part in case}
+    ]
     skipped = dict(Counter(part.attrib["message"] for part in suite.iter("skipped")))
     passed = int(suite.attrib["tests"]) - len(failed) - int(suite.attrib["skipped"])
     return passed, failed, skipped, float(suite.attrib["time"])
@@ -135,8 +169,9 @@ def _counted(suite: ElementTree.Element) -> tuple[int, list[str], dict[str, int]
 def make(folder: Path, environments: Iterable[str], index: str = CPU_INDEX) -> list[str]:
     """Make an environment for each pair of a Python and a torch, and return their interpreters.
 
-    What cannot be made is said on stderr and left out: a Python that is not on the path, a torch that has no build
-    for it, and each dependency of the tests that cannot be installed there. The tests that need one are skipped.
+    What cannot be made is said on stderr and left out: a Python that is not on the path, a torch
+    that has no build for it, and each dependency of the tests that cannot be installed there. The
+    tests that need one are skipped.
 
     Args:
         folder: Where the environments are made, each in a folder of its own.
@@ -174,17 +209,23 @@ for line in importlib.metadata.requires("torchdevice-portable"):
 
 
 def _install_tests_needs(install: Sequence[str], pair: str) -> None:
-    """Install the ``[test]`` extra; where that fails, each of its requirements that can be installed."""
+    """Install the ``[test]`` extra; where that fails, each of its requirements that can be
+    installed.
+    """
     if subprocess.run([*install, "-e", f"{ROOT}[test]"], check=False).returncode == 0:
         return
-    listed = subprocess.run([install[0], "-c", REQUIREMENTS], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        [install[0], "-c", REQUIREMENTS], capture_output=True, text=True, check=True
+    ).stdout
     for requirement in track(listed.splitlines(), pair):
         if subprocess.run([*install, requirement], check=False).returncode:
             print(f"left out: {requirement} in {pair}, and the tests that need it", file=sys.stderr)
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Return the rows as a Markdown table, with the names of the tests that failed, and why others were left out."""
+    """Return the rows as a Markdown table, with the names of the tests that failed, and why others
+    were left out.
+    """
     lines = [
         "| Python | torch | engine | ran | on | passed | failed | left out | seconds | machine |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -194,21 +235,29 @@ def table(rows: Iterable[Row]) -> str:
         failed = " ".join([str(len(row.failed)), *(f"`{name}`" for name in row.failed[:5])])
         # In parentheses: Markdown reads [1] [2] as a reference.
         numbers = [reasons.setdefault(reason, len(reasons) + 1) for reason in row.skipped]
-        left_out = f"{sum(row.skipped.values())}" + (f" ({', '.join(map(str, numbers))})" if numbers else "")
+        left_out = f"{sum(row.skipped.values())}" + (
+            f" ({', '.join(map(str, numbers))})" if numbers else ""
+        )
         cells = (*row[:5], row.passed, failed, left_out, f"{row.seconds:.0f}", row.system)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     notes = [f"{number}. {reason}" for reason, number in reasons.items()]
-    return "\n".join([*lines, *(["", "Why tests were left out:", "", *notes] if notes else [])]) + "\n"
+    return (
+        "\n".join([*lines, *(["", "Why tests were left out:", "", *notes] if notes else [])]) + "\n"
+    )
 
 
 def record(rows: Iterable[Row]) -> list[Row]:
-    """Replace the recorded runs of the same environments and engines, and return all that are recorded then.
+    """Replace the recorded runs of the same environments and engines, and return all that are
+    recorded then.
 
     An environment in which nothing ran is not recorded.
     """
     known = read(FIGURES) if FIGURES.exists() else []
     latest = {row[:3]: row for row in [*known, *(row for row in rows if row.engine)]}
-    kept = [latest[key] for key in sorted(latest, key=lambda key: [_numbers(key[0]), _numbers(key[1]), key[2]])]
+    kept = [
+        latest[key]
+        for key in sorted(latest, key=lambda key: [_numbers(key[0]), _numbers(key[1]), key[2]])
+    ]
     save(kept, FIGURES)
     return kept
 
@@ -236,12 +285,24 @@ def write(rows: Iterable[Row]) -> None:
 
 
 def _missing(rows: Sequence[Row]) -> str:
-    """Return a sentence that names the supported Pythons and releases of torch in which nothing ran, if there are."""
+    """Return a sentence that names the supported Pythons and releases of torch in which nothing
+    ran, if there are.
+    """
     pairs = [pair.split(":") for pair in ENVIRONMENTS]
     ran = [(_numbers(row.python), _numbers(row.torch)) for row in rows]
-    pythons = [f"Python {name}" for name, _ in pairs if all(found[:2] != _numbers(name) for found, _ in ran)]
-    torches = [f"torch {name}" for _, name in pairs if all(found[:2] != _numbers(name)[:2] for _, found in ran)]
-    return f"Nothing has run on {' or '.join([*pythons, *torches])} yet." if pythons or torches else ""
+    pythons = [
+        f"Python {name}"
+        for name, _ in pairs
+        if all(found[:2] != _numbers(name) for found, _ in ran)
+    ]
+    torches = [
+        f"torch {name}"
+        for _, name in pairs
+        if all(found[:2] != _numbers(name)[:2] for _, found in ran)
+    ]
+    return (
+        f"Nothing has run on {' or '.join([*pythons, *torches])} yet." if pythons or torches else ""
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -249,28 +310,64 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.platforms", description=(__doc__ or "").split("\n\n")[1]
     )
-    parser.add_argument("interpreters", nargs="*", metavar="PYTHON", help="interpreters of environments that are there")
-    parser.add_argument("--make", type=Path, metavar="FOLDER", help="make environments in a folder first")
-    parser.add_argument("--environments", nargs="+", default=ENVIRONMENTS, metavar="PYTHON:TORCH", help="what to make")
-    parser.add_argument("--index", default=CPU_INDEX, metavar="URL", help="the package index of torch")
-    parser.add_argument("--engine", default="mode", choices=["mode", "wrap", "both"], help="on which engine")
-    parser.add_argument("--write", action="store_true", help="also record the runs and write docs/platforms.md")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="also write the runs' rows to a file, for --join")
     parser.add_argument(
-        "--join", type=Path, nargs="+", default=(), metavar="FILE", help="record the rows of files and write the page"
+        "interpreters",
+        nargs="*",
+        metavar="PYTHON",
+        help="interpreters of environments that are there",
     )
-    parser.add_argument("--whole", action="store_true", help="take the default run, which is five minutes each")
-    parser.add_argument("--workers", default="auto", metavar="N", help="how many processes take the default run")
+    parser.add_argument(
+        "--make", type=Path, metavar="FOLDER", help="make environments in a folder first"
+    )
+    parser.add_argument(
+        "--environments",
+        nargs="+",
+        default=ENVIRONMENTS,
+        metavar="PYTHON:TORCH",
+        help="what to make",
+    )
+    parser.add_argument(
+        "--index", default=CPU_INDEX, metavar="URL", help="the package index of torch"
+    )
+    parser.add_argument(
+        "--engine", default="mode", choices=["mode", "wrap", "both"], help="on which engine"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="also record the runs and write docs/platforms.md"
+    )
+    parser.add_argument(
+        "--rows", type=Path, metavar="FILE", help="also write the runs' rows to a file, for --join"
+    )
+    parser.add_argument(
+        "--join",
+        type=Path,
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="record the rows of files and write the page",
+    )
+    parser.add_argument(
+        "--whole", action="store_true", help="take the default run, which is five minutes each"
+    )
+    parser.add_argument(
+        "--workers", default="auto", metavar="N", help="how many processes take the default run"
+    )
     options = parser.parse_args(argv)
     if options.join:
         joined = [row for file in options.join for row in read(file)]
         write(joined)
         print(table(joined))
         return _status(joined)
-    tests, ran = (("-n", options.workers), "the default run") if options.whole else (TESTS, "a part")
+    tests, ran = (
+        (("-n", options.workers), "the default run") if options.whole else (TESTS, "a part")
+    )
     engines = ("mode", "wrap") if options.engine == "both" else (options.engine,)
     made = make(options.make, options.environments, options.index) if options.make else []
-    runs = [(interpreter, engine) for interpreter in [*options.interpreters, *made] for engine in engines]
+    runs = [
+        (interpreter, engine)
+        for interpreter in [*options.interpreters, *made]
+        for engine in engines
+    ]
     rows = []
     for interpreter, engine in track(runs, "environments"):
         rows.append(run(interpreter, tests, engine, ran))

@@ -1,14 +1,17 @@
-"""What ``check`` predicted of public programs, and what happened: ``python -m benchmarks.predicted CLONES``.
+"""What ``check`` predicted of public programs, and what happened: ``python -m benchmarks.predicted
+CLONES``.
 
-CLONES is a folder with a clone of each repository of ``predicted.txt``, as ``owner+name``. Each program is taken from
-the commit in the list, checked, and run on a simulated Mac for at most ``--seconds`` of processor time. ``--write``
-keeps the figures in ``predicted.json``, of which ``docs/make_check.py`` makes a table.
+CLONES is a folder with a clone of each repository of ``predicted.txt``, as ``owner+name``. Each
+program is taken from the commit in the list, checked, and run on a simulated Mac for at most
+``--seconds`` of processor time. ``--write`` keeps the figures in ``predicted.json``, of which
+``docs/make_check.py`` makes a table.
 
-A finding counts if its line ran and a report can show it. It was right if something of its kind happened at the line: a
-device that means another one for *handled*; an error, or what changes numbers, for *approximate* and *change*. What
-happened counts as predicted under the same rule. An error that ended the program counts if it is about the device: the
-package's own, one of an import in the table of packages, or one whose text speaks of devices; not the errors of a
-program that puts nothing on a device, because its tensors are on two devices when all new ones are made on one.
+A finding counts if its line ran and a report can show it. It was right if something of its kind
+happened at the line: a device that means another one for *handled*; an error, or what changes
+numbers, for *approximate* and *change*. What happened counts as predicted under the same rule. An
+error that ended the program counts if it is about the device: the package's own, one of an import
+in the table of packages, or one whose text speaks of devices; not the errors of a program that puts
+nothing on a device, because its tensors are on two devices when all new ones are made on one.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ class Program(NamedTuple):
     Attributes:
         repository: ``owner/name`` on GitHub.
         commit: The commit.
-        path: The program's file. A ``+`` before it makes all tensors on the device that the program puts nowhere.
+        path: The program's file. A ``+`` before it makes all tensors on the device that the program
+            puts nowhere.
         arguments: Its arguments.
         held_out: Whether the program was looked at only after the rules were written.
     """
@@ -85,7 +89,8 @@ def measure(program: Program, clones: Path, seconds: int, kept: Path) -> dict[st
         program: The program.
         clones: The folder with the clones.
         seconds: How much processor time it may use.
-        kept: The folder for its sources and for what was noted. What was noted already is taken from there.
+        kept: The folder for its sources and for what was noted. What was noted already is taken
+            from there.
     """
     folder = str(kept / "source")
     if not (kept / "noted.json").exists():
@@ -106,12 +111,28 @@ def measure(program: Program, clones: Path, seconds: int, kept: Path) -> dict[st
     for finding in counted:
         right = any(predicts(finding, event) for event in events)
         figures[f"{_kind(finding.verdict)} {'right' if right else 'wrong'}"] += 1
-        wrong += [] if right else [f"{os.path.relpath(finding.path, folder)}:{finding.line} {finding.rule}"]
+        wrong += (
+            []
+            if right
+            else [f"{os.path.relpath(finding.path, folder)}:{finding.line} {finding.rule}"]
+        )
     for event in happened:
         known = any(covers(finding, event) for finding in findings)
-        figures[f"{'degraded' if event.degraded else 'handled'} {'predicted' if known else 'missed'}"] += 1
-        missed += [] if known else [f"{os.path.relpath(event.file, folder)}:{event.line} {event.said[:80]}"]
-    return {**program._asdict(), "ended": ended, "figures": dict(figures), "wrong": wrong, "missed": missed}
+        figures[
+            f"{'degraded' if event.degraded else 'handled'} {'predicted' if known else 'missed'}"
+        ] += 1
+        missed += (
+            []
+            if known
+            else [f"{os.path.relpath(event.file, folder)}:{event.line} {event.said[:80]}"]
+        )
+    return {
+        **program._asdict(),
+        "ended": ended,
+        "figures": dict(figures),
+        "wrong": wrong,
+        "missed": missed,
+    }
 
 
 def _slug(program: Program) -> str:
@@ -125,8 +146,12 @@ def _extract(program: Program, clones: Path, folder: Path) -> None:
     wanted = [name for name in names if name.endswith(_WANTED)]
     asked = "".join(f"{program.commit}:{name}\n" for name in wanted).encode()
     there = _git(git, "cat-file", "--batch-check", given=asked).decode().splitlines()
-    wanted = [name for name, said in zip(wanted, there, strict=True) if not said.endswith(" missing")]
-    with tarfile.open(fileobj=io.BytesIO(_git(git, "archive", program.commit, "--", *wanted))) as files:
+    wanted = [
+        name for name, said in zip(wanted, there, strict=True) if not said.endswith(" missing")
+    ]
+    with tarfile.open(
+        fileobj=io.BytesIO(_git(git, "archive", program.commit, "--", *wanted))
+    ) as files:
         files.extractall(folder, filter="data")
 
 
@@ -135,7 +160,9 @@ _WANTED = (".py", ".txt", ".csv", ".json", ".yaml", ".gz")
 
 
 def _git(clone: Path, *words: str, given: bytes | None = None) -> bytes:
-    return subprocess.run(["git", "-C", str(clone), *words], input=given, capture_output=True, check=True).stdout
+    return subprocess.run(
+        ["git", "-C", str(clone), *words], input=given, capture_output=True, check=True
+    ).stdout
 
 
 def _run(program: Program, kept: Path, seconds: int) -> None:
@@ -143,14 +170,24 @@ def _run(program: Program, kept: Path, seconds: int) -> None:
     path = kept / "source" / program.path.removeprefix("+")
     shown = f"{'+' * program.path.startswith('+')}{path}"
     command = [sys.executable, "-m", "torchdevice", "run", "--quiet", "--target", TARGET]
-    command += [f"--report={kept / 'report.json'}", str(DRIVER), str(kept / "unfinished.json"), str(seconds)]
+    command += [
+        f"--report={kept / 'report.json'}",
+        str(DRIVER),
+        str(kept / "unfinished.json"),
+        str(seconds),
+    ]
     command += [str(kept / "source"), shown, *program.arguments]
-    paths = os.pathsep.join([str(HERE.parent), str(kept / "source"), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join(
+        [str(HERE.parent), str(kept / "source"), os.environ.get("PYTHONPATH", "")]
+    )
     environment = {**os.environ, **_VARIABLES, "PYTHONPATH": paths}
-    environment.pop("PYTORCH_ENABLE_MPS_FALLBACK", None)  # what the device lacks runs on the CPU, as by default
+    # What the device lacks runs on the CPU, as by default.
+    environment.pop("PYTORCH_ENABLE_MPS_FALLBACK", None)
     ended = {"kind": "no end was noted"}
     try:
-        subprocess.run(command, cwd=path.parent, env=environment, timeout=25 * seconds, capture_output=True)
+        subprocess.run(
+            command, cwd=path.parent, env=environment, timeout=25 * seconds, capture_output=True
+        )
     except subprocess.TimeoutExpired:
         ended = {"kind": "hung"}
     unfinished = kept / "unfinished.json"
@@ -169,7 +206,9 @@ def _raised(event: Event) -> bool:
 
 
 def _is_of_the_device(end: dict[str, Any]) -> bool:
-    """Return whether the error that ended a program is about the device, and not a fault of the program or its data."""
+    """Return whether the error that ended a program is about the device, and not a fault of the
+    program or its data.
+    """
     if end.get("line") is None:
         return False
     if end["kind"] in ("ImportError", "ModuleNotFoundError"):
@@ -178,12 +217,22 @@ def _is_of_the_device(end: dict[str, Any]) -> bool:
     return end["kind"] in (*errors.__all__, "NotImplementedError") or words is not None
 
 
-def _events(report: Report | None, noted: dict[str, Any], folder: str, by_default: bool) -> tuple[list[Event], str]:
+def _events(
+    report: Report | None, noted: dict[str, Any], folder: str, by_default: bool
+) -> tuple[list[Event], str]:
     """Return what happened in the program's files, and how the program ended."""
     events = events_of(report) if report is not None else []
-    found = [event for event in events if event.file.startswith(folder) and kind_of_file(event.file) == PROGRAM]
+    found = [
+        event
+        for event in events
+        if event.file.startswith(folder) and kind_of_file(event.file) == PROGRAM
+    ]
     end = noted["ended"]
-    reported = any((each.file, each.line) == (end.get("file"), end.get("line")) for each in found if _raised(each))
+    reported = any(
+        (each.file, each.line) == (end.get("file"), end.get("line"))
+        for each in found
+        if _raised(each)
+    )
     forced = by_default and end.get("kind") in ("RuntimeError", "TypeError")
     if _is_of_the_device(end) and not reported and not forced:
         found.append(Event(end["file"], end["line"], "", f"{end['kind']}: {end['said']}", True))
@@ -193,7 +242,9 @@ def _events(report: Report | None, noted: dict[str, Any], folder: str, by_defaul
 def _counts(finding: Finding, ran: dict[str, set[int]], by_default: bool) -> bool:
     lines = ran.get(os.path.realpath(finding.path), set())
     reached = any(line in lines for line in range(finding.first, finding.last + 1))
-    return reached and finding.leaves_trace and not (by_default and finding.verdict is Verdict.HANDLED)
+    return (
+        reached and finding.leaves_trace and not (by_default and finding.verdict is Verdict.HANDLED)
+    )
 
 
 def _kind(verdict: Verdict) -> str:
@@ -209,17 +260,29 @@ def shown(rows: Iterable[dict[str, Any]]) -> str:
     for kind in ("degraded", "handled"):
         right, wrong = total[f"{kind} right"], total[f"{kind} wrong"]
         known, missed = total[f"{kind} predicted"], total[f"{kind} missed"]
-        lines.append(f"{kind}: precision {right} of {right + wrong}, recall {known} of {known + missed}")
+        lines.append(
+            f"{kind}: precision {right} of {right + wrong}, recall {known} of {known + missed}"
+        )
     return "\n".join(lines)
 
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.predicted", description="Compare check with runs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.predicted", description="Compare check with runs."
+    )
     parser.add_argument("clones", type=Path, help="a folder with clones called owner+name")
-    parser.add_argument("--seconds", type=int, default=40, help="processor time of a program (default: 40)")
-    parser.add_argument("--keep", type=Path, help="a folder that keeps what ran, so that only new programs run again")
-    parser.add_argument("--only", default="", help="only programs whose path or repository contains this")
+    parser.add_argument(
+        "--seconds", type=int, default=40, help="processor time of a program (default: 40)"
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="a folder that keeps what ran, so that only new programs run again",
+    )
+    parser.add_argument(
+        "--only", default="", help="only programs whose path or repository contains this"
+    )
     parser.add_argument("--write", action="store_true", help="keep the figures")
     options = parser.parse_args()
     chosen = [each for each in programs() if options.only in f"{each.repository} {each.path}"]
@@ -230,9 +293,15 @@ def main() -> int:
             kept.joinpath("source").mkdir(parents=True, exist_ok=True)
             row = measure(program, options.clones, options.seconds, kept)
         rows.append(row)
-        print(f"{row['repository']} {row['path']}: {row['ended'][:100]}; {row['figures']}", flush=True)
+        print(
+            f"{row['repository']} {row['path']}: {row['ended'][:100]}; {row['figures']}", flush=True
+        )
         for name in ("wrong", "missed"):
-            print(*(f"    {name}: {each}" for each in row[name]), sep="\n", end="\n" if row[name] else "")
+            print(
+                *(f"    {name}: {each}" for each in row[name]),
+                sep="\n",
+                end="\n" if row[name] else "",
+            )
     print(shown(rows))
     if options.write:
         FIGURES.write_text(json.dumps(rows, indent=1) + "\n")

@@ -22,6 +22,9 @@ def track(items: Sequence[T], what: str) -> Iterator[T]:
     from rich.console import Console
     from rich.progress import Progress
 
-    # Where stdout is a terminal too, rich prints above the bar; where it is a file, it must get what is printed.
-    with Progress(console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
+    # Where stdout is a terminal too, rich prints above the bar; where it is a file, it must get
+    # what is printed.
+    with Progress(
+        console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()
+    ) as bar:
         yield from bar.track(items, description=what)

@@ -1,4 +1,6 @@
-"""What a GPU's random numbers cost on a CPU, made by C++ and by NumPy, against torch's own numbers of the CPU."""
+"""What a GPU's random numbers cost on a CPU, made by C++ and by NumPy, against torch's own numbers
+of the CPU.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ COUNTS = (10_000, 100_000, 1_000_000)
 _Call = Callable[[], object]
 
 
-def _filling(name: str, *args: float, dtype: torch.dtype = torch.float32) -> Callable[[str, int], _Call]:
+def _filling(
+    name: str, *args: float, dtype: torch.dtype = torch.float32
+) -> Callable[[str, int], _Call]:
     def prepare(device: str, count: int) -> _Call:
         fill = getattr(torch.empty(count, dtype=dtype, device=device), name)
         return lambda: fill(*args)
@@ -74,7 +78,9 @@ def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
             with scope:
                 calls[condition] = CASES[name]("cpu" if condition == PLAIN else "cuda", count)
         conditions = {condition: lambda scope=scope: scope for condition, scope in scopes.items()}
-        found[f"{name}, {count:,}"] = compare(conditions, calls, rounds=rounds, clock=time.process_time_ns)
+        found[f"{name}, {count:,}"] = compare(
+            conditions, calls, rounds=rounds, clock=time.process_time_ns
+        )
     return found
 
 
@@ -85,6 +91,9 @@ def table(measured: dict[str, dict[str, Timing]]) -> str:
     for name, timings in measured.items():
         count = int(name.rpartition(", ")[2].replace(",", ""))
         cells = [f"{timing.median / count * 1000:.1f}" for timing in timings.values()]
-        ratios = ["", *(f" ({timings[each].median / timings[PLAIN].median:.1f})" for each in conditions[1:])]
+        ratios = [
+            "",
+            *(f" ({timings[each].median / timings[PLAIN].median:.1f})" for each in conditions[1:]),
+        ]
         lines.append(f"| {name} | {' | '.join(map(''.join, zip(cells, ratios, strict=True)))} |")
     return "\n".join(lines)

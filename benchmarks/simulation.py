@@ -1,7 +1,7 @@
 """The cost of the simulated device, against the plain CPU in one process. Needs the [hf] extra.
 
-Each case runs on the CPU, on a simulated device with the kernels in C++ where these are built, and on one with the
-kernels in Python. The times are processor times.
+Each case runs on the CPU, on a simulated device with the kernels in C++ where these are built, and
+on one with the kernels in Python. The times are processor times.
 """
 
 from __future__ import annotations
@@ -77,7 +77,11 @@ CASES = (
     Case("training step of a transformer layer", workloads.training_step(64, 1, 16), 0.1),
     Case("training step of a tiny GPT-2", small_programs.step_of_gpt2, 0.1),
     Case("PPO: a rollout of 32 steps and two epochs", small_programs.ppo, 0.1),
-    Case("generate by transformers, 20 tokens of a tiny GPT-2", small_programs.generate_by_transformers, 0.2),
+    Case(
+        "generate by transformers, 20 tokens of a tiny GPT-2",
+        small_programs.generate_by_transformers,
+        0.2,
+    ),
     Case("generate as nanoGPT does, 20 tokens", small_programs.generate_as_nanogpt, 0.1),
 )
 
@@ -85,8 +89,14 @@ CASES = (
 def conditions() -> dict[str, Any]:
     """Return the conditions; those with kernels in C++ are missing where these are not built."""
     ways = {NATIVE: "always", PYTHON: "never"} if building.is_built() else {PYTHON: "never"}
-    scopes = {name: torchdevice.simulate(engine="wrap", memory="8GiB", native=way) for name, way in ways.items()}
-    return {PLAIN: contextlib.nullcontext, **{name: functools.partial(_same, scopes[name]) for name in scopes}}
+    scopes = {
+        name: torchdevice.simulate(engine="wrap", memory="8GiB", native=way)
+        for name, way in ways.items()
+    }
+    return {
+        PLAIN: contextlib.nullcontext,
+        **{name: functools.partial(_same, scopes[name]) for name in scopes},
+    }
 
 
 def _same(scope: Any) -> Any:
@@ -94,7 +104,9 @@ def _same(scope: Any) -> Any:
 
 
 def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
-    """Return, for each case whose name contains ``only``, the times on the CPU and on the simulated devices."""
+    """Return, for each case whose name contains ``only``, the times on the CPU and on the simulated
+    devices.
+    """
     chosen = [case for case in CASES if only in case.name]
     return {case.name: _timings(case, conditions(), rounds) for case in track(chosen, "cases")}
 

@@ -1,6 +1,8 @@
-"""Programs of small tensors, as tests of GPU code run them: training, reinforcement learning, generation of text.
+"""Programs of small tensors, as tests of GPU code run them: training, reinforcement learning,
+generation of text.
 
-Each function takes the device that the program names, and returns the call to time. Needs the [hf] extra.
+Each function takes the device that the program names, and returns the call to time. Needs the [hf]
+extra.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ def _gpt2(device: str) -> Any:
     """Return a tiny GPT-2: 2 layers, 64 wide."""
     torch.manual_seed(0)
     tokens = {"bos_token_id": 1, "eos_token_id": 2}
-    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=256, n_positions=64, **tokens)
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=2, n_embd=64, vocab_size=256, n_positions=64, **tokens
+    )
     return transformers.GPT2LMHeadModel(config).to(device)
 
 
@@ -43,7 +47,9 @@ def generate_by_transformers(device: str) -> Callable[[], Any]:
     model = _gpt2(device).eval()
     ids = torch.randint(3, 256, (1, 8)).to(device)
     length = {"max_new_tokens": _TOKENS, "min_new_tokens": _TOKENS}
-    return lambda: model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0, **length)
+    return lambda: model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0, **length
+    )
 
 
 class _Block(nn.Module):
@@ -59,14 +65,18 @@ class _Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
         parts = self.attention(self.before(x)).split(width, dim=2)
-        query, key, value = (each.view(batch, length, self.heads, -1).transpose(1, 2) for each in parts)
+        query, key, value = (
+            each.view(batch, length, self.heads, -1).transpose(1, 2) for each in parts
+        )
         found = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.projection(found.transpose(1, 2).contiguous().view(batch, length, width))
         return x + self.narrow(functional.gelu(self.wide(self.between(x))))
 
 
 class _NanoGPT(nn.Module):
-    def __init__(self, width: int = 64, heads: int = 4, layers: int = 2, tokens: int = 256, length: int = 64):
+    def __init__(
+        self, width: int = 64, heads: int = 4, layers: int = 2, tokens: int = 256, length: int = 64
+    ):
         super().__init__()
         self.tokens, self.places = nn.Embedding(tokens, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
@@ -108,13 +118,16 @@ class _Agent(nn.Module):
 
 
 def ppo(device: str) -> Callable[[], Any]:
-    """Train an agent by proximal policy optimisation, as CleanRL's ``ppo.py`` does, in a world of a few lines."""
+    """Train an agent by proximal policy optimisation, as CleanRL's ``ppo.py`` does, in a world of a
+    few lines.
+    """
     torch.manual_seed(0)
     agent = _Agent().to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=3e-4)
 
     def iterate() -> None:
-        seen, actions = torch.zeros(_STEPS, 8, device=device), torch.zeros(_STEPS, dtype=torch.long, device=device)
+        seen = torch.zeros(_STEPS, 8, device=device)
+        actions = torch.zeros(_STEPS, dtype=torch.long, device=device)
         chances, rewards, values = (torch.zeros(_STEPS, device=device) for _ in range(3))
         world = torch.randn(8)
         for step in range(_STEPS):

@@ -1,9 +1,11 @@
-"""A program that does everything again and again, watched for what it keeps: ``python -m benchmarks --soak``.
+"""A program that does everything again and again, watched for what it keeps: ``python -m benchmarks
+--soak``.
 
-Each turn enters and leaves scopes on the CPU and on simulated devices with both engines, trains, moves tensors and
-modules, starts threads, runs out of simulated memory, raises errors through scopes, and calls code that was made for
-the turn, as in a notebook. Two threads are in scopes of different kinds, of which one enters and leaves them again and
-again; the turns go through all pairs of kinds.
+Each turn enters and leaves scopes on the CPU and on simulated devices with both engines, trains,
+moves tensors and modules, starts threads, runs out of simulated memory, raises errors through
+scopes, and calls code that was made for the turn, as in a notebook. Two threads are in scopes of
+different kinds, of which one enters and leaves them again and again; the turns go through all pairs
+of kinds.
 """
 
 from __future__ import annotations
@@ -60,7 +62,11 @@ def run(minutes: float, show: Callable[[str], None] = print) -> list[Sample]:
         if not samples or passed >= minutes * len(samples) / _SAMPLES:
             samples.append(_sample(passed, turn))
             _, _, resident, *counts = samples[-1]
-            show("{:7.2f} {:8d} {:15.1f} {:10d} {:14d}".format(passed, turn, resident / 2**20, *counts))
+            show(
+                "{:7.2f} {:8d} {:15.1f} {:10d} {:14d}".format(
+                    passed, turn, resident / 2**20, *counts
+                )
+            )
         if passed >= minutes:
             return samples
         turn += 1
@@ -72,7 +78,8 @@ def summary(samples: list[Sample]) -> str:
     early, late = samples[len(samples) // 4], samples[-1]
     resident, objects, descriptors = (late[field] - early[field] for field in range(2, 5))
     return (
-        f"{late.turns} turns in {late.minutes:.1f} minutes. In the last {late.turns - early.turns} turns: "
+        f"{late.turns} turns in {late.minutes:.1f} minutes. In the last {late.turns - early.turns} "
+        "turns: "
         f"{resident:+,} bytes, {objects:+,} objects, {descriptors:+d} descriptors."
     )
 
@@ -107,7 +114,9 @@ def _turn(lasting: Scope, number: int) -> None:
 
 
 def _train() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).cuda()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+    ).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
         with torch.autocast("cuda"):
@@ -139,7 +148,14 @@ def _start_threads() -> None:
 
 def _made_for_the_turn(number: int) -> None:
     names: dict[str, Any] = {"torch": torch}
-    exec(compile("def made():\n    return torch.ones(1, device='cuda')", f"<ipython-input-{number}>", "exec"), names)
+    exec(
+        compile(
+            "def made():\n    return torch.ones(1, device='cuda')",
+            f"<ipython-input-{number}>",
+            "exec",
+        ),
+        names,
+    )
     names["made"]()
 
 

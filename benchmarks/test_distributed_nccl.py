@@ -10,14 +10,24 @@ import tempfile
 
 # The ranks import this file, too, and keep what the first process has set.
 os.environ.update(
-    {"BACKEND": "nccl", "WORLD_SIZE": "2", "TEMP_DIR": tempfile.mkdtemp(), "INIT_METHOD": "env://", **os.environ}
+    {
+        "BACKEND": "nccl",
+        "WORLD_SIZE": "2",
+        "TEMP_DIR": tempfile.mkdtemp(),
+        "INIT_METHOD": "env://",
+        **os.environ,
+    }
 )
 
 from torch.testing._internal.distributed import distributed_test
 
 
-class TestDistributedOnCUDA(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
-    """The tests that ``test/distributed/test_distributed_spawn.py`` of PyTorch's sources makes for NCCL."""
+class TestDistributedOnCUDA(
+    distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase
+):
+    """The tests that ``test/distributed/test_distributed_spawn.py`` of PyTorch's sources makes for
+    NCCL.
+    """
 
     def setUp(self) -> None:
         """Start the ranks."""

@@ -1,6 +1,8 @@
-"""PyTorch's tests of TorchInductor, ``test/inductor/test_torchinductor.py`` of a checkout, for CUDA.
+"""PyTorch's tests of TorchInductor, ``test/inductor/test_torchinductor.py`` of a checkout, for
+CUDA.
 
-That file makes them for CUDA only where Triton compiles for a GPU, which a simulated one does not have.
+That file makes them for CUDA only where Triton compiles for a GPU, which a simulated one does not
+have.
 """
 
 from __future__ import annotations

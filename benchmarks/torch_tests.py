@@ -1,11 +1,14 @@
-"""PyTorch's own CUDA tests on simulated GPUs: ``python -m benchmarks.torch_tests [CHECKOUT] [--write]``.
+"""PyTorch's own CUDA tests on simulated GPUs: ``python -m benchmarks.torch_tests [CHECKOUT]
+[--write]``.
 
-CHECKOUT is a folder with PyTorch's sources, of the installed release where it can be had: the files and folders of
-:data:`SUITES` are run from its ``test``. Without it only those tests are run that torch's wheel has. Each file runs in
-a process of its own. A test that ends its process, or that takes longer than ``--limit``, is noted, and the file goes
-on after it in a new process. ``--write`` writes the results, grouped by cause, to docs/torch-tests.md. Causes, and
-whose each is, stand in torch_tests.json; they are found in the texts of the errors and the names of the tests.
-``--against FILE`` reports what changed since an earlier run.
+CHECKOUT is a folder with PyTorch's sources, of the installed release where it can be had: the files
+and folders of
+:data:`SUITES` are run from its ``test``. Without it only those tests are run that torch's wheel
+has. Each file runs in a process of its own. A test that ends its process, or that takes longer than
+``--limit``, is noted, and the file goes on after it in a new process. ``--write`` writes the
+results, grouped by cause, to docs/torch-tests.md. Causes, and whose each is, stand in
+torch_tests.json; they are found in the texts of the errors and the names of the tests. ``--against
+FILE`` reports what changed since an earlier run.
 """
 
 from __future__ import annotations
@@ -34,17 +37,19 @@ PROGRAM = Path(__file__).with_name("one_test_file.py")
 PAGE = Path(__file__).parents[1] / "docs" / "torch-tests.md"
 
 DATA = json.loads(Path(__file__).with_suffix(".json").read_text())
-"""``causes`` of failures, whose each is, and ``skips``, the reasons of tests that skip themselves. Each is found by a
-regular expression, and the first that is found counts."""
+"""``causes`` of failures, whose each is, and ``skips``, the reasons of tests that skip themselves.
+Each is found by a regular expression, and the first that is found counts.
+"""
 
 
 class Suite(NamedTuple):
     """Tests that have a row of their own in the results.
 
     Attributes:
-        name: A file, or a folder whose files all belong to the suite: of a checkout's ``test``, or beside this one.
-        drawn: Which tests a sample is drawn from: all tests (``"any"``), or those that torch makes for each type of
-            device, for CUDA (``"cuda"``). Without a text all tests are run.
+        name: A file, or a folder whose files all belong to the suite: of a checkout's ``test``, or
+            beside this one.
+        drawn: Which tests a sample is drawn from: all tests (``"any"``), or those that torch makes
+            for each type of device, for CUDA (``"cuda"``). Without a text all tests are run.
         devices: How many GPUs are simulated.
         in_wheel: Whether torch's wheel has the tests, so that no checkout is needed.
     """
@@ -60,7 +65,10 @@ SUITES = (
     Suite("test_cuda_multigpu.py", ""),
     Suite("test_cuda_sanitizer.py", ""),
     Suite("test_cuda_trace.py", ""),
-    *(Suite(f"test_{name}.py") for name in ("torch", "nn", "ops", "autograd", "foreach", "modules", "optim")),
+    *(
+        Suite(f"test_{name}.py")
+        for name in ("torch", "nn", "ops", "autograd", "foreach", "modules", "optim")
+    ),
     Suite("test_transformers.py"),
     Suite("test_inductor_cuda.py", "any"),
     Suite("distributed/test_c10d_nccl.py", "", 4),
@@ -82,7 +90,9 @@ SUITES = (
 )
 
 FROM_EACH_FILE = 4
-"""The least number of tests that are drawn from a file of a folder. A small sample leaves files out."""
+"""The least number of tests that are drawn from a file of a folder. A small sample leaves files
+out.
+"""
 
 OTHER = "other"
 
@@ -93,7 +103,8 @@ class Result(NamedTuple):
     Attributes:
         file: The path of its file in ``test``.
         test: ``Class.method``.
-        outcome: ``"passed"``, ``"failed"``, ``"skipped"``, ``"crashed"``, ``"timed out"``, ``"not imported"`` (a file).
+        outcome: ``"passed"``, ``"failed"``, ``"skipped"``, ``"crashed"``, ``"timed out"``, ``"not
+            imported"`` (a file).
         text: The error's text, the reason of a skip, or the end of what the process wrote.
     """
 
@@ -110,7 +121,9 @@ class Result(NamedTuple):
     @property
     def suite(self) -> str:
         """The name of its suite, or else of its file."""
-        return next((each.name for each in SUITES if f"{self.file}/".startswith(f"{each.name}/")), self.file)
+        return next(
+            (each.name for each in SUITES if f"{self.file}/".startswith(f"{each.name}/")), self.file
+        )
 
     @property
     def cause(self) -> tuple[str, str]:
@@ -145,7 +158,8 @@ class Work(NamedTuple):
     Attributes:
         path: The file.
         name: How the results name it.
-        sample: Size and seed of the sample, and what it is drawn from, as texts; empty for all tests.
+        sample: Size and seed of the sample, and what it is drawn from, as texts; empty for all
+            tests.
         tests: The ``test`` of the checkout, which tests import each other from.
     """
 
@@ -164,14 +178,24 @@ def run_file(work: Work, options: Options) -> list[Result]:
             ended = _run_once(work, notes, log, options)
             planned, done, began = _read(notes)
             if began is not None and ended:
-                _append(notes, ended=began, outcome=ended, text=log.read_text(errors="replace")[-4000:])
-            elif ended == "" or len(done) == known:  # a process that ended between two tests is followed by another
+                _append(
+                    notes, ended=began, outcome=ended, text=log.read_text(errors="replace")[-4000:]
+                )
+            elif ended == "" or len(done) == known:
+                # A process that ended between two tests is followed by another.
                 break
             known = len(done)
         if notes.exists() and not planned and not ended:  # a file whose tests are all left out
             return []
         if not planned:
-            return [Result(work.name, "the file", ended or "failed", log.read_text(errors="replace")[-4000:])]
+            return [
+                Result(
+                    work.name,
+                    "the file",
+                    ended or "failed",
+                    log.read_text(errors="replace")[-4000:],
+                )
+            ]
         return [_result(work.name, test, done) for test in planned]
 
 
@@ -182,7 +206,9 @@ def _result(file: str, test: str, done: dict[str, tuple[str, str]]) -> Result:
 
 
 def _run_once(work: Work, notes: Path, log: Path, options: Options) -> str:
-    """Return how a process ended that runs the tests without a result: ``""``, ``"crashed"`` or ``"timed out"``."""
+    """Return how a process ended that runs the tests without a result: ``""``, ``"crashed"`` or
+    ``"timed out"``.
+    """
     command = [sys.executable, "-m", "torchdevice", "run", "--quiet", "--target", options.target]
     command += ["--memory", options.memory, "--engine", options.engine]
     folders = (PROGRAM.parents[1], work.tests, os.environ.get("PYTHONPATH"))
@@ -218,7 +244,9 @@ def _watch(process: subprocess.Popen[bytes], notes: Path, limit: float) -> str:
 
 
 def _read(notes: Path) -> tuple[list[str], dict[str, tuple[str, str]], str | None]:
-    """Return the planned tests, the outcomes with their texts, and the test that began and did not end."""
+    """Return the planned tests, the outcomes with their texts, and the test that began and did not
+    end.
+    """
     lines = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
     planned = next((line["planned"] for line in lines if "planned" in line), [])
     done = {line["ended"]: (line["outcome"], line["text"]) for line in lines if "ended" in line}
@@ -233,7 +261,17 @@ def _append(notes: Path, **what: str) -> None:
 
 def table(results: Iterable[Result]) -> str:
     """Return the numbers of each suite as a table."""
-    titles = ("suite", "files", "not imported", "tests", "skipped", "run", "passed", "of those run", "of what could")
+    titles = (
+        "suite",
+        "files",
+        "not imported",
+        "tests",
+        "skipped",
+        "run",
+        "passed",
+        "of those run",
+        "of what could",
+    )
     rows = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     suites: dict[str, list[Result]] = {}
     for each in results:
@@ -243,7 +281,9 @@ def table(results: Iterable[Result]) -> str:
         counts = Counter(each.outcome for each in found)
         absent = counts.pop("not imported", 0)
         ran = counts.total() - counts["skipped"]
-        others = (each for each in found if each.failed and each.cause[0] not in ("ours", "not known"))
+        others = (
+            each for each in found if each.failed and each.cause[0] not in ("ours", "not known")
+        )
         could = ran - sum(each.outcome != "not imported" for each in others)
         shares = [f"{counts['passed'] / number:.1%}" if number else "" for number in (ran, could)]
         figures = (files, absent, counts.total(), counts["skipped"], ran, counts["passed"], *shares)
@@ -264,7 +304,9 @@ def causes(results: Iterable[Result]) -> str:
 
 
 def _short(result: Result) -> str:
-    return result.test.partition(".")[2] or (result.file if result.outcome == "not imported" else result.test)
+    return result.test.partition(".")[2] or (
+        result.file if result.outcome == "not imported" else result.test
+    )
 
 
 def owners(results: Iterable[Result]) -> str:
@@ -274,18 +316,28 @@ def owners(results: Iterable[Result]) -> str:
         counts.setdefault(each.suite, Counter())[each.cause[0]] += 1
     columns = list(DATA["owners"])
     rows = [f"| suite | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    rows += [f"| `{suite}` | {' | '.join(str(of[each]) for each in columns)} |" for suite, of in counts.items()]
+    rows += [
+        f"| `{suite}` | {' | '.join(str(of[each]) for each in columns)} |"
+        for suite, of in counts.items()
+    ]
     return "\n".join(rows)
 
 
 def reasons(results: Iterable[Result]) -> str:
     """Return the numbers of skipped tests by reason as a table."""
     counts = Counter(each.cause[1] for each in results)
-    return "\n".join(["| needs | tests |", "|---|---|", *(f"| {name} | {n} |" for name, n in counts.most_common())])
+    return "\n".join(
+        [
+            "| needs | tests |",
+            "|---|---|",
+            *(f"| {name} | {n} |" for name, n in counts.most_common()),
+        ]
+    )
 
 
 def changes(before: Iterable[Result], now: Iterable[Result]) -> tuple[str, bool]:
-    """Return the tests whose outcome is another than in an earlier run, and whether one of them had passed.
+    """Return the tests whose outcome is another than in an earlier run, and whether one of them had
+    passed.
 
     Only tests of both runs are compared, since a test that was added has no outcome to change.
     """
@@ -325,7 +377,10 @@ def _said_of_samples(results: Sequence[Result], size: str, seed: str) -> str:
     suites = [f"`{each.name}`" for each in SUITES if each.drawn and each.name in names]
     if not suites:
         return ""
-    return f"Of each of the suites {', '.join(suites)} up to {size} tests were drawn with seed {seed}.\n"
+    return (
+        f"Of each of the suites {', '.join(suites)} up to {size} tests were drawn with seed "
+        f"{seed}.\n"
+    )
 
 
 _PAGE = """# PyTorch's own CUDA tests
@@ -371,10 +426,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(results))
     print(causes(each for each in results if each.failed))
     if options.json:
-        kept = [{**each._asdict(), **dict(zip(("whose", "cause"), each.cause, strict=True))} for each in results]
+        kept = [
+            {**each._asdict(), **dict(zip(("whose", "cause"), each.cause, strict=True))}
+            for each in results
+        ]
         options.json.write_text(json.dumps(kept, indent=1))
     if options.write:
-        PAGE.write_text(page(results, _release(options.checkout), (str(options.sample), str(options.seed))))
+        PAGE.write_text(
+            page(results, _release(options.checkout), (str(options.sample), str(options.seed)))
+        )
     if not options.against:
         return 0
     report, worse = changes(_known([options.against]), results)
@@ -384,7 +444,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _known(files: Sequence[Path]) -> list[Result]:
     """Return the results of earlier runs. Causes are found again."""
-    return [Result(*(each[name] for name in Result._fields)) for file in files for each in json.loads(file.read_text())]
+    return [
+        Result(*(each[name] for name in Result._fields))
+        for file in files
+        for each in json.loads(file.read_text())
+    ]
 
 
 def work_of(suite: Suite, tests: Path | None, size: int, seed: int) -> list[Work]:
@@ -398,10 +462,18 @@ def work_of(suite: Suite, tests: Path | None, size: int, seed: int) -> list[Work
     """
     beside = PROGRAM.parent / suite.name
     if beside.exists():
-        return [Work(beside, suite.name, (str(size), str(seed), suite.drawn), tests)] if tests or suite.in_wheel else []
+        return (
+            [Work(beside, suite.name, (str(size), str(seed), suite.drawn), tests)]
+            if tests or suite.in_wheel
+            else []
+        )
     if tests is None:
         return []
-    files = [tests / suite.name] if suite.name.endswith(".py") else sorted((tests / suite.name).rglob("test_*.py"))
+    files = (
+        [tests / suite.name]
+        if suite.name.endswith(".py")
+        else sorted((tests / suite.name).rglob("test_*.py"))
+    )
     each = max(FROM_EACH_FILE, size // max(1, len(files))) if len(files) > 1 else size
     if suite.drawn:
         files = sorted(random.Random(seed).sample(files, min(len(files), -(-size // each))))
@@ -428,19 +500,42 @@ def _release(checkout: Path | None) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.torch_tests", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.torch_tests", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("checkout", type=Path, nargs="?", help="a folder with PyTorch's sources")
     parser.add_argument("--write", action="store_true", help="write docs/torch-tests.md")
     parser.add_argument("--json", type=Path, help="write all results to this file")
-    parser.add_argument("--results", nargs="+", type=Path, metavar="FILE", help="take results of --json; run nothing")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="say what changed since these results of --json")
-    parser.add_argument("--files", nargs="+", metavar="NAME", help="run only these suites, such as test_cuda.py")
-    parser.add_argument("--sample", type=int, default=200, help="about how many tests of a suite (default: 200)")
+    parser.add_argument(
+        "--results",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="take results of --json; run nothing",
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="say what changed since these results of --json",
+    )
+    parser.add_argument(
+        "--files", nargs="+", metavar="NAME", help="run only these suites, such as test_cuda.py"
+    )
+    parser.add_argument(
+        "--sample", type=int, default=200, help="about how many tests of a suite (default: 200)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="by which they are drawn (default: 0)")
-    parser.add_argument("--jobs", type=int, default=1, help="files that run at the same time (default: 1)")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for a test (default: 120)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="files that run at the same time (default: 1)"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=120, help="seconds for a test (default: 120)"
+    )
     parser.add_argument("--target", help="the devices (default: two or four simulated GPUs)")
-    parser.add_argument("--memory", default=Options().memory, help="of each device (default: %(default)s)")
+    parser.add_argument(
+        "--memory", default=Options().memory, help="of each device (default: %(default)s)"
+    )
     parser.add_argument("--engine", default="auto", help="of the scope (default: auto)")
     return parser
 

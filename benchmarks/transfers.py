@@ -1,4 +1,6 @@
-"""What a move by ``ToDevice`` costs, against a bare ``.to`` of the same tensor under the same conditions."""
+"""What a move by ``ToDevice`` costs, against a bare ``.to`` of the same tensor under the same
+conditions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ SIZES = {"4 elements": 4, "4 MB": 1 << 20, "32 MB": 1 << 23}
 WAYS: dict[str, tuple[Condition, str, str]] = {
     "no scope, nothing moves": (contextlib.nullcontext, "cpu", "cpu"),
     "cpu target, to the device": (lambda: torchdevice.portable("cpu"), "cpu", "cuda:0"),
-    "cpu target, wrap, to the device": (lambda: torchdevice.portable("cpu", engine="wrap"), "cpu", "cuda:0"),
+    "cpu target, wrap, to the device": (
+        lambda: torchdevice.portable("cpu", engine="wrap"),
+        "cpu",
+        "cuda:0",
+    ),
     "simulated, to the device": (lambda: torchdevice.simulate(count=2), "cpu", "cuda:0"),
     "simulated, to the host": (lambda: torchdevice.simulate(count=2), "cuda:0", "cpu"),
     "simulated, to another device": (lambda: torchdevice.simulate(count=2), "cuda:0", "cuda:1"),

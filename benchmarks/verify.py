@@ -21,13 +21,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
-    """Return, for each target and case whose name contains ``only``, the times by what is verified."""
+    """Return, for each target and case whose name contains ``only``, the times by what is
+    verified.
+    """
     found = {}
     for target, device in (("cpu", "cpu"), ("simulated:cuda", "cuda")):
-        scopes = {name: torchdevice.portable(target, **options) for name, options in OPTIONS.items()}
-        conditions: dict[str, Any] = {name: lambda scope=scope: scope for name, scope in scopes.items()}
-        for case in track([case for case in CASES if only in f"{case.name}, {target}"], f"cases on {target}"):
+        scopes = {
+            name: torchdevice.portable(target, **options) for name, options in OPTIONS.items()
+        }
+        conditions: dict[str, Any] = {
+            name: lambda scope=scope: scope for name, scope in scopes.items()
+        }
+        for case in track(
+            [case for case in CASES if only in f"{case.name}, {target}"], f"cases on {target}"
+        ):
             with scopes[WITHOUT]:
                 calls = dict.fromkeys(OPTIONS, case.prepare(device))
-            found[f"{case.name}, {target}"] = compare(conditions, calls, rounds=rounds, seconds=case.seconds)
+            found[f"{case.name}, {target}"] = compare(
+                conditions, calls, rounds=rounds, seconds=case.seconds
+            )
     return found

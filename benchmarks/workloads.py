@@ -1,4 +1,5 @@
-"""What is measured: frequent calls of programs, and small programs, written for the device that they are given.
+"""What is measured: frequent calls of programs, and small programs, written for the device that
+they are given.
 
 Each function returns the call to time. It makes tensors and modules on the device first.
 """
@@ -102,7 +103,9 @@ def generate(device: str) -> Call:
     )
     model = LlamaForCausalLM(config).eval().to(device)
     ids = torch.randint(3, 512, (1, 8), device=device)
-    return lambda: model.generate(ids, max_new_tokens=50, min_new_tokens=50, do_sample=False, pad_token_id=0)
+    return lambda: model.generate(
+        ids, max_new_tokens=50, min_new_tokens=50, do_sample=False, pad_token_id=0
+    )
 
 
 def compiled_step(device: str) -> Call:

@@ -1,4 +1,6 @@
-"""What the scripts that make files have in common: they write a file, or check with --check that it is up to date."""
+"""What the scripts that make files have in common: they write a file, or check with --check that it
+is up to date.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,20 @@ import torch
 
 
 def require_release(release: str) -> None:
-    """End the process unless a release of torch is installed: what some files say differs between releases."""
+    """End the process unless a release of torch is installed: what some files say differs between
+    releases.
+    """
     if not torch.__version__.startswith(release):
-        sys.exit(f"torch {torch.__version__} is installed, and the file is made with {release}. Install that release.")
+        sys.exit(
+            f"torch {torch.__version__} is installed, and the file is made with {release}. Install "
+            "that release."
+        )
 
 
 def seed_of_check() -> int | None:
-    """Return the seed for what --check draws, which --seed gives, or None where the file is written."""
+    """Return the seed for what --check draws, which --seed gives, or None where the file is
+    written.
+    """
     given = re.search(r"--seed[= ](\d+)", " ".join(sys.argv[1:]))
     return None if "--check" not in sys.argv[1:] else int(given[1]) if given else 0
 
@@ -36,6 +45,8 @@ def write_or_check(path: Path, text: str, compared: Callable[[str], Any] = str) 
         return 0
     if path.exists() and compared(path.read_text()) == compared(text):
         return 0
-    shown, script = (each.relative_to(Path(__file__).parents[1]) for each in (path, Path(sys.argv[0]).resolve()))
+    shown, script = (
+        each.relative_to(Path(__file__).parents[1]) for each in (path, Path(sys.argv[0]).resolve())
+    )
     print(f"{shown} is out of date: run python {script}", file=sys.stderr)
     return 1

@@ -1,4 +1,6 @@
-"""The pages of the rules of ``torchdevice check`` and of how right they are, made from the rules and a record."""
+"""The pages of the rules of ``torchdevice check`` and of how right they are, made from the rules
+and a record.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +94,15 @@ _LIMIT = "8 to 15"
 def measured() -> str:
     """Return the page with the figures."""
     rows = json.loads(FIGURES.read_text())
-    groups = {"seen": [r for r in rows if not r["held_out"]], "held out": [r for r in rows if r["held_out"]]}
-    totals = "\n".join(_sum(name, kind, group) for name, group in groups.items() for kind in ("degraded", "handled"))
+    groups = {
+        "seen": [r for r in rows if not r["held_out"]],
+        "held out": [r for r in rows if r["held_out"]],
+    }
+    totals = "\n".join(
+        _sum(name, kind, group)
+        for name, group in groups.items()
+        for kind in ("degraded", "handled")
+    )
     repositories = dict.fromkeys(f"{row['repository']} at {row['commit']}" for row in rows)
     said = _MEASURED.format(
         programs=len(rows),
@@ -126,7 +135,10 @@ def _missed(rows: list[dict[str, Any]]) -> str:
 
 def _measured(row: dict[str, Any]) -> str:
     figures = row["figures"]
-    cells = [f"{figures.get(f'degraded {word}', 0)} ({figures.get(f'handled {word}', 0)})" for word in _COLUMNS]
+    cells = [
+        f"{figures.get(f'degraded {word}', 0)} ({figures.get(f'handled {word}', 0)})"
+        for word in _COLUMNS
+    ]
     plus = "+" * row["path"].startswith("+")
     name = f"{plus}{row['repository']}/{row['path'].removeprefix('+')}"
     ended = row["ended"].partition(":")[0].replace("OutOfTime", "stopped")
@@ -148,6 +160,9 @@ def _example(name: str) -> str:
 
 def page() -> str:
     """Return the page of the rules, for the installed package."""
-    rules = (_RULE.format(name=each.name, finds=each.finds, example=_example(each.name)) for each in RULES.values())
+    rules = (
+        _RULE.format(name=each.name, finds=each.finds, example=_example(each.name))
+        for each in RULES.values()
+    )
     packages = "".join(f"| `{name}` | {remedy} |\n" for name, remedy in PACKAGES.items())
     return HEADER + "".join(rules) + _PACKAGES + packages

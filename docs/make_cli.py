@@ -23,10 +23,15 @@ def commands() -> Iterator[tuple[str, CommandParser]]:
 
 
 def usage(name: str, command: CommandParser) -> str:
-    """Return how a command is called. argparse would break the lines for the terminal of whoever calls it."""
+    """Return how a command is called. argparse would break the lines for the terminal of whoever
+    calls it.
+    """
     if command.usage:
         return "\n".join(line.strip() for line in command.usage.splitlines())
-    words = [f"{value(action)} ..." if action.nargs == "+" else value(action) for action in positionals(command)]
+    words = [
+        f"{value(action)} ..." if action.nargs == "+" else value(action)
+        for action in positionals(command)
+    ]
     return " ".join(["torchdevice", name, "[options]", *words])
 
 
@@ -37,7 +42,11 @@ def positionals(command: CommandParser) -> list[argparse.Action]:
 
 def value(action: argparse.Action) -> str:
     """Return how the value of an argument is called."""
-    name = "|".join(map(str, action.choices)) if action.choices else str(action.metavar or action.dest.upper())
+    name = (
+        "|".join(map(str, action.choices))
+        if action.choices
+        else str(action.metavar or action.dest.upper())
+    )
     return f"[{name}]" if not action.option_strings and action.nargs == "?" else name
 
 
@@ -56,7 +65,9 @@ def section(name: str, command: CommandParser) -> str:
 
 
 def tables(command: CommandParser) -> Iterator[str]:
-    """Yield a table for each heading of a command's help. A command with few arguments has one table for all."""
+    """Yield a table for each heading of a command's help. A command with few arguments has one
+    table for all.
+    """
     groups = [(group.title, described(group._group_actions)) for group in command._action_groups]
     if not any(title == COMMON for title, _ in groups):
         groups = [("argument", described(command._actions))]
@@ -73,8 +84,14 @@ def described(actions: Iterable[argparse.Action]) -> list[argparse.Action]:
 def epilog(command: CommandParser) -> str:
     """Return what stands below a command's arguments: text, and examples."""
     text, found, examples = (command.epilog or "").partition("example")
-    lines = [line.strip() for line in examples.partition("\n")[2].splitlines() if line.startswith("  ")]
-    after = [line for line in examples.partition("\n")[2].splitlines() if line and not line.startswith("  ")]
+    lines = [
+        line.strip() for line in examples.partition("\n")[2].splitlines() if line.startswith("  ")
+    ]
+    after = [
+        line
+        for line in examples.partition("\n")[2].splitlines()
+        if line and not line.startswith("  ")
+    ]
     shown = "```sh\n" + "\n".join(lines) + "\n```\n" if found else ""
     return "\n\n".join(part for part in (text.strip(), shown, "\n".join(after)) if part)
 

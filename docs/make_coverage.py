@@ -1,4 +1,6 @@
-"""The page of supplied names and their fidelity, made from what the package declares about itself."""
+"""The page of supplied names and their fidelity, made from what the package declares about
+itself.
+"""
 
 from __future__ import annotations
 
@@ -83,23 +85,41 @@ def on(declared: Declared, target: str) -> tuple[str, str]:
 def row(name: str, declared: Declared) -> str:
     """Return a row of a table: a name, what it does, and its fidelity on each target."""
     found = (on(declared, target) for target in public_names.TARGETS)
-    cells = [f"`{name}`", declared.note, *(f"{fidelity}: {note}" if note else fidelity for fidelity, note in found)]
+    cells = [
+        f"`{name}`",
+        declared.note,
+        *(f"{fidelity}: {note}" if note else fidelity for fidelity, note in found),
+    ]
     return f"| {' | '.join(cells)} |\n"
 
 
 def totals(module: str, names: Mapping[str, Declared]) -> str:
-    """Return a row of the table of modules: how many of its names have which fidelity, on each target."""
-    kinds = [Counter(on(declared, target)[0] for declared in names.values()) for target in public_names.TARGETS]
-    cells = [", ".join(f"{count} {kind}" for kind, count in sorted(counted.items())) for counted in kinds]
+    """Return a row of the table of modules: how many of its names have which fidelity, on each
+    target.
+    """
+    kinds = [
+        Counter(on(declared, target)[0] for declared in names.values())
+        for target in public_names.TARGETS
+    ]
+    cells = [
+        ", ".join(f"{count} {kind}" for kind, count in sorted(counted.items())) for counted in kinds
+    ]
     return f"| [{module}](#{module.replace('.', '').lower()}) | {' | '.join(cells)} |\n"
 
 
 def modules() -> str:
     """Return the tables of the public names: one of all modules, and one for each."""
-    names = sorted(public_names.PUBLIC_NAMES.items(), key=lambda item: (item[0].rpartition(".")[0], item[0]))
-    found = {key: dict(group) for key, group in groupby(names, key=lambda item: item[0].rpartition(".")[0])}
+    names = sorted(
+        public_names.PUBLIC_NAMES.items(), key=lambda item: (item[0].rpartition(".")[0], item[0])
+    )
+    found = {
+        key: dict(group)
+        for key, group in groupby(names, key=lambda item: item[0].rpartition(".")[0])
+    }
     counted = _MODULES + "".join(totals(module, names) for module, names in found.items())
-    return counted + "".join(f"\n### {module}\n{_TABLE}{rows(names)}" for module, names in found.items())
+    return counted + "".join(
+        f"\n### {module}\n{_TABLE}{rows(names)}" for module, names in found.items()
+    )
 
 
 def rows(names: Mapping[str, Declared]) -> str:
@@ -111,7 +131,10 @@ def dtypes() -> str:
     """Return the section on dtypes that the CPU lacks."""
     kernels = [(kernel, dtype, lacked) for (kernel, dtype), lacked in dtype_gaps.KERNELS.items()]
     kernels += [(text, "", lacked) for text, lacked in dtype_gaps.TEXTS.items()]
-    done = "".join(f"| `{name}` | {dtype} | {what.done} | {what.fidelity.value} |\n" for name, dtype, what in kernels)
+    done = "".join(
+        f"| `{name}` | {dtype} | {what.done} | {what.fidelity.value} |\n"
+        for name, dtype, what in kernels
+    )
     left_out = "".join(f"| `{name}` | {reason} |\n" for name, reason in dtype_gaps.LEFT_OUT.items())
     return _DTYPES + done + _LEFT_OUT + left_out
 

@@ -1,9 +1,10 @@
-"""Write torchdevice/simulation/refusals/cuda_dtypes.json from torch's database of operators, or check it (--check).
+"""Write torchdevice/simulation/refusals/cuda_dtypes.json from torch's database of operators, or
+check it (--check).
 
-The database (``torch.testing._internal.common_methods_invocations.op_db``) says for each public function which dtypes
-the CPU and which CUDA takes. This script runs the database's samples on the CPU and looks which operators of ATen they
-reach: an operator lacks a dtype on CUDA if functions reach it in that dtype, and if CUDA takes the dtype for none of
-them.
+The database (``torch.testing._internal.common_methods_invocations.op_db``) says for each public
+function which dtypes the CPU and which CUDA takes. This script runs the database's samples on the
+CPU and looks which operators of ATen they reach: an operator lacks a dtype on CUDA if functions
+reach it in that dtype, and if CUDA takes the dtype for none of them.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ import torchdevice
 from torchdevice.simulation.profiles import is_cpu_only, missing_operators
 
 MADE_WITH = "2.13"
-"""The release of torch whose database the file is made from. Other releases differ in single entries."""
+"""The release of torch whose database the file is made from. Other releases differ in single
+entries.
+"""
 
 PAGE = Path(__file__).parents[1] / "torchdevice" / "simulation" / "refusals" / "cuda_dtypes.json"
 
 SAMPLES = 12
 
 ON_A_GPU = {("linalg_vector_norm", "complex32")}
-"""What the database says that CUDA lacks, and an H200 computed (``benchmarks/conformance.json``)."""
+"""What the database says that CUDA lacks, and an H200 computed (``benchmarks/conformance.json``).
+"""
 
 Found = set[tuple[str, torch.dtype]]
 
@@ -48,16 +52,21 @@ class _Seen(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.inplace_view not in func.tags:  # such an operator has no kernel on any device
             name = func._schema.name.removeprefix("aten::").rstrip("_")
-            dtypes = {each.dtype for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+            dtypes = {
+                each.dtype for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)
+            }
             self.found.update((name, dtype) for dtype in dtypes)
         return func(*args, **(kwargs or {}))
 
 
 def database() -> list[Any]:
-    """Return the database as it reads on a machine with a GPU: a few entries ask for its capability."""
+    """Return the database as it reads on a machine with a GPU: a few entries ask for its
+    capability.
+    """
     with torchdevice.simulate():
         from torch.testing._internal.common_methods_invocations import op_db
-    return [entry for entry in op_db if not entry.name.startswith("jiterator")]  # these compile CUDA's C++
+    # These compile CUDA's C++.
+    return [entry for entry in op_db if not entry.name.startswith("jiterator")]
 
 
 def operators_of(entry: Any, dtype: torch.dtype) -> Found:
@@ -90,7 +99,8 @@ def gaps() -> Mapping[str, list[str]]:
     """
     entries = database()
     lacked = [set(entry.dtypes) - set(entry.dtypesIfCUDA) for entry in entries]
-    missing = {name.partition(".")[0] for name in filter(is_cpu_only, missing_operators("CUDA"))}  # in every dtype
+    # In every dtype.
+    missing = {name.partition(".")[0] for name in filter(is_cpu_only, missing_operators("CUDA"))}
     return lacking(entries, lacked, missing)
 
 
@@ -123,7 +133,11 @@ def page(gaps: Callable[[], Mapping[str, list[str]]]) -> str:
     """Return the text of a file with dtypes that operators lack."""
     torch.manual_seed(0)
     random.seed(0)
-    return "{\n" + ",\n".join(f'  "{name}": {json.dumps(dtypes)}' for name, dtypes in gaps().items()) + "\n}\n"
+    return (
+        "{\n"
+        + ",\n".join(f'  "{name}": {json.dumps(dtypes)}' for name, dtypes in gaps().items())
+        + "\n}\n"
+    )
 
 
 if __name__ == "__main__":

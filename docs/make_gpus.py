@@ -34,7 +34,11 @@ def row(name: str, gpu: Gpu) -> str:
     memory = f"{declarations()['memory'].check(model.memory) / 2**30:.2f} GiB"
     also = ", ".join(f"`{each}`" for each in gpu.aliases)
     cells = [f"`{name}`", model.properties["name"], "{}.{}".format(*gpu.capability), memory]
-    cells += [str(model.properties["multi_processor_count"]), also, f"{gpu.of_memory}; {gpu.of_properties}"]
+    cells += [
+        str(model.properties["multi_processor_count"]),
+        also,
+        f"{gpu.of_memory}; {gpu.of_properties}",
+    ]
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -47,11 +51,14 @@ def page() -> str:
         [
             HEADER,
             *rows,
-            "\nThe first source is that of the memory, the second that of the other figures. Threads and shared ",
-            "memory are those of the compute capability. A figure that no source gives is 0, as some L2 caches.\n\n",
+            "\nThe first source is that of the memory, the second that of the other figures. "
+            "Threads and shared ",
+            "memory are those of the compute capability. A figure that no source gives is 0, as "
+            "some L2 caches.\n\n",
             "| source | |\n|---|---|\n",
             *sources,
-            "\n## Macs\n\nA plan also compares with Macs, by their unified memory. A program may use more than Metal ",
+            "\n## Macs\n\nA plan also compares with Macs, by their unified memory. A program may "
+            "use more than Metal ",
             f"recommends, and then slows the machine down. The figure: {MAC_RULE}.\n\n",
             "| unified memory | recommended at most |\n|---|---|\n",
             *macs,

@@ -41,9 +41,20 @@ def column(target: str, tests: str = "torchdevice_selftest") -> dict[str, str]:
     path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, "results.xml")
-        command = [sys.executable, "-m", "pytest", "--pyargs", tests, f"--junitxml={file}", "-p", "no:cacheprovider"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--pyargs",
+            tests,
+            f"--junitxml={file}",
+            "-p",
+            "no:cacheprovider",
+        ]
         variables = {**os.environ, "PYTHONPATH": path, "TORCHDEVICE_TARGET": target}
-        done = subprocess.run(command, env=variables, cwd=scratch, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=variables, cwd=scratch, capture_output=True, text=True, check=False
+        )
         if not file.exists():
             raise RuntimeError(f"the tests on {target!r} did not run: {done.stderr}")
         cases = ElementTree.parse(file).iter("testcase")
@@ -59,7 +70,10 @@ def _cell(case: ElementTree.Element) -> tuple[str, str]:
 
 def page(columns: dict[str, dict[str, str]]) -> str:
     """Return the page with these columns."""
-    lines = [f"| feature | {' | '.join(f'`{target}`' for target in columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines = [
+        f"| feature | {' | '.join(f'`{target}`' for target in columns)} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
     for feature in next(iter(columns.values())):
         lines.append(f"| {feature} | {' | '.join(cells[feature] for cells in columns.values())} |")
     return HEADER + "\n".join(lines) + "\n"
@@ -67,7 +81,11 @@ def page(columns: dict[str, dict[str, str]]) -> str:
 
 def columns_of(text: str) -> dict[str, dict[str, str]]:
     """Return the columns of a page."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
     names = [name.strip("`") for name in rows[0][1:]]
     return {name: {row[0]: row[place + 1] for row in rows[2:]} for place, name in enumerate(names)}
 

@@ -1,9 +1,12 @@
-"""Write torchdevice/check/mps_operators.json from torch's databases of operators and modules, or check it (--check).
+"""Write torchdevice/check/mps_operators.json from torch's databases of operators and modules, or
+check it (--check).
 
-``tests`` are the functions that torch's own tests expect to fail (``torch/testing/_internal/common_mps.py``). The
-samples of the databases (``op_db``, ``module_db``) run on a simulated Mac that lets operators without a kernel fall
-back to the CPU and counts them: most public functions are made of other operators, and the table of kernels alone does
-not say which. With --check a quarter of the functions, drawn by --seed, is run, and their rows are compared.
+``tests`` are the functions that torch's own tests expect to fail
+(``torch/testing/_internal/common_mps.py``). The samples of the databases (``op_db``, ``module_db``)
+run on a simulated Mac that lets operators without a kernel fall back to the CPU and counts them:
+most public functions are made of other operators, and the table of kernels alone does not say
+which. With --check a quarter of the functions, drawn by --seed, is run, and their rows are
+compared.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ class Mac:
         self._scope = torchdevice.portable("simulated:mps")
 
     def lacked(self, calls: Iterator[Callable[[], Any]]) -> tuple[str, str]:
-        """Return the operator that most of some calls need, and the one that most of their gradients need, or nothing.
+        """Return the operator that most of some calls need, and the one that most of their
+        gradients need, or nothing.
 
         Args:
             calls: Each makes tensors of the device and calls a function with them.
@@ -84,7 +88,11 @@ class Mac:
 
 
 def _differentiate(result: Any) -> None:
-    outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
+    outputs = [
+        each
+        for each in tree_leaves(result)
+        if isinstance(each, torch.Tensor) and each.requires_grad
+    ]
     torch.stack([each.abs().sum() for each in outputs]).sum().backward()
 
 
@@ -98,10 +106,16 @@ def _most(counted: Counter[str], ran: int) -> str:
 def functions() -> Iterator[Entry]:
     """Yield the names of each function in the database, and calls of it."""
     for entry in op_db:
-        if entry.variant_test_name or torch.float32 not in entry.dtypes or entry.name.startswith("jiterator"):
+        if (
+            entry.variant_test_name
+            or torch.float32 not in entry.dtypes
+            or entry.name.startswith("jiterator")
+        ):
             continue
         names = [f"torch.{name}" for name in (entry.name, *(alias.name for alias in entry.aliases))]
-        names += [f"torch.Tensor.{name.partition('.')[2]}" for name in names if name.count(".") == 1]
+        names += [
+            f"torch.Tensor.{name.partition('.')[2]}" for name in names if name.count(".") == 1
+        ]
         names += [f"{name}_" for name in names if name.startswith("torch.Tensor.")]
         yield names, _calls(entry)
 
@@ -110,7 +124,9 @@ def _calls(entry: Any) -> Iterator[Callable[[], Any]]:
     try:
         samples = entry.sample_inputs("cpu", torch.float32, requires_grad=entry.supports_autograd)
         for sample in itertools.islice(samples, SAMPLES):
-            yield lambda sample=sample: entry(*_placed((sample.input, *sample.args)), **_placed(sample.kwargs))
+            yield lambda sample=sample: entry(
+                *_placed((sample.input, *sample.args)), **_placed(sample.kwargs)
+            )
     except ERRORS:
         return
 
@@ -123,7 +139,9 @@ def modules() -> Iterator[Entry]:
 
 def _uses(entry: Any) -> Iterator[Callable[[], Any]]:
     try:
-        inputs = entry.module_inputs_func(entry, device="cpu", dtype=torch.float32, requires_grad=True, training=True)
+        inputs = entry.module_inputs_func(
+            entry, device="cpu", dtype=torch.float32, requires_grad=True, training=True
+        )
     except ERRORS:
         return
     for each in inputs[:SAMPLES]:
@@ -148,7 +166,9 @@ def _on_device(value: Any) -> Any:
 
 
 _ONLY_HERE = "_thnn_fused"
-"""Kernels of cells that torch uses for an out-of-tree device, as the simulated one is, and not on MPS."""
+"""Kernels of cells that torch uses for an out-of-tree device, as the simulated one is, and not on
+MPS.
+"""
 
 
 def tables(entries: Sequence[Entry]) -> tuple[Mapping[str, str], Mapping[str, str]]:
@@ -161,7 +181,9 @@ def tables(entries: Sequence[Entry]) -> tuple[Mapping[str, str], Mapping[str, st
         for name in names:
             if _exists(name):
                 forward.update({name: direct} if direct and _ONLY_HERE not in direct else {})
-                backward.update({name: later} if later and not direct and _ONLY_HERE not in later else {})
+                backward.update(
+                    {name: later} if later and not direct and _ONLY_HERE not in later else {}
+                )
     return forward, backward
 
 
@@ -189,13 +211,21 @@ def expected_failures() -> list[str]:
 def page(entries: Sequence[Entry]) -> str:
     """Return the text of the file, with the rows of some functions and modules."""
     forward, backward = (dict(sorted(table.items())) for table in tables(entries))
-    return json.dumps({"forward": forward, "backward": backward, "tests": expected_failures()}, indent=2) + "\n"
+    return (
+        json.dumps(
+            {"forward": forward, "backward": backward, "tests": expected_failures()}, indent=2
+        )
+        + "\n"
+    )
 
 
 def rows_of(entries: Sequence[Entry], text: str) -> list[Any]:
     """Return what a text of the file says of some functions and modules."""
     names, found = {name for entry in entries for name in entry[0]}, json.loads(text)
-    tables = ({name: found[way][name] for name in names & found[way].keys()} for way in ("forward", "backward"))
+    tables = (
+        {name: found[way][name] for name in names & found[way].keys()}
+        for way in ("forward", "backward")
+    )
     return [*tables, found["tests"]]
 
 

@@ -45,7 +45,9 @@ has what its processes share, `TORCHDEVICE_REPORT`, whether there is a report, a
 
 
 def section(name: str, declaration: options.Declaration, default: object) -> str:
-    """Return the section of an option: what it does, its default, and how it is spelled in each place."""
+    """Return the section of an option: what it does, its default, and how it is spelled in each
+    place.
+    """
     spelled = {
         "Python": f"{name}=",
         "`run`": options.flag_of(name),
@@ -59,7 +61,9 @@ def section(name: str, declaration: options.Declaration, default: object) -> str
 def sections() -> str:
     """Return the sections of all options."""
     defaults = {field.name: field.default for field in dataclasses.fields(options.Options)}
-    return "".join(section(name, each, defaults[name]) for name, each in options.declarations().items())
+    return "".join(
+        section(name, each, defaults[name]) for name, each in options.declarations().items()
+    )
 
 
 def page() -> str:

@@ -1,4 +1,6 @@
-"""Write docs/packages.md from the registry of stand-ins, or check that it is up to date (--check)."""
+"""Write docs/packages.md from the registry of stand-ins, or check that it is up to date
+(--check).
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,10 @@ def rows(package: str) -> Iterator[str]:
     for key, names in known.items():
         each = found[key]
         what = each.note if each.fidelity is Fidelity.UNSUPPORTED else first_sentence(each.value)
-        yield f"| {', '.join(f'`{name}`' for name in sorted(names, key=len)[:2])} | {each.fidelity.value} | {what} |\n"
+        yield (
+            f"| {', '.join(f'`{name}`' for name in sorted(names, key=len)[:2])} | "
+            f"{each.fidelity.value} | {what} |\n"
+        )
 
 
 def is_listed(name: registry.Name) -> bool:
@@ -142,7 +147,10 @@ def tested() -> Iterator[str]:
     """Yield a row of Markdown for each recorded run of a package's tests."""
     for row in json.loads(RESULTS.read_text()):
         counts = f"{row['passed']} | {row['failed']} | {row['skipped']}"
-        yield f"| {row['package']} {row['version']} | `{row['file']}` | {row['target']} | {row['date']} | {counts} |\n"
+        yield (
+            f"| {row['package']} {row['version']} | `{row['file']}` | {row['target']} | "
+            f"{row['date']} | {counts} |\n"
+        )
 
 
 def page() -> str:

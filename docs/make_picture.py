@@ -1,8 +1,9 @@
-"""Run the commands of README.md's picture and draw docs/images/terminal.svg, or check that it is up to date (--check).
+"""Run the commands of README.md's picture and draw docs/images/terminal.svg, or check that it is up
+to date (--check).
 
-The picture shows what the commands really print, one command after the other. It is narrow, so that a phone shows it in
-letters that can be read. Where nothing moves, as in print, all of it is there from the beginning. Numbers differ from
-run to run and are not compared.
+The picture shows what the commands really print, one command after the other. It is narrow, so that
+a phone shows it in letters that can be read. Where nothing moves, as in print, all of it is there
+from the beginning. Numbers differ from run to run and are not compared.
 """
 
 from __future__ import annotations
@@ -30,15 +31,21 @@ COMMANDS = (
     "torchdevice plan examples/demo_network.py | grep smallest",
     "torchdevice run --target simulated:cuda:2 examples/two_devices_mixed_up.py 2>&1 | tail -n 1",
 )
-"""What the picture shows. ``tail -n 1`` keeps the last line, and ``grep WORD`` the lines that contain the word."""
+"""What the picture shows. ``tail -n 1`` keeps the last line, and ``grep WORD`` the lines that
+contain the word.
+"""
 
 COLUMNS = 46
 
 _WIDTH, _ROW, _SIZE, _MARGIN = 440, 20, 15, 18
-"""In pixels: the picture's width, a line's height, a letter's height, and the space around the text."""
+"""In pixels: the picture's width, a line's height, a letter's height, and the space around the
+text.
+"""
 
 _LETTER = (_WIDTH - 2 * _MARGIN) / COLUMNS
-"""The width of a letter in pixels. ``textLength`` stretches each line to it, whatever font there is."""
+"""The width of a letter in pixels. ``textLength`` stretches each line to it, whatever font there
+is.
+"""
 
 _COLOURS = {"command": "#ffffff", "text": "#c9d1d9", "error": "#ff7b72"}
 
@@ -66,11 +73,18 @@ def output_of(command: str) -> str:
     joined = program.endswith(" 2>&1")
     first, *arguments = shlex.split(program.removesuffix(" 2>&1"))
     start = [sys.executable, *(["-m", "torchdevice"] if first == "torchdevice" else [])]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHDEVICE")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("TORCHDEVICE")
+    }
     result = subprocess.run(
         [*start, *arguments],
         cwd=ROOT,
-        env={**environment, "PYTHONPATH": str(ROOT), "TORCHDEVICE_TARGET": "cpu", "OMP_NUM_THREADS": "1"},
+        env={
+            **environment,
+            "PYTHONPATH": str(ROOT),
+            "TORCHDEVICE_TARGET": "cpu",
+            "OMP_NUM_THREADS": "1",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if joined else None,
         text=True,
@@ -85,7 +99,9 @@ def output_of(command: str) -> str:
     elif after:
         lines = [line for line in lines if after[0].removeprefix("grep ") in line]
     if not lines:
-        raise SystemExit(f"{command!r} prints nothing, and the picture would show a command without an answer")
+        raise SystemExit(
+            f"{command!r} prints nothing, and the picture would show a command without an answer"
+        )
     return "\n".join(lines)
 
 
@@ -95,7 +111,9 @@ def lines() -> Iterator[Line]:
     for index, command in enumerate(COMMANDS):
         if index:
             yield Line("text", "", at)
-        wrapped = textwrap.wrap(f"$ {command}", COLUMNS - 2, subsequent_indent="    ", break_on_hyphens=False)
+        wrapped = textwrap.wrap(
+            f"$ {command}", COLUMNS - 2, subsequent_indent="    ", break_on_hyphens=False
+        )
         for text in wrapped[:-1]:
             yield Line("command", f"{text} \\", at)
         yield Line("command", wrapped[-1], at)
@@ -112,14 +130,17 @@ def picture() -> str:
     found = list(lines())
     height = 2 * _MARGIN + len(found) * _ROW
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
+        'role="img">',
         f"<title>{escape(', '.join(COMMANDS))}</title>",
         "<style>",
-        f"text {{ font: {_SIZE}px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre }}",
+        f"text {{ font: {_SIZE}px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; "
+        f"white-space: pre }}",
         *(f".{kind} {{ fill: {colour} }}" for kind, colour in _COLOURS.items()),
         ".command { font-weight: bold }",
         "@keyframes appear { from { opacity: 0 } to { opacity: 1 } }",
-        "@media (prefers-reduced-motion: no-preference) { text { animation: appear .3s backwards } }",
+        "@media (prefers-reduced-motion: no-preference) { text { animation: appear .3s backwards } "
+        "}",
         "</style>",
         f'<rect width="{_WIDTH}" height="{height}" rx="8" fill="#0d1117"/>',
     ]
@@ -138,7 +159,9 @@ def without_numbers(text: str) -> str:
 
 
 def main() -> int:
-    """Draw the picture. With --check, return 1 if the file shows something else, apart from numbers."""
+    """Draw the picture. With --check, return 1 if the file shows something else, apart from
+    numbers.
+    """
     return write_or_check(PICTURE, picture(), without_numbers)
 
 

@@ -1,4 +1,6 @@
-"""Write the tables of bugs into docs/tested.md by running them, or check that they are up to date (--check)."""
+"""Write the tables of bugs into docs/tested.md by running them, or check that they are up to date
+(--check).
+"""
 
 from __future__ import annotations
 
@@ -65,12 +67,16 @@ def table() -> str:
 
 
 def rates() -> str:
-    """Return the table of how many bugs of each class are found, with the names of those that are not."""
+    """Return the table of how many bugs of each class are found, with the names of those that are
+    not.
+    """
     warnings.simplefilter("ignore")
     found = {case.name: case.caught() for case in CASES}
     wrong = {case.name: case.run(True) is not None for case in CASES}
     kinds = dict.fromkeys(case.kind for case in CASES)
-    rows = "\n".join(_rate([case for case in CASES if case.kind == kind], found, wrong) for kind in kinds)
+    rows = "\n".join(
+        _rate([case for case in CASES if case.kind == kind], found, wrong) for kind in kinds
+    )
     failing = sum(wrong.values()) or "none"
     part = {
         "later": len(CASES) - FIRST_PART,
@@ -79,13 +85,17 @@ def rates() -> str:
         "wrap": ", ".join(f"`{name}`" for name in sorted(SILENT_ON_WRAP)),
     }
     part["at_first"] = part["now"] - part["mended"]
-    return _CORPUS.format(count=len(CASES), found=sum(found.values()), wrong=failing, rows=rows, **part)
+    return _CORPUS.format(
+        count=len(CASES), found=sum(found.values()), wrong=failing, rows=rows, **part
+    )
 
 
 def _rate(cases: list[Case], found: dict[str, bool], wrong: dict[str, bool]) -> str:
     missed = ", ".join(f"`{case.name}`" for case in cases if not found[case.name])
     count = f"{sum(found[case.name] for case in cases)}{f' (not {missed})' if missed else ''}"
-    return f"| {cases[0].kind} | {len(cases)} | {count} | {sum(wrong[case.name] for case in cases)} |"
+    return (
+        f"| {cases[0].kind} | {len(cases)} | {count} | {sum(wrong[case.name] for case in cases)} |"
+    )
 
 
 def page() -> str:

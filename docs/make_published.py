@@ -1,4 +1,6 @@
-"""Write docs/published-memory.md from benchmarks/published_memory/results.json, or check it (--check)."""
+"""Write docs/published-memory.md from benchmarks/published_memory/results.json, or check it
+(--check).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ benchmarks.published_memory` plans the rows again.
 
 
 def difference(row: dict[str, Any]) -> float | None:
-    """Return by how many percent a plan differs from the measurement; None where memory ran out in one of them."""
+    """Return by how many percent a plan differs from the measurement; None where memory ran out in
+    one of them.
+    """
     if row["measured"] is None or row["planned"] is None:
         return None
     return float(100 * (row["planned"] / row["measured"] - 1))
@@ -42,12 +46,15 @@ def summary(rows: list[dict[str, Any]]) -> str:
         said = f"1 measured peak: the plan differs by {worst:.2f} %."
     else:
         said = (
-            f"{len(found)} measured peaks: the plan differs by {mean:.2f} % on average, and by {worst:.2f} % at most."
+            f"{len(found)} measured peaks: the plan differs by {mean:.2f} % on average, and by "
+            f"{worst:.2f} % at most."
         )
     full = [each for each in rows if each["measured"] is None]
     if full:
         right = sum(each["planned"] is None for each in full)
-        said += f" Of {len(full)} runs that ran out of memory, {right} run out of memory in the plan."
+        said += (
+            f" Of {len(full)} runs that ran out of memory, {right} run out of memory in the plan."
+        )
     return said
 
 

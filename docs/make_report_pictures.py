@@ -1,7 +1,8 @@
-"""Draw the pictures of the report's page, as a browser shows it: docs/images/report-wide.png and report-phone.png.
+"""Draw the pictures of the report's page, as a browser shows it: docs/images/report-wide.png and
+report-phone.png.
 
-A program for CUDA runs on a simulated Mac, which gives a row of most kinds. It needs Chromium or Chrome. Look at the
-pictures before you commit them.
+A program for CUDA runs on a simulated Mac, which gives a row of most kinds. It needs Chromium or
+Chrome. Look at the pictures before you commit them.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def page(folder: Path) -> Path:
     words = ["run", "--quiet", "--target", "simulated:mps", "--report=report.html", "train.py"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHDEVICE")}
     environment = {**kept, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "torchdevice", *words], cwd=folder, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "torchdevice", *words], cwd=folder, env=environment, check=True
+    )
     return folder / "report.html"
 
 
@@ -84,7 +87,9 @@ def draw(browser: str, address: str, picture: Picture) -> None:
     file = f"--screenshot={ROOT / 'docs' / 'images' / picture.name}"
     colours = f"--blink-settings=preferredColorScheme={picture.scheme}"
     # Without a desktop, Chromium's messages are about services that it does not find.
-    subprocess.run([browser, *flags, size, colours, file, address], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [browser, *flags, size, colours, file, address], check=True, stderr=subprocess.DEVNULL
+    )
 
 
 def main() -> None:

@@ -54,7 +54,10 @@ def _percent(part: int, whole: int) -> float:
 
 def _cells(counts: Counts) -> str:
     ran, lines, taken, branches = counts
-    return f"{lines:,} | {_percent(ran, lines):.1f} % | {branches:,} | {_percent(taken, branches):.1f} %"
+    return (
+        f"{lines:,} | {_percent(ran, lines):.1f} % | {branches:,} | "
+        f"{_percent(taken, branches):.1f} %"
+    )
 
 
 def _is_low(counts: Counts) -> bool:
@@ -71,14 +74,17 @@ def table(measured: Mapping[str, Any]) -> str:
     rooms: dict[str, list[Counts]] = defaultdict(list)
     for name, counts in found.items():
         rooms[PACKAGE + "/".join(name.split("/")[:-1])].append(counts)
-    rows = [(f"`{room.rstrip('/')}`", all_) for room, all_ in sorted(rooms.items())] + [("all", list(found.values()))]
+    rows = [(f"`{room.rstrip('/')}`", all_) for room, all_ in sorted(rooms.items())] + [
+        ("all", list(found.values()))
+    ]
     low = sorted(name for name, counts in found.items() if _is_low(counts))
     return _TABLE.format(
         version=f"coverage {measured['meta']['version']}",
         date=measured["meta"]["timestamp"][:10],
         rooms="\n".join(f"| {room} | {len(all_)} | {_cells(_sum(all_))} |" for room, all_ in rows),
         enough=ENOUGH,
-        files="\n".join(f"| `{name}` | {_cells(found[name])} |" for name in low) or "| none | | | | |",
+        files="\n".join(f"| `{name}` | {_cells(found[name])} |" for name in low)
+        or "| none | | | | |",
     )
 
 

@@ -1,6 +1,7 @@
 """The page of private names of torch, made from their list and the source.
 
-Run with --missing, it prints the names that the installed torch lacks, and returns 1 if there are any.
+Run with --missing, it prints the names that the installed torch lacks, and returns 1 if there are
+any.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ lacks one raises `TorchVersionError`, which names it and what needs it, before a
 SECTIONS = {
     "at import": "## Checked when the package is imported",
     "later": "## Checked when their module is imported",
-    "in some releases or builds": "## In some releases or builds only\n\nThe code asks whether they are there.",
+    "in some releases or "
+    "builds": "## In some releases or builds only\n\nThe code asks whether they are there.",
 }
 
 
@@ -36,14 +38,22 @@ def reads_by_file() -> dict[str, set[str]]:
 
 
 def read_in(name: str) -> str:
-    """Return the files that read a name: those that spell it in full, else those that spell its last part."""
+    """Return the files that read a name: those that spell it in full, else those that spell its
+    last part.
+    """
     last = name.rpartition(".")[2]
     every_file = reads_by_file()
-    spelled = {path for path, reads in every_file.items() if any(f"{each}.".startswith(f"{name}.") for each in reads)}
+    spelled = {
+        path
+        for path, reads in every_file.items()
+        if any(f"{each}.".startswith(f"{name}.") for each in reads)
+    }
     paths = spelled | {path for path, reads in every_file.items() if f".{last}" in reads}
     # The tables of `check` list public names that programs spell.
     others = [path for path in every_file if not path.startswith("check/")]
-    paths = paths or {path for path in others if re.search(rf"\b{last}\b", (PACKAGE / path).read_text())}
+    paths = paths or {
+        path for path in others if re.search(rf"\b{last}\b", (PACKAGE / path).read_text())
+    }
     return ", ".join(f"`{path}`" for path in sorted(paths))
 
 
@@ -53,7 +63,9 @@ def page() -> str:
     for when, title in SECTIONS.items():
         lines += [title, "", "| name | needed for | read in |", "|---|---|---|"]
         for affected, modules in torch_internals.NAMES[when].items():
-            names = [f"{module}.{name}" for module, of_module in modules.items() for name in of_module]
+            names = [
+                f"{module}.{name}" for module, of_module in modules.items() for name in of_module
+            ]
             lines += [f"| `{name}` | {affected} | {read_in(name)} |" for name in names]
         lines.append("")
     return "\n".join(lines)
@@ -68,4 +80,8 @@ def print_missing() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(print_missing() if "--missing" in sys.argv[1:] else "run docs/make_reference.py, or this with --missing")
+    sys.exit(
+        print_missing()
+        if "--missing" in sys.argv[1:]
+        else "run docs/make_reference.py, or this with --missing"
+    )

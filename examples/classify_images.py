@@ -31,7 +31,9 @@ class Shapes(Dataset):
         elif label == 1:
             drawing = (abs(y - cy) <= r) & (abs(x - cx) <= r)
         else:
-            drawing = ((abs(y - cy) <= 1) & (abs(x - cx) <= r)) | ((abs(x - cx) <= 1) & (abs(y - cy) <= r))
+            drawing = ((abs(y - cy) <= 1) & (abs(x - cx) <= r)) | (
+                (abs(x - cx) <= 1) & (abs(y - cy) <= r)
+            )
         image = drawing.astype(np.float32) + 0.3 * rng.standard_normal((32, 32), dtype=np.float32)
         return torch.from_numpy(image)[None], label
 
@@ -39,10 +41,15 @@ class Shapes(Dataset):
 def network():
     def block(i, o):
         return nn.Sequential(
-            nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+            nn.Conv2d(i, o, 3, padding=1, bias=False),
+            nn.BatchNorm2d(o),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
         )
 
-    return nn.Sequential(block(1, 16), block(16, 32), block(32, 32), nn.Flatten(), nn.Dropout(0.1), nn.Linear(512, 3))
+    return nn.Sequential(
+        block(1, 16), block(16, 32), block(32, 32), nn.Flatten(), nn.Dropout(0.1), nn.Linear(512, 3)
+    )
 
 
 def main():
@@ -86,7 +93,8 @@ def main():
                 predicted = model(images.cuda(non_blocking=True)).argmax(1).cpu()
                 correct += (predicted == labels).sum().item()
         print(
-            f"epoch {epoch + 1}: loss {total.item() / len(train):.3f}, accuracy {correct / len(test.dataset):.1%}, "
+            f"epoch {epoch + 1}: loss {total.item() / len(train):.3f}, accuracy "
+            f"{correct / len(test.dataset):.1%}, "
             f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB peak"
         )
     torch.cuda.empty_cache()

@@ -21,4 +21,7 @@ for n in (64, 256, 512):
         torch.cuda.current_stream().wait_stream(stream)
         end.synchronize()
         milliseconds = start.elapsed_time(end) / 5
-        print(f"{n:4d} {str(dtype):15s} {milliseconds:8.3f} ms {2 * n**3 / milliseconds / 1e6:8.1f} GFLOP/s")
+        print(
+            f"{n:4d} {str(dtype):15s} {milliseconds:8.3f} ms {2 * n**3 / milliseconds / 1e6:8.1f} "
+            "GFLOP/s"
+        )

@@ -1,4 +1,6 @@
-"""A small neural network learns the sine on the GPU, with gradient checkpointing and mixed precision."""
+"""A small neural network learns the sine on the GPU, with gradient checkpointing and mixed
+precision.
+"""
 
 import math
 

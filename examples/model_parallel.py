@@ -1,4 +1,6 @@
-"""A model on two GPUs: its first half on one, its second on the other. Batches are moved ahead, activations between."""
+"""A model on two GPUs: its first half on one, its second on the other. Batches are moved ahead,
+activations between.
+"""
 
 import argparse
 

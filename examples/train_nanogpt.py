@@ -1,4 +1,5 @@
-"""Train a character-level transformer with a raw loop: AMP, GradScaler, pinned loader, checkpoint and resume.
+"""Train a character-level transformer with a raw loop: AMP, GradScaler, pinned loader, checkpoint
+and resume.
 
 python train_nanogpt.py [--steps 60] [--out runs/nanogpt] [--resume]
 """
@@ -31,7 +32,11 @@ torch.manual_seed(1337)
 torch.backends.cuda.matmul.allow_tf32 = True
 torch.backends.cudnn.allow_tf32 = True
 dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[args.dtype]
-ctx = contextlib.nullcontext() if args.dtype == "float32" else torch.amp.autocast(device_type=device_type, dtype=dtype)
+ctx = (
+    contextlib.nullcontext()
+    if args.dtype == "float32"
+    else torch.amp.autocast(device_type=device_type, dtype=dtype)
+)
 
 BLOCK, WIDTH, HEADS, LAYERS = 64, 64, 4, 2
 
@@ -44,7 +49,9 @@ class Attention(nn.Module):
 
     def forward(self, x):
         b, t, c = x.shape
-        q, k, v = (y.view(b, t, HEADS, c // HEADS).transpose(1, 2) for y in self.qkv(x).split(c, dim=2))
+        q, k, v = (
+            y.view(b, t, HEADS, c // HEADS).transpose(1, 2) for y in self.qkv(x).split(c, dim=2)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).contiguous().view(b, t, c))
 
@@ -53,7 +60,9 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.ln1, self.ln2, self.attention = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), Attention()
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x):
         x = x + self.attention(self.ln1(x))
@@ -70,7 +79,9 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None):
         x = self.tokens(idx) + self.positions(torch.arange(idx.shape[1], device=idx.device))
         logits = self.head(self.norm(self.blocks(x)))
-        return logits, None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, None if targets is None else F.cross_entropy(
+            logits.flatten(0, 1), targets.flatten()
+        )
 
 
 with open(args.text, encoding="utf-8") as f:
@@ -79,9 +90,12 @@ letters = sorted(set(text))
 data = torch.tensor([letters.index(c) for c in text])
 starts = torch.arange(0, len(data) - BLOCK - 1, 5)
 dataset = TensorDataset(
-    torch.stack([data[i : i + BLOCK] for i in starts]), torch.stack([data[i + 1 : i + 1 + BLOCK] for i in starts])
+    torch.stack([data[i : i + BLOCK] for i in starts]),
+    torch.stack([data[i + 1 : i + 1 + BLOCK] for i in starts]),
 )
-loader = DataLoader(dataset, batch_size=16, shuffle=True, pin_memory=True, num_workers=2, drop_last=True)
+loader = DataLoader(
+    dataset, batch_size=16, shuffle=True, pin_memory=True, num_workers=2, drop_last=True
+)
 
 model = GPT(len(letters)).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), fused=True)
@@ -140,6 +154,8 @@ idx = torch.zeros((1, 1), dtype=torch.long, device=device)
 with torch.no_grad(), ctx:
     for _ in range(80):
         logits, _ = model(idx[:, -BLOCK:])
-        idx = torch.cat([idx, torch.multinomial(F.softmax(logits[:, -1].float(), dim=-1), 1)], dim=1)
+        idx = torch.cat(
+            [idx, torch.multinomial(F.softmax(logits[:, -1].float(), dim=-1), 1)], dim=1
+        )
 print("wrote:", repr("".join(letters[i] for i in idx[0].tolist())))
 print("saved", path)

@@ -1,4 +1,6 @@
-"""Fixtures of the whole suite: after every test torch must be as it was; sweeps can be complete or a sample."""
+"""Fixtures of the whole suite: after every test torch must be as it was; sweeps can be complete or
+a sample.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")  # read once, and other libraries import numba too
+# Read once, and other libraries import numba too.
+os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
 os.environ.pop("TORCHDEVICE_TARGET", None)
-os.environ.pop("PYTEST_ADDOPTS", None)  # this run has read it; other projects that tests run lack its flags
+# This run has read it; other projects that tests run lack its flags.
+os.environ.pop("PYTEST_ADDOPTS", None)
 
 import warnings
 import zlib
@@ -42,7 +46,9 @@ torch.set_num_threads(1)
 TARGETS = ("cpu", "simulated:cuda")
 
 REHEARSED = "simulated:mps"
-"""The target on which a sample of the tests of :data:`REHEARSING` runs too: the runtime of MPS, on a simulated Mac."""
+"""The target on which a sample of the tests of :data:`REHEARSING` runs too: the runtime of MPS, on
+a simulated Mac.
+"""
 
 REHEARSING = frozenset(
     f"test_{name}"
@@ -83,20 +89,25 @@ GPU = "cuda"
 """The target of tests for programs that are written for MPS, where there is a GPU."""
 
 OUT_OF_TREE = "npu_like"
-"""The target that is a backend of its own, for which torch has one place in a process. No simulated device is there."""
+"""The target that is a backend of its own, for which torch has one place in a process. No simulated
+device is there.
+"""
 
 OUT_OF_TREE_PATH = Path(__file__).with_name("out_of_tree")
 """The folder from which ``import torch`` loads that backend where the folder is on the path."""
 
 
-ALONE = pytest.mark.lacked_by(OUT_OF_TREE, "simulated device beside it, which the test compares with")
+ALONE = pytest.mark.lacked_by(
+    OUT_OF_TREE, "simulated device beside it, which the test compares with"
+)
 """Marks a contract test that simulates a device too."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let scopes of the tests, and of processes that they start, use the chosen engine."""
     os.environ["TORCHDEVICE_ENGINE"] = config.getoption("--engine")
-    os.environ["TORCHDEVICE_RANDOM"] = "cpu"  # most tests compare with the CPU; those of generators choose themselves
+    # Most tests compare with the CPU; those of generators choose themselves.
+    os.environ["TORCHDEVICE_RANDOM"] = "cpu"
     os.environ["TORCHDEVICE_NATIVE"] = config.getoption("--native")
     if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(long_tests.Recording())
@@ -105,10 +116,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Register the simulated device or the out-of-tree one before any snapshot, because torch cannot undo that."""
+    """Register the simulated device or the out-of-tree one before any snapshot, because torch
+    cannot undo that.
+    """
     if session.config.getoption("--targets") == OUT_OF_TREE:
         sys.path.insert(0, str(OUT_OF_TREE_PATH))
-        os.environ["PYTHONPATH"] = os.pathsep.join((str(OUT_OF_TREE_PATH), os.environ.get("PYTHONPATH", "")))
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            (str(OUT_OF_TREE_PATH), os.environ.get("PYTHONPATH", ""))
+        )
         import npu_like
 
         npu_like.autoload()
@@ -116,13 +131,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if session.config.getoption("--targets") == GPU:
         torch.cuda.init()  # the simulated device would take autograd from it
         return
-    if importlib.util.find_spec("torchdevice.simulation"):  # not where a test has taken the feature away
+    # Not where a test has taken the feature away.
+    if importlib.util.find_spec("torchdevice.simulation"):
         with torchdevice.simulate():
             pass
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Save what coverage has measured in this process: a worker may be ended before it has done so itself."""
+    """Save what coverage has measured in this process: a worker may be ended before it has done so
+    itself.
+    """
     if "coverage" in sys.modules and hasattr(session.config, "workerinput"):
         measured = sys.modules["coverage"].Coverage.current()
         if measured is not None:
@@ -140,7 +158,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Name the tests that failed in the last line: an internal error of pytest or of a worker leaves no summary."""
+    """Name the tests that failed in the last line: an internal error of pytest or of a worker
+    leaves no summary.
+    """
     if _failed and not hasattr(config, "workerinput"):
         print(f"\n{len(_failed)} failed: {' '.join(_failed)}", flush=True)
 
@@ -152,26 +172,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="sample",
         help="run a seeded sample of the large sweeps (the default) or all of them",
     )
-    targets = "devices on each of which every contract test runs, separated by commas; by default each test runs on one"
+    targets = (
+        "devices on each of which every contract test runs, separated by commas; by default each "
+        "test runs on one"
+    )
     parser.addoption("--targets", default=None, help=targets)
     engines = ("mode", "wrap", "auto")
-    parser.addoption("--engine", choices=engines, default="mode", help="the engine of scopes that name none")
-    kernels = "the kernels of simulated devices: those in Python, or those in C++, which are built first"
+    parser.addoption(
+        "--engine", choices=engines, default="mode", help="the engine of scopes that name none"
+    )
+    kernels = (
+        "the kernels of simulated devices: those in Python, or those in C++, which are built first"
+    )
     parser.addoption("--native", choices=("never", "always"), default="never", help=kernels)
     parser.addoption(
         "--long",
         choices=("sample", "all"),
         default="sample",
-        help="run a seeded sample of the tests that take long (the default) or all of them, as complete sweeps do",
+        help="run a seeded sample of the tests that take long (the default) or all of them, as "
+        "complete sweeps do",
     )
     recording = "record the seconds of long tests, for an idle machine and with --long all"
     parser.addoption("--record-seconds", action="store_true", help=recording)
     parser.addoption("--sweep-seed", type=int, default=0, help="seed of the sample")
     orders = ("shuffled", "written")
-    parser.addoption("--order", choices=orders, default="shuffled", help="the order of files and of tests in a file")
-    # The variable is for commands that are run as they stand; workers of xdist do not get flags of PYTEST_ADDOPTS.
-    given, said = int(os.environ.get("SHARE", "1")), "run one of so many parts of the files, drawn by the seed"
-    parser.addoption("--share", type=int, default=given, help=f"{said}; the variable SHARE is the default")
+    parser.addoption(
+        "--order",
+        choices=orders,
+        default="shuffled",
+        help="the order of files and of tests in a file",
+    )
+    # The variable is for commands that are run as they stand; workers of xdist do not get flags of
+    # PYTEST_ADDOPTS.
+    given = int(os.environ.get("SHARE", "1"))
+    said = "run one of so many parts of the files, drawn by the seed"
+    parser.addoption(
+        "--share", type=int, default=given, help=f"{said}; the variable SHARE is the default"
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -182,11 +219,15 @@ def pytest_report_header(config: pytest.Config) -> str:
         what = f"{what}; files: one part of {config.getoption('--share')}"
     if config.getoption("--sweep") == "full":
         return f"{what}; sweeps: complete"
-    return f"{what}; sweeps: a sample, --sweep-seed={config.getoption('--sweep-seed')} (--sweep=full runs all)"
+    return (
+        f"{what}; sweeps: a sample, --sweep-seed={config.getoption('--sweep-seed')} (--sweep=full "
+        "runs all)"
+    )
 
 
 ATTACKS = 30
-"""How many functions of ``tests/attack`` a run takes by day, with one case each: they take seconds."""
+"""How many functions of ``tests/attack`` a run takes by day, with one case each: they take seconds.
+"""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -200,7 +241,9 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what names its engines itself: it does the same whatever ``--engine`` says. Mark the attacks as a sweep."""
+    """Mark what names its engines itself: it does the same whatever ``--engine`` says. Mark the
+    attacks as a sweep.
+    """
     if "engine" in sweeping.parameters(item):
         item.add_marker("one_engine")
     if item.path.parent.name == "attack" and item.get_closest_marker("sampled") is None:
@@ -210,7 +253,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what a sample of the sweeps does not contain, unless the sweeps are complete."""
     if config.getoption("--targets") == OUT_OF_TREE:
-        _keep(config, items, [item for item in items if sweeping.parameters(item).get("target") == OUT_OF_TREE])
+        _keep(
+            config,
+            items,
+            [item for item in items if sweeping.parameters(item).get("target") == OUT_OF_TREE],
+        )
     seed, share = config.getoption("--sweep-seed"), config.getoption("--share")
     if config.getoption("--sweep") != "full":
         on_targets = items if config.getoption("--targets") else _on_their_targets(items, seed)
@@ -218,12 +265,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if config.getoption("--long") == "sample":
             _keep(config, items, long_tests.affordable(items, seed, long_tests.recorded()))
     # A part of what the whole run draws: a sample of a part would have other cases.
-    _keep(config, items, [item for item in items if (zlib.crc32(item.path.name.encode()) + seed) % share == 0])
+    _keep(
+        config,
+        items,
+        [item for item in items if (zlib.crc32(item.path.name.encode()) + seed) % share == 0],
+    )
     if config.getoption("--order") == "shuffled":
         items[:] = _shuffled(items, seed)
     with_kernels = [item for item in items if "native_kernels" in getattr(item, "fixturenames", ())]
     if hasattr(config, "workerinput") and with_kernels:
-        # The compiler takes a minute beside the tests. Each worker that came to them earlier would wait for it.
+        # The compiler takes a minute beside the tests. Each worker that came to them earlier would
+        # wait for it.
         others = set(items).difference(with_kernels)
         items[:] = [*(item for item in items if item in others), *with_kernels]
         _build_kernels_beside(config)
@@ -233,14 +285,18 @@ def _build_kernels_beside(config: pytest.Config) -> None:
     """Let the first of several workers compile the native kernels in a process beside the tests."""
     is_first_worker = config.workerinput["workerid"] == "gw0"  # type: ignore[attr-defined]
     if is_first_worker and sys.platform != "win32" and not building.path().is_file():
-        build = subprocess.Popen([sys.executable, "-m", "torchdevice", "native", "build"], stdout=subprocess.DEVNULL)
+        build = subprocess.Popen(
+            [sys.executable, "-m", "torchdevice", "native", "build"], stdout=subprocess.DEVNULL
+        )
         config.add_cleanup(build.wait)
 
 
 def _shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
-    """Return the tests with their files, and the classes and functions of each file, in an order drawn with the seed.
+    """Return the tests with their files, and the classes and functions of each file, in an order
+    drawn with the seed.
 
-    The cases of one function, and the tests of one class, stay together: they share fixtures that take seconds.
+    The cases of one function, and the tests of one class, stay together: they share fixtures that
+    take seconds.
     """
     groups: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
@@ -249,7 +305,10 @@ def _shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
     draw = random.Random(seed)
     files = draw.sample(list(groups.values()), len(groups))
     return [
-        item for functions in files for each in draw.sample(list(functions.values()), len(functions)) for item in each
+        item
+        for functions in files
+        for each in draw.sample(list(functions.values()), len(functions))
+        for item in each
     ]
 
 
@@ -264,13 +323,17 @@ def _on_their_targets(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
     """Return the tests: each on one of its targets, and a few on the rehearsed one too."""
     rehearsed = {item for item in items if sweeping.parameters(item).get("target") == REHEARSED}
     few = rehearsed.intersection(sweeping.few_of("target", REHEARSED, items, seed, REHEARSALS))
-    kept = few.union(sweeping.on_one_target([item for item in items if item not in rehearsed], seed))
+    kept = few.union(
+        sweeping.on_one_target([item for item in items if item not in rehearsed], seed)
+    )
     return [item for item in items if item in kept]
 
 
 @pytest.fixture
 def fresh_dynamo() -> Iterator[None]:
-    """Nothing is compiled before the test or after it, and torch's warnings of a compilation are not errors."""
+    """Nothing is compiled before the test or after it, and torch's warnings of a compilation are
+    not errors.
+    """
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -293,7 +356,8 @@ def native_kernels() -> Path:
 
 
 class LongLived:
-    """What modules and caches have made, which garbage collections pass over: each took most of a second with it.
+    """What modules and caches have made, which garbage collections pass over: each took most of a
+    second with it.
 
     It is looked at again when 100 modules were imported, and after 500 tests.
     """
@@ -302,7 +366,9 @@ class LongLived:
         self._modules = self._tests = 0
 
     def set_apart(self) -> None:
-        """Take what lives now out of the collections, where much may have come since the last time."""
+        """Take what lives now out of the collections, where much may have come since the last
+        time.
+        """
         self._tests += 1
         if len(sys.modules) > self._modules + 100 or self._tests > 500:
             self._modules, self._tests = len(sys.modules), 0
@@ -321,7 +387,9 @@ def collections_pass_over_what_is_long_lived() -> None:
 
 @pytest.fixture
 def no_collections() -> Iterator[None]:
-    """Keep tensors of earlier tests' reference cycles where they are while a test compares figures of memory."""
+    """Keep tensors of earlier tests' reference cycles where they are while a test compares figures
+    of memory.
+    """
     enabled = gc.isenabled()
     gc.disable()
     yield
@@ -331,8 +399,11 @@ def no_collections() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def torch_is_restored() -> Iterator[None]:
-    """Check that every object in torch is after a test what it was before. Restore random state and precision."""
-    # torch's own tests, once imported, forbid a program to set flags of torch.backends by assignment.
+    """Check that every object in torch is after a test what it was before. Restore random state and
+    precision.
+    """
+    # torch's own tests, once imported, forbid a program to set flags of torch.backends by
+    # assignment.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     state, precisions = torch.get_rng_state(), snapshot.precisions()
     multithreading = torch._C._is_multithreading_enabled()
@@ -348,7 +419,8 @@ def torch_is_restored() -> Iterator[None]:
         changed = snapshot.differences(before, snapshot.take())
     assert changed == []
     assert snapshot.of_thread() == of_thread, "the test has left its thread in another state"
-    kept, _ = torch._C._is_multithreading_enabled(), torch._C._set_multithreading_enabled(multithreading)
+    kept = torch._C._is_multithreading_enabled()
+    _ = torch._C._set_multithreading_enabled(multithreading)
     assert kept is multithreading, "autograd's multithreading is not as it was before the test"
     torch.set_rng_state(state)
     snapshot.restore_precisions(precisions)
@@ -358,8 +430,8 @@ def torch_is_restored() -> Iterator[None]:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
     """Call a test that interrupts code in a generator, which has handled exceptions of its own.
 
-    An error that a trace function raises at the end of an ``except`` clause leaves the clause's exception handled, so
-    that every later error of the thread would have it as its context.
+    An error that a trace function raises at the end of an ``except`` clause leaves the clause's
+    exception handled, so that every later error of the thread would have it as its context.
     """
     function = pyfuncitem.obj
 
@@ -377,7 +449,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
 
 @pytest.fixture(autouse=True)
 def the_fallback_of_mps_is_as_before() -> Iterator[None]:
-    """Put torch's variable back, which accelerate sets for the rest of the process where it finds MPS."""
+    """Put torch's variable back, which accelerate sets for the rest of the process where it finds
+    MPS.
+    """
     before = os.environ.get(fallback_kernels.VARIABLE)
     yield
     if before is None:
@@ -388,7 +462,9 @@ def the_fallback_of_mps_is_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def users_engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let a test that asks nothing of an engine use the one that users get, in the processes that it starts too."""
+    """Let a test that asks nothing of an engine use the one that users get, in the processes that
+    it starts too.
+    """
     # Not by monkeypatch, which would then be undone after the scopes of other fixtures have ended.
     before = os.environ["TORCHDEVICE_ENGINE"]
     if request.node.get_closest_marker("one_engine"):
@@ -399,7 +475,9 @@ def users_engine(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def tensors_say_where_they_are(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let contract tests, which run on several targets, see the target's own device where no option says otherwise."""
+    """Let contract tests, which run on several targets, see the target's own device where no option
+    says otherwise.
+    """
     if "target" not in request.fixturenames:
         yield
         return
@@ -410,7 +488,9 @@ def tensors_say_where_they_are(request: pytest.FixtureRequest) -> Iterator[None]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test that takes ``target`` on every target of ``--targets``."""
-    chosen = any("target" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    chosen = any(
+        "target" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
+    )
     if "target" in metafunc.fixturenames and not chosen:
         given = metafunc.config.getoption("--targets")
         rehearsed = (REHEARSED,) if metafunc.module.__name__ in REHEARSING else ()
@@ -423,7 +503,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _unless_lacked(target: str, what: str | None) -> Any:
-    return target if what is None else pytest.param(target, marks=pytest.mark.skip(f"{target} has no {what}"))
+    return (
+        target
+        if what is None
+        else pytest.param(target, marks=pytest.mark.skip(f"{target} has no {what}"))
+    )
 
 
 @pytest.fixture
@@ -459,8 +543,12 @@ def plain_torch() -> Iterator[None]:
         yield
 
 
-def failing_half_way(installation: patching.Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let an installation fail at its beginning, middle and end, and among attributes that are replaced together."""
+def failing_half_way(
+    installation: patching.Installation, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Let an installation fail at its beginning, middle and end, and among attributes that are
+    replaced together.
+    """
     patches = installation._patches
     assert patches is not None, "nothing has been installed yet"
 
@@ -472,11 +560,18 @@ def failing_half_way(installation: patching.Installation, monkeypatch: pytest.Mo
             """Do nothing: a patch that was never installed must be removable."""
 
     for position in (0, len(patches) // 2, len(patches)):
-        monkeypatch.setattr(installation, "_patches", [*patches[:position], Failing(), *patches[position:]])
+        monkeypatch.setattr(
+            installation, "_patches", [*patches[:position], Failing(), *patches[position:]]
+        )
         yield
     monkeypatch.setattr(installation, "_patches", patches)
-    run = max((patch for patch in patches if isinstance(patch, patching.Together)), key=lambda run: len(run.places))
-    broken = patching.Replaced(types.SimpleNamespace(name=1), "name", lambda original: Failing().install())
+    run = max(
+        (patch for patch in patches if isinstance(patch, patching.Together)),
+        key=lambda run: len(run.places),
+    )
+    broken = patching.Replaced(
+        types.SimpleNamespace(name=1), "name", lambda original: Failing().install()
+    )
     middle = len(run.places) // 2
     monkeypatch.setattr(run, "places", [*run.places[:middle], broken, *run.places[middle:]])
     yield
@@ -484,13 +579,17 @@ def failing_half_way(installation: patching.Installation, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def no_cuda_build() -> bool:
-    """Whether the installed torch was built without CUDA. In a scope ``torch.version.cuda`` says otherwise."""
+    """Whether the installed torch was built without CUDA. In a scope ``torch.version.cuda`` says
+    otherwise.
+    """
     with plain_torch():
         return torch.version.cuda is None
 
 
 class MetaRuntime(runtimes.Runtime):
-    """A target on any machine whose tensors differ from CPU tensors: torch's meta device, which has no values."""
+    """A target on any machine whose tensors differ from CPU tensors: torch's meta device, which has
+    no values.
+    """
 
     device_type = "meta"
     unsupported_dtypes = frozenset({torch.float64, torch.complex128})
@@ -518,12 +617,16 @@ def meta_target(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = MetaRuntime()
     known, find = target_selection.target_names, target_selection.runtime
     monkeypatch.setattr(target_selection, "target_names", lambda: (*known(), "meta"))
-    monkeypatch.setattr(target_selection, "runtime", lambda kind: runtime if kind == "meta" else find(kind))
+    monkeypatch.setattr(
+        target_selection, "runtime", lambda kind: runtime if kind == "meta" else find(kind)
+    )
 
 
 @pytest.fixture
 def distinct(meta_target: None) -> Iterator[torchdevice.Scope]:
-    """Run the test in a scope on a target that is not the CPU, lacks float64 and must not copy asynchronously."""
+    """Run the test in a scope on a target that is not the CPU, lacks float64 and must not copy
+    asynchronously.
+    """
     with torchdevice.portable("meta") as scope:
         yield scope
 

@@ -1,4 +1,6 @@
-"""The structure of the package: imports go one way, no name is vague, and nothing is public by accident."""
+"""The structure of the package: imports go one way, no name is vague, and nothing is public by
+accident.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ pytestmark = pytest.mark.one_engine
 
 PACKAGE = Path(torchdevice.__file__).parent
 
-# From the bottom up. A folder is one room. Each room may import the rooms before it, also for types and in functions.
+# From the bottom up. A folder is one room. Each room may import the rooms before it, also for types
+# and in functions.
 ROOMS = [
     "errors",
     "version",
@@ -63,16 +66,26 @@ MODULES = modules()
 
 
 def imports(name: str) -> set[str]:
-    """Return the modules of this package that a module imports at its top, in functions and for types."""
+    """Return the modules of this package that a module imports at its top, in functions and for
+    types.
+    """
     found = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "torchdevice":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.partition(".")[0] == "torchdevice"
+        ):
             base = node.module.partition(".")[2]
             for alias in node.names:
                 inner = f"{base}.{alias.name}".lstrip(".")
                 found.add(inner if inner in MODULES else base or "__init__")
         elif isinstance(node, ast.Import):
-            inside = (alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("torchdevice."))
+            inside = (
+                alias.name.partition(".")[2]
+                for alias in node.names
+                if alias.name.startswith("torchdevice.")
+            )
             found.update(inside)
     return found - {name}
 
@@ -102,10 +115,14 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 @functools.cache
 def graph() -> dict[str, set[str]]:
-    """Return the modules that each module imports. Not at import: pytest collects the files in each of its workers."""
+    """Return the modules that each module imports. Not at import: pytest collects the files in each
+    of its workers.
+    """
     found = {name: imports(name) for name in MODULES}
     # Imported by name: each family has a file of its name.
-    found["scope.installed"] |= {f"torch_modules.accelerators.{family}" for family in FAMILIES} & set(MODULES)
+    found["scope.installed"] |= {
+        f"torch_modules.accelerators.{family}" for family in FAMILIES
+    } & set(MODULES)
     return found
 
 
@@ -144,10 +161,14 @@ def test_folders_list_the_rooms_that_they_import() -> None:
     folders = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"cuda"})
     assert len(folders) > 10
     for folder in folders:
-        described = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text())) or ""
+        described = (
+            ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text())) or ""
+        )
         assert len(described.splitlines()) <= 12, folder
         listed = set(re.findall(r"``(\w+)``", described.rpartition("May import ")[2]))
-        others = {room_of(other) for name in MODULES if room_of(name) == folder for other in graph()[name]}
+        others = {
+            room_of(other) for name in MODULES if room_of(name) == folder for other in graph()[name]
+        }
         assert listed == others - {folder, "__init__"}, folder
 
 
@@ -164,7 +185,8 @@ def test_no_ternary_stands_in_another() -> None:
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in MODULES.values()
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.IfExp) and any(isinstance(part, ast.IfExp) for part in ast.iter_child_nodes(node))
+        if isinstance(node, ast.IfExp)
+        and any(isinstance(part, ast.IfExp) for part in ast.iter_child_nodes(node))
     ]
     assert nested == []
 
@@ -172,21 +194,30 @@ def test_no_ternary_stands_in_another() -> None:
 MOST_BRANCHES = 12
 
 ON_EVERY_CALL = {
-    "simulation.kernels.pipeline:Pipeline.run": "in three functions `x + 1` takes 14 frames of Python instead of 11",
-    "simulation.allocator.storages:fresh": "every result of an operator comes here; a frame takes 55 ns",
-    "simulation.allocator.block_allocation:Blocks._stays": "in three functions it takes 15 % longer",
+    "simulation.kernels.pipeline:Pipeline.run": (
+        "in three functions `x + 1` takes 14 frames of Python instead of 11"
+    ),
+    "simulation.allocator.storages:fresh": (
+        "every result of an operator comes here; a frame takes 55 ns"
+    ),
+    "simulation.allocator.block_allocation:Blocks._stays": (
+        "in three functions it takes 15 % longer"
+    ),
 }
-"""The functions that may have more, since every call of an operator runs them, and why each is one function."""
+"""The functions that may have more, since every call of an operator runs them, and why each is one
+function.
+"""
 
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def branches(function: ast.AST) -> int:
-    """Return how many branches a function has, without those of the functions and classes inside it.
+    """Return how many branches a function has, without those of the functions and classes inside
+    it.
 
-    Each condition, loop, handler of errors and case of a ``match`` is one, each further operand of ``and`` and ``or``,
-    and each condition of a comprehension.
+    Each condition, loop, handler of errors and case of a ``match`` is one, each further operand of
+    ``and`` and ``or``, and each condition of a comprehension.
     """
     count, parts = 0, list(ast.iter_child_nodes(function))
     while parts:
@@ -211,6 +242,17 @@ def functions(node: ast.AST, around: str = "") -> Iterator[tuple[str, ast.AST]]:
             if not isinstance(inner, ast.ClassDef):
                 yield name, inner
         yield from functions(inner, name)
+
+
+def test_no_line_is_wide() -> None:
+    """What tools read at the end of a line does not count."""
+    wide = {
+        f"{path.relative_to(PACKAGE)}:{number}"
+        for path in MODULES.values()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(re.sub(r"  # (type: ignore|noqa).*", "", line)) > 100
+    }
+    assert wide == set()
 
 
 def test_functions_have_few_branches() -> None:
@@ -245,28 +287,41 @@ class C:
 def test_data_files_are_made_by_scripts() -> None:
     """Sentences, names and tables that people write stand in the code that uses them."""
     scripts = [path.read_text() for path in (ROOT / "docs").glob("make_*.py")]
-    data = [path for path in PACKAGE.rglob("*") if path.suffix in {".json", ".toml", ".yaml", ".csv"}]
+    data = [
+        path for path in PACKAGE.rglob("*") if path.suffix in {".json", ".toml", ".yaml", ".csv"}
+    ]
     assert len(data) > 1
     written = {
-        path.name for path in data if any(re.search(rf'^PAGE = .*"{path.name}"$', each, re.M) for each in scripts)
+        path.name
+        for path in data
+        if any(re.search(rf'^PAGE = .*"{path.name}"$', each, re.M) for each in scripts)
     }
     assert {path.name for path in data} == written
 
 
 def test_type_checkers_see_the_public_names() -> None:
     tree = ast.parse(MODULES["__init__"].with_suffix(".pyi").read_text())
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "typing"]
+    imports = [
+        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module != "typing"
+    ]
     assert {alias.asname for node in imports for alias in node.names} == set(torchdevice.__all__)
 
 
 def test_a_scope_shows_little() -> None:
-    public = {name for name in (*dir(torchdevice.Scope), *vars(torchdevice.portable())) if not name.startswith("_")}
+    public = {
+        name
+        for name in (*dir(torchdevice.Scope), *vars(torchdevice.portable()))
+        if not name.startswith("_")
+    }
     assert public == {"journal", "options", "report", "runtime", "target"}
 
 
 def test_a_runtime_has_few_members() -> None:
     """What only a device of this package's own answers stands in ``SuppliedDevice``."""
-    members = {*dir(Runtime), *(name for kind in Runtime.__mro__ for name in getattr(kind, "__annotations__", {}))}
+    members = {
+        *dir(Runtime),
+        *(name for kind in Runtime.__mro__ for name in getattr(kind, "__annotations__", {})),
+    }
     assert len({name for name in members if not name.startswith("_")}) <= 40
 
 
@@ -280,7 +335,11 @@ def test_a_context_has_few_members() -> None:
 def test_no_file_is_named_after_nothing() -> None:
     forbidden = {"utils", "helpers", "common", "core", "base", "manager", "handler", "misc"}
     assert not {path.stem for path in MODULES.values()} & forbidden
-    assert not [path.name for path in MODULES.values() if path.stem.startswith("_") and not path.stem.endswith("__")]
+    assert not [
+        path.name
+        for path in MODULES.values()
+        if path.stem.startswith("_") and not path.stem.endswith("__")
+    ]
 
 
 def imported(path: Path) -> set[str]:
@@ -296,10 +355,16 @@ def imported(path: Path) -> set[str]:
 
 def test_memory_at_addresses_is_touched_in_one_folder() -> None:
     """The docstring of ``lowlevel`` says what each of its files relies on."""
-    users = {name for name, path in MODULES.items() if imported(path) & {"ctypes", "_ctypes", "cffi"}}
+    users = {
+        name for name, path in MODULES.items() if imported(path) & {"ctypes", "_ctypes", "cffi"}
+    }
     assert {name.rpartition(".")[0] for name in users} == {"kernel.lowlevel"}
     described = importlib.import_module("torchdevice.kernel.lowlevel").__doc__
-    files = {name.removeprefix("kernel.lowlevel.") for name in MODULES if name.startswith("kernel.lowlevel.")}
+    files = {
+        name.removeprefix("kernel.lowlevel.")
+        for name in MODULES
+        if name.startswith("kernel.lowlevel.")
+    }
     assert files == set(re.findall(r"^``(\w+)``$", str(described), re.MULTILINE))
 
 
@@ -312,22 +377,32 @@ KEEPING = {"get_kernel"}
 
 def named(path: Path) -> set[str]:
     """Return the attributes that a file reads to call them or to keep them."""
-    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    kept = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign)]
+    calls = [
+        node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+    ]
+    kept = [
+        node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign)
+    ]
     return {node.attr for node in (*calls, *kept) if isinstance(node, ast.Attribute)}
 
 
 def test_kernels_have_one_owner_and_none_is_kept() -> None:
     """A kernel is put once, and is never taken out: see `kernel/registered_kernels.py`."""
     files = {path.relative_to(PACKAGE).as_posix(): named(path) for path in PACKAGE.rglob("*.py")}
-    assert {name for name, names in files.items() if names & REGISTERING} == {"kernel/registered_kernels.py"}
+    assert {name for name, names in files.items() if names & REGISTERING} == {
+        "kernel/registered_kernels.py"
+    }
     # A view's kernel for the CPU is torch's own.
-    assert {name for name, names in files.items() if names & KEEPING} == {"simulation/kernels/cpu_kernels.py"}
+    assert {name for name, names in files.items() if names & KEEPING} == {
+        "simulation/kernels/cpu_kernels.py"
+    }
 
 
 def test_an_import_is_found_in_any_spelling(tmp_path: Path) -> None:
     path = tmp_path / "example.py"
-    path.write_text("import os, ctypes.util as c\ndef f():\n    from _ctypes import PyObj_FromPtr\n")
+    path.write_text(
+        "import os, ctypes.util as c\ndef f():\n    from _ctypes import PyObj_FromPtr\n"
+    )
     assert imported(path) == {"os", "ctypes", "_ctypes"}
 
 
@@ -341,11 +416,15 @@ DEVICE_TYPES = {"cpu", "mps", "xpu", "simulated"}
 
 
 PROGRAMS = {"written_for", "program", "accelerator"}
-"""Attributes that name the accelerator a program is written for or spells, not the device that stands in."""
+"""Attributes that name the accelerator a program is written for or spells, not the device that
+stands in.
+"""
 
 
 def compared(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the name of each device type with which a file compares a value, in any syntax."""
+    """Yield the line and the name of each device type with which a file compares a value, in any
+    syntax.
+    """
     tree = ast.parse(path.read_text())
     constants = {
         target.id: set(_strings(node.value)) & DEVICE_TYPES
@@ -360,7 +439,11 @@ def compared(path: Path) -> Iterator[tuple[int, str]]:
             parts = [node.left, *node.comparators]
             if any(isinstance(part, ast.Attribute) and part.attr in PROGRAMS for part in parts):
                 continue
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "startswith"
+        ):
             parts = list(node.args)
         elif isinstance(node, ast.MatchValue):
             parts = [node.value]
@@ -376,24 +459,44 @@ OF_DEVICES = ("kernel.devices.", "simulation.", "scope.target_selection")
 
 
 def test_no_device_type_is_asked_for_outside_the_devices() -> None:
-    """A comparison such as ``target == "mps"`` belongs in a runtime. One with what programs spell is allowed."""
-    found = {name: list(compared(path)) for name, path in MODULES.items() if not name.startswith(OF_DEVICES)}
+    """A comparison such as ``target == "mps"`` belongs in a runtime. One with what programs spell
+    is allowed.
+    """
+    found = {
+        name: list(compared(path))
+        for name, path in MODULES.items()
+        if not name.startswith(OF_DEVICES)
+    }
     assert {name: places for name, places in found.items() if places} == {}
 
 
 def test_a_comparison_is_found_in_any_spelling(tmp_path: Path) -> None:
     path = tmp_path / "example.py"
-    path.write_text('K = ("mps", "xpu")\na = x == "mps"\nb = x in {"cpu"}\nc = x in K\nd = x.startswith("xpu")\n')
+    path.write_text(
+        'K = ("mps", "xpu")\na = x == "mps"\nb = x in {"cpu"}\nc = x in K\nd = '
+        'x.startswith("xpu")\n'
+    )
     assert sorted({line for line, _ in compared(path)}) == [2, 3, 4, 5]
 
 
-# ---- features --------------------------------------------------------------------------------------------------------
+# ---- features ------------------------------------------------------------------------------------
 
 BELOW_FEATURES = ("kernel", "calls", "torch_modules")
 """The rooms that know no feature."""
 
-FEATURES = ("check", "packages", "plan", "report", "simulation", "transfer", "triton_kernels", "verify")
-"""The folders of which a scope on a CPU target loads no more than their options, and any of which can be deleted."""
+FEATURES = (
+    "check",
+    "packages",
+    "plan",
+    "report",
+    "simulation",
+    "transfer",
+    "triton_kernels",
+    "verify",
+)
+"""The folders of which a scope on a CPU target loads no more than their options, and any of which
+can be deleted.
+"""
 
 IN_A_SCOPE = """
 import sys
@@ -413,12 +516,15 @@ def test_no_lower_room_imports_a_feature() -> None:
     found = {
         name: others
         for name in graph()
-        if room_of(name) in BELOW_FEATURES and (others := {each for each in graph()[name] if room_of(each) in FEATURES})
+        if room_of(name) in BELOW_FEATURES
+        and (others := {each for each in graph()[name] if room_of(each) in FEATURES})
     }
     assert found == {}
 
 
-WORDS_OF_FEATURES = re.compile(r"simulat|triton|verif(?:y|ied)|\bplan(?:s|ned)?\b|\braces?\b", re.IGNORECASE)
+WORDS_OF_FEATURES = re.compile(
+    r"simulat|triton|verif(?:y|ied)|\bplan(?:s|ned)?\b|\braces?\b", re.IGNORECASE
+)
 
 WITH_WORDS = {
     # The table of torch's private names, by what needs them.
@@ -440,7 +546,11 @@ def _words(tree: ast.AST) -> Iterator[str]:
     texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
     described = {id(text) for text in texts if isinstance(text, ast.Constant)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in described:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in described
+        ):
             yield node.value
         for field in ("id", "attr", "name", "arg", "module"):
             value = getattr(node, field, None)
@@ -459,7 +569,9 @@ def test_the_kernel_and_calls_have_no_word_of_features() -> None:
 
 
 def test_a_word_of_a_feature_is_found() -> None:
-    tree = ast.parse('"""races"""\nimport a.triton\ndef f(verify): x.simulated_by\n"plan"\ny = "a plan"')
+    tree = ast.parse(
+        '"""races"""\nimport a.triton\ndef f(verify): x.simulated_by\n"plan"\ny = "a plan"'
+    )
     found = {word for word in _words(tree) if WORDS_OF_FEATURES.search(word)}
     assert found == {"verify", "a.triton", "a plan", "simulated_by"}
 
@@ -474,7 +586,9 @@ def test_a_scope_on_a_cpu_loads_no_feature() -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_folder_of_a_feature_can_be_deleted(feature: str, tmp_path: Path) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "torchdevice", ignore=shutil.ignore_patterns("__pycache__", feature))
+    shutil.copytree(
+        PACKAGE, tmp_path / "torchdevice", ignore=shutil.ignore_patterns("__pycache__", feature)
+    )
     assert not (tmp_path / "torchdevice" / feature).exists()
     done = run_fresh_python("-c", IN_A_SCOPE, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -484,15 +598,25 @@ def test_a_folder_of_a_feature_can_be_deleted(feature: str, tmp_path: Path) -> N
     assert done.stdout == "cpu\n", done.stderr
 
 
-OF_LOWER_ROOMS = ("core/test_patching.py", "cuda/test_torch_cuda.py", "engines/test_device_arguments.py")
-"""Tests of the kernel, of calls and of torch's modules that start no processes: the command line has all features."""
+OF_LOWER_ROOMS = (
+    "core/test_patching.py",
+    "cuda/test_torch_cuda.py",
+    "engines/test_device_arguments.py",
+)
+"""Tests of the kernel, of calls and of torch's modules that start no processes: the command line
+has all features.
+"""
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_tests_of_lower_rooms_pass_without_a_feature(feature: str, tmp_path: Path) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "torchdevice", ignore=shutil.ignore_patterns("__pycache__", feature))
-    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        PACKAGE, tmp_path / "torchdevice", ignore=shutil.ignore_patterns("__pycache__", feature)
+    )
+    shutil.copytree(
+        ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     flags = ("-q", "-p", "no:cacheprovider", "--targets", "cpu", "-k", "not simulated")
     files = [f"tests/{name}" for name in OF_LOWER_ROOMS]

@@ -1,4 +1,5 @@
-"""The ways in which CUDA programs break where there is no CUDA, one test per row of docs/breakages.md.
+"""The ways in which CUDA programs break where there is no CUDA, one test per row of
+docs/breakages.md.
 
 Only rows that concern a CPU target have a test. Each test is named after its row.
 """
@@ -23,7 +24,9 @@ from torchdevice.errors import NotSupportedError
 pytestmark = pytest.mark.usefixtures("cuda")
 
 NO_CUDA = (AssertionError, RuntimeError)
-"""What plain torch raises: "Torch not compiled with CUDA enabled", or "Found no NVIDIA driver" in a CUDA build."""
+"""What plain torch raises: "Torch not compiled with CUDA enabled", or "Found no NVIDIA driver" in a
+CUDA build.
+"""
 
 
 def fails_without_a_scope(call: Any) -> None:
@@ -60,13 +63,17 @@ def test_row_02_information_at_import() -> None:
 
 
 def test_row_04_packages_that_need_cuda_are_stood_in_for_where_a_program_imports_them() -> None:
-    """Libraries choose a kernel by the packages that they find, and keep the one that they have without them."""
+    """Libraries choose a kernel by the packages that they find, and keep the one that they have
+    without them.
+    """
     for name in ("flash_attn", "xformers", "apex", "mamba_ssm"):
         with plain_torch():
             assert importlib.util.find_spec(name) is None
         importlib.import_module(name)
     transformers = pytest.importorskip("transformers", reason="install with the [hf] extra")
-    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=2)
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=2
+    )
     model = transformers.GPT2LMHeadModel(config).cuda()
     assert model.config._attn_implementation in ("sdpa", "eager")
     assert model(torch.tensor([[1, 2]], device="cuda")).logits.shape == (1, 2, 9)
@@ -98,7 +105,11 @@ def test_row_06_checkpoints_of_a_cuda_machine(tmp_path: Path) -> None:
     from test_data import tagged_cuda
 
     path = tagged_cuda({"w": torch.ones(2)}, tmp_path / "x.pt")
-    for options in ({}, {"map_location": "cuda"}, {"map_location": lambda storage, location: storage.cuda(0)}):
+    for options in (
+        {},
+        {"map_location": "cuda"},
+        {"map_location": lambda storage, location: storage.cuda(0)},
+    ):
         assert torch.load(path, **options)["w"].tolist() == [1.0, 1.0]
 
 
@@ -107,7 +118,10 @@ def test_row_07_set_device(target: str) -> None:
     torch.cuda.set_device(0)
     with torch.cuda.device(0):
         assert torch.cuda.current_device() == 0
-    with torchdevice.portable(target, devices=2), pytest.raises(RuntimeError, match="invalid device ordinal"):
+    with (
+        torchdevice.portable(target, devices=2),
+        pytest.raises(RuntimeError, match="invalid device ordinal"),
+    ):
         torch.cuda.set_device(2)
 
 
@@ -115,7 +129,10 @@ def test_row_09_autocast_is_not_silently_off() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            assert torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2, device="cuda")).dtype is torch.bfloat16
+            assert (
+                torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2, device="cuda")).dtype
+                is torch.bfloat16
+            )
 
 
 def test_row_10_libraries_accept_fp16(tmp_path: Path) -> None:
@@ -135,7 +152,8 @@ def test_row_14_device_count_is_not_zero() -> None:
 @pytest.mark.usefixtures("no_collections")
 def test_row_17_memory_figures() -> None:
     torch.cuda.reset_peak_memory_stats()
-    # On a CPU the figures are the process's. It gets memory of this size from the system, not from what others freed.
+    # On a CPU the figures are the process's. It gets memory of this size from the system, not from
+    # what others freed.
     x = torch.ones(2**24, device="cuda")
     allocated = torch.cuda.memory_allocated()
     assert torch.cuda.max_memory_allocated() >= allocated > x.nbytes / 2
@@ -176,10 +194,15 @@ def test_row_22_streams_and_events() -> None:
 def test_row_23_legacy_types() -> None:
     fails_without_a_scope(lambda: torch.cuda.FloatTensor(2))
     x = torch.cuda.FloatTensor([1.0])
-    assert isinstance(x, torch.cuda.FloatTensor) and x.type("torch.cuda.HalfTensor").dtype is torch.float16
+    assert (
+        isinstance(x, torch.cuda.FloatTensor)
+        and x.type("torch.cuda.HalfTensor").dtype is torch.float16
+    )
 
 
-@pytest.mark.lacked_by(OUT_OF_TREE, "failure of numbers without a scope: torch takes them for its ordinals")
+@pytest.mark.lacked_by(
+    OUT_OF_TREE, "failure of numbers without a scope: torch takes them for its ordinals"
+)
 def test_row_24_ints(kind: str) -> None:
     for call in (lambda: torch.ones(1).to(0), lambda: torch.zeros(1, device=0)):
         fails_without_a_scope(call)
@@ -196,7 +219,9 @@ def test_row_25_lightning_finds_a_gpu(kind: str) -> None:
 
 def test_row_26_device_map(tmp_path: Path, kind: str) -> None:
     transformers = pytest.importorskip("transformers", reason="install with the [hf] extra")
-    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=2)
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=8, vocab_size=9, bos_token_id=1, eos_token_id=2
+    )
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
     for device_map in ("cuda", "auto", {"": 0}):
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map=device_map)
@@ -286,12 +311,16 @@ def test_row_45_data_parallel(kind: str) -> None:
         assert torch.equal(parallel(x), model(x))
         assert parallel.module is model
     scope = torchdevice.current()
-    reported = scope is not None and any("DataParallel" in entry.requested for entry in scope.journal.degraded)
+    reported = scope is not None and any(
+        "DataParallel" in entry.requested for entry in scope.journal.degraded
+    )
     assert reported == (kind == "cpu")
 
 
 def test_row_46_second_device(chosen: str, kind: str) -> None:
-    """The ordinal is folded onto the first device, except on a simulated device, whose number of devices is known."""
+    """The ordinal is folded onto the first device, except on a simulated device, whose number of
+    devices is known.
+    """
     with torchdevice.portable(devices=None if kind == "cpu" else 2):
         first, second = torch.nn.Linear(2, 2).to("cuda:0"), torch.nn.Linear(2, 2).to("cuda:1")
         assert second(first(torch.ones(1, 2).to("cuda:0")).to("cuda:1")).shape == (1, 2)
@@ -325,7 +354,9 @@ def test_row_47_torchscript(tmp_path: Path) -> None:
         for options in ({}, {"map_location": "cuda"}, {"map_location": torch.device("cuda:0")}):
             loaded = torch.jit.load(tmp_path / "m.pt", **options)
             assert torch.equal(loaded(torch.ones(1, 2)).cpu(), elsewhere.inner(torch.ones(1, 2)))
-        traced = torch.jit.trace(lambda x: x.cuda() + torch.ones(2, device="cuda"), (torch.ones(2),))
+        traced = torch.jit.trace(
+            lambda x: x.cuda() + torch.ones(2, device="cuda"), (torch.ones(2),)
+        )
         assert traced(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
@@ -354,7 +385,9 @@ def test_row_52_a_device_that_was_a_string_stays_one() -> None:
     device = "cuda:0"
     device_type = "cuda" if "cuda" in device else "cpu"
     with torch.autocast(device_type=device_type, dtype=torch.bfloat16):
-        assert (torch.ones(1, 1, device=device) @ torch.ones(1, 1, device=device)).dtype is torch.bfloat16
+        assert (
+            torch.ones(1, 1, device=device) @ torch.ones(1, 1, device=device)
+        ).dtype is torch.bfloat16
 
 
 @pytest.mark.usefixtures("no_collections")
@@ -363,7 +396,9 @@ def test_row_53_tensors_between_processes(kind: str) -> None:
 
     context = mp.get_context("fork")
     queue, received = context.Queue(), context.Event()
-    process = context.Process(target=lambda: (queue.put(torch.ones(2, device="cuda")), received.wait(60)))
+    process = context.Process(
+        target=lambda: (queue.put(torch.ones(2, device="cuda")), received.wait(60))
+    )
     process.start()
     arrived = queue.get(timeout=60)
     assert arrived.tolist() == [1.0, 1.0] and arrived.device.type == kind
@@ -432,7 +467,12 @@ def test_row_56_profiler() -> None:
             warnings.filterwarnings("error", ".*CUDA.*")
             with profile(activities=activities) as profiler:
                 torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
-        for key in ("cuda_time_total", "self_cuda_time_total", "device_time_total", "cpu_time_total"):
+        for key in (
+            "cuda_time_total",
+            "self_cuda_time_total",
+            "device_time_total",
+            "cpu_time_total",
+        ):
             assert "aten::mm" in profiler.key_averages().table(sort_by=key)
 
 
@@ -471,6 +511,7 @@ def test_every_tested_row_is_in_the_documentation() -> None:
     documented = re.findall(r"^\| (\d+) \|.+\|.+\|.+\|$", page, re.MULTILINE)
     assert documented == [str(row) for row in range(1, len(documented) + 1)]
     tested = {
-        str(int(number)) for number in re.findall(r"^def test_row_(\d+)_", Path(__file__).read_text(), re.MULTILINE)
+        str(int(number))
+        for number in re.findall(r"^def test_row_(\d+)_", Path(__file__).read_text(), re.MULTILINE)
     }
     assert len(tested) > 40 and tested <= set(documented)

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.one_engine
 
 TEXT = (ROOT / "docs" / "ci.md").read_text()
 
-BLOCKS = {language: re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.M | re.S) for language in ("json", "dockerfile")}
+BLOCKS = {
+    language: re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.M | re.S)
+    for language in ("json", "dockerfile")
+}
 
 KNOWN = {SWITCH, *map(options.variable_of, options.declarations())}
 
@@ -32,7 +35,9 @@ def configurations() -> list[dict]:
 
 def test_variables_exist_and_have_valid_values() -> None:
     docker = dict(
-        word.split("=") for line in re.findall(r"^ENV (.*)", BLOCKS["dockerfile"][0], re.M) for word in line.split()
+        word.split("=")
+        for line in re.findall(r"^ENV (.*)", BLOCKS["dockerfile"][0], re.M)
+        for word in line.split()
     )
     container = configurations()[0]["containerEnv"]
     assert docker and container and docker.keys() | container.keys() <= KNOWN
@@ -59,8 +64,15 @@ def test_the_editor_launches_a_program(tmp_path: Path) -> None:
 
 
 def test_the_editors_tests_are_in_a_scope(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("import torch\ndef test():\n    assert torch.cuda.device_count() == 2\n")
-    (arguments,) = (
-        each["python.testing.pytestArgs"] for each in configurations() if "python.testing.pytestArgs" in each
+    (tmp_path / "test_it.py").write_text(
+        "import torch\ndef test():\n    assert torch.cuda.device_count() == 2\n"
     )
-    assert run_python("-m", "pytest", "-p", "no:cacheprovider", *arguments, cwd=tmp_path).returncode == 0
+    (arguments,) = (
+        each["python.testing.pytestArgs"]
+        for each in configurations()
+        if "python.testing.pytestArgs" in each
+    )
+    assert (
+        run_python("-m", "pytest", "-p", "no:cacheprovider", *arguments, cwd=tmp_path).returncode
+        == 0
+    )

@@ -1,4 +1,6 @@
-"""What the corpus says of real devices is what they did, where that is recorded; the command records it."""
+"""What the corpus says of real devices is what they did, where that is recorded; the command
+records it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def records(conformance: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    """Run the command for two cases on the simulated device; return what it printed and what it recorded, twice."""
+    """Run the command for two cases on the simulated device; return what it printed and what it
+    recorded, twice.
+    """
     file = tmp_path_factory.mktemp("conformance") / "recorded.json"
     words = ["-m", "benchmarks.conformance", "--device", "simulated", "--write", str(file)]
     names = ["lstm_in_evaluation", "results_of_two_graphs_in_one_pool"]
@@ -44,7 +48,10 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
 def test_the_command_records_how_each_case_ended(command: tuple[str, Any]) -> None:
     printed, (record,) = command  # the second run has replaced the first one
     assert record["outcomes"]["lstm_in_evaluation"] == {
-        "bug": {"error": "RuntimeError", "text": "cudnn RNN backward can only be called in training mode"},
+        "bug": {
+            "error": "RuntimeError",
+            "text": "cudnn RNN backward can only be called in training mode",
+        },
         "twin": None,
     }
     assert record["device"] == "simulated" and record["torch"]
@@ -58,14 +65,22 @@ def test_a_process_of_its_own_says_how_a_program_ended(conformance: Any) -> None
     assert conformance.apart(*asked) == {"error": "RuntimeError", "text": text}
 
 
-def test_what_was_recorded_on_real_devices_is_what_the_corpus_says(conformance: Any, records: list[Any]) -> None:
+def test_what_was_recorded_on_real_devices_is_what_the_corpus_says(
+    conformance: Any, records: list[Any]
+) -> None:
     assert all(len(record["outcomes"]) > 150 for record in records)
-    found = [(record["device"], each) for record in records for each in conformance.differences(record["outcomes"])]
+    found = [
+        (record["device"], each)
+        for record in records
+        for each in conformance.differences(record["outcomes"])
+    ]
     assert not found
 
 
 @pytest.mark.parametrize("name", [name for name in FACTS if name.startswith("allocator")])
-def test_the_allocator_has_the_figures_of_a_gpu(conformance: Any, records: list[Any], name: str) -> None:
+def test_the_allocator_has_the_figures_of_a_gpu(
+    conformance: Any, records: list[Any], name: str
+) -> None:
     """120 steps of a random program with each setting: bytes, counts, peaks, segments."""
     found = conformance.fact(name, "simulated")
     for record in records:
@@ -78,11 +93,15 @@ LIMITS: dict[str, str] = {
     "grids": "",
     "two_dtypes": "",
     "deterministic": "max_pool3d|bicubic",  # have deterministic kernels since torch 2.13 and 2.15
-    "attention": ".* (dropout|groups)",  # torch 2.11 took other dropouts with cuDNN, and no groups by "efficient"
-    # cuSOLVER has errors of its own there. From torch 2.14 on, combinations do not wait: they use nonzero_static.
+    # Torch 2.11 took other dropouts with cuDNN, and no groups by "efficient".
+    "attention": ".* (dropout|groups)",
+    # cuSOLVER has errors of its own there. From torch 2.14 on, combinations do not wait: they use
+    # nonzero_static.
     "captures": ".*: (eigh|qr)" if torch.__version__ < "2.14" else ".*: (eigh|qr|combinations)",
 }
-"""Fact -> the answers that may differ, as a regular expression: these are of another release, or known to be wrong."""
+"""Fact -> the answers that may differ, as a regular expression: these are of another release, or
+known to be wrong.
+"""
 
 
 @pytest.mark.skipif(torch.__version__ < "2.11", reason="the record is of torch 2.11")
@@ -91,7 +110,9 @@ def test_the_simulation_answers_as_a_gpu(conformance: Any, records: list[Any], n
     found = conformance.fact(name, "simulated")
     for record in records:
         differing = {key for key, value in record["facts"][name].items() if found[key] != value}
-        assert {key for key in differing if not re.fullmatch(LIMITS[name], key)} == set(), record["device"]
+        assert {key for key in differing if not re.fullmatch(LIMITS[name], key)} == set(), record[
+            "device"
+        ]
 
 
 OPERATORS = [name for name in FACTS if name.startswith("operators")]
@@ -103,11 +124,17 @@ NOT_ALIKE = {
 """Operators that an H200 computes and the simulation refuses."""
 
 
-@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the samples differ with each release")
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13"), reason="the samples differ with each release"
+)
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operators_refuse_what_a_gpu_refuses(conformance: Any, records: list[Any], name: str) -> None:
-    """By the names of the operators, because a part of the database is another one in each release."""
+def test_operators_refuse_what_a_gpu_refuses(
+    conformance: Any, records: list[Any], name: str
+) -> None:
+    """By the names of the operators, because a part of the database is another one in each
+    release.
+    """
     found = conformance.fact(name, "simulated")
     assert found.pop("asked") > 300
     for record in records:
@@ -129,11 +156,16 @@ WRONG: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("bug", "twin"), WRONG)
 def test_another_outcome_is_a_difference(conformance: Any, bug: Any, twin: Any) -> None:
     (said,) = conformance.differences({"lstm_in_evaluation": {"bug": bug, "twin": twin}})
-    assert said.startswith("lstm_in_evaluation: 'cudnn RNN backward can only be called in training mode' was expected")
+    assert said.startswith(
+        "lstm_in_evaluation: 'cudnn RNN backward can only be called in training mode' was expected"
+    )
 
 
 def test_a_twin_that_fails_is_a_difference(conformance: Any) -> None:
-    error = {"error": "RuntimeError", "text": "cudnn RNN backward can only be called in training mode"}
+    error = {
+        "error": "RuntimeError",
+        "text": "cudnn RNN backward can only be called in training mode",
+    }
     assert not list(conformance.differences({"lstm_in_evaluation": {"bug": error, "twin": None}}))
     (said,) = conformance.differences({"lstm_in_evaluation": {"bug": error, "twin": error}})
     assert "the correct twin ended with RuntimeError" in said
@@ -145,7 +177,9 @@ def test_a_machine_without_the_device_says_so() -> None:
     assert ran.returncode == 2 and "finds no cuda device here" in ran.stderr
 
 
-def test_each_device_gets_the_cases_that_it_can_show(conformance: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_gets_the_cases_that_it_can_show(
+    conformance: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def named(device: str) -> set[str]:
         return {case.name for case in CASES if conformance.fits(case, device)}
 

@@ -1,4 +1,6 @@
-"""The examples are unmodified CUDA programs: they run in a scope, and fail with torch's own error without one."""
+"""The examples are unmodified CUDA programs: they run in a scope, and fail with torch's own error
+without one.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,11 @@ def test_runs_in_a_scope(name: str, tmp_path: Path) -> None:
     if name == "finetune_gpt2":
         pytest.importorskip("transformers", reason="install with the [hf] extra")
     result = run_command(
-        "run", *OPTIONS.get(name, []), str(EXAMPLES / f"{name}.py"), *ARGUMENTS.get(name, []), cwd=tmp_path
+        "run",
+        *OPTIONS.get(name, []),
+        str(EXAMPLES / f"{name}.py"),
+        *ARGUMENTS.get(name, []),
+        cwd=tmp_path,
     )
     assert result.returncode == 0, result.stderr[-3000:]
     for text in EXPECTED[name]:
@@ -63,7 +69,10 @@ def test_a_mistake_is_seen_on_simulated_devices_and_not_on_a_cpu() -> None:
     on_cpu = run_command("run", "--target", "cpu", script)
     simulated = run_command("run", "--target", "simulated:cuda:2", script)
     assert (on_cpu.returncode, on_cpu.stdout) == (0, "tensor([2., 2.])\n")
-    assert "found at least two devices, cuda:0 and cuda:1!" in simulated.stderr and simulated.returncode == 1
+    assert (
+        "found at least two devices, cuda:0 and cuda:1!" in simulated.stderr
+        and simulated.returncode == 1
+    )
 
 
 @pytest.mark.sampled(1, of="examples that train")
@@ -93,10 +102,17 @@ def test_fails_without_a_scope(name: str, tmp_path: Path) -> None:
     if name == "finetune_gpt2":
         pytest.importorskip("transformers", reason="install with the [hf] extra")
     environment = {"TORCHDEVICE": "0"}
-    result = run_python(str(EXAMPLES / f"{name}.py"), *ARGUMENTS.get(name, []), cwd=tmp_path, **environment)
+    result = run_python(
+        str(EXAMPLES / f"{name}.py"), *ARGUMENTS.get(name, []), cwd=tmp_path, **environment
+    )
     if name == "demo_device_info":  # it prints is_available() before anything fails
         assert "available: False" in result.stdout
-    errors = ("Torch not compiled with CUDA", "needs a GPU", "no attribute '_cuda_setDevice'", "requires CUDA support")
+    errors = (
+        "Torch not compiled with CUDA",
+        "needs a GPU",
+        "no attribute '_cuda_setDevice'",
+        "requires CUDA support",
+    )
     errors += (
         "NVIDIA driver",
         "CUDA error",
@@ -104,10 +120,13 @@ def test_fails_without_a_scope(name: str, tmp_path: Path) -> None:
         "CUDA driver",
         "Cannot access accelerator",
     )
-    assert result.returncode == 1 and any(error in result.stderr for error in errors), result.stderr[-1500:]
+    assert result.returncode == 1 and any(error in result.stderr for error in errors), (
+        result.stderr[-1500:]
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name != "model_parallel"])  # which uses ToDevice
+# Which uses ToDevice.
+@pytest.mark.parametrize("name", [name for name in names() if name != "model_parallel"])
 def test_no_example_mentions_this_package(name: str) -> None:
     assert "torchdevice" not in (EXAMPLES / f"{name}.py").read_text()
     assert os.access(EXAMPLES / f"{name}.py", os.R_OK)

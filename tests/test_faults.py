@@ -1,7 +1,8 @@
-"""Processes that fail or end while others count on them, and processes started in the middle of a scope.
+"""Processes that fail or end while others count on them, and processes started in the middle of a
+scope.
 
-Each test is bounded in time by the processes that it waits for. Programs get a temporary folder of their own, in which
-nothing may be left, as in shared memory.
+Each test is bounded in time by the processes that it waits for. Programs get a temporary folder of
+their own, in which nothing may be left, as in shared memory.
 """
 
 from __future__ import annotations
@@ -16,16 +17,24 @@ from processes import free_port, run_program, run_python
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
-    """A folder for the program's temporary files. Its name is short, because sockets are made there."""
+    """A folder for the program's temporary files. Its name is short, because sockets are made
+    there.
+    """
     folder = tmp_path / "t"
     folder.mkdir()
     return folder
 
 
-def assert_prints(done: subprocess.CompletedProcess[str], temporary: Path, expected: list[str]) -> None:
+def assert_prints(
+    done: subprocess.CompletedProcess[str], temporary: Path, expected: list[str]
+) -> None:
     assert done.stdout.splitlines() == expected, done.stdout + done.stderr[-4000:]
     # torch keeps a cache, and a worker that is killed leaves a folder of multiprocessing's.
-    left = [each.name for each in temporary.iterdir() if not each.name.startswith(("torchinductor_", "pymp-"))]
+    left = [
+        each.name
+        for each in temporary.iterdir()
+        if not each.name.startswith(("torchinductor_", "pymp-"))
+    ]
     assert done.returncode == 0 and left == []
 
 
@@ -92,7 +101,9 @@ RANKS = """
 @pytest.mark.sampled(8, of="long programs")
 @pytest.mark.one_engine
 def test_a_rank_that_ends_or_stays_away(target: str, tmp_path: Path, temporary: Path) -> None:
-    """The rank that waits gets NCCL's error, which names the collective and the rank, within the time-out."""
+    """The rank that waits gets NCCL's error, which names the collective and the rank, within the
+    time-out.
+    """
     failing = {
         "exit:all_reduce": "all_reduce",
         "exit:recv": "recv",
@@ -102,7 +113,9 @@ def test_a_rank_that_ends_or_stays_away(target: str, tmp_path: Path, temporary: 
     }
     two = f"{target}:2" if target.startswith("simulated") else target
     ports = ",".join(free_port() for _ in failing)
-    done = run_program(tmp_path, RANKS, ports, *failing, options=["--target", two], TMPDIR=str(temporary))
+    done = run_program(
+        tmp_path, RANKS, ports, *failing, options=["--target", two], TMPDIR=str(temporary)
+    )
     where = "of the group 'default_pg' of 2 ranks"
     expected = [f"{case.replace(':', ', ')}, {name} {where}" for case, name in failing.items()]
     assert_prints(done, temporary, expected)
@@ -157,7 +170,9 @@ LOADER = """
 
 @pytest.mark.sampled(2, of="faults of processes")
 @pytest.mark.one_engine
-def test_a_loader_whose_worker_raises_or_is_killed(target: str, tmp_path: Path, temporary: Path) -> None:
+def test_a_loader_whose_worker_raises_or_is_killed(
+    target: str, tmp_path: Path, temporary: Path
+) -> None:
     done = run_program(tmp_path, LOADER, options=["--target", target], TMPDIR=str(temporary))
     raised = "ValueError Caught ValueError in DataLoader worker process 0."
     expected = [
@@ -216,10 +231,14 @@ CHILDREN = """
 @pytest.mark.one_engine
 @pytest.mark.parametrize("way", ["with", "enable"])
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver", "subprocess"])
-def test_a_child_of_a_process_in_a_scope(way: str, method: str, tmp_path: Path, temporary: Path) -> None:
+def test_a_child_of_a_process_in_a_scope(
+    way: str, method: str, tmp_path: Path, temporary: Path
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(CHILDREN))
-    done = run_python(str(program), way, method, cwd=tmp_path, TMPDIR=str(temporary), TORCHDEVICE="")
+    done = run_python(
+        str(program), way, method, cwd=tmp_path, TMPDIR=str(temporary), TORCHDEVICE=""
+    )
     follows = way == "enable" or method == "fork"
     later = follows and method == "forkserver"  # its children have what the server began with
     expected = [f"within {follows} {follows} True True", f"after {later} {later} False False"]

@@ -1,4 +1,6 @@
-"""A program's file may have any name: what is written about it can be read, and says which file it was."""
+"""A program's file may have any name: what is written about it can be read, and says which file it
+was.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,33 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse most of these names"),
 ]
 
-PROGRAM = "import torch\nx = torch.linspace(0, 1, 9, device='cuda')\ny = x.exp()\nz = torch.cuda.nvml\n"
+PROGRAM = (
+    "import torch\nx = torch.linspace(0, 1, 9, device='cuda')\ny = x.exp()\nz = torch.cuda.nvml\n"
+)
 
-PARTS = ['"""', "'''", "\\U", "\\", "\n", "\r", "#", "{", "%s", "<b>", "&lt;", "-->", "é", "\U0001f600", "\udcff"]
+PARTS = [
+    '"""',
+    "'''",
+    "\\U",
+    "\\",
+    "\n",
+    "\r",
+    "#",
+    "{",
+    "%s",
+    "<b>",
+    "&lt;",
+    "-->",
+    "é",
+    "\U0001f600",
+    "\udcff",
+]
 
 NAMES = st.one_of(
     st.lists(st.sampled_from(PARTS), min_size=1, max_size=12).map("".join),
-    st.binary(min_size=1, max_size=60).map(lambda name: os.fsdecode(name.translate(bytes.maketrans(b"/\0", b"'\"")))),
+    st.binary(min_size=1, max_size=60).map(
+        lambda name: os.fsdecode(name.translate(bytes.maketrans(b"/\0", b"'\"")))
+    ),
 )
 
 
@@ -81,7 +103,10 @@ class Written:
         folder.mkdir(exist_ok=True)
         self.path = os.path.join(folder, name + ".py")
         Path(self.path).write_text(PROGRAM)
-        with torchdevice.portable("cpu", verify=str(folder / "found.json")) as scope, warnings.catch_warnings():
+        with (
+            torchdevice.portable("cpu", verify=str(folder / "found.json")) as scope,
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             with planted_in_cpu("exp", wrong_in_float32), contextlib.suppress(AttributeError):
                 exec(compile(PROGRAM, self.path, "exec"), {})
@@ -119,18 +144,30 @@ def test_any_name(plain: tuple[Path, Written], tmp_path: Path, name: str) -> Non
     (_, usual), written = plain, Written(tmp_path / "it", name)
     tree, expected = ast.parse(written.script), ast.parse(usual.script)
     docstring = ast.get_docstring(tree, clean=False)
-    assert [ast.dump(each) for each in tree.body[1:]] == [ast.dump(each) for each in expected.body[1:]]
-    assert docstring is not None and written.path.encode("utf-8", "backslashreplace").decode() in docstring
+    assert [ast.dump(each) for each in tree.body[1:]] == [
+        ast.dump(each) for each in expected.body[1:]
+    ]
+    assert (
+        docstring is not None
+        and written.path.encode("utf-8", "backslashreplace").decode() in docstring
+    )
     folder = tmp_path / "it"
-    pages = [Page((each / "report.html").read_text(encoding="utf-8")) for each in (folder, plain[0])]
+    pages = [
+        Page((each / "report.html").read_text(encoding="utf-8")) for each in (folder, plain[0])
+    ]
     assert pages[0].tags == pages[1].tags
     found = Report.from_dict(json.loads((folder / "report.json").read_text(encoding="utf-8")))
     assert {row.file for row in found.rows} == {written.path}
     (of_verify,) = json.loads((folder / "found.json").read_text(encoding="utf-8"))["findings"]
     assert of_verify["site"]["file"] == written.path
     document = json.loads((folder / "found.sarif").read_text(encoding="utf-8"))
-    places = [result["locations"][0]["physicalLocation"] for result in document["runs"][0]["results"]]
-    uris = {unquote_to_bytes(place["artifactLocation"]["uri"].removeprefix("file://")) for place in places}
+    places = [
+        result["locations"][0]["physicalLocation"] for result in document["runs"][0]["results"]
+    ]
+    uris = {
+        unquote_to_bytes(place["artifactLocation"]["uri"].removeprefix("file://"))
+        for place in places
+    }
     assert uris <= {os.fsencode(written.path), os.fsencode(os.path.relpath(written.path))} and uris
 
 
@@ -138,12 +175,20 @@ def test_a_run_of_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
     name = os.fsdecode(b"tr\xe9in.py")
     (tmp_path / name).write_text("import torch\ntorch.ones(1, device='cuda')\n")
     for words in (["--report=page.html"], ["--report=data.json"], ["--report"]):
-        ran = run_fresh_python("-m", "torchdevice", "run", "--target", "cpu", *words, name, cwd=tmp_path)
+        ran = run_fresh_python(
+            "-m", "torchdevice", "run", "--target", "cpu", *words, name, cwd=tmp_path
+        )
         assert ran.returncode == 0 and "Error" not in ran.stderr, ran.stderr
     assert "tr\\udce9in.py" in (tmp_path / "page.html").read_text(encoding="utf-8")
     shown = run_fresh_python("-m", "torchdevice", "report", "data.json", cwd=tmp_path)
     assert shown.returncode == 0 and "tr\\udce9in.py:2" in shown.stdout, shown.stderr
     log = run_fresh_python(
-        "-m", "torchdevice", "run", name, cwd=tmp_path, TORCHDEVICE_LOG_FILE="log", TORCHDEVICE_LOG="DEBUG"
+        "-m",
+        "torchdevice",
+        "run",
+        name,
+        cwd=tmp_path,
+        TORCHDEVICE_LOG_FILE="log",
+        TORCHDEVICE_LOG="DEBUG",
     )
     assert log.returncode == 0 and "Logging error" not in log.stderr, log.stderr

@@ -18,7 +18,17 @@ KIT = benchmark("gpu_kit")
 
 def rehearsed(folder: Path, *words: str) -> dict[tuple[str, str], Any]:
     """Run the kit on a simulated H200, and return its answers."""
-    ran = run_python("-m", "benchmarks.gpu_kit", str(folder), "--target", "h200", "--workers", "1", *words, cwd=ROOT)
+    ran = run_python(
+        "-m",
+        "benchmarks.gpu_kit",
+        str(folder),
+        "--target",
+        "h200",
+        "--workers",
+        "1",
+        *words,
+        cwd=ROOT,
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     found: dict[tuple[str, str], Any] = KIT.answers_in(folder)
     return found
@@ -64,7 +74,12 @@ def test_draws_are_the_same_in_each_process(tmp_path: Path) -> None:
 
 
 def shard(name: str, code: str, seconds: float = 60) -> Any:
-    return KIT.Shard("contracts", name, ["-c", f"import sys; from benchmarks.gpu_kit import answer; {code}"], seconds)
+    return KIT.Shard(
+        "contracts",
+        name,
+        ["-c", f"import sys; from benchmarks.gpu_kit import answer; {code}"],
+        seconds,
+    )
 
 
 def ends(folder: Path) -> dict[str, str]:
@@ -73,7 +88,10 @@ def ends(folder: Path) -> dict[str, str]:
 
 
 def test_a_shard_that_has_ended_is_not_run_again(tmp_path: Path) -> None:
-    code = f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); answer(test='one', outcome='failed'); sys.exit(3)"
+    code = (
+        f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); answer(test='one', outcome='failed'); "
+        "sys.exit(3)"
+    )
     for _ in range(2):
         KIT.run([shard("one", code)], tmp_path / "answers", 60, 1)
     assert ends(tmp_path / "answers") == {"one": "failed"}
@@ -82,7 +100,9 @@ def test_a_shard_that_has_ended_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_hangs_keeps_its_answers_and_is_not_run_again(tmp_path: Path) -> None:
-    hanging = shard("one", "import time; answer(test='one', outcome='passed'); time.sleep(600)", seconds=15)
+    hanging = shard(
+        "one", "import time; answer(test='one', outcome='passed'); time.sleep(600)", seconds=15
+    )
     KIT.run([hanging, shard("two", "answer(test='two', outcome='passed')")], tmp_path, 300, 1)
     assert ends(tmp_path) == {"one": "stopped", "two": "finished"}
     assert KIT.summary(tmp_path) == "contracts: 2 passed\ncontracts one: stopped"
@@ -109,10 +129,19 @@ def test_a_wheel_is_imported_from_the_folder(tmp_path: Path) -> None:
 
 
 def test_two_folders_are_compared(tmp_path: Path) -> None:
-    draws = [["torch.float32", [["torch.float32", [2], [1], "cuda", 1.0]]], ["torch.int8", "RuntimeError: no"]]
-    for name, mean, failed in (("one", 1.0, "passed"), ("same", 1.001, "passed"), ("other", 1.5, "failed")):
+    draws = [
+        ["torch.float32", [["torch.float32", [2], [1], "cuda", 1.0]]],
+        ["torch.int8", "RuntimeError: no"],
+    ]
+    for name, mean, failed in (
+        ("one", 1.0, "passed"),
+        ("same", 1.001, "passed"),
+        ("other", 1.5, "failed"),
+    ):
         draws[0][1][0][4] = mean  # type: ignore[index]
-        code = f"answer(operator='add', draws={draws!r}); answer(test='t[{name}]', outcome={failed!r})"
+        code = (
+            f"answer(operator='add', draws={draws!r}); answer(test='t[{name}]', outcome={failed!r})"
+        )
         KIT.run([shard("one", code)._replace(part="draws")], tmp_path / name, 60, 1)
     assert KIT.differences(tmp_path / "one", tmp_path / "same") == []
     (odd,) = KIT.differences(tmp_path / "one", tmp_path / "other")

@@ -1,4 +1,5 @@
-"""Every name under ``torch.cuda`` and in its neighbours is declared, and is as faithful as it is declared to be.
+"""Every name under ``torch.cuda`` and in its neighbours is declared, and is as faithful as it is
+declared to be.
 
 The names are read from the installed torch, so that a name that is new in torch fails a test.
 """
@@ -51,7 +52,9 @@ SUPPLIED_OTHERWISE = {
         ),
         "torch.mtia asks them, on torch 2.10",
     ),
-    "_acceleratorGraph": "the class above it refuses (torch_modules/accelerators/accelerator_api.py)",
+    "_acceleratorGraph": (
+        "the class above it refuses (torch_modules/accelerators/accelerator_api.py)"
+    ),
     "_cuda_CUDAAllocator": "a type, named in annotations",
     "_cuda_CUDAAllocator_AllocatorState": "a type, named in annotations",
     "_cudart": "torch.cuda keeps it in a global (torch_modules/cuda/cudart.py)",
@@ -63,7 +66,9 @@ SUPPLIED_OTHERWISE = {
 
 
 def mentioned() -> set[str]:
-    """Return the names of ``torch._C`` for accelerators that the Python of the installed torch mentions."""
+    """Return the names of ``torch._C`` for accelerators that the Python of the installed torch
+    mentions.
+    """
     direct = re.compile(rf"\b_?C\.({FAMILIES})\b")
     quoted = re.compile(rf"""(?:_C, |_dummy_type\()["']({FAMILIES})["']""")
     imported = re.compile(r"from torch\._C import (?:\(([^)]*)\)|([^\n(]*))")
@@ -123,7 +128,11 @@ def present(names: Any) -> list[str]:
 
 def public(module: ModuleType) -> list[str]:
     listed = getattr(module, "__all__", None)
-    own = [n for n, v in vars(module).items() if n[0] != "_" and getattr(v, "__module__", None) == module.__name__]
+    own = [
+        n
+        for n, v in vars(module).items()
+        if n[0] != "_" and getattr(v, "__module__", None) == module.__name__
+    ]
     return list(listed) if listed else own
 
 
@@ -152,13 +161,17 @@ CASED = present(PUBLIC_NAMES)
 
 
 def skip_torchs_own(name: str, kind: str) -> None:
-    """Leave out a name of the target's own module: torch answers there, or the simulated machine."""
+    """Leave out a name of the target's own module: torch answers there, or the simulated
+    machine.
+    """
     if name.startswith((f"torch.{kind}.", f"torch.backends.{kind}.")):
         pytest.skip(f"{name} belongs to the target")
 
 
 def program(name: str) -> dict[str, Any]:
-    """Return the options of a scope for a program that uses a name: cases of MPS compare with names of CUDA."""
+    """Return the options of a scope for a program that uses a name: cases of MPS compare with names
+    of CUDA.
+    """
     if name.startswith(("torch.mps.", "torch.backends.mps.")):
         return {"written_for": "any"}
     return {"written_for": "xpu" if name.startswith("torch.xpu.") else "cuda"}
@@ -173,7 +186,9 @@ def declared(name: str, kind: str) -> Fidelity:
 
 
 def use(name: str, kind: str) -> None:
-    """Run a name's case in the active scope. The case passes, or raises if the name is declared unsupported."""
+    """Run a name's case in the active scope. The case passes, or raises if the name is declared
+    unsupported.
+    """
     if declared(name, kind) is not Fidelity.UNSUPPORTED:
         assert CASES[name]()
         return
@@ -183,7 +198,9 @@ def use(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASED)
-def test_a_name_does_what_it_says(name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_name_does_what_it_says(
+    name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     skip_torchs_own(name, kind)
     monkeypatch.chdir(tmp_path)
     with torchdevice.portable(target, **program(name)), warnings.catch_warnings():
@@ -192,8 +209,12 @@ def test_a_name_does_what_it_says(name: str, target: str, kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", CASED)
-def test_a_name_is_as_faithful_as_declared(name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """A strict scope refuses approximate names, and no other supported name; it lets declared constants pass."""
+def test_a_name_is_as_faithful_as_declared(
+    name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A strict scope refuses approximate names, and no other supported name; it lets declared
+    constants pass.
+    """
     skip_torchs_own(name, kind)
     monkeypatch.chdir(tmp_path)
     fidelity = declared(name, kind)
@@ -210,9 +231,12 @@ NOTHING_TO_OBSERVE = {
     "torch.xpu.graph": "the graph that it takes is refused",
     "torch.cuda.has_half": "torch's own constant, True in every build",
     "torch.cuda.has_magma": "torch's own constant, True in a CUDA build",
-    "torch.backends.mps.is_macos13_or_newer": "macOS 14.0 is answered, which is newer than any macOS 13",
+    "torch.backends.mps.is_macos13_or_newer": (
+        "macOS 14.0 is answered, which is newer than any macOS 13"
+    ),
     **{
-        f"torch.cuda.graph_annotations.{verb}_kernel_{what}": "torch annotates nothing without CUDA's bindings"
+        f"torch.cuda.graph_annotations.{verb}_kernel_{what}": "torch annotates nothing without "
+        "CUDA's bindings"
         for verb, what in (
             ("get", "annotations"),
             ("clear", "annotations"),
@@ -245,7 +269,9 @@ _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 
 @pytest.fixture
 def settings_are_restored(target: str) -> Iterator[None]:
-    """Restore what a case leaves behind when it fails half way: flags of attention and open ranges of NVTX."""
+    """Restore what a case leaves behind when it fails half way: flags of attention and open ranges
+    of NVTX.
+    """
     flags = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION}
     yield
     for name, value in flags.items():
@@ -257,7 +283,9 @@ def settings_are_restored(target: str) -> Iterator[None]:
 
 @pytest.mark.usefixtures("settings_are_restored")
 @pytest.mark.parametrize("name", CASED)
-def test_a_stub_does_not_pass(name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_stub_does_not_pass(
+    name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     """No case passes for a function that only returns None, True or 0."""
     skip_torchs_own(name, kind)
     monkeypatch.chdir(tmp_path)

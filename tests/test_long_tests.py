@@ -19,7 +19,15 @@ class Item(NamedTuple):
     nodeid: str
 
 
-NAMES = ("a.py::short", "a.py::long[1]", "a.py::long[2]", "a.py::longer", "b.py::only_long", "c.py::x", "d.py::longest")
+NAMES = (
+    "a.py::short",
+    "a.py::long[1]",
+    "a.py::long[2]",
+    "a.py::longer",
+    "b.py::only_long",
+    "c.py::x",
+    "d.py::longest",
+)
 ITEMS: list[Any] = [Item(Path(name.partition("::")[0]), name) for name in NAMES]
 SECONDS = {"a.py::long": 2.0, "a.py::longer": 5.0, "b.py::only_long": 20.0, "d.py::longest": 40.0}
 
@@ -33,7 +41,9 @@ def test_as_many_as_fit_are_taken_and_all_short_ones(seed: int) -> None:
 
 
 def test_another_seed_draws_others() -> None:
-    drawn = {tuple(item.nodeid for item in affordable(ITEMS, seed, SECONDS, 26)) for seed in range(8)}
+    drawn = {
+        tuple(item.nodeid for item in affordable(ITEMS, seed, SECONDS, 26)) for seed in range(8)
+    }
     assert len(drawn) > 1
 
 
@@ -46,4 +56,6 @@ def test_the_record_names_tests_that_are_there() -> None:
     assert seconds and all(each >= LONG for each in seconds.values())
     for name in seconds:
         file, *_, function = name.split("::")
-        assert f"def {function}(" in (ROOT / file).read_text(), f"{name} is no more: take it out of the record"
+        assert f"def {function}(" in (ROOT / file).read_text(), (
+            f"{name} is no more: take it out of the record"
+        )

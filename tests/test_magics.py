@@ -49,11 +49,16 @@ print(torchdevice.current())
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("first", ["import torch", "import torchdevice", "from torchdevice import errors", ""])
 @pytest.mark.parametrize(
-    ("then", "scope"), [((), "<torchdevice.Scope target='simulated:cuda:1'>"), (("%torchdevice off",), "None")]
+    "first", ["import torch", "import torchdevice", "from torchdevice import errors", ""]
 )
-def test_a_session_in_the_scope_of_the_variable(first: str, then: tuple[str, ...], scope: str) -> None:
+@pytest.mark.parametrize(
+    ("then", "scope"),
+    [((), "<torchdevice.Scope target='simulated:cuda:1'>"), (("%torchdevice off",), "None")],
+)
+def test_a_session_in_the_scope_of_the_variable(
+    first: str, then: tuple[str, ...], scope: str
+) -> None:
     program = _AT_START.format(cells=[first, "%load_ext torchdevice", *then])
     ran = run_python("-c", program, TORCHDEVICE="1", TORCHDEVICE_TARGET="simulated:cuda")
     assert ran.stdout.splitlines()[-1] == scope and "could not be activated" not in ran.stderr
@@ -80,7 +85,9 @@ class TestForTheSession:
         run(session, "%torchdevice cpu")
         run(session, "%torchdevice --target simulated:cuda")
         assert run(
-            session, "torchdevice_target = __import__('torchdevice').current().runtime.target; torchdevice_target"
+            session,
+            "torchdevice_target = __import__('torchdevice').current().runtime.target; "
+            "torchdevice_target",
         )
         assert torchdevice.current().runtime.target == "simulated:cuda:1"
         run(session, "%torchdevice off")
@@ -89,7 +96,10 @@ class TestForTheSession:
     def test_processes_follow(self, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         program = "import torch; print(torch.ones(1).cuda().item())"
         run(session, "%torchdevice cpu")
-        said = run(session, f'import subprocess, sys; subprocess.check_output([sys.executable, "-c", "{program}"])')
+        said = run(
+            session,
+            f'import subprocess, sys; subprocess.check_output([sys.executable, "-c", "{program}"])',
+        )
         assert said == b"1.0\n"
 
     @pytest.mark.parametrize(
@@ -118,7 +128,8 @@ class TestForTheSession:
 
     @pytest.mark.usefixtures("no_collections")
     @pytest.mark.parametrize(
-        "again", ["%torchdevice cpu", "%torchdevice on", "torchdevice.enable('cpu', propagate=True)"]
+        "again",
+        ["%torchdevice cpu", "%torchdevice on", "torchdevice.enable('cpu', propagate=True)"],
     )
     def test_it_keeps_no_option_of_the_one_before(self, session: Any, again: str) -> None:
         run(session, "%torchdevice simulated:cuda:2 --memory 1GiB --strict --float64 error")
@@ -128,20 +139,32 @@ class TestForTheSession:
         assert torchdevice.current().runtime.target == "cpu"
         run(session, "%torchdevice off")
 
-    def test_variables_of_the_user_stay(self, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_variables_of_the_user_stay(
+        self, session: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("TORCHDEVICE_STRICT", "1")
         monkeypatch.setenv("TORCHDEVICE_TARGET", "simulated:cuda")
         for line in ("cpu --float64 error", "on", "cpu --float64 error"):
             run(session, f"%torchdevice {line}")
             assert torchdevice.current().options.strict
-            assert torchdevice.current().runtime.target == ("simulated:cuda:1" if line == "on" else "cpu")
+            assert torchdevice.current().runtime.target == (
+                "simulated:cuda:1" if line == "on" else "cpu"
+            )
         run(session, "%torchdevice off")
         assert os.environ["TORCHDEVICE_TARGET"] == "simulated:cuda"
 
-    def test_what_it_answers_and_its_status(self, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_what_it_answers_and_its_status(
+        self, session: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         run(session, "%torchdevice status")
-        assert capsys.readouterr().out == "torchdevice: no scope is active. %torchdevice on begins one.\n"
-        said = "torchdevice: CUDA is simulated:cuda:2 in this session, with 2 devices. `%torchdevice off` ends it."
+        assert (
+            capsys.readouterr().out
+            == "torchdevice: no scope is active. %torchdevice on begins one.\n"
+        )
+        said = (
+            "torchdevice: CUDA is simulated:cuda:2 in this session, with 2 devices. `%torchdevice "
+            "off` ends it."
+        )
         run(session, "%torchdevice simulated:cuda:2 --memory 1GiB")
         assert said in capsys.readouterr().out
         run(session, "%torchdevice status")
@@ -151,7 +174,10 @@ class TestForTheSession:
 
     def test_after_a_device_assert(self, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
         run(session, "%torchdevice simulated:cuda")
-        lose = "import torch; torch.ones(2, device='cuda')[torch.tensor([5], device='cuda')]; torch.cuda.synchronize()"
+        lose = (
+            "import torch; torch.ones(2, device='cuda')[torch.tensor([5], device='cuda')]; "
+            "torch.cuda.synchronize()"
+        )
         assert session.run_cell(lose).error_in_exec is not None
         assert "Run `%torchdevice` again, and make your tensors anew." in capsys.readouterr().out
         run(session, "%torchdevice simulated:cuda")
@@ -163,7 +189,9 @@ class TestForTheSession:
     ) -> None:
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         run(session, "%torchdevice cpu")
-        assert session.run_cell("import torch, signal; torch.ones(2).apply_(lambda x: signal.raise_signal(2))")
+        assert session.run_cell(
+            "import torch, signal; torch.ones(2).apply_(lambda x: signal.raise_signal(2))"
+        )
         assert "KeyboardInterrupt" in capsys.readouterr().out
         run(session, "%torchdevice off")
         signal.signal(signal.SIGINT, before)
@@ -181,7 +209,9 @@ class TestForTheSession:
     def test_the_package_has_its_name(self, session: Any) -> None:
         assert run(session, "torchdevice") is torchdevice
 
-    @pytest.mark.parametrize("cell", ["%%torchdevice simulated:cuda\n{}", "%torchdevice simulated:cuda\n{}"])
+    @pytest.mark.parametrize(
+        "cell", ["%%torchdevice simulated:cuda\n{}", "%torchdevice simulated:cuda\n{}"]
+    )
     def test_an_error_has_the_frames_of_the_cell(
         self, session: Any, cell: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -190,7 +220,11 @@ class TestForTheSession:
             run(session, cell.format(program))
         shown = capsys.readouterr().out
         shown = re.sub(r"\x1b\[[0-9;]*m", "", shown)
-        assert "in f()" in shown and "same device" in shown and os.path.dirname(torchdevice.__file__) not in shown
+        assert (
+            "in f()" in shown
+            and "same device" in shown
+            and os.path.dirname(torchdevice.__file__) not in shown
+        )
         run(session, "%torchdevice off")
         assert not session.custom_exceptions
 
@@ -221,7 +255,10 @@ class TestEnable:
         assert torchdevice.current() is None
 
     def test_the_last_call_counts(self, session: Any) -> None:
-        run(session, "import torchdevice\ntorchdevice.enable('cpu')\ntorchdevice.enable('cpu', strict=True)")
+        run(
+            session,
+            "import torchdevice\ntorchdevice.enable('cpu')\ntorchdevice.enable('cpu', strict=True)",
+        )
         assert torchdevice.current().options.strict
         run(session, "torchdevice.disable()")
         assert torchdevice.current() is None

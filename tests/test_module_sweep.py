@@ -1,4 +1,6 @@
-"""Every module and optimizer of torch's own databases behaves in a scope, spelled for CUDA, as on the plain CPU."""
+"""Every module and optimizer of torch's own databases behaves in a scope, spelled for CUDA, as on
+the plain CPU.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ import torchdevice
 
 def _inputs(info: Any, device: str) -> list[Any]:
     torch.manual_seed(5)
-    return info.module_inputs_func(info, device=device, dtype=torch.float32, requires_grad=False, training=True)
+    return info.module_inputs_func(
+        info, device=device, dtype=torch.float32, requires_grad=False, training=True
+    )
 
 
 def _run_module(info: Any, module_input: Any, device: str) -> Any:
@@ -28,9 +32,15 @@ def _run_module(info: Any, module_input: Any, device: str) -> Any:
     forward = module_input.forward_input
     if forward is None:
         return None
-    args, kwargs = torch.utils._pytree.tree_map(lambda x: _placed(x, device), (forward.args, forward.kwargs))
+    args, kwargs = torch.utils._pytree.tree_map(
+        lambda x: _placed(x, device), (forward.args, forward.kwargs)
+    )
     result = module(*args, **kwargs)
-    outputs = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+    outputs = [
+        t
+        for t in torch.utils._pytree.tree_leaves(result)
+        if isinstance(t, torch.Tensor) and t.requires_grad
+    ]
     if outputs:
         sum(o.abs().sum() for o in outputs).backward()
     return result, [p.grad for p in module.parameters()], list(module.state_dict().values())
@@ -43,8 +53,16 @@ def _placed(value: Any, device: str) -> Any:
     return value.to("cuda") if device == "cuda" else value
 
 
-FUSED_BY_ACCELERATORS = (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU, torch.nn.LSTMCell, torch.nn.GRUCell)
-"""On an accelerator torch runs these modules by other operators than on a CPU, which add in another order."""
+FUSED_BY_ACCELERATORS = (
+    torch.nn.RNN,
+    torch.nn.LSTM,
+    torch.nn.GRU,
+    torch.nn.LSTMCell,
+    torch.nn.GRUCell,
+)
+"""On an accelerator torch runs these modules by other operators than on a CPU, which add in another
+order.
+"""
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -57,7 +75,9 @@ def test_every_module_gives_the_same_bits(
         before = compared
         for plain in _inputs(info, "cpu"):
             try:
-                expected = results_on_cpu(target, lambda plain=plain, info=info: _run_module(info, plain, "cpu"))
+                expected = results_on_cpu(
+                    target, lambda plain=plain, info=info: _run_module(info, plain, "cpu")
+                )
             except Exception:  # this configuration does not run on the plain CPU
                 continue
             with torchdevice.portable(target):
@@ -73,12 +93,16 @@ def test_every_module_gives_the_same_bits(
             empty.append(info.name)
     with capsys.disabled():
         print(
-            f"\nmodule_db on {target}: {len(modules)} of {len(module_db)} modules, {compared} configurations compared"
+            f"\nmodule_db on {target}: {len(modules)} of {len(module_db)} modules, {compared} "
+            "configurations compared"
         )
         for name in empty:
             print(f"  nothing to compare: {name}: no configuration runs on the plain CPU")
         if kind != "cpu":
-            print(f"  close, not identical: {', '.join(cls.__name__ for cls in FUSED_BY_ACCELERATORS)}: fused cells")
+            print(
+                "  close, not identical: "
+                f"{', '.join(cls.__name__ for cls in FUSED_BY_ACCELERATORS)}: fused cells"
+            )
     assert differences == []
     assert compared >= len(modules)
 
@@ -104,7 +128,9 @@ def _constructor_names(info: Any) -> set[str]:
 
 def _train(info: Any, options: dict[str, Any], device: str) -> Any:
     torch.manual_seed(8)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3, bias=False))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3, bias=False)
+    )
     data = torch.randn(6, 4)
     if device == "cuda":
         model, data = model.cuda(), data.to("cuda")
@@ -140,8 +166,12 @@ def _train(info: Any, options: dict[str, Any], device: str) -> Any:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("info", optim_db, ids=lambda info: info.optim_cls.__name__)
 @pytest.mark.filterwarnings("ignore")
-def test_every_optimizer_trains_the_same(target: str, kind: str, info: Any, implementation: str) -> None:
-    """The optimizer's state is saved and loaded in between. ``capturable`` is compared with the CPU's default."""
+def test_every_optimizer_trains_the_same(
+    target: str, kind: str, info: Any, implementation: str
+) -> None:
+    """The optimizer's state is saved and loaded in between. ``capturable`` is compared with the
+    CPU's default.
+    """
     compared = 0
     for configuration in info.optim_inputs_func(device="cpu"):
         options = _options(info, configuration.kwargs, implementation)
@@ -158,7 +188,8 @@ def test_every_optimizer_trains_the_same(target: str, kind: str, info: Any, impl
             actual = _train(info, options, "cuda")
             difference = identical(expected, actual, kind)
         if implementation == "capturable":
-            # The plain CPU refuses ``capturable``, whose tensor arithmetic rounds differently from the default's.
+            # The plain CPU refuses ``capturable``, whose tensor arithmetic rounds differently from
+            # the default's.
             torch.testing.assert_close(actual, expected, check_device=False)
         else:
             if difference and kind != "cpu" and implementation == "default":

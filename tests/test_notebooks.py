@@ -49,7 +49,9 @@ json.dump(said, open(sys.argv[2], "w"))
 
 
 def executed(folder: Path, *runs: Any) -> list[str]:
-    """Run cells, a list of sources at a time or "restart", in one kernel; return what each cell shows."""
+    """Run cells, a list of sources at a time or "restart", in one kernel; return what each cell
+    shows.
+    """
     asked, given = folder / "runs.json", folder / "said.json"
     asked.write_text(json.dumps(runs))
     done = run_python("-c", DRIVER, str(asked), str(given), cwd=folder)
@@ -58,7 +60,9 @@ def executed(folder: Path, *runs: Any) -> list[str]:
 
 
 def shown(output: dict[str, Any]) -> str:
-    """Return what a notebook shows of an output: HTML before text, and a traceback without its colours."""
+    """Return what a notebook shows of an output: HTML before text, and a traceback without its
+    colours.
+    """
     if output["output_type"] == "error":
         return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output["traceback"]))
     data = output.get("data", {})
@@ -69,16 +73,29 @@ def test_cells_run_again_in_any_order_and_after_a_restart(tmp_path: Path) -> Non
     once = [LOAD, ENTER, USE, REPORT, FAIL, ENTER, USE, LEAVE, ENTER, USE, LEAVE]
     said = executed(tmp_path, once, once, "restart", [USE], once)
     plain = said.pop(2 * len(once))
-    first, second, third = (said[start : start + len(once)] for start in range(0, len(said), len(once)))
+    first, second, third = (
+        said[start : start + len(once)] for start in range(0, len(said), len(once))
+    )
     # After the restart torch is torch's own.
-    assert "Torch not compiled with CUDA enabled" in plain or "No CUDA GPUs" in plain or "NVIDIA driver" in plain
-    for load, enter, use, report, fail, enter_again, use_again, leave, *others in (first, second, third):
+    assert (
+        "Torch not compiled with CUDA enabled" in plain
+        or "No CUDA GPUs" in plain
+        or "NVIDIA driver" in plain
+    )
+    for load, enter, use, report, fail, enter_again, use_again, leave, *others in (
+        first,
+        second,
+        third,
+    ):
         # What IPython says of an extension that is loaded already.
         assert load == "" or "already loaded" in load
-        assert enter == enter_again and enter.startswith("torchdevice: CUDA is simulated:cuda:2 in this session")
+        assert enter == enter_again and enter.startswith(
+            "torchdevice: CUDA is simulated:cuda:2 in this session"
+        )
         assert use == use_again == "cuda:1 2\n" and leave == "False"
         assert others == [enter, use, leave]
-        # The report is a page inside the notebook, which names cells as IPython does, and not the kernel's files.
+        # The report is a page inside the notebook, which names cells as IPython does, and not the
+        # kernel's files.
         assert report.startswith("<iframe srcdoc=") and "a notebook" in report and "In[" in report
         assert "ipykernel" not in report
         # The error's frames are those of the cell.
@@ -87,7 +104,10 @@ def test_cells_run_again_in_any_order_and_after_a_restart(tmp_path: Path) -> Non
 
 
 def test_a_typo_is_one_line(tmp_path: Path) -> None:
-    said = executed(tmp_path, [LOAD, "%torchdevice cpu --memroy 1GiB", "%torchdevice vax", "%torchdevice 'cpu", REPORT])
+    said = executed(
+        tmp_path,
+        [LOAD, "%torchdevice cpu --memroy 1GiB", "%torchdevice vax", "%torchdevice 'cpu", REPORT],
+    )
     assert all(re.fullmatch(r"UsageError: [^\n]+\n+", text) for text in said[1:4]), said[1:4]
     assert "AttributeError: 'NoneType'" in said[4]  # no scope was entered
 
@@ -100,13 +120,20 @@ def test_help_is_usage_and_every_option(tmp_path: Path) -> None:
 
 @pytest.mark.sampled(8, of="long programs")
 def test_jupyter_execute(tmp_path: Path) -> None:
-    command = shutil.which("jupyter-execute", path=str(Path(sys.executable).parent)) or shutil.which("jupyter-execute")
+    command = shutil.which(
+        "jupyter-execute", path=str(Path(sys.executable).parent)
+    ) or shutil.which("jupyter-execute")
     assert command, "nbclient's command is not on the path"
-    cells = [nbformat.v4.new_code_cell(source) for source in (LOAD, ENTER, USE, REPORT, "%%torchdevice cpu\n" + USE)]
+    cells = [
+        nbformat.v4.new_code_cell(source)
+        for source in (LOAD, ENTER, USE, REPORT, "%%torchdevice cpu\n" + USE)
+    ]
     page = tmp_path / "notebook.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells), page)
     for _ in range(2):  # the notebook holds the results of its first run at the second
-        done = subprocess.run([command, "--inplace", str(page)], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [command, "--inplace", str(page)], capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stderr
         *_, use, report, in_cell = nbformat.read(page, 4).cells
         assert use.outputs[0].text == "cuda:1 2\n" and "text/html" in report.outputs[0].data

@@ -1,4 +1,5 @@
-"""Every operator of torch's own database gives the same bits for CUDA spellings in a scope as on the plain CPU.
+"""Every operator of torch's own database gives the same bits for CUDA spellings in a scope as on
+the plain CPU.
 
 It runs on a CPU target and on a simulated device.
 """
@@ -33,7 +34,9 @@ EXCLUDED = {
 }
 
 EXCLUDED_SIMULATED = {
-    "native_dropout_backward": "multiplies in the order of the CPU's own dropout, which uses other operators",
+    "native_dropout_backward": (
+        "multiplies in the order of the CPU's own dropout, which uses other operators"
+    ),
     "sparse.sampled_addmm": "compressed sparse layouts are not simulated",
     "sparse.mm": "compressed sparse layouts are not simulated",
 }
@@ -66,29 +69,40 @@ def _run(op: Any, sample: Any, backward: bool) -> Any:
     inputs = [t for t in _tensors((sample.input, sample.args, sample.kwargs)) if t.requires_grad]
     if not outputs or not inputs:
         return result, ()
-    gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+    gradients = torch.autograd.grad(
+        outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True
+    )
     return result, gradients
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [
+        leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)
+    ]
 
 
 _NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def _difference(expected: Any, actual: Any, kind: str) -> str:
-    """Return "" if two results are the same. On MPS what a sample asks for in float64 is nearly the same in float32."""
+    """Return "" if two results are the same. On MPS what a sample asks for in float64 is nearly the
+    same in float32.
+    """
     if kind != "mps" or all(leaf.dtype not in _NARROWER for leaf in _tensors(expected)):
         return identical(expected, actual, kind)
     pairs = zip(_tensors(expected), _tensors(actual), strict=True)
-    narrowed = [one.to(other.dtype) if _NARROWER.get(one.dtype) is other.dtype else one for one, other in pairs]
+    narrowed = [
+        one.to(other.dtype) if _NARROWER.get(one.dtype) is other.dtype else one
+        for one, other in pairs
+    ]
     torch.testing.assert_close(_tensors(actual), narrowed, check_device=False, equal_nan=True)
     return ""
 
 
 def _refused(op: Any, dtype: torch.dtype, kind: str, error: Exception) -> bool:
-    """Return whether the device refuses the call with an error of its own, as the tables or the database say."""
+    """Return whether the device refuses the call with an error of its own, as the tables or the
+    database say.
+    """
     if op.name in REFUSED_BY_CUDA and REFUSED_BY_CUDA[op.name] in str(error):
         return True
     gaps = MPS_GAPS.get(op.name, ()) if kind == "mps" else ()
@@ -98,13 +112,16 @@ def _refused(op: Any, dtype: torch.dtype, kind: str, error: Exception) -> bool:
 
 
 def _compare(op: Any, dtype: torch.dtype, target: str, kind: str) -> tuple[int, int, list[str]]:
-    """Return the number of samples compared, of those with results on the target, and the differences."""
+    """Return the number of samples compared, of those with results on the target, and the
+    differences.
+    """
     backward = op.supports_autograd and dtype is torch.float32
     compared, placed, differences = 0, 0, []
     for sample in samples_of(op, dtype, requires_grad=backward):
         try:
             expected = _run(op, sample.transform(_cpu), backward)
-        except Exception:  # the database's own sample does not run on the plain CPU: nothing to compare with
+        except Exception:
+            # The database's own sample does not run on the plain CPU: nothing to compare with.
             continue
         compared += 1
         try:
@@ -117,7 +134,9 @@ def _compare(op: Any, dtype: torch.dtype, target: str, kind: str) -> tuple[int, 
             if kind != "cpu" and _refused(op, dtype, kind, error):
                 compared -= 1
                 continue
-            differences.append(f"{op.formatted_name} {dtype}: {type(error).__name__}: {str(error)[:200]}")
+            differences.append(
+                f"{op.formatted_name} {dtype}: {type(error).__name__}: {str(error)[:200]}"
+            )
             continue
         if difference:
             differences.append(f"{op.formatted_name} {dtype}: {difference}")
@@ -147,12 +166,19 @@ def test_every_operator_gives_the_same_bits(
         if not compared:
             empty.append(op.formatted_name)
     with capsys.disabled():
-        print(f"\nop_db on {target}: {len(operators)} of {len(op_db)} operators, {pairs} with a dtype,", end=" ")
+        print(
+            f"\nop_db on {target}: {len(operators)} of {len(op_db)} operators, {pairs} with a "
+            "dtype,",
+            end=" ",
+        )
         print(f"{samples} samples compared, {on_target} with results on the target")
         for name, reason in excluded.items():
             print(f"  excluded: {name}: {reason}")
         for name in empty:
-            print(f"  nothing to compare: {name}: none of its samples runs on the plain CPU in {DTYPES}")
+            print(
+                f"  nothing to compare: {name}: none of its samples runs on the plain CPU in "
+                f"{DTYPES}"
+            )
         for line in sorted(set(differences)):
             print(f"  differs: {line}")
     assert differences == []

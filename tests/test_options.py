@@ -1,4 +1,6 @@
-"""The record of options: each is declared once, and calls, flags, variables and pages take it from the record."""
+"""The record of options: each is declared once, and calls, flags, variables and pages take it from
+the record.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class TestOneMore:
     def test_as_a_keyword_with_its_default_and_its_check(self) -> None:
         assert record.chosen({}).flavour == "plain"
         assert record.chosen({"flavour": "sweet"}).flavour == "sweet"
-        with pytest.raises(ValueError, match=r"flavour='sour' is not known. Use 'plain' or 'sweet'"):
+        with pytest.raises(
+            ValueError, match=r"flavour='sour' is not known. Use 'plain' or 'sweet'"
+        ):
             record.chosen({"flavour": "sour"})
 
     def test_in_signature_and_documentation(self) -> None:
@@ -66,7 +70,10 @@ class TestOneMore:
 
         assert inspect.signature(portable).parameters["flavour"].default == "plain"
         found = portable.__doc__ or ""
-        assert found.index("flavour: How it tastes.") - found.rindex("\n", 0, found.index("flavour:")) > 4
+        assert (
+            found.index("flavour: How it tastes.") - found.rindex("\n", 0, found.index("flavour:"))
+            > 4
+        )
         assert "See below" not in found
 
     def test_in_a_docstring_that_python_has_indented_less(self) -> None:
@@ -76,7 +83,11 @@ class TestOneMore:
 
         portable.__doc__ = "Run.\n\nArgs:\n    **options: See below.\n\nMore."
         lines = (record.takes_options()(portable).__doc__ or "").splitlines()
-        assert "    flavour: How it tastes." in lines and lines[:3] == ["Run.", "", "Args:"] and lines[-1] == "More."
+        assert (
+            "    flavour: How it tastes." in lines
+            and lines[:3] == ["Run.", "", "Args:"]
+            and lines[-1] == "More."
+        )
 
     def test_as_a_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCHDEVICE_FLAVOUR", "sweet")
@@ -90,8 +101,15 @@ class TestOneMore:
     def test_as_a_flag(self, flag: Any) -> None:
         parser = argparse.ArgumentParser()
         record.add_flags(parser.add_argument, flag)
-        assert vars(parser.parse_args([flag("flavour"), "sweet"]))[flag("flavour")[2:].replace("-", "_")] == "sweet"
-        assert "How it tastes. (variable: TORCHDEVICE_FLAVOUR)" in " ".join(parser.format_help().split())
+        assert (
+            vars(parser.parse_args([flag("flavour"), "sweet"]))[
+                flag("flavour")[2:].replace("-", "_")
+            ]
+            == "sweet"
+        )
+        assert "How it tastes. (variable: TORCHDEVICE_FLAVOUR)" in " ".join(
+            parser.format_help().split()
+        )
         with pytest.raises(SystemExit):
             parser.parse_args([flag("flavour"), "sour"])
 
@@ -101,8 +119,16 @@ class TestOneMore:
 
     def test_in_the_key_and_on_the_page(self) -> None:
         assert Extended(flavour="sweet").key != Extended().key
-        (section,) = (each for each in make_options.page().split("\n### ") if each.startswith("flavour\n"))
-        spelled = ("flavour=", "--flavour", "--torchdevice-flavour", "TORCHDEVICE_FLAVOUR", "'plain'")
+        (section,) = (
+            each for each in make_options.page().split("\n### ") if each.startswith("flavour\n")
+        )
+        spelled = (
+            "flavour=",
+            "--flavour",
+            "--torchdevice-flavour",
+            "TORCHDEVICE_FLAVOUR",
+            "'plain'",
+        )
         assert "How it tastes." in section and all(f"`{each}`" in section for each in spelled)
 
 
@@ -136,7 +162,9 @@ OTHER_VALUES: dict[str, Any] = {
 
 
 def test_an_option_of_simulated_devices_without_a_target_names_what_is_missing() -> None:
-    with pytest.raises(ValueError, match=r"races='error' needs a simulated device, and no target was given\. Use"):
+    with pytest.raises(
+        ValueError, match=r"races='error' needs a simulated device, and no target was given\. Use"
+    ):
         with torchdevice.portable(races="error"):
             pass
 
@@ -206,8 +234,12 @@ def test_variables_reach_a_scope_in_the_code(monkeypatch: pytest.MonkeyPatch) ->
     assert not torchdevice.portable("cpu", strict=False).options.strict
 
 
-def test_a_variable_that_contradicts_the_target_of_a_call_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable is meant for the process; ``simulate()`` and ``portable("cpu")`` in it still work."""
+def test_a_variable_that_contradicts_the_target_of_a_call_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A variable is meant for the process; ``simulate()`` and ``portable("cpu")`` in it still
+    work.
+    """
     monkeypatch.setenv("TORCHDEVICE_IDENTITY", "program")
     monkeypatch.setenv("TORCHDEVICE_MEMORY", "1GiB")
     monkeypatch.setenv("TORCHDEVICE_DEVICES", "4")
@@ -223,7 +255,9 @@ def test_a_variable_that_contradicts_the_target_of_a_call_is_left_out(monkeypatc
 def test_a_message_writes_sizes_with_their_unit() -> None:
     quoted = torchdevice.simulate("t4,l4", context="300MiB").options.quoted
     assert quoted("context") == "context='300MiB'" and quoted("races") == "races=None"
-    assert quoted("memory") == "memory=('15633680957', '22534MiB')", "of each device; not every figure is a round one"
+    assert quoted("memory") == "memory=('15633680957', '22534MiB')", (
+        "of each device; not every figure is a round one"
+    )
     assert torchdevice.simulate(memory="1536MiB").options.quoted("memory") == "memory='1536MiB'"
     assert torchdevice.simulate(context=0).options.quoted("context") == "context='0'"
 
@@ -233,10 +267,15 @@ def test_a_message_writes_sizes_with_their_unit() -> None:
     [
         ({"target": "cpu", "identity": "program"}, "identity='program' needs a target"),
         ({"target": "cpu", "memory": "8GiB"}, "memory='8GiB' needs a simulated device"),
-        ({"target": "simulated:cuda:2", "devices": 4}, "devices=4 contradicts target='simulated:cuda:2'"),
+        (
+            {"target": "simulated:cuda:2", "devices": 4},
+            "devices=4 contradicts target='simulated:cuda:2'",
+        ),
     ],
 )
-def test_what_a_call_says_and_contradicts_its_target_is_refused(options: dict[str, Any], message: str) -> None:
+def test_what_a_call_says_and_contradicts_its_target_is_refused(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         torchdevice.portable(**options).__enter__()
 
@@ -246,7 +285,11 @@ def test_what_a_call_says_and_contradicts_its_target_is_refused(options: dict[st
     [
         ({"devices": 0}, ValueError, "devices=0 is not a number of devices"),
         ({"devices": True}, ValueError, "devices=True is not a number of devices"),
-        ({"devices": 129}, ValueError, "devices=129 is not a number of devices. Use an int from 1 to 128"),
+        (
+            {"devices": 129},
+            ValueError,
+            "devices=129 is not a number of devices. Use an int from 1 to 128",
+        ),
         ({"identity": "mps"}, ValueError, "identity='mps' is not known"),
         ({"strict": "no"}, TypeError, "strict='no' is not a bool"),
         ({"capability": (True, False)}, ValueError, "is not a compute capability"),
@@ -270,7 +313,9 @@ def test_what_a_call_says_and_contradicts_its_target_is_refused(options: dict[st
         ({"colour": "red"}, TypeError, "'colour' is not an option"),
     ],
 )
-def test_a_bad_value_is_refused_at_the_call(options: dict[str, Any], error: type, message: str) -> None:
+def test_a_bad_value_is_refused_at_the_call(
+    options: dict[str, Any], error: type, message: str
+) -> None:
     with pytest.raises(error, match=message):
         torchdevice.portable(**options)
 
@@ -283,9 +328,18 @@ def test_simulate_refuses_what_it_would_misread(arguments: tuple[Any, ...]) -> N
 
 @pytest.mark.usefixtures("no_collections")
 def test_sizes_as_people_write_them() -> None:
-    sizes = {"1024": 1024, "8G": 8 << 30, "8 GiB": 8 << 30, "1.5kb": 1536, "2T": 2 << 40, "512 B": 512}
+    sizes = {
+        "1024": 1024,
+        "8G": 8 << 30,
+        "8 GiB": 8 << 30,
+        "1.5kb": 1536,
+        "2T": 2 << 40,
+        "512 B": 512,
+    }
     assert {text: Options(context=text).context for text in sizes} == sizes
-    with pytest.raises(ValueError, match=r"memory=8 is less than 1 MiB. Name the unit, as in '8GiB'."):
+    with pytest.raises(
+        ValueError, match=r"memory=8 is less than 1 MiB. Name the unit, as in '8GiB'."
+    ):
         Options(memory=8)
 
 
@@ -322,5 +376,7 @@ def test_the_number_of_devices_has_one_name() -> None:
         torchdevice.simulate("cuda:3", 2)
     with pytest.raises(TypeError, match="Did you mean devices="):
         torchdevice.portable("simulated:cuda", count=2)
-    with pytest.raises(torchdevice.errors.UnknownTargetError, match="Did you mean 'simulated:cuda:2'"):
+    with pytest.raises(
+        torchdevice.errors.UnknownTargetError, match="Did you mean 'simulated:cuda:2'"
+    ):
         torchdevice.portable("cuda:2").__enter__()

@@ -1,4 +1,6 @@
-"""The command that runs the packages' own tests on their stand-ins, on a package that the test makes."""
+"""The command that runs the packages' own tests on their stand-ins, on a package that the test
+makes.
+"""
 
 from __future__ import annotations
 
@@ -52,20 +54,31 @@ def sources(tmp_path: Path) -> Path:
 
 def test_a_sample_of_a_packages_tests(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = benchmark("package_tests")
-    monkeypatch.setattr(command, "SUITES", (command.Suite("causal-conv1d", "1.0", "test_made.py", 5),))
+    monkeypatch.setattr(
+        command, "SUITES", (command.Suite("causal-conv1d", "1.0", "test_made.py", 5),)
+    )
     written: list[str] = []
-    monkeypatch.setattr(command, "record", lambda rows: written.extend(json.dumps(each) for each in rows))
+    monkeypatch.setattr(
+        command, "record", lambda rows: written.extend(json.dumps(each) for each in rows)
+    )
     assert command.main([str(sources), "--target", "cpu", "--seed", "3", "--write"]) == 1
     (row,) = map(json.loads, written)
     assert (row["passed"], row["failed"], row["skipped"]) == (5, 1, 1)
     assert (row["target"], row["seed"], row["sample"]) == ("cpu", 3, 5)
 
 
-def test_a_row_replaces_that_of_the_same_file_and_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_replaces_that_of_the_same_file_and_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = benchmark("package_tests")
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results.json")
     first, second = (suite._asdict() for suite in command.SUITES[:2])
     command.record([{**second, "target": "cpu", "passed": 1}])
-    command.record([{**first, "target": "cpu", "passed": 2}, {**second, "target": "cpu", "passed": 3}])
+    command.record(
+        [{**first, "target": "cpu", "passed": 2}, {**second, "target": "cpu", "passed": 3}]
+    )
     kept = json.loads((tmp_path / "results.json").read_text())
-    assert [(row["file"], row["passed"]) for row in kept] == [(first["file"], 2), (second["file"], 3)]
+    assert [(row["file"], row["passed"]) for row in kept] == [
+        (first["file"], 2),
+        (second["file"], 3),
+    ]

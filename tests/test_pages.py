@@ -1,4 +1,6 @@
-"""The pages: their commands and code run, links lead somewhere, and the picture shows what its commands print."""
+"""The pages: their commands and code run, links lead somewhere, and the picture shows what its
+commands print.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,20 @@ from torch import nn
 
 import torchdevice
 
-PAGES = ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+PAGES = [
+    "README.md",
+    "CHANGELOG.md",
+    *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
+]
 
 MADE = page_maker("make_reference").PAGES
 """What makes each page that only the site has."""
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Yield the pages whose code runs here, with their texts: all that are written, and the made one of commands."""
+    """Yield the pages whose code runs here, with their texts: all that are written, and the made
+    one of commands.
+    """
     for page in PAGES:
         yield page, (ROOT / page).read_text()
     yield "cli.md", MADE["cli.md"]()
@@ -52,12 +60,18 @@ def blocks() -> Iterator[Block]:
 
 def in_language(language: str) -> list[Any]:
     """Return the blocks in a language, as parameters of a test."""
-    return [pytest.param(block, id=f"{block.page}:{block.line}") for block in blocks() if block.language == language]
+    return [
+        pytest.param(block, id=f"{block.page}:{block.line}")
+        for block in blocks()
+        if block.language == language
+    ]
 
 
 @pytest.mark.sampled(8, of="long programs")
 @pytest.mark.one_engine
-@pytest.mark.skipif(torch.version.cuda is not None, reason="a build for CUDA has another error text")
+@pytest.mark.skipif(
+    torch.version.cuda is not None, reason="a build for CUDA has another error text"
+)
 def test_the_picture_is_up_to_date() -> None:
     result = run_python(str(ROOT / "docs" / "make_picture.py"), "--check", TORCHDEVICE_ENGINE="")
     assert result.returncode == 0, result.stderr
@@ -67,7 +81,9 @@ def test_the_picture_is_up_to_date() -> None:
 @pytest.mark.one_engine
 def test_the_report_in_the_pictures_has_rows_of_most_kinds(tmp_path: Path) -> None:
     page = page_maker("make_report_pictures").page(tmp_path).read_text()
-    assert all(word in page for word in ("fell back", "downcast", "approximate", "exact", "train.py:8"))
+    assert all(
+        word in page for word in ("fell back", "downcast", "approximate", "exact", "train.py:8")
+    )
 
 
 def words(page: str) -> int:
@@ -77,7 +93,16 @@ def words(page: str) -> int:
 
 def test_the_pages_are_short() -> None:
     """What the reference has, a page need not repeat."""
-    made = ("gpus", "packages", "matrix", "torch-tests", "platforms", "published-memory", "tested", "breakages")
+    made = (
+        "gpus",
+        "packages",
+        "matrix",
+        "torch-tests",
+        "platforms",
+        "published-memory",
+        "tested",
+        "breakages",
+    )
     written = [page for page in PAGES if page.startswith("docs/") and Path(page).stem not in made]
     assert words("README.md") <= 450
     assert sum(map(words, written)) <= 22_000
@@ -90,7 +115,11 @@ def test_the_readme_shows_it() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", (ROOT / page).read_text())
-    lost = [link for link in links if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()]
+    lost = [
+        link
+        for link in links
+        if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()
+    ]
     assert lost == []
 
 
@@ -108,21 +137,40 @@ def test_links_to_headings_lead_to_headings(page: str) -> None:
 
 
 def test_titles_are_the_names_in_the_navigation() -> None:
-    """A page has one name: its title, in the navigation, and for a made page the heading of docs/reference.md."""
+    """A page has one name: its title, in the navigation, and for a made page the heading of
+    docs/reference.md.
+    """
     lines = (ROOT / ".ci" / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     names = {file: name for name, file in re.findall(r"^ +- (.+): ([\w-]+\.md)$", lines, re.M)}
     written = {path.name: path.read_text() for path in ROOT.glob("docs/*.md")}
     made = {name: make() for name, make in MADE.items()}
-    titles = {name: text.partition("\n")[0].removeprefix("# ") for name, text in {**written, **made}.items()}
+    titles = {
+        name: text.partition("\n")[0].removeprefix("# ")
+        for name, text in {**written, **made}.items()
+    }
     assert names == titles
-    assert set(re.findall(r"^## (.*)$", written["reference.md"], re.M)) == {titles[name] for name in made}
+    assert set(re.findall(r"^## (.*)$", written["reference.md"], re.M)) == {
+        titles[name] for name in made
+    }
     assert not set(written) & set(made)
 
 
 def test_every_block_says_its_language() -> None:
     # ini, yaml, and the Python of nox: tests/test_recipes.py. ipython: tests/test_magics.py. toml:
-    # tests/devices/test_device_models.py. json, dockerfile: tests/test_ci_page.py. text: what is printed.
-    known = {"python", "sh", "ini", "yaml", "toml", "ipython", "text", "markdown", "json", "dockerfile"}
+    # tests/devices/test_device_models.py. json, dockerfile: tests/test_ci_page.py. text: what is
+    # printed.
+    known = {
+        "python",
+        "sh",
+        "ini",
+        "yaml",
+        "toml",
+        "ipython",
+        "text",
+        "markdown",
+        "json",
+        "dockerfile",
+    }
     assert {(block.page, block.line) for block in blocks() if block.language not in known} == set()
     assert all((ROOT / page).read_text().count("```") % 2 == 0 for page in PAGES)
 
@@ -133,7 +181,9 @@ def train() -> None:
 
 
 def given(block: Block) -> dict[str, Any]:
-    """Return what a page takes for granted: the names of a program with a model, a loader and a training function."""
+    """Return what a page takes for granted: the names of a program with a model, a loader and a
+    training function.
+    """
     names = {"torch": torch, "nn": nn, "torchdevice": torchdevice, "Path": Path, "train": train}
     if block.page == "docs/transfers.md":
         return {
@@ -154,9 +204,15 @@ SCOPES: dict[str, Any] = {
 
 
 def run_block(block: Block) -> None:
-    """Run a block of Python, statement by statement: ``# True`` and ``# False`` say what an expression is."""
+    """Run a block of Python, statement by statement: ``# True`` and ``# False`` say what an
+    expression is.
+    """
     names = given(block)
-    comments = dict(enumerate((line.partition("  # ")[2].split(":")[0] for line in block.text.splitlines()), start=1))
+    comments = dict(
+        enumerate(
+            (line.partition("  # ")[2].split(":")[0] for line in block.text.splitlines()), start=1
+        )
+    )
     for statement in ast.parse(block.text).body:
         said = comments[statement.end_lineno or statement.lineno]
         if isinstance(statement, ast.Expr) and said in ("True", "False"):
@@ -171,16 +227,27 @@ def raised(block: Block) -> Any:
     found = re.search(r"# (\w+Error): ([^.\n]*)", block.text)
     if found is None:
         return contextlib.nullcontext()
-    return pytest.raises(getattr(torchdevice.errors, found[1]), match=re.sub(r"\d+", r"\\d+", re.escape(found[2])))
+    return pytest.raises(
+        getattr(torchdevice.errors, found[1]), match=re.sub(r"\d+", r"\\d+", re.escape(found[2]))
+    )
 
 
 def is_run_elsewhere(block: Block) -> bool:
-    """Whether tests/test_recipes.py runs a block, a file of tests or nox's, or tests/verify/test_verify.py."""
-    return any(word in block.text for word in ("def test_", "import nox", "torch.library.Library", "def run(device)"))
+    """Whether tests/test_recipes.py runs a block, a file of tests or nox's, or
+    tests/verify/test_verify.py.
+    """
+    return any(
+        word in block.text
+        for word in ("def test_", "import nox", "torch.library.Library", "def run(device)")
+    )
 
 
-@pytest.mark.parametrize("block", [case for case in in_language("python") if not is_run_elsewhere(case.values[0])])
-def test_python_of_the_pages_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "block", [case for case in in_language("python") if not is_run_elsewhere(case.values[0])]
+)
+def test_python_of_the_pages_runs(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     try:
         with SCOPES.get(block.page, contextlib.nullcontext)(), raised(block):
@@ -231,7 +298,10 @@ def commands() -> list[Any]:
     for block in blocks():
         for line in block.text.splitlines() if block.language == "sh" else ():
             command = line.partition("  #")[0].strip()
-            if not command.startswith(tuple(ELSEWHERE)) and "torchdevice doctor --target mps" not in command:
+            if (
+                not command.startswith(tuple(ELSEWHERE))
+                and "torchdevice doctor --target mps" not in command
+            ):
                 found.setdefault(command, f"{block.page}:{block.line}")
     return [pytest.param(command, id=f"{place} {command}") for command, place in found.items()]
 
@@ -249,7 +319,8 @@ def project(tmp_path: Path) -> Path:
         (tmp_path / folder / "train.py").write_text(TRAIN)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     report = (
-        "import sys, torchdevice.tools.cli.main as m; sys.exit(m.main(['run', '--report=monday.json', 'train.py']))"
+        "import sys, torchdevice.tools.cli.main as m; sys.exit(m.main(['run', "
+        "'--report=monday.json', 'train.py']))"
     )
     assert run_python("-c", report, cwd=tmp_path).returncode == 0
     shutil.copy(tmp_path / "monday.json", tmp_path / "tuesday.json")
@@ -276,7 +347,9 @@ def test_commands_of_the_pages_run(command: str, project: Path) -> None:
     # Kernels that a command builds belong to the project, not to whoever runs the tests.
     cache = {"XDG_CACHE_HOME": str(project / "cache")}
     environ = {**os.environ, **cache, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, shell=True, cwd=project, env=environ, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, shell=True, cwd=project, env=environ, capture_output=True, text=True, timeout=300
+    )
     # `check` ends with 1 where something must be changed, as in examples/.
     expected = {0, 1} if command.startswith("torchdevice check") else {0}
     assert done.returncode in expected and "Traceback" not in done.stderr, done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""The command that runs public programs, on a repository that the test makes, and the page of the recorded runs."""
+"""The command that runs public programs, on a repository that the test makes, and the page of the
+recorded runs.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,15 @@ def test_programs_run_in_processes_and_are_recorded(
     train = {"own": "--cpu", "folder": "inner", "inputs": "given", "loss": loss}
     catalog = (
         _program(programs, "good", commit, "train.py", digest="*.bin", **train),
-        _program(programs, "broken", commit, "broken.py", own=None, loss=loss, faults={"nvcc": "the program's"}),
+        _program(
+            programs,
+            "broken",
+            commit,
+            "broken.py",
+            own=None,
+            loss=loss,
+            faults={"nvcc": "the program's"},
+        ),
     )
     monkeypatch.setattr(programs, "PROGRAMS", catalog)
     assert programs.main(["--sources", str(tmp_path / "sources"), "--write"]) == 0
@@ -112,11 +122,17 @@ def test_programs_run_in_processes_and_are_recorded(
     assert {run["result"] for run in recorded[:3]} == {"1 files, e7f6c011"}
     page = page_of_record(programs)
     assert f"| good | {torch.__version__} | simulated:cuda | 6.250 | 6.250 |" in page
-    assert "Fails with `ModuleNotFoundError: No module named 'kernels_of_nvcc'`: the program's." in page
+    assert (
+        "Fails with `ModuleNotFoundError: No module named 'kernels_of_nvcc'`: the program's."
+        in page
+    )
 
 
 def test_a_failure_that_the_catalog_does_not_explain_fails_the_command(
-    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    programs: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     commit = _repository(tmp_path / "sources")
     own = {"own": "", "targets": (), "loss": r"loss ([\d.]+)"}
@@ -126,10 +142,14 @@ def test_a_failure_that_the_catalog_does_not_explain_fails_the_command(
     )
     monkeypatch.setattr(programs, "PROGRAMS", catalog)
     sources = str(tmp_path / "sources")
-    assert programs.main(["--sources", sources, "--limit", "2", "--keep", str(tmp_path / "kept")]) == 1
+    assert (
+        programs.main(["--sources", sources, "--limit", "2", "--keep", str(tmp_path / "kept")]) == 1
+    )
     said = capsys.readouterr().out.splitlines()
     assert said[0].split() == ["slow", "on", "its", "own", "CPU", "mode:", "stopped", "begun"]
-    assert said[1].startswith("silent on its own CPU mode: failed") and said[1].endswith("that a pattern finds")
+    assert said[1].startswith("silent on its own CPU mode: failed") and said[1].endswith(
+        "that a pattern finds"
+    )
     assert (tmp_path / "kept" / "0-name-its-own-CPU-mode.log").read_text() == "begun\n"
     assert not (tmp_path / "results.json").exists()
     assert programs.main(["--only", "unknown"]) == 2
@@ -142,16 +162,25 @@ def test_a_release_on_pypi_is_unpacked_from_its_wheel(
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "tiny_program-1.5-py3-none-any.whl", "w") as wheel:
         wheel.writestr("tiny_program/__main__.py", TRAIN)
-        wheel.writestr("tiny_program-1.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-program\nVersion: 1.5")
-        wheel.writestr("tiny_program-1.5.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(
+            "tiny_program-1.5.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: tiny-program\nVersion: 1.5",
+        )
+        wheel.writestr(
+            "tiny_program-1.5.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n"
+        )
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     ran = {"own": None, "inputs": "given", "loss": r"loss ([\d.]+)"}
-    program = programs.Program("tiny", "vision", "tiny-program", "1.5", "-m tiny_program", "little", **ran)
+    program = programs.Program(
+        "tiny", "vision", "tiny-program", "1.5", "-m tiny_program", "little", **ran
+    )
     monkeypatch.setattr(programs, "PROGRAMS", (program,))
     assert programs.main(["--write", "--target", "cpu"]) == 0
     page = page_of_record(programs)
-    assert "| cpu | 6.250 |" in page and "[`1.5`](https://pypi.org/project/tiny-program/1.5)" in page
+    assert (
+        "| cpu | 6.250 |" in page and "[`1.5`](https://pypi.org/project/tiny-program/1.5)" in page
+    )
 
 
 def test_only_the_parts_that_a_program_names_are_checked_out(programs: Any, tmp_path: Path) -> None:
@@ -166,7 +195,9 @@ def test_only_the_parts_that_a_program_names_are_checked_out(programs: Any, tmp_
 def test_a_run_replaces_that_of_the_same_program_target_and_torch(
     programs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "PROGRAMS", tuple(_program(programs, name, "c", "x") for name in ("b", "a")))
+    monkeypatch.setattr(
+        programs, "PROGRAMS", tuple(_program(programs, name, "c", "x") for name in ("b", "a"))
+    )
     rows = [
         programs.Run(name, target, version, "c", "finished", "1.0")
         for name in ("b", "a")
@@ -194,6 +225,8 @@ def test_the_catalog_is_whole(programs: Any) -> None:
 
 def test_links_lead_to_a_commit_or_a_release() -> None:
     links = re.findall(r"\]\((https://[^)]*)\)", page_maker("make_reference").programs())
-    place = r"https://(github\.com/[\w.-]+/[\w.-]+/tree/[0-9a-f]{40}|pypi\.org/project/[\w.-]+/[\w.]+)"
+    place = (
+        r"https://(github\.com/[\w.-]+/[\w.-]+/tree/[0-9a-f]{40}|pypi\.org/project/[\w.-]+/[\w.]+)"
+    )
     assert len(links) > 70
     assert [link for link in links if not re.fullmatch(place, link)] == []

@@ -1,4 +1,6 @@
-"""Random sequences of entries, exits, exceptions and threads: the thread's state always agrees with a model."""
+"""Random sequences of entries, exits, exceptions and threads: the thread's state always agrees with
+a model.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ ACTIONS = st.lists(
 
 
 def seen() -> int:
-    """Return the number of devices that this thread sees. The mode must be active if and only if it is not 0."""
+    """Return the number of devices that this thread sees. The mode must be active if and only if it
+    is not 0.
+    """
     count = torch.cuda.device_count()
     try:
         torch.zeros(1, device="cuda")
@@ -114,7 +118,9 @@ setattr(Machine, "raise", Machine.raise_)
 
 
 @pytest.mark.usefixtures("chosen")
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(actions=ACTIONS)
 def test_any_sequence(actions: list[tuple[str, Any]]) -> None:
     machine = Machine()

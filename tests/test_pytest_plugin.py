@@ -72,14 +72,19 @@ def test_outside():
 
 def run_pytest(folder: Path, program: str, *options: str, **environment: str) -> tuple[int, str]:
     (folder / "test_project.py").write_text(program)
-    result = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *options, cwd=folder, **environment)
+    result = run_python(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, cwd=folder, **environment
+    )
     return result.returncode, result.stdout + result.stderr
 
 
 def test_gpu_tests_run_and_fail_for_their_bugs(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, PROJECT, "--torchdevice=simulated:cuda:2", "-v")
     assert code == 1 and "1 failed, 5 passed" in output and "skipped" not in output, output
-    assert "found at least two devices, cuda:0 and cpu!" in output and "torchdevice: simulated:cuda:2" in output
+    assert (
+        "found at least two devices, cuda:0 and cpu!" in output
+        and "torchdevice: simulated:cuda:2" in output
+    )
 
 
 def test_without_the_option_gpu_tests_are_skipped(tmp_path: Path) -> None:
@@ -103,7 +108,9 @@ def test_the_fixture(tmp_path: Path) -> None:
 
 
 def test_the_fixture_with_the_option(tmp_path: Path) -> None:
-    program = "import torch\ndef test(simulated_accelerator): assert torch.cuda.device_count() == 4\n"
+    program = (
+        "import torch\ndef test(simulated_accelerator): assert torch.cuda.device_count() == 4\n"
+    )
     code, output = run_pytest(tmp_path, program, "--torchdevice=simulated:cuda:4")
     assert code == 0 and "1 passed" in output, output
 
@@ -181,7 +188,9 @@ def test_mark(): assert torch.cuda.device_count() == 3 and torch.cuda.mem_get_in
 def test_option(torchdevice_scope):
     assert torch.cuda.device_count() == 2 and torchdevice_scope.options.memory == 1 << 30
 """
-    code, output = run_pytest(tmp_path, program, "--torchdevice=simulated:cuda:2", "--torchdevice-memory=1GiB")
+    code, output = run_pytest(
+        tmp_path, program, "--torchdevice=simulated:cuda:2", "--torchdevice-memory=1GiB"
+    )
     assert code == 0 and "2 passed" in output, output
 
 
@@ -195,7 +204,9 @@ def test_option(torchdevice_scope):
     ],
 )
 def test_a_wrong_mark_is_an_error_of_its_test(mark: str, message: str, tmp_path: Path) -> None:
-    program = f"import pytest\n@pytest.mark.torchdevice({mark})\ndef test(): ...\ndef test_other(): ...\n"
+    program = (
+        f"import pytest\n@pytest.mark.torchdevice({mark})\ndef test(): ...\ndef test_other(): ...\n"
+    )
     code, output = run_pytest(tmp_path, program)
     assert (
         code == 1
@@ -234,27 +245,37 @@ def shown(output: str) -> dict[str, Any]:
 
 
 def as_text(values: dict[str, Any]) -> dict[str, str]:
-    return {name: record.declarations()[name].show(getattr(record.Options(**values), name)) for name in values}
+    return {
+        name: record.declarations()[name].show(getattr(record.Options(**values), name))
+        for name in values
+    }
 
 
-# "devices" contradicts the number in a target's name, "verify" contradicts "asynchronous" and "compute", and no engine
-# but the suite's may be used here.
+# "devices" contradicts the number in a target's name, "verify" contradicts "asynchronous" and
+# "compute", and no engine but the suite's may be used here.
 GIVEN = {**OTHER_VALUES, "target": "simulated:mps"}
 
 
 def test_every_option_is_a_flag(tmp_path: Path) -> None:
     given = as_text(
-        {name: value for name, value in GIVEN.items() if name not in ("devices", "asynchronous", "compute")}
+        {
+            name: value
+            for name, value in GIVEN.items()
+            if name not in ("devices", "asynchronous", "compute")
+        }
     )
     words = [
-        record.pytest_flag_of(name) + ("" if type(GIVEN[name]) is bool else f"={text}") for name, text in given.items()
+        record.pytest_flag_of(name) + ("" if type(GIVEN[name]) is bool else f"={text}")
+        for name, text in given.items()
     ]
     code, output = run_pytest(tmp_path, SHOWN, "-s", *words)
     assert code == 0 and given.items() <= shown(output).items(), output
 
 
 def test_every_option_is_a_key(tmp_path: Path) -> None:
-    given = as_text({name: value for name, value in GIVEN.items() if name not in ("devices", "verify")})
+    given = as_text(
+        {name: value for name, value in GIVEN.items() if name not in ("devices", "verify")}
+    )
     lines = [f"{record.pytest_key_of(name)} = {text}" for name, text in given.items()]
     (tmp_path / "pytest.ini").write_text("\n".join(["[pytest]", *lines]))
     code, output = run_pytest(tmp_path, SHOWN, "-s", TORCHDEVICE_ENGINE="")
@@ -266,7 +287,9 @@ class TestFile:
 
     @pytest.fixture(autouse=True)
     def project(self, tmp_path: Path) -> None:
-        (tmp_path / "pytest.ini").write_text("[pytest]\ntorchdevice = simulated:cuda:2\ntorchdevice_memory = 1GiB\n")
+        (tmp_path / "pytest.ini").write_text(
+            "[pytest]\ntorchdevice = simulated:cuda:2\ntorchdevice_memory = 1GiB\n"
+        )
 
     def test_its_target(self, tmp_path: Path) -> None:
         code, output = run_pytest(tmp_path, SHOWN, "-s")
@@ -279,7 +302,9 @@ class TestFile:
         assert code == 0 and shown(output)["target"] == "cpu", output
 
     def test_a_variable_comes_first(self, tmp_path: Path) -> None:
-        code, output = run_pytest(tmp_path, SHOWN, "-s", TORCHDEVICE_MEMORY="2GiB", TORCHDEVICE_TARGET="simulated:mps")
+        code, output = run_pytest(
+            tmp_path, SHOWN, "-s", TORCHDEVICE_MEMORY="2GiB", TORCHDEVICE_TARGET="simulated:mps"
+        )
         assert code == 0 and shown(output)["target"] == "simulated:mps", output
         assert shown(output)["memory"] == str(2 << 30)
 
@@ -291,11 +316,15 @@ class TestFile:
     def test_a_wrong_value_is_a_usage_error(self, tmp_path: Path) -> None:
         (tmp_path / "pytest.ini").write_text("[pytest]\ntorchdevice_memory = much\n")
         code, output = run_pytest(tmp_path, SHOWN)
-        assert code == 4 and "torchdevice_memory='much': memory='much' is not a size" in output, output
+        assert code == 4 and "torchdevice_memory='much': memory='much' is not a size" in output, (
+            output
+        )
 
     def test_run_says_where(self, tmp_path: Path) -> None:
         (tmp_path / "test_project.py").write_text(SHOWN)
-        result = run_command("run", "--target=simulated:strict", "-m", "pytest", "-sq", cwd=tmp_path)
+        result = run_command(
+            "run", "--target=simulated:strict", "-m", "pytest", "-sq", cwd=tmp_path
+        )
         assert shown(result.stdout)["target"] == "simulated:strict", result.stdout + result.stderr
 
 
@@ -322,7 +351,9 @@ def test_workers_of_xdist(way: str, tmp_path: Path) -> None:
     if way == "run":
         result = run_command("run", "--target=simulated:cuda:2", *words, cwd=tmp_path)
     else:
-        result = run_python(*words, *(["--torchdevice=simulated:cuda:2"] if way == "flag" else []), cwd=tmp_path)
+        result = run_python(
+            *words, *(["--torchdevice=simulated:cuda:2"] if way == "flag" else []), cwd=tmp_path
+        )
     assert result.returncode == 0 and "4 passed" in result.stdout, result.stdout + result.stderr
 
 
@@ -395,7 +426,9 @@ class LeakingWithoutSuper(TestCase):
 @pytest.mark.parametrize("runner", ["unittest", "pytest"])
 def test_tests_of_unittest_and_of_torch(runner: str, tmp_path: Path) -> None:
     (tmp_path / "test_project.py").write_text(UNITTEST)
-    result = run_command("run", "--target=simulated:cuda", "-m", runner, "-v", "test_project.py", cwd=tmp_path)
+    result = run_command(
+        "run", "--target=simulated:cuda", "-m", runner, "-v", "test_project.py", cwd=tmp_path
+    )
     said = result.stdout + result.stderr
     ended = "Ran 7 tests" if runner == "unittest" else "7 passed"
     assert result.returncode == 0 and ended in said and "skip" not in said, said
@@ -404,9 +437,13 @@ def test_tests_of_unittest_and_of_torch(runner: str, tmp_path: Path) -> None:
 
 def test_torchs_test_case_still_finds_what_a_test_leaves(tmp_path: Path) -> None:
     (tmp_path / "test_project.py").write_text(LEAKING)
-    inside = run_command("run", "--target=simulated:cuda", "-m", "unittest", "test_project.py", cwd=tmp_path)
+    inside = run_command(
+        "run", "--target=simulated:cuda", "-m", "unittest", "test_project.py", cwd=tmp_path
+    )
     outside = run_python("-m", "unittest", "test_project.py", cwd=tmp_path)
-    assert ("torch function mode stack was leaked" in inside.stderr) == ("was leaked" in outside.stderr)
+    assert ("torch function mode stack was leaked" in inside.stderr) == (
+        "was leaked" in outside.stderr
+    )
     assert inside.stderr.splitlines()[-1] == outside.stderr.splitlines()[-1]
 
 
@@ -427,24 +464,35 @@ class TestSummary:
     def test_totals(self, tmp_path: Path) -> None:
         code, output = run_pytest(tmp_path, REPORTED, "--torchdevice=cpu", "-v")
         assert code == 0 and "changed numbers: 4 calls at 1 line\n" in output, output
-        assert "ran elsewhere: 4 calls at 1 line\n" in output and "autocast(torch.float16)" not in output
+        assert (
+            "ran elsewhere: 4 calls at 1 line\n" in output
+            and "autocast(torch.float16)" not in output
+        )
 
     def test_nothing_is_said_without_a_scope_or_a_call(self, tmp_path: Path) -> None:
         for flags in ((), ("--torchdevice=cpu",)):
             _, output = run_pytest(tmp_path, "def test_it():\n    pass\n", "-v", *flags)
-            assert "1 passed" in output and "- torchdevice -" not in output.replace("=", "-"), output
+            assert "1 passed" in output and "- torchdevice -" not in output.replace("=", "-"), (
+                output
+            )
 
     def test_the_report(self, tmp_path: Path) -> None:
         code, output = run_pytest(tmp_path, REPORTED, "--torchdevice=cpu", "--torchdevice-report")
         assert code == 0 and output.count("torchdevice: report of ") == 1, output
-        assert "4 x autocast(torch.float16) ->" in output and "torch.ones(2).cuda()" in output, output
+        assert "4 x autocast(torch.float16) ->" in output and "torch.ones(2).cuda()" in output, (
+            output
+        )
 
     def test_files(self, tmp_path: Path) -> None:
-        run_pytest(tmp_path, REPORTED, "--torchdevice=cpu", "-n", "2", "--torchdevice-report=found.json")
+        run_pytest(
+            tmp_path, REPORTED, "--torchdevice=cpu", "-n", "2", "--torchdevice-report=found.json"
+        )
         report = json.loads((tmp_path / "found.json").read_text())
         assert {process["name"] for process in report["processes"]} == {"main", "gw0", "gw1"}
         assert sum(row["count"] for row in report["rows"]) == 8
-        code, output = run_pytest(tmp_path, REPORTED, "--torchdevice=cpu", "--torchdevice-report=found.txt")
+        code, output = run_pytest(
+            tmp_path, REPORTED, "--torchdevice=cpu", "--torchdevice-report=found.txt"
+        )
         assert code == 4 and "'found.txt' is neither FILE.html nor FILE.json" in output, output
 
 
@@ -475,4 +523,7 @@ def test_a_failed_device_and_frames_of_errors(isolation: str, tmp_path: Path) ->
         assert "3 failed" in output
         assert output.count("An earlier call failed at ") >= 2
         assert "test_project.py:6 in test_out_of_range, and CUDA runs nothing after that." in output
-    assert f"torchdevice{os.sep}simulation" not in output and f"torchdevice{os.sep}engines" not in output
+    assert (
+        f"torchdevice{os.sep}simulation" not in output
+        and f"torchdevice{os.sep}engines" not in output
+    )

@@ -48,7 +48,9 @@ def folders() -> str:
 
 def test_tests_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "test_page.py").write_text(block("python", "test_two_devices"))
-    result = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers", cwd=tmp_path)
+    result = run_python(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "--strict-markers", cwd=tmp_path
+    )
     assert result.returncode == 0 and "4 passed" in result.stdout, result.stdout
 
 
@@ -68,7 +70,9 @@ def test_github_actions(project: Path) -> None:
     assert the_rest.split()[:3] == ["pip", "install", "torchdevice-portable"]
     words = run.split()
     result = run_python("-m", *words, cwd=project)
-    assert words[0] == "pytest" and result.returncode == 0 and "1 passed" in result.stdout, result.stdout
+    assert words[0] == "pytest" and result.returncode == 0 and "1 passed" in result.stdout, (
+        result.stdout
+    )
 
 
 def test_nox(project: Path) -> None:
@@ -80,7 +84,9 @@ def test_nox(project: Path) -> None:
     (packages,) = environment.rglob("site-packages")
     (packages / "here.pth").write_text("\n".join(folders().split(os.pathsep)))
     result = run_python("-m", "nox", "-R", "--", "-p", "no:cacheprovider", cwd=project)
-    assert result.returncode == 0 and "1 passed" in result.stdout + result.stderr, result.stdout + result.stderr
+    assert result.returncode == 0 and "1 passed" in result.stdout + result.stderr, (
+        result.stdout + result.stderr
+    )
 
 
 def test_tox(project: Path) -> None:

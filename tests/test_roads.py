@@ -1,4 +1,6 @@
-"""By whatever road a tensor comes to the device, autograd knows of it what it knows of one that was on the CPU."""
+"""By whatever road a tensor comes to the device, autograd knows of it what it knows of one that was
+on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ ROADS: dict[str, Callable[[str], torch.Tensor]] = {
     "module on the device": lambda device: torch.nn.Linear(2, 2, device=device).weight,
     "module, there and back": lambda device: linear().to(device).to("cpu").to(device).weight,
     "module, converted": lambda device: linear().to(device).half().weight,
-    "module, emptied": lambda device: torch.nn.Linear(2, 2, device="meta").to_empty(device=device).weight,
+    "module, emptied": lambda device: (
+        torch.nn.Linear(2, 2, device="meta").to_empty(device=device).weight
+    ),
     "module, frozen": lambda device: linear().to(device).requires_grad_(False).weight,
     "recurrent module": lambda device: torch.nn.LSTM(2, 2).to(device).weight_ih_l0,
     "gradient, then moved": lambda device: with_gradient(device, first=False).weight.grad,
@@ -113,16 +117,24 @@ ROADS: dict[str, Callable[[str], torch.Tensor]] = {
     "load_state_dict, assigned": lambda device: loaded(device, assign=True).weight,
     "state_dict": lambda device: linear().to(device).state_dict()["weight"],
     "data": lambda device: linear().to(device).weight.data,
-    "data of a parameter": lambda device: with_data(torch.nn.Parameter(torch.ones(2)), torch.zeros(2, device=device)),
+    "data of a parameter": lambda device: with_data(
+        torch.nn.Parameter(torch.ones(2)), torch.zeros(2, device=device)
+    ),
     "data of a tensor": lambda device: with_data(torch.ones(2), torch.zeros(2, device=device)),
-    "data that is a view": lambda device: with_data(torch.ones(2), torch.zeros(4, device=device).add_(1)[:2]),
-    "data of a written one": lambda device: with_data(written_twice(torch.ones(2)), torch.zeros(2, device=device)),
+    "data that is a view": lambda device: with_data(
+        torch.ones(2), torch.zeros(4, device=device).add_(1)[:2]
+    ),
+    "data of a written one": lambda device: with_data(
+        written_twice(torch.ones(2)), torch.zeros(2, device=device)
+    ),
     "parameter": lambda device: torch.nn.Parameter(torch.ones(2).to(device)),
     "detach": lambda device: torch.ones(2, device=device).add_(1).detach(),
     "view": lambda device: torch.ones(2, device=device).view(1, 2),
     "part": lambda device: torch.ones(2, 2, device=device).chunk(2)[0],
     "written": lambda device: torch.ones(2, device=device).add_(1),
-    "written as out": lambda device: torch.add(torch.ones(2, device=device), 1, out=torch.empty(0, device=device)),
+    "written as out": lambda device: torch.add(
+        torch.ones(2, device=device), 1, out=torch.empty(0, device=device)
+    ),
     "set": lambda device: torch.empty(0, device=device).set_(torch.ones(2, device=device)),
     "resized": lambda device: torch.ones(2, device=device).resize_(4),
     "state of an optimizer": lambda device: state_of_adam(device),
@@ -139,7 +151,9 @@ def test_what_autograd_knows(cuda: torchdevice.Scope, road: str) -> None:
 
 
 @pytest.mark.parametrize("write", ["copy_", "add_", "mul_"])
-def test_a_gradient_can_be_written_to_a_moved_parameter(cuda: torchdevice.Scope, write: str) -> None:
+def test_a_gradient_can_be_written_to_a_moved_parameter(
+    cuda: torchdevice.Scope, write: str
+) -> None:
     """As programs fuse a convolution with its normalization."""
     fused = torch.nn.Linear(2, 2).cuda().requires_grad_(False)
     scale = torch.full((2, 2), 3.0, device="cuda", requires_grad=True)
@@ -161,10 +175,16 @@ def written_versions(op: Any, sample: Any, device: str) -> Any:
     """Return what autograd counts after an operator in place, or the type of its error."""
     target, arguments = moved(sample.input, device), moved(list(sample.args), device)
     try:
-        op.inplace_variant(target, *arguments, **{name: moved(each, device) for name, each in sample.kwargs.items()})
+        op.inplace_variant(
+            target,
+            *arguments,
+            **{name: moved(each, device) for name, each in sample.kwargs.items()},
+        )
     except (RuntimeError, TypeError) as error:
         return type(error)
-    return [each._version for each in target] if isinstance(target, (list, tuple)) else target._version
+    return (
+        [each._version for each in target] if isinstance(target, (list, tuple)) else target._version
+    )
 
 
 IN_PLACE = {

@@ -23,13 +23,24 @@ def _changes(change: object) -> list[str]:
     [
         (lambda patching: patching.setattr(torch, "add", torch.sub), "torch.add is another object"),
         (lambda patching: patching.delattr(torch, "add"), "torch.add is another object"),
-        (lambda patching: patching.setattr(torch, "added", len, raising=False), "torch.added is new"),
-        (lambda patching: patching.setattr(torch.version, "debug", 1), "torch.version.debug: False -> 1"),
         (
-            lambda patching: patching.setattr(torch, "Event", subclass_in_place_of(torch.Event, torch.Event.__new__)),
+            lambda patching: patching.setattr(torch, "added", len, raising=False),
+            "torch.added is new",
+        ),
+        (
+            lambda patching: patching.setattr(torch.version, "debug", 1),
+            "torch.version.debug: False -> 1",
+        ),
+        (
+            lambda patching: patching.setattr(
+                torch, "Event", subclass_in_place_of(torch.Event, torch.Event.__new__)
+            ),
             "torch.Event is another object",
         ),
-        (lambda patching: patching.setattr(torch.Tensor, "backward", len), "torch.Tensor.backward is another object"),
+        (
+            lambda patching: patching.setattr(torch.Tensor, "backward", len),
+            "torch.Tensor.backward is another object",
+        ),
     ],
     ids=["replaced", "deleted", "new", "plain value", "replaced by what equals it", "method"],
 )

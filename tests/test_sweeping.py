@@ -44,10 +44,15 @@ def test_a_seed_draws_the_same_in_every_run_whatever_else_is_collected() -> None
 
 
 def test_a_group_keeps_as_many_functions_as_its_mark_says() -> None:
-    names = ["test_a.py::test_long", *(f"test_b.py::TestB::test_{letter}[{n}]" for letter in "bcd" for n in range(9))]
+    names = [
+        "test_a.py::test_long",
+        *(f"test_b.py::TestB::test_{letter}[{n}]" for letter in "bcd" for n in range(9)),
+    ]
     group = [Case(name, 2, of="of both files") for name in names]
     drawn = [sweeping.sample([*group, *MANY], seed) & set(group) for seed in range(60)]
-    assert all(len({case.nodeid.partition("[")[0] for case in cases}) == len(cases) == 2 for cases in drawn)
+    assert all(
+        len({case.nodeid.partition("[")[0] for case in cases}) == len(cases) == 2 for cases in drawn
+    )
     assert drawn[:9] == [sweeping.sample(group, seed) for seed in range(9)]
     assert sum(group[0] in cases for cases in drawn) > 15 and len(set().union(*drawn)) > 20
 
@@ -60,7 +65,9 @@ class OnTargets(Case):
 
 
 def test_each_test_keeps_one_target() -> None:
-    tests = [OnTargets("test_a", target=target, number=n) for target in ("cpu", "mps") for n in range(20)]
+    tests = [
+        OnTargets("test_a", target=target, number=n) for target in ("cpu", "mps") for n in range(20)
+    ]
     others = [OnTargets("test_b", number=n) for n in range(3)] + [OnTargets("test_c")]
     drawn = set(sweeping.on_one_target([*tests, *others], 1))
     given = [test.callspec.params for test in drawn & set(tests)]

@@ -76,7 +76,9 @@ def test_each_test_has_its_outcome(results: list[Result]) -> None:
         "TestSmall.test_6_expected": "passed",
     }
     texts = {each.test.partition(".")[2]: each.text for each in results}
-    assert "1 != 2" in texts["test_2_fails"] and "the last words" in texts["test_4_ends_the_process"]
+    assert (
+        "1 != 2" in texts["test_2_fails"] and "the last words" in texts["test_4_ends_the_process"]
+    )
     assert "no set-up" in texts["test_1"]
 
 
@@ -86,7 +88,9 @@ def test_causes_and_figures(results: list[Result]) -> None:
     assert "| `test_small.py` | 1 | 0 | 7 | 1 | 6 | 2 | 33.3% |" in page
     assert "| ours | the test ended its process | 1 | `test_4_ends_the_process` |" in page
     assert "| another platform | 1 |" in page and "drawn with seed" not in page
-    drawn = torch_tests.page([*results, Result("test_nn.py", "TestNNCUDA.test_1", "passed", "")], "0.0", ("60", "7"))
+    drawn = torch_tests.page(
+        [*results, Result("test_nn.py", "TestNNCUDA.test_1", "passed", "")], "0.0", ("60", "7")
+    )
     assert "suites `test_nn.py` up to 60 tests were drawn with seed 7." in drawn
 
 
@@ -104,9 +108,14 @@ def test_a_file_that_cannot_be_imported(tmp_path: Path) -> None:
     path = tmp_path / "test_broken.py"
     path.write_text("import nothing_of_this_name")
     (result,) = torch_tests.run_file(Work(path, "a/test_broken.py"), Options(limit=60))
-    assert result[:3] == ("a/test_broken.py", "the file", "not imported") and "nothing_of_this_name" in result.text
+    assert (
+        result[:3] == ("a/test_broken.py", "the file", "not imported")
+        and "nothing_of_this_name" in result.text
+    )
     table = torch_tests.table([result, Result("a/test_broken.py", "A.b", "passed", "")])
-    assert "| 1 | 1 | 1 | 0 | 1 | 1 | 100.0% | 100.0% |" in table, "the row is kept, and a file is no test"
+    assert "| 1 | 1 | 1 | 0 | 1 | 1 | 100.0% | 100.0% |" in table, (
+        "the row is kept, and a file is no test"
+    )
 
 
 OF_AN_OLDER_RELEASE = """
@@ -134,7 +143,11 @@ def test_names_that_torch_has_moved_or_lost(tmp_path: Path) -> None:
     path.write_text(textwrap.dedent(OF_AN_OLDER_RELEASE))
     moved, gone = torch_tests.run_file(Work(path, path.name), Options(limit=60))
     assert moved.outcome == "passed", moved.text
-    assert gone.outcome == "failed" and "_spmd.gone.function is gone" in gone.text and gone.cause[0] == "its release's"
+    assert (
+        gone.outcome == "failed"
+        and "_spmd.gone.function is gone" in gone.text
+        and gone.cause[0] == "its release's"
+    )
 
 
 OF_RANKS = """
@@ -174,7 +187,9 @@ OF_RANKS = """
 def test_ranks_are_forked_from_a_process_that_has_used_a_device(tmp_path: Path) -> None:
     path = tmp_path / "test_ranks.py"
     path.write_text(textwrap.dedent(OF_RANKS))
-    results = {each.test: each for each in torch_tests.run_file(Work(path, path.name), Options(limit=60))}
+    results = {
+        each.test: each for each in torch_tests.run_file(Work(path, path.name), Options(limit=60))
+    }
     outcomes = {name: each.outcome for name, each in results.items()}
     assert outcomes == {
         "TestRanks.test_sum": "passed",
@@ -190,9 +205,13 @@ def test_the_files_of_a_suite_and_their_samples(tmp_path: Path) -> None:
         tmp_path.joinpath(name).parent.mkdir(exist_ok=True)
         tmp_path.joinpath(name).touch()
     whole, folder = Suite("test_whole.py", ""), Suite("folder", "any", 4)
-    assert [each[1:3] for each in torch_tests.work_of(whole, tmp_path, 9, 0)] == [("test_whole.py", ())]
+    assert [each[1:3] for each in torch_tests.work_of(whole, tmp_path, 9, 0)] == [
+        ("test_whole.py", ())
+    ]
     works = torch_tests.work_of(folder, tmp_path, 20, 3)
-    assert {each.name: each.sample for each in works} == dict.fromkeys(names[1:3], ("10", "3", "any"))
+    assert {each.name: each.sample for each in works} == dict.fromkeys(
+        names[1:3], ("10", "3", "any")
+    )
     assert len(torch_tests.work_of(folder, tmp_path, 4, 3)) == 1, "a small sample leaves files out"
     assert torch_tests.work_of(whole, None, 9, 0) == []
     (of_wheel,) = (each for each in torch_tests.SUITES if each.in_wheel)
@@ -206,25 +225,38 @@ def test_what_changed_since_another_run(
     turned = {"passed": "failed", "failed": "passed"}
     before.write_text(json.dumps([each._asdict() for each in results]))
     now.write_text(
-        json.dumps([{**each._asdict(), "outcome": turned.get(each.outcome, each.outcome)} for each in results])
+        json.dumps(
+            [
+                {**each._asdict(), "outcome": turned.get(each.outcome, each.outcome)}
+                for each in results
+            ]
+        )
     )
     assert torch_tests.main(["--results", str(now), "--against", str(before)]) == 1
-    assert "| `test_small.py::TestSmall.test_2_fails` | failed | passed |" in capsys.readouterr().out
+    assert (
+        "| `test_small.py::TestSmall.test_2_fails` | failed | passed |" in capsys.readouterr().out
+    )
     assert torch_tests.main(["--results", str(before), "--against", str(before)]) == 0
     new = [Result("test_new.py", "A.b", "failed", "")]
-    assert torch_tests.changes(results, new) == (torch_tests.changes([], [])[0], False), "a new test has not changed"
+    assert torch_tests.changes(results, new) == (torch_tests.changes([], [])[0], False), (
+        "a new test has not changed"
+    )
 
 
 def test_each_cause_names_whose_it_is() -> None:
     rules = torch_tests.DATA["causes"] + torch_tests.DATA["skips"]
-    assert all(set(each) == {"cause", "whose", "found by"} and re.compile(each["found by"]) for each in rules)
+    assert all(
+        set(each) == {"cause", "whose", "found by"} and re.compile(each["found by"])
+        for each in rules
+    )
     assert {each["whose"] for each in torch_tests.DATA["causes"]} <= set(torch_tests.DATA["owners"])
 
 
 def test_what_was_not_reached_has_failed(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.write_text(
-        '{"planned": ["A.b", "A.c"]}\n{"began": "A.b"}\n{"ended": "A.b", "outcome": "passed", "text": ""}\n'
+        '{"planned": ["A.b", "A.c"]}\n{"began": "A.b"}\n{"ended": "A.b", "outcome": "passed", '
+        '"text": ""}\n'
     )
     planned, done, began = torch_tests._read(notes)
     assert (planned, began) == (["A.b", "A.c"], None)
@@ -244,7 +276,10 @@ def test_results_are_kept_and_read_again(
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("NotSupportedError: torch._C._cuda_getCheckpointState is not", "allocator: checkpoints of its state"),
+        (
+            "NotSupportedError: torch._C._cuda_getCheckpointState is not",
+            "allocator: checkpoints of its state",
+        ),
         ("urllib.error.URLError: <urlopen error>", "the test loads something from the network"),
         ("AssertionError: 1 != 2", torch_tests.OTHER),
     ],

@@ -1,4 +1,6 @@
-"""HuggingFace programs: architectures, Trainer, pipeline, device maps, accelerate, PEFT, streaming, Lightning."""
+"""HuggingFace programs: architectures, Trainer, pipeline, device maps, accelerate, PEFT, streaming,
+Lightning.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ transformers.logging.set_verbosity_error()
 
 def gpt2(dropout: float = 0.1) -> Any:
     config = transformers.GPT2Config(
-        n_layer=2, n_head=2, n_embd=32, vocab_size=99, n_positions=64, bos_token_id=1, eos_token_id=2
+        n_layer=2,
+        n_head=2,
+        n_embd=32,
+        vocab_size=99,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = dropout
     return transformers.GPT2LMHeadModel(config)
@@ -41,11 +49,13 @@ class Sequences(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-# ---- architectures ---------------------------------------------------------------------------------------------------
+# ---- architectures -------------------------------------------------------------------------------
 
 
 def exercise(tiny: tiny_models.TinyModel, device: str | None, randomly: bool = True) -> Any:
-    """Forward, backward, an optimizer step, forward again and, where it applies, generation; dropout, sampling on."""
+    """Forward, backward, an optimizer step, forward again and, where it applies, generation;
+    dropout, sampling on.
+    """
     model, inputs = tiny.model, {name: value.clone() for name, value in tiny.inputs.items()}
     if device is not None:
         model, inputs = model.to(device), {name: value.cuda() for name, value in inputs.items()}
@@ -75,7 +85,9 @@ MINIMUM = {"causal": 40, "masked": 10, "seq2seq": 5, "vision": 5, "audio": 3}
 
 
 NOT_GENERATING_ON_MPS = {"rwkv"}
-"""Architectures whose ``generate`` fails on MPS: transformers asks their cache, a list, ``is_croppable`` there only."""
+"""Architectures whose ``generate`` fails on MPS: transformers asks their cache, a list,
+``is_croppable`` there only.
+"""
 
 
 def test_architectures_are_identical_to_the_cpu(
@@ -95,8 +107,11 @@ def test_architectures_are_identical_to_the_cpu(
             plain = copy.deepcopy(tiny)
             with attention_on(target):
                 expected = exercise(plain, None)
-        except Exception as error:  # does not build tiny, or does not run on the plain CPU: nothing to compare with
-            unbuilt.append(f"{family} {name}: {type(error).__name__}: {str(error).splitlines()[:1]}"[:150])
+        except Exception as error:
+            # Does not build tiny, or does not run on the plain CPU: nothing to compare with.
+            unbuilt.append(
+                f"{family} {name}: {type(error).__name__}: {str(error).splitlines()[:1]}"[:150]
+            )
             continue
         again = copy.deepcopy(tiny)
         try:
@@ -106,7 +121,8 @@ def test_architectures_are_identical_to_the_cpu(
             differences.append(f"{family} {name}: {type(error).__name__}: {error}")
             continue
         if difference and kind != "cpu":
-            # The model draws from two generators: for dropout from the device's, for everything else from the CPU's.
+            # The model draws from two generators: for dropout from the device's, for everything
+            # else from the CPU's.
             without_dropout.append(name)
             with attention_on(target):
                 expected = exercise(copy.deepcopy(again), None, randomly=False)
@@ -118,23 +134,30 @@ def test_architectures_are_identical_to_the_cpu(
             differences.append(f"{family} {name}: {difference}")
     with capsys.disabled():
         print(
-            f"\ntransformers on {target}: {compared.total()} architectures compared {dict(compared)}, "
+            f"\ntransformers on {target}: {compared.total()} architectures compared "
+            f"{dict(compared)}, "
             f"{generated} generate;"
         )
-        print(f"  {len(names)} are in the mappings, {len(unbuilt)} of those tried do not run tiny on the plain CPU:")
+        print(
+            f"  {len(names)} are in the mappings, {len(unbuilt)} of those tried do not run tiny on "
+            "the plain CPU:"
+        )
         for line in unbuilt:
             print(f"  nothing to compare: {line}")
         if without_dropout:
             print(
-                f"  compared without dropout and sampling, for drawing from two generators: {' '.join(without_dropout)}"
+                "  compared without dropout and sampling, for drawing from two generators: "
+                f"{' '.join(without_dropout)}"
             )
         for line in differences:
             print(f"  differs: {line}")
     assert differences == []
-    assert all(compared[family] >= least for family, least in (MINIMUM if sweep[0] else SAMPLE).items())
+    assert all(
+        compared[family] >= least for family, least in (MINIMUM if sweep[0] else SAMPLE).items()
+    )
 
 
-# ---- Trainer ---------------------------------------------------------------------------------------------------------
+# ---- Trainer -------------------------------------------------------------------------------------
 
 
 def train(folder: Path, resume: str | None = None, dropout: float = 0.1, **options: Any) -> Any:
@@ -183,16 +206,25 @@ class TestTrainer:
 
     @pytest.mark.sampled(4)
     @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-    def test_trains_and_resumes_to_the_same_weights(self, target: str, options: dict[str, Any], tmp_path: Path) -> None:
+    def test_trains_and_resumes_to_the_same_weights(
+        self, target: str, options: dict[str, Any], tmp_path: Path
+    ) -> None:
         with torchdevice.portable(target):
             trainer, output = train(tmp_path, **options)
             resumed, _ = train(tmp_path, "checkpoint-2", **options)
             assert torch.isfinite(torch.tensor(output.training_loss))
-            weights = zip(trainer.model.state_dict().values(), resumed.model.state_dict().values(), strict=True)
+            weights = zip(
+                trainer.model.state_dict().values(),
+                resumed.model.state_dict().values(),
+                strict=True,
+            )
             assert all(torch.equal(a, b) for a, b in weights)
 
-    def test_float32_gives_the_numbers_of_the_plain_cpu(self, target: str, kind: str, tmp_path: Path) -> None:
-        # On a device with its own generator, dropout does not draw from the generator that orders the samples.
+    def test_float32_gives_the_numbers_of_the_plain_cpu(
+        self, target: str, kind: str, tmp_path: Path
+    ) -> None:
+        # On a device with its own generator, dropout does not draw from the generator that orders
+        # the samples.
         dropout = 0.1 if kind == "cpu" else 0.0
         with attention_on(target):
             plain, _ = train(tmp_path / "plain", use_cpu=True, dropout=dropout)
@@ -202,7 +234,9 @@ class TestTrainer:
         PartialState._reset_state()
         with torchdevice.portable(target):
             ours, _ = train(tmp_path / "ours", dropout=dropout)
-            expected, actual = (list(trainer.model.state_dict().values()) for trainer in (plain, ours))
+            expected, actual = (
+                list(trainer.model.state_dict().values()) for trainer in (plain, ours)
+            )
             assert identical(expected, actual, kind) == ""
 
     def test_mixed_precision_is_really_on(self, target: str, tmp_path: Path) -> None:
@@ -211,13 +245,18 @@ class TestTrainer:
             assert trainer.accelerator.native_amp and trainer.accelerator.scaler.is_enabled()
 
     def test_tf32_argument_passes(self, tmp_path: Path) -> None:
-        """The program runs in a process of its own, because transformers sets TF32 for the whole process."""
-        program = f"import transformers; print(transformers.TrainingArguments({str(tmp_path)!r}, tf32=True).tf32)"
+        """The program runs in a process of its own, because transformers sets TF32 for the whole
+        process.
+        """
+        program = (
+            f"import transformers; print(transformers.TrainingArguments({str(tmp_path)!r}, "
+            "tf32=True).tf32)"
+        )
         result = run_program(tmp_path, program)
         assert result.stdout.strip() == "True", result.stderr
 
 
-# ---- inference -------------------------------------------------------------------------------------------------------
+# ---- inference -----------------------------------------------------------------------------------
 
 
 def tokenizer() -> Any:
@@ -227,7 +266,9 @@ def tokenizer() -> Any:
     backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="!", eos_token="!")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="!", eos_token="!"
+    )
 
 
 @pytest.mark.sampled(3)
@@ -235,13 +276,17 @@ def tokenizer() -> Any:
 def test_pipeline(target: str, device: Any) -> None:
     with torchdevice.portable(target):
         torch.manual_seed(0)
-        generate = transformers.pipeline("text-generation", model=gpt2().eval(), tokenizer=tokenizer(), device=device)
+        generate = transformers.pipeline(
+            "text-generation", model=gpt2().eval(), tokenizer=tokenizer(), device=device
+        )
         (result,) = generate("ab", max_new_tokens=3)
         assert result["generated_text"].startswith("ab")
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("device_map", ["cuda", "cuda:0", "auto", {"": 0}, {"": "cuda:0"}, 0], ids=str)
+@pytest.mark.parametrize(
+    "device_map", ["cuda", "cuda:0", "auto", {"": 0}, {"": "cuda:0"}, 0], ids=str
+)
 def test_device_map(target: str, device_map: Any, tmp_path: Path) -> None:
     model = gpt2()
     model.save_pretrained(tmp_path)
@@ -265,7 +310,12 @@ def test_streaming_from_a_thread(target: str) -> None:
         ids = torch.arange(5, device="cuda")[None]
         thread = threading.Thread(
             target=model.generate,
-            kwargs={"input_ids": ids, "streamer": streamer, "max_new_tokens": 5, "min_new_tokens": 5},
+            kwargs={
+                "input_ids": ids,
+                "streamer": streamer,
+                "max_new_tokens": 5,
+                "min_new_tokens": 5,
+            },
         )
         thread.start()
         text = "".join(streamer)
@@ -273,7 +323,7 @@ def test_streaming_from_a_thread(target: str) -> None:
     assert text.split()[:5] == ["0", "1", "2", "3", "4"] and len(text.split()) == 10
 
 
-# ---- accelerate, PEFT, Lightning -------------------------------------------------------------------------------------
+# ---- accelerate, PEFT, Lightning -----------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
@@ -316,11 +366,15 @@ def test_accelerates_device_is_that_of_its_tensors(target: str, kind: str, preci
         states = [accelerator, accelerator.state, PartialState(), again, again.state]
         assert {state.device.type for state in states} == {weight.device.type}
         # accelerate takes MPS before CUDA where a Mac has it, and names it without an index.
-        assert {state.device for state in states} == {torch.device("mps" if kind == "mps" else "cuda")}
+        assert {state.device for state in states} == {
+            torch.device("mps" if kind == "mps" else "cuda")
+        }
         assert weight.device.type == torch.ones(1, device=again.device).device.type
         assert not hasattr(AcceleratorState, "device") and not hasattr(PartialState, "device")
         del states[2].device
-        with pytest.raises(AttributeError, match=r"This happens if `PartialState\._reset_state\(\)` was called"):
+        with pytest.raises(
+            AttributeError, match=r"This happens if `PartialState\._reset_state\(\)` was called"
+        ):
             _ = states[2].device
     assert not hasattr(AcceleratorState, "device") and not hasattr(PartialState, "device")
 

@@ -17,7 +17,14 @@ from torchdevice.scope.scope import Scope
 MAC = "simulated:mps"
 """On which tensors say that they are on mps, as on a real Mac."""
 
-TARGETS = ("simulated:cuda", "simulated:cuda:2", "simulated:t4", MAC, "simulated:strict", "simulated")
+TARGETS = (
+    "simulated:cuda",
+    "simulated:cuda:2",
+    "simulated:t4",
+    MAC,
+    "simulated:strict",
+    "simulated",
+)
 
 SHOW = "import torch; x = torch.ones(2).cuda(); print(x.device, x.is_cuda)"
 
@@ -57,11 +64,15 @@ WAYS: dict[str, Callable[[str, Path], str]] = {
     "run of a command": lambda target, folder: (
         run_command("run", "--target", target, "env", sys.executable, in_a_file(folder)).stdout
     ),
-    "variable": lambda target, folder: run_python("-c", SHOW, TORCHDEVICE="1", TORCHDEVICE_TARGET=target).stdout,
+    "variable": lambda target, folder: (
+        run_python("-c", SHOW, TORCHDEVICE="1", TORCHDEVICE_TARGET=target).stdout
+    ),
     "enable": lambda target, folder: run_python("-c", enabled(target)).stdout,
     "magic": lambda target, folder: run_python("-c", CELL.replace("TARGET", target)).stdout,
     "pytest": lambda target, folder: in_a_test(folder, f"--torchdevice={target}"),
-    "mark": lambda target, folder: in_a_test(folder, mark=f"@pytest.mark.torchdevice(target={target!r})"),
+    "mark": lambda target, folder: in_a_test(
+        folder, mark=f"@pytest.mark.torchdevice(target={target!r})"
+    ),
 }
 
 
@@ -82,14 +93,20 @@ def test_tensors_say_the_same_in_this_process(way: Callable[..., Scope], named: 
     try:
         with scope:
             expected = "mps:0" if named == MAC else "cuda:0"
-            assert str(torch.ones(1).cuda().device) == str(torch.ones(1, device="cuda").device) == expected
+            assert (
+                str(torch.ones(1).cuda().device)
+                == str(torch.ones(1, device="cuda").device)
+                == expected
+            )
     finally:
         if way is torchdevice.enable:
             torchdevice.disable()
 
 
 @pytest.mark.parametrize("way", [torchdevice.portable, torchdevice.simulate])
-def test_the_target_itself_where_it_is_asked_for(way: Callable[..., Scope], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_target_itself_where_it_is_asked_for(
+    way: Callable[..., Scope], monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "cuda" if way is torchdevice.simulate else "simulated:cuda"
     with way(name, identity="target"):
         assert torch.ones(1).cuda().device.type == "simulated"

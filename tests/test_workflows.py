@@ -1,4 +1,6 @@
-"""The workflows of continuous integration parse, and call what exists: files, tests, commands and flags."""
+"""The workflows of continuous integration parse, and call what exists: files, tests, commands and
+flags.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def commands() -> list[tuple[str, list[str]]]:
 
 def test_there_is_one_for_each_kind_of_machine() -> None:
     text = "".join(path.read_text() for path in WORKFLOWS)
-    assert all(word in text for word in ("ubuntu-latest", "macos-", "windows-latest", "cron:", "nightly/cpu"))
+    assert all(
+        word in text
+        for word in ("ubuntu-latest", "macos-", "windows-latest", "cron:", "nightly/cpu")
+    )
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -62,7 +67,13 @@ def test_the_files_that_they_name_exist() -> None:
 
 
 def test_pytest_has_their_flags(pytestconfig: pytest.Config) -> None:
-    flags = [word for _, words in commands() if words[0] == "pytest" for word in words if word.startswith("--")]
+    flags = [
+        word
+        for _, words in commands()
+        if words[0] == "pytest"
+        for word in words
+        if word.startswith("--")
+    ]
     assert flags
     for flag in flags:
         pytestconfig.getoption(flag)  # raises ValueError for a flag that is not there
@@ -71,10 +82,14 @@ def test_pytest_has_their_flags(pytestconfig: pytest.Config) -> None:
 def test_the_command_line_takes_their_arguments() -> None:
     runs = [step["run"] for step in yaml.safe_load(ACTION.read_text())["runs"]["steps"]]
     of_action = [shlex.split(re.sub(r"\$\{TARGET.*?\}", "--target mps", run)) for run in runs]
-    of_hooks = [[*shlex.split(hook["entry"]), "train.py"] for hook in yaml.safe_load(HOOKS.read_text())]
+    of_hooks = [
+        [*shlex.split(hook["entry"]), "train.py"] for hook in yaml.safe_load(HOOKS.read_text())
+    ]
     given = [*(words for _, words in commands()), *of_action, *of_hooks]
     calls = [
-        [word.replace("$SARIF", "out.sarif") for word in words[1:]] for words in given if words[0] == "torchdevice"
+        [word.replace("$SARIF", "out.sarif") for word in words[1:]]
+        for words in given
+        if words[0] == "torchdevice"
     ]
     assert len(calls) >= 2
     for arguments in calls:
@@ -90,4 +105,6 @@ def test_the_command_line_takes_their_arguments() -> None:
 def test_the_table_of_platforms_has_every_environment() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "platforms.yml").read_text())
     rows = workflow["jobs"]["linux"]["strategy"]["matrix"]["include"]
-    assert [f"{row['python']}:{row['torch']}" for row in rows] == list(benchmark("platforms").ENVIRONMENTS)
+    assert [f"{row['python']}:{row['torch']}" for row in rows] == list(
+        benchmark("platforms").ENVIRONMENTS
+    )

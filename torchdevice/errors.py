@@ -1,7 +1,8 @@
-"""Every exception and warning that this package raises. Each keeps the facts that it reports as attributes.
+"""Every exception and warning that this package raises. Each keeps the facts that it reports as
+attributes.
 
-An error whose text is one sentence about its facts and one about the remedy is a dataclass: ``_text`` names the fields
-that stand in the text.
+An error whose text is one sentence about its facts and one about the remedy is a dataclass:
+``_text`` names the fields that stand in the text.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class TorchDeviceError(Exception):
-    """Base of all exceptions here. A class with a ``_text`` of its own becomes a dataclass and shows its fields."""
+    """Base of all exceptions here. A class with a ``_text`` of its own becomes a dataclass and
+    shows its fields.
+    """
 
     _text: ClassVar[str]
 
@@ -22,14 +25,18 @@ class TorchDeviceError(Exception):
     def __post_init__(self) -> None:
         values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
         super().__init__(self._text.format(**values))
-        for name, value in values.items():  # again, because the constructor of ImportError sets its own ``name``
+        # Again, because the constructor of ImportError sets its own ``name``.
+        for name, value in values.items():
             setattr(self, name, value)
 
     def __reduce__(self) -> Any:
-        """Pickle and copy the error with its text and its facts, not by the arguments of its constructor."""
+        """Pickle and copy the error with its text and its facts, not by the arguments of its
+        constructor.
+        """
         facts = dict(vars(self))
         if is_dataclass(self):
-            facts |= {each.name: getattr(self, each.name) for each in fields(self)}  # ImportError has its own ``name``
+            # ImportError has its own ``name``.
+            facts |= {each.name: getattr(self, each.name) for each in fields(self)}
         return _remade, (type(self), self.args), facts
 
 
@@ -60,10 +67,19 @@ class UnknownTargetError(TorchDeviceError, ValueError):
         self.known = known
         self.meant = meant
         question = f" Did you mean {meant!r}?" if meant else ""
-        registered = "" if meant else " A package that registers a device needs an entry point in 'torch.backends'."
-        others = f", another of the {len(known) - _LISTED} GPUs in docs/gpus.md" if len(known) > _LISTED else ""
+        if meant:
+            registered = ""
+        else:
+            registered = (
+                " A package that registers a device needs an entry point in 'torch.backends'."
+            )
+        if len(known) > _LISTED:
+            others = f", another of the {len(known) - _LISTED} GPUs in docs/gpus.md"
+        else:
+            others = ""
         super().__init__(
-            f"{target!r} is not a target.{question} Use one of {', '.join(map(repr, known[:_LISTED]))}{others}, or "
+            f"{target!r} is not a target.{question} Use one of "
+            f"{', '.join(map(repr, known[:_LISTED]))}{others}, or "
             f"leave it out for the best device here.{registered}"
         )
 
@@ -98,12 +114,19 @@ class ScopeError(TorchDeviceError, RuntimeError):
     """A scope was left without having been entered, or not in the reverse order of entry."""
 
 
-PATCHERS = ("torch_npu.contrib.transfer_to_npu", "torchada", "TorchDevice", "mpsify", "ipex_to_cuda")
+PATCHERS = (
+    "torch_npu.contrib.transfer_to_npu",
+    "torchada",
+    "TorchDevice",
+    "mpsify",
+    "ipex_to_cuda",
+)
 """Modules of other packages that replace parts of torch for the whole process."""
 
 
 class AnotherPatcherError(TorchDeviceError, RuntimeError):
-    """The program imports a package that replaces parts of torch for the whole process, before a scope or in one.
+    """The program imports a package that replaces parts of torch for the whole process, before a
+    scope or in one.
 
     Attributes:
         patcher: The name of that package.
@@ -168,7 +191,8 @@ _ONLY_ON_AN_ACCELERATOR = (
 
 
 class ExtensionRefusedError(NotSupportedError, OSError):
-    """An extension in CUDA's or SYCL's C++ was to be built in a scope; an OSError, as torch's own where no CUDA is.
+    """An extension in CUDA's or SYCL's C++ was to be built in a scope; an OSError, as torch's own
+    where no CUDA is.
 
     Attributes:
         extension: The name of the extension.
@@ -228,7 +252,9 @@ class EngineUnavailableError(TorchDeviceError, RuntimeError):
 
 
 class PortabilityWarning(UserWarning):
-    """A value that the program requested was changed because the target lacks it, such as float64 on MPS."""
+    """A value that the program requested was changed because the target lacks it, such as float64
+    on MPS.
+    """
 
 
 class Access(NamedTuple):
@@ -254,11 +280,14 @@ class Access(NamedTuple):
 
     def told(self, stream: str) -> str:
         """Return what happened, where and on which stream."""
-        return f"{self.name} {'writes' if self.writes else 'reads'} memory on {stream} at {self.site}"
+        return (
+            f"{self.name} {'writes' if self.writes else 'reads'} memory on {stream} at {self.site}"
+        )
 
 
 class RaceError(TorchDeviceError, RuntimeError):
-    """Two kernels on different streams use the same memory, one of them writes, and nothing orders them.
+    """Two kernels on different streams use the same memory, one of them writes, and nothing orders
+    them.
 
     Attributes:
         earlier: The access that was submitted first.
@@ -271,28 +300,36 @@ class RaceError(TorchDeviceError, RuntimeError):
         self.later = later
         self.remedy = remedy
         super().__init__(
-            f"{later.told(other)}, and nothing orders it after the earlier access: {earlier.told(one)}. {remedy}"
+            f"{later.told(other)}, and nothing orders it after the earlier access: "
+            f"{earlier.told(one)}. {remedy}"
         )
 
 
 class GraphRaceError(RaceError):
-    """A CUDA graph was replayed after memory that it uses was freed, or has overwritten a result that is read."""
+    """A CUDA graph was replayed after memory that it uses was freed, or has overwritten a result
+    that is read.
+    """
 
     __init__ = TorchDeviceError.__init__
 
 
 class KernelRaceError(RaceError):
-    """Two instances of a Triton kernel use the same memory, one of them writes it, and no atomic orders them."""
+    """Two instances of a Triton kernel use the same memory, one of them writes it, and no atomic
+    orders them.
+    """
 
     __init__ = TorchDeviceError.__init__
 
 
 class UninitializedReadError(TorchDeviceError, RuntimeError):
-    """A Triton kernel reads memory that nothing has written, in a scope with ``uninitialized="error"``."""
+    """A Triton kernel reads memory that nothing has written, in a scope with
+    ``uninitialized="error"``.
+    """
 
 
 class CopyInFlightError(TorchDeviceError, RuntimeError):
-    """The host wrote to page-locked memory before it had waited for a copy from it, in an asynchronous scope.
+    """The host wrote to page-locked memory before it had waited for a copy from it, in an
+    asynchronous scope.
 
     Attributes:
         site: The line of the program that began the copy, with ``file``, ``line`` and ``function``.
@@ -330,10 +367,12 @@ class RaceWarning(UserWarning):
 
 
 class DivergenceError(TorchDeviceError, RuntimeError):
-    """An operator does something else than the CPU, in a scope with ``verify=`` and ``strict=True``.
+    """An operator does something else than the CPU, in a scope with ``verify=`` and
+    ``strict=True``.
 
     Attributes:
-        finding: What differs: its ``operator``, ``kind``, ``what``, ``site``, ``arguments``, ``error``, ``script``.
+        finding: What differs: its ``operator``, ``kind``, ``what``, ``site``, ``arguments``,
+            ``error``, ``script``.
     """
 
     _text = "{finding}"
@@ -342,11 +381,14 @@ class DivergenceError(TorchDeviceError, RuntimeError):
 
 
 class DivergenceWarning(UserWarning):
-    """An operator does something else than the CPU, in a scope with ``verify=``; with the text of the error."""
+    """An operator does something else than the CPU, in a scope with ``verify=``; with the text of
+    the error.
+    """
 
 
 class BackendTakenError(TorchDeviceError, RuntimeError):
-    """Another out-of-tree backend is registered, and torch has room for only one, which the simulated device needs.
+    """Another out-of-tree backend is registered, and torch has room for only one, which the
+    simulated device needs.
 
     Attributes:
         name: The name of the registered backend.
@@ -380,4 +422,8 @@ class WrongDeviceError(TorchDeviceError, RuntimeError):
     expected: object
 
 
-__all__ = [name for name, kind in list(vars().items()) if isinstance(kind, type) and issubclass(kind, Exception)]
+__all__ = [
+    name
+    for name, kind in list(vars().items())
+    if isinstance(kind, type) and issubclass(kind, Exception)
+]

@@ -12,4 +12,8 @@ def versions() -> dict[str, str]:
 
     import torch
 
-    return {"torchdevice": __version__, "torch": torch.__version__, "Python": platform.python_version()}
+    return {
+        "torchdevice": __version__,
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+    }

@@ -1,8 +1,10 @@
-"""Runs public programs written for CUDA, unmodified, on a machine without it: ``python -m benchmarks.programs``.
+"""Runs public programs written for CUDA, unmodified, on a machine without it: ``python -m
+benchmarks.programs``.
 
-Each program of ``catalog/`` is checked out at its commit and runs in processes of its own: by plain python in its own
-CPU mode, if it has one, and by ``torchdevice run`` on each target. The results are written to ``results.json``,
-of which the site makes a page; a run replaces that of the same program, target and release of torch.
+Each program of ``catalog/`` is checked out at its commit and runs in processes of its own: by plain
+python in its own CPU mode, if it has one, and by ``torchdevice run`` on each target. The results
+are written to ``results.json``, of which the site makes a page; a run replaces that of the same
+program, target and release of torch.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ RESULTS = Path(__file__).with_name("results.json")
 
 
 def record(runs: Iterable[Run]) -> list[Run]:
-    """Replace the recorded runs of the same programs, targets and releases of torch, and return all.
+    """Replace the recorded runs of the same programs, targets and releases of torch, and return
+    all.
 
     Runs of programs that are not in the catalog any more are left out.
     """
@@ -48,9 +51,16 @@ def _targets(program: Program, wanted: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the programs, and return 1 if one failed and the catalog does not say why."""
     options = _parser().parse_args(argv)
-    chosen = [each for each in PROGRAMS if not options.only or any(part in each.name for part in options.only)]
+    chosen = [
+        each
+        for each in PROGRAMS
+        if not options.only or any(part in each.name for part in options.only)
+    ]
     if not chosen:
-        print(f"no program of the catalog is called {options.only!r}; --list shows them", file=sys.stderr)
+        print(
+            f"no program of the catalog is called {options.only!r}; --list shows them",
+            file=sys.stderr,
+        )
         return 2
     if options.list:
         print("\n".join(f"{each.area}: {each.name} ({each.repository})" for each in chosen))
@@ -79,28 +89,49 @@ def _run(chosen: Sequence[Program], folder: Path, options: argparse.Namespace) -
         for finished in as_completed(running):
             for done in finished.result():
                 print(
-                    f"{done.name} on {done.target}: {done.outcome} {done.loss} {done.result} {done.error}", flush=True
+                    f"{done.name} on {done.target}: {done.outcome} {done.loss} {done.result} "
+                    f"{done.error}",
+                    flush=True,
                 )
-                unexplained += done.outcome != "finished" and not page.fault(programs[done.name], done)
-            if options.write:  # after each program, because an interrupt must not lose an hour's work
+                unexplained += done.outcome != "finished" and not page.fault(
+                    programs[done.name], done
+                )
+            # After each program, because an interrupt must not lose an hour's work.
+            if options.write:
                 record(finished.result())
     return int(unexplained > 0)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.programs", description=(__doc__ or "").split("\n\n")[1])
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="only programs whose name contains one of these")
-    parser.add_argument("--target", nargs="+", metavar="TARGET", help=f"only these targets; {OWN!r} is plain python")
-    parser.add_argument(
-        "--sources", type=Path, help="a folder with bare git directories named owner+name/repo, instead of GitHub"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.programs", description=(__doc__ or "").split("\n\n")[1]
     )
     parser.add_argument(
-        "--python", default=sys.executable, help="the python of an environment with what the programs need"
+        "--only", nargs="+", metavar="NAME", help="only programs whose name contains one of these"
     )
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep checkouts and what was printed there")
-    parser.add_argument("--jobs", type=int, default=1, help="programs that run at the same time (default: 1)")
+    parser.add_argument(
+        "--target", nargs="+", metavar="TARGET", help=f"only these targets; {OWN!r} is plain python"
+    )
+    parser.add_argument(
+        "--sources",
+        type=Path,
+        help="a folder with bare git directories named owner+name/repo, instead of GitHub",
+    )
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        help="the python of an environment with what the programs need",
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep checkouts and what was printed there"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="programs that run at the same time (default: 1)"
+    )
     parser.add_argument("--limit", type=float, default=600, help="seconds for a run (default: 600)")
-    parser.add_argument("--list", action="store_true", help="print the names of the programs, and run nothing")
+    parser.add_argument(
+        "--list", action="store_true", help="print the names of the programs, and run nothing"
+    )
     parser.add_argument("--write", action="store_true", help="write results.json")
     return parser
 

@@ -1,4 +1,6 @@
-"""Makes what programs read, in the current folder: ``python inputs.py NAME``. Nothing is downloaded."""
+"""Makes what programs read, in the current folder: ``python inputs.py NAME``. Nothing is
+downloaded.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,22 @@ def inputs(function: Callable[[], None]) -> Callable[[], None]:
 def words(count: int, seed: int = 0) -> str:
     """Return a text of words that follow each other by a rule, so that a model can learn it."""
     random = np.random.default_rng(seed)
-    known = ["the", "a", "dog", "cat", "runs", "sleeps", "under", "over", "old", "tree", "house", "and", "then", "."]
+    known = [
+        "the",
+        "a",
+        "dog",
+        "cat",
+        "runs",
+        "sleeps",
+        "under",
+        "over",
+        "old",
+        "tree",
+        "house",
+        "and",
+        "then",
+        ".",
+    ]
     follows = random.integers(0, len(known), (len(known), 3))
     word, text = 0, []
     for choice in random.integers(0, 3, count):
@@ -67,7 +84,9 @@ def _images(folder: Path, count: int, size: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(len(str(folder)))
     for number in range(count):
-        Image.fromarray(random.integers(0, 255, (size, size, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        Image.fromarray(random.integers(0, 255, (size, size, 3), dtype=np.uint8)).save(
+            folder / f"{number}.png"
+        )
 
 
 @inputs
@@ -85,7 +104,9 @@ def flat_images() -> None:
 
 @inputs
 def yolov5() -> None:
-    """Eight images of 64 pixels with two boxes each, as YOLO reads them, and a font that it would download."""
+    """Eight images of 64 pixels with two boxes each, as YOLO reads them, and a font that it would
+    download.
+    """
     import matplotlib
 
     for part in ("train", "val"):
@@ -116,7 +137,10 @@ def _boxes(images: Path, annotations: Path, count: int) -> None:
         for kind, box in boxes.items()
     ]
     described = {
-        "images": [{"id": each, "file_name": f"{each}.png", "width": 64, "height": 64} for each in range(count)],
+        "images": [
+            {"id": each, "file_name": f"{each}.png", "width": 64, "height": 64}
+            for each in range(count)
+        ],
         "categories": [{"id": 1, "name": "person"}, {"id": 2, "name": "bicycle"}],
         "annotations": marked,
     }
@@ -132,7 +156,9 @@ def yolox() -> None:
 
 @inputs
 def rtdetr() -> None:
-    """Eight images with boxes, and the configuration of the smallest RT-DETR for images of 64 pixels."""
+    """Eight images with boxes, and the configuration of the smallest RT-DETR for images of 64
+    pixels.
+    """
     import yaml
 
     _boxes(Path("data/images"), Path("data/boxes.json"), 8)
@@ -170,7 +196,9 @@ def rtdetr() -> None:
 
 @inputs
 def comfyui() -> None:
-    """A checkpoint with random weights: a small Stable Diffusion 3, its autoencoder and its first text encoder."""
+    """A checkpoint with random weights: a small Stable Diffusion 3, its autoencoder and its first
+    text encoder.
+    """
     import torch
     from comfy.cli_args import args
 
@@ -193,10 +221,19 @@ def comfyui() -> None:
         "pos_embed_max_size": 32,
     }
     # ComfyUI takes the sizes of an autoencoder and of a text encoder from its own files.
-    sizes = {"z_channels": 16, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128, "ch_mult": [1, 2, 4, 4]}
+    sizes = {
+        "z_channels": 16,
+        "resolution": 256,
+        "in_channels": 3,
+        "out_ch": 3,
+        "ch": 128,
+        "ch_mult": [1, 2, 4, 4],
+    }
     sizes |= {"num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0}
     parts = {
-        "model.diffusion_model": MMDiT(None, context_embedder_config=embedder, operations=plain, **transformer),
+        "model.diffusion_model": MMDiT(
+            None, context_embedder_config=embedder, operations=plain, **transformer
+        ),
         "first_stage_model.encoder": Encoder(**sizes),
         "first_stage_model.decoder": Decoder(**sizes),
         "text_encoders.clip_l.transformer": CLIPTextModel(described, torch.float32, "cpu", plain),
@@ -210,7 +247,9 @@ def comfyui() -> None:
 
 
 def _random(name: str, like: Any) -> Any:
-    """Return random weights: matrices that keep the size of what they multiply, norms of 1, no bias."""
+    """Return random weights: matrices that keep the size of what they multiply, norms of 1, no
+    bias.
+    """
     import torch
 
     if like.dim() > 1:
@@ -223,9 +262,19 @@ def diffusers() -> None:
     """Eight images, and the sizes of a small network."""
     _images(Path("data"), 8, 32)
     Path("unet").mkdir()
-    sizes = {"sample_size": 32, "block_out_channels": [32, 32], "layers_per_block": 1, "norm_num_groups": 8}
-    blocks = {"down_block_types": ["DownBlock2D", "AttnDownBlock2D"], "up_block_types": ["AttnUpBlock2D", "UpBlock2D"]}
-    Path("unet/config.json").write_text(json.dumps({"_class_name": "UNet2DModel", **sizes, **blocks}))
+    sizes = {
+        "sample_size": 32,
+        "block_out_channels": [32, 32],
+        "layers_per_block": 1,
+        "norm_num_groups": 8,
+    }
+    blocks = {
+        "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
+        "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
+    }
+    Path("unet/config.json").write_text(
+        json.dumps({"_class_name": "UNet2DModel", **sizes, **blocks})
+    )
 
 
 @inputs
@@ -238,12 +287,17 @@ def cifar10() -> None:
         generator = torch.Generator().manual_seed(count)
         images = torch.randint(0, 255, (count, 32, 32, 3), generator=generator, dtype=torch.uint8)
         labels = torch.randint(0, 10, (count,), generator=generator)
-        torch.save({"images": images, "labels": labels, "classes": list("abcdefghij")}, f"cifar10/{name}.pt")
+        torch.save(
+            {"images": images, "labels": labels, "classes": list("abcdefghij")},
+            f"cifar10/{name}.pt",
+        )
 
 
 @inputs
 def clip_weights() -> None:
-    """A small CLIP with random weights, as an archive of TorchScript, as OpenAI's are, and an image."""
+    """A small CLIP with random weights, as an archive of TorchScript, as OpenAI's are, and an
+    image.
+    """
     import torch
     from clip.model import CLIP
 
@@ -301,7 +355,10 @@ def hifigan_weights() -> None:
     torch.save({"generator": generator.state_dict()}, "cp/g_0")
     Path("test_mel_files").mkdir()
     for name in "ab":
-        np.save(f"test_mel_files/{name}.npy", np.random.default_rng(ord(name)).normal(-5, 2, (1, 80, 40)))
+        np.save(
+            f"test_mel_files/{name}.npy",
+            np.random.default_rng(ord(name)).normal(-5, 2, (1, 80, 40)),
+        )
 
 
 @inputs
@@ -318,7 +375,9 @@ def speech() -> None:
 
 @inputs
 def rvc() -> None:
-    """Four seconds of noise with features and pitch, as RVC's steps before training leave them, and its sizes."""
+    """Four seconds of noise with features and pitch, as RVC's steps before training leave them, and
+    its sizes.
+    """
     from scipy.io import wavfile
 
     settings = json.loads(Path("configs/v2/32k.json").read_text())
@@ -339,7 +398,11 @@ def rvc() -> None:
         parts |= {"coarse": (pitch // 2).astype(np.int64), "pitch": pitch}
         for name, values in parts.items():
             np.save(folder / f"{number}.{name}.npy", values)
-        names = [f"{folder}/{number}.wav", *(f"{folder}/{number}.{name}.npy" for name in parts), "0"]
+        names = [
+            f"{folder}/{number}.wav",
+            *(f"{folder}/{number}.{name}.npy" for name in parts),
+            "0",
+        ]
         lines.append("|".join(names))
     (folder / "filelist.txt").write_text("\n".join(lines))
 
@@ -350,7 +413,9 @@ def vits() -> None:
     import subprocess
 
     Path("monotonic_align/monotonic_align").mkdir()
-    subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd="monotonic_align", check=True)
+    subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"], cwd="monotonic_align", check=True
+    )
 
 
 @inputs
@@ -378,7 +443,9 @@ def gpt_fast() -> None:
     model.output.weight.data[24:] = 0
     torch.save({"model": model.state_dict()}, folder / "model.pth")
     Path("text.txt").write_text(words(3000).replace(" . ", "\n"))
-    sentencepiece.SentencePieceTrainer.train(input="text.txt", model_prefix="tokenizer", vocab_size=24)
+    sentencepiece.SentencePieceTrainer.train(
+        input="text.txt", model_prefix="tokenizer", vocab_size=24
+    )
     Path("tokenizer.model").rename(folder / "tokenizer.model")
 
 
@@ -388,10 +455,17 @@ def cora() -> None:
     random = np.random.default_rng(0)
     Path("cora").mkdir()
     classes = random.integers(0, 7, 2000)
-    features = (random.random((2000, 64)) < 0.05 + 0.4 * (np.arange(64) % 7 == classes[:, None])).astype(int)
-    papers = (f"{number} {' '.join(map(str, row))} c{classes[number]}" for number, row in enumerate(features))
+    features = (
+        random.random((2000, 64)) < 0.05 + 0.4 * (np.arange(64) % 7 == classes[:, None])
+    ).astype(int)
+    papers = (
+        f"{number} {' '.join(map(str, row))} c{classes[number]}"
+        for number, row in enumerate(features)
+    )
     Path("cora/cora.content").write_text("\n".join(papers))
-    Path("cora/cora.cites").write_text("\n".join(f"{a} {b}" for a, b in random.integers(0, 2000, (6000, 2))))
+    Path("cora/cora.cites").write_text(
+        "\n".join(f"{a} {b}" for a, b in random.integers(0, 2000, (6000, 2)))
+    )
 
 
 @inputs
@@ -426,7 +500,9 @@ def _tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     special = ["<unk>", "<|endoftext|>"]
-    tokenizer.train_from_iterator([words(2000)], trainers.BpeTrainer(vocab_size=200, special_tokens=special))
+    tokenizer.train_from_iterator(
+        [words(2000)], trainers.BpeTrainer(vocab_size=200, special_tokens=special)
+    )
     return tokenizer
 
 
@@ -452,13 +528,17 @@ def litgpt() -> None:
     config = Config.from_name("pythia-14m", n_layer=2, block_size=256, padded_vocab_size=256)
     torch.manual_seed(0)
     torch.save(GPT(config).state_dict(), folder / "lit_model.pth")
-    given = {each.name: getattr(config, each.name) for each in dataclasses.fields(config) if each.init}
+    given = {
+        each.name: getattr(config, each.name) for each in dataclasses.fields(config) if each.init
+    }
     (folder / "model_config.yaml").write_text(yaml.dump(given))
     _tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "GPTNeoXTokenizer", "eos_token": "<|endoftext|>"})
     )
-    asked = [{"instruction": words(5, seed), "input": "", "output": words(9, seed)} for seed in range(24)]
+    asked = [
+        {"instruction": words(5, seed), "input": "", "output": words(9, seed)} for seed in range(24)
+    ]
     Path("asked.json").write_text(json.dumps(asked))
 
 
@@ -470,13 +550,21 @@ def torchtune() -> None:
 
     torch.manual_seed(0)
     Path("weights").mkdir()
-    sizes = {"vocab_size": 2000, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4, "embed_dim": 64}
+    sizes = {
+        "vocab_size": 2000,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 4,
+        "embed_dim": 64,
+    }
     torch.save(llama2(**sizes, max_seq_len=256).state_dict(), "weights/small.pt")
 
 
 @inputs
 def deepspeed() -> None:
-    """DeepSpeed's configuration of its example, with torch's AdamW in place of the one that nvcc compiles."""
+    """DeepSpeed's configuration of its example, with torch's AdamW in place of the one that nvcc
+    compiles.
+    """
     config = json.loads(Path("ds_config_zero3.json").read_text())
     config["optimizer"]["params"]["torch_adam"] = True
     Path("torch_adam.json").write_text(json.dumps(config))

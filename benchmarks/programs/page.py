@@ -55,7 +55,9 @@ runs a narrower network on fewer images than its records do, and OLMo a smaller 
 
 def fault(program: Program, run: Run) -> str:
     """Return why a run failed, and whose fault that is, if the catalog says so."""
-    return next((why for pattern, why in program.faults.items() if re.search(pattern, run.error)), "")
+    return next(
+        (why for pattern, why in program.faults.items() if re.search(pattern, run.error)), ""
+    )
 
 
 def page(runs: Sequence[Run], programs: Sequence[Program] = PROGRAMS) -> str:
@@ -68,18 +70,32 @@ def page(runs: Sequence[Run], programs: Sequence[Program] = PROGRAMS) -> str:
 
 
 def _gallery(runs: Sequence[Run], programs: Sequence[Program]) -> str:
-    """Return the programs that run on simulated GPUs, with their commands, and the seconds of each target."""
-    lines = ["| program | seconds | on the CPU | torch | `torchdevice run` |", "|---|---|---|---|---|"]
+    """Return the programs that run on simulated GPUs, with their commands, and the seconds of each
+    target.
+    """
+    lines = [
+        "| program | seconds | on the CPU | torch | `torchdevice run` |",
+        "|---|---|---|---|---|",
+    ]
     for program in programs:
         done = [run for run in runs if run.name == program.name and run.outcome == "finished"]
         shown = next((run for run in done if _kind(run.target) == "simulated:cuda"), None)
         if shown is None:
             continue
-        other = next((f"{run.seconds:.0f}" for run in done if (run.torch, run.target) == (shown.torch, "cpu")), "")
+        other = next(
+            (
+                f"{run.seconds:.0f}"
+                for run in done
+                if (run.torch, run.target) == (shown.torch, "cpu")
+            ),
+            "",
+        )
         command = program.command.replace("{drivers}", "drivers").replace("|", "\\|")
         target = f"--target {shown.target} " if shown.target != "simulated:cuda" else ""
         name = f"[{program.name}]({program.address})"
-        lines.append(f"| {name} | {shown.seconds:.0f} | {other} | {shown.torch} | `{target}{command}` |")
+        lines.append(
+            f"| {name} | {shown.seconds:.0f} | {other} | {shown.torch} | `{target}{command}` |"
+        )
     return "\n".join(lines)
 
 
@@ -99,19 +115,26 @@ def _kind(target: str) -> str:
 
 
 def _area(area: str, programs: Sequence[Program], runs: Sequence[Run]) -> str:
-    lines = ["| program | torch | target | loss or result | own CPU mode | seconds |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| program | torch | target | loss or result | own CPU mode | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
     notes = []
     for program in programs:
         found = [run for run in runs if run.name == program.name]
         for run in found:
-            own = next((each for each in found if each.target == OWN and each.torch == run.torch), None)
+            own = next(
+                (each for each in found if each.target == OWN and each.torch == run.torch), None
+            )
             lines.append(_row(program, run, own))
         notes.append(_note(program, found))
     return f"## {area[0].upper()}{area[1:]}\n\n" + "\n".join([*lines, "", *notes]) + "\n"
 
 
 def _row(program: Program, run: Run, own: Run | None) -> str:
-    compared = "" if run is own else "has none" if program.own is None else _value(own) if own else ""
+    compared = (
+        "" if run is own else "has none" if program.own is None else _value(own) if own else ""
+    )
     cells = (program.name, run.torch, run.target, _value(run), compared, f"{run.seconds:.0f}")
     return "| " + " | ".join(cells) + " |"
 
@@ -122,7 +145,9 @@ def _value(run: Run) -> str:
 
 
 def _note(program: Program, runs: Sequence[Run]) -> str:
-    """Return what is to be said of a program: its commit, what it was given, what it needs, why it fails."""
+    """Return what is to be said of a program: its commit, what it was given, what it needs, why it
+    fails.
+    """
     source = f"[`{program.commit[:9]}`]({program.address})"
     text = f"- **{program.name}**, {source}. Given: {program.given}."
     if program.needs:
@@ -132,7 +157,11 @@ def _note(program: Program, runs: Sequence[Run]) -> str:
         text += f" By our `{driver}`."
     if program.differs:
         text += f" Differs: {program.differs}."
-    said = dict.fromkeys((run.error, fault(program, run)) for run in runs if run.outcome != "finished")
+    said = dict.fromkeys(
+        (run.error, fault(program, run)) for run in runs if run.outcome != "finished"
+    )
     for error, why in said:
-        text += f" Fails with `{error.replace('`', '').replace('|', '/')}`{f': {why}' if why else ''}."
+        text += (
+            f" Fails with `{error.replace('`', '').replace('|', '/')}`{f': {why}' if why else ''}."
+        )
     return text

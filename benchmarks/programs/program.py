@@ -1,4 +1,6 @@
-"""What is known of a public program before it runs: where it is, how it is started, what it prints."""
+"""What is known of a public program before it runs: where it is, how it is started, what it
+prints.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ class Program:
         area: Such as "vision".
         repository: ``owner/name`` on GitHub, or the name of a project on PyPI.
         commit: The commit that is run, in full; of a project on PyPI, the release.
-        command: The words after ``python``: a file of the repository or ``-m`` and a module, and its arguments.
+        command: The words after ``python``: a file of the repository or ``-m`` and a module, and
+            its arguments.
         given: The data and the weights that it gets.
-        own: The words that, added to the command, ask for the program's own CPU mode; None if it has none.
-        inputs: The function of ``inputs.py`` that makes what it reads, in the folder where it is run.
-        parts: The patterns of what is checked out, as git's sparse checkout reads them; empty for all.
+        own: The words that, added to the command, ask for the program's own CPU mode; None if it
+            has none.
+        inputs: The function of ``inputs.py`` that makes what it reads, in the folder where it is
+            run.
+        parts: The patterns of what is checked out, as git's sparse checkout reads them; empty for
+            all.
         folder: The folder of the repository in which it is run.
         paths: Folders of the repository that are importable.
         environment: Variables that it runs with.
@@ -63,5 +69,9 @@ class Program:
     def address(self) -> str:
         """Where what is run can be read: a commit on GitHub, or a release on PyPI."""
         on_github = "/" in self.repository
-        place = f"github.com/{self.repository}/tree" if on_github else f"pypi.org/project/{self.repository}"
+        place = (
+            f"github.com/{self.repository}/tree"
+            if on_github
+            else f"pypi.org/project/{self.repository}"
+        )
         return f"https://{place}/{self.commit}"

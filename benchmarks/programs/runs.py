@@ -84,7 +84,9 @@ def _unpack(release: str, folder: Path, interpreter: str) -> None:
 
 def _quietly(*words: str, **options: Any) -> None:
     """Run a command, and show what it printed only if it fails."""
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, **options)
+    done = subprocess.run(
+        words, capture_output=True, text=True, errors="replace", check=False, **options
+    )
     if done.returncode:
         raise RuntimeError(f"{shlex.join(words)} failed:\n{done.stdout}{done.stderr}")
 
@@ -103,8 +105,10 @@ def run(program: Program, target: str, interpreter: str, folder: Path, limit: fl
     Args:
         program: The program.
         target: Of torchdevice, or ``program.OWN``.
-        interpreter: The python of an environment with torch, torchdevice and what the program needs.
-        folder: The checkout. The run takes place in a copy beside it, which stays, with what the run printed.
+        interpreter: The python of an environment with torch, torchdevice and what the program
+            needs.
+        folder: The checkout. The run takes place in a copy beside it, which stays, with what the
+            run printed.
         limit: How many seconds it may take.
     """
     version, base = _facts(interpreter)
@@ -116,7 +120,9 @@ def run(program: Program, target: str, interpreter: str, folder: Path, limit: fl
     if program.inputs:
         _quietly(interpreter, str(INPUTS), program.inputs, cwd=cwd, env=environment)
     log = place.with_suffix(".log")
-    outcome, seconds = _process(command_of(program, target, interpreter), cwd, environment, log, limit)
+    outcome, seconds = _process(
+        command_of(program, target, interpreter), cwd, environment, log, limit
+    )
     printed = log.read_text(errors="replace")
     written = "".join(path.read_text(errors="replace") for path in _files(cwd, program.log))
     loss, result = (_last(pattern, printed + written) for pattern in (program.loss, program.result))
@@ -125,14 +131,28 @@ def run(program: Program, target: str, interpreter: str, folder: Path, limit: fl
     if outcome == "finished" and (bool(program.loss) > bool(loss) or not loss + result):
         outcome = "failed"
     error = "" if outcome == "finished" else _error(printed)
-    return Run(program.name, target, version, program.commit, outcome, loss, result, round(seconds, 1), error)
+    return Run(
+        program.name,
+        target,
+        version,
+        program.commit,
+        outcome,
+        loss,
+        result,
+        round(seconds, 1),
+        error,
+    )
 
 
 @functools.cache
 def _facts(interpreter: str) -> tuple[str, str]:
-    """Return the release of torch of an interpreter, and the folder of the Python that its environment is made of."""
+    """Return the release of torch of an interpreter, and the folder of the Python that its
+    environment is made of.
+    """
     code = "import sys, torch; print(torch.__version__, sys.base_prefix)"
-    version, base = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    version, base = subprocess.run(
+        [interpreter, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     return version, base
 
 
@@ -147,7 +167,8 @@ def _digest(files: list[Path]) -> str:
 
 
 def _environment(program: Program, place: Path, programs: tuple[str, ...]) -> dict[str, str]:
-    """Return the variables of a run: nothing is downloaded, one thread, and caches in the run's own folder.
+    """Return the variables of a run: nothing is downloaded, one thread, and caches in the run's own
+    folder.
 
     Args:
         program: The program.
@@ -172,12 +193,20 @@ def _environment(program: Program, place: Path, programs: tuple[str, ...]) -> di
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHDEVICE", "PYTHON"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TORCHDEVICE", "PYTHON"))
+    }
     return {**kept, **{name: str(value) for name, value in fixed.items()}, **program.environment}
 
 
-def _process(words: list[str], cwd: Path, environment: Mapping[str, str], log: Path, limit: float) -> tuple[str, float]:
-    """Run a command, and return its outcome and the processor time of it and of the processes that it waited for."""
+def _process(
+    words: list[str], cwd: Path, environment: Mapping[str, str], log: Path, limit: float
+) -> tuple[str, float]:
+    """Run a command, and return its outcome and the processor time of it and of the processes that
+    it waited for.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -210,9 +239,15 @@ def _error(printed: str) -> str:
     """Return the last line that names an error, or the last line."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     found = re.compile(r"(?:\[rank\d+\]: ?)?([\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)")
-    errors = [match[1] for match in map(found.match, lines) if match and "ChildFailedError" not in match[1]]
+    errors = [
+        match[1]
+        for match in map(found.match, lines)
+        if match and "ChildFailedError" not in match[1]
+    ]
     # Paths of the environment say nothing about the program.
-    return re.sub(r"/\S*/(?=site-packages)", "", (errors or lines or ["it printed nothing"])[-1])[:300]
+    return re.sub(r"/\S*/(?=site-packages)", "", (errors or lines or ["it printed nothing"])[-1])[
+        :300
+    ]
 
 
 if sys.platform == "win32":

@@ -16,7 +16,9 @@ from torchdevice.plan.workspaces import size
 SOURCES = ("qwen", "litgpt", "low_bit", "zero", "loading")
 
 RESULTS = Path(__file__).with_name("results.json")
-"""Source -> its rows, each with the measured and the planned bytes, and the versions with which it was planned."""
+"""Source -> its rows, each with the measured and the planned bytes, and the versions with which it
+was planned.
+"""
 
 
 def _one(row: Any, checkout: Path, answers: Any) -> None:
@@ -25,7 +27,9 @@ def _one(row: Any, checkout: Path, answers: Any) -> None:
 
 
 def _planned_as(row: Any) -> str:
-    """Return a text that is the same for rows whose plans are: of one program on two GPUs with equal workspaces."""
+    """Return a text that is the same for rows whose plans are: of one program on two GPUs with
+    equal workspaces.
+    """
     return f"{row.work} {row.memory} {row.ranks} {size(row.capability)}"
 
 
@@ -50,7 +54,9 @@ def main() -> None:
     parser.add_argument("source", choices=SOURCES)
     parser.add_argument("--checkout", type=Path, default=Path())
     parser.add_argument("--write", action="store_true", help="keep what was found, after each row")
-    parser.add_argument("--missing", action="store_true", help="plan only the rows that are not kept")
+    parser.add_argument(
+        "--missing", action="store_true", help="plan only the rows that are not kept"
+    )
     arguments = parser.parse_args()
     source: Any = importlib.import_module(f"benchmarks.published_memory.{arguments.source}")
     for each in source.IMPORTS:
@@ -62,7 +68,11 @@ def main() -> None:
     of_source["rows"] = results = []
     same: dict[str, dict[str, Any]] = {}
     for row in source.ROWS:
-        found = before.get((row.case, row.gpu)) or same.get(_planned_as(row)) or _in_a_process(row, arguments.checkout)
+        found = (
+            before.get((row.case, row.gpu))
+            or same.get(_planned_as(row))
+            or _in_a_process(row, arguments.checkout)
+        )
         same[_planned_as(row)] = found
         facts = {"case": row.case, "gpu": row.gpu, "measured": row.measured, "why": row.why}
         results.append({**facts, "planned": found["planned"], "versions": found["versions"]})

@@ -1,8 +1,9 @@
 """LoRA on one A100 by LitGPT, which published the memory that it took.
 
-Source: https://github.com/Lightning-AI/litgpt at commit 0cc02afa, which added ``tutorials/resource-tables.md`` with the
-figures of "Finetuning with LoRA on 1 GPU" (NVIDIA A100-SXM4-40GB, torch 2.1, bfloat16); earlier commits normalize
-Llama's activations in bfloat16. The model, Fabric and the steps are those of ``finetune/lora.py``.
+Source: https://github.com/Lightning-AI/litgpt at commit 0cc02afa, which added
+``tutorials/resource-tables.md`` with the figures of "Finetuning with LoRA on 1 GPU" (NVIDIA
+A100-SXM4-40GB, torch 2.1, bfloat16); earlier commits normalize Llama's activations in bfloat16. The
+model, Fabric and the steps are those of ``finetune/lora.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from benchmarks.published_memory.rows import Row
 
 TITLE = "LoRA by LitGPT"
 
-SOURCE = "[LitGPT](https://github.com/Lightning-AI/litgpt/blob/0cc02afa/tutorials/resource-tables.md)"
+SOURCE = (
+    "[LitGPT](https://github.com/Lightning-AI/litgpt/blob/0cc02afa/tutorials/resource-tables.md)"
+)
 
 IMPORTS = ("lightning",)
 """What takes long to import."""
@@ -35,7 +38,8 @@ _PUBLISHED = [
 """Model, tokens of the longest example, and GB by microbatch; None where memory ran out."""
 
 _WHY = (
-    "phi-1.5 with microbatch 4: each further sequence took 1.953 GB on torch 2.1 and takes 2.012 GB in the plan on "
+    "phi-1.5 with microbatch 4: each further sequence took 1.953 GB on torch 2.1 and takes 2.012 "
+    "GB in the plan on "
     "torch 2.13. The cause is not known."
 )
 
@@ -54,7 +58,9 @@ def _tuned(checkout: Path, *, name: str, tokens: int, batch: int) -> Callable[[]
     fabric = lightning.Fabric(accelerator="cuda", devices=1, precision="bf16-true")
     fabric.launch()
     with fabric.init_module(empty_init=False):
-        model = GPT(Config.from_name(name, r=8, alpha=16, dropout=0.05, to_query=True, to_value=True))
+        model = GPT(
+            Config.from_name(name, r=8, alpha=16, dropout=0.05, to_query=True, to_value=True)
+        )
     mark_only_lora_as_trainable(model)
     model = fabric.setup_module(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -1,11 +1,15 @@
-"""Fine-tuning of Qwen3.5 on one GPU and on several ranks, and a step of Qwen3-8B: figures of FakeGPU's documentation.
+"""Fine-tuning of Qwen3.5 on one GPU and on several ranks, and a step of Qwen3-8B: figures of
+FakeGPU's documentation.
 
-Source: https://github.com/FanBB2333/FakeGPU at commit 7d5cf83c, ``docs/llm-sft-memory-estimation.md`` and
-``docs/llm-inference-estimation.md``, measured by the workers in ``verification/`` (torch 2.8 with CUDA 12.8 on an RTX
-PRO 5000, torch 2.12 with CUDA 13 on an RTX 3090 Ti; transformers 5.12.1). The steps here are those of the workers. The
-linear layers in four bits are the checkout's own, without the search for the codes, which needs values.
+Source: https://github.com/FanBB2333/FakeGPU at commit 7d5cf83c,
+``docs/llm-sft-memory-estimation.md`` and
+``docs/llm-inference-estimation.md``, measured by the workers in ``verification/`` (torch 2.8 with
+CUDA 12.8 on an RTX PRO 5000, torch 2.12 with CUDA 13 on an RTX 3090 Ti; transformers 5.12.1). The
+steps here are those of the workers. The linear layers in four bits are the checkout's own, without
+the search for the codes, which needs values.
 
-The sizes of the models are those of ``config.json`` on the Hub. Their parameters are as many as the source reports.
+The sizes of the models are those of ``config.json`` on the Hub. Their parameters are as many as the
+source reports.
 """
 
 from __future__ import annotations
@@ -24,7 +28,11 @@ TITLE = "Qwen3.5 and Qwen3, by transformers, PEFT, FSDP and FSDP2"
 
 SOURCE = "[FakeGPU](https://github.com/FanBB2333/FakeGPU/blob/7d5cf83c/docs/llm-sft-memory-estimation.md)"
 
-IMPORTS = ("peft", "transformers.models.qwen3_5.modeling_qwen3_5", "transformers.models.qwen3.modeling_qwen3")
+IMPORTS = (
+    "peft",
+    "transformers.models.qwen3_5.modeling_qwen3_5",
+    "transformers.models.qwen3.modeling_qwen3",
+)
 """What takes long to import."""
 
 VERSIONS = {"transformers": "5.12.1"}
@@ -64,7 +72,9 @@ def _model(name: str) -> Any:
 def _with_adapters(model: Any) -> Any:
     import peft
 
-    config = peft.LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, task_type="CAUSAL_LM", target_modules="all-linear")
+    config = peft.LoraConfig(
+        r=8, lora_alpha=16, lora_dropout=0.0, task_type="CAUSAL_LM", target_modules="all-linear"
+    )
     return peft.get_peft_model(model, config)
 
 
@@ -73,10 +83,16 @@ def _in_four_bits(model: Any, checkout: Path, *, nested: bool) -> Any:
     sys.path.insert(0, str(checkout))
     from verification import native_nf4
 
-    def packed(weight: torch.Tensor, *, block_size: int, scale_block_size: int, **rest: Any) -> tuple[Any, ...]:
+    def packed(
+        weight: torch.Tensor, *, block_size: int, scale_block_size: int, **rest: Any
+    ) -> tuple[Any, ...]:
         blocks = -(-weight.numel() // block_size)
         empty = functools.partial(torch.empty, device=weight.device)
-        found = [empty(blocks * block_size // 2, dtype=torch.uint8), empty(blocks), empty(256, 2, dtype=weight.dtype)]
+        found = [
+            empty(blocks * block_size // 2, dtype=torch.uint8),
+            empty(blocks),
+            empty(256, 2, dtype=weight.dtype),
+        ]
         if not nested:
             return (*found, empty(0), empty(0), empty(0))
         found[1] = empty(blocks, dtype=torch.uint8)
@@ -102,7 +118,11 @@ def _batch(length: int) -> dict[str, torch.Tensor]:
     labels = tokens.clone()
     labels[:, : length // 2] = -100
     places = torch.arange(length, device="cpu").view(1, 1, length).expand(3, 1, length).clone()
-    return {"input_ids": tokens.to("cuda"), "labels": labels.to("cuda"), "position_ids": places.to("cuda")}
+    return {
+        "input_ids": tokens.to("cuda"),
+        "labels": labels.to("cuda"),
+        "position_ids": places.to("cuda"),
+    }
 
 
 def _step(model: Any, length: int, accumulated: int) -> Callable[[], object]:
@@ -124,7 +144,13 @@ def _step(model: Any, length: int, accumulated: int) -> Callable[[], object]:
 
 
 def _tuned(
-    checkout: Path, *, size: str, method: str, length: int, checkpointed: bool = False, accumulated: int = 1
+    checkout: Path,
+    *,
+    size: str,
+    method: str,
+    length: int,
+    checkpointed: bool = False,
+    accumulated: int = 1,
 ) -> Callable[[], object]:
     model = _model(size)
     if method == "LoRA":
@@ -198,7 +224,9 @@ def _answered(checkout: Path) -> Callable[[], object]:
             following = torch.argmax(outputs.logits[:, -1, :], dim=-1, keepdim=True)
             mask = torch.cat([mask, mask[:, :1]], dim=1)
             past = outputs.past_key_values
-            outputs = model(input_ids=following, attention_mask=mask, past_key_values=past, use_cache=True)
+            outputs = model(
+                input_ids=following, attention_mask=mask, past_key_values=past, use_cache=True
+            )
         return outputs, model
 
     return step
@@ -216,7 +244,9 @@ def _row(case: str, figure: float, work: Any, gpu: Any = _BLACKWELL, **more: Any
     return Row(case, name, _gib(figure), _DIGITS, work, capability, **more)
 
 
-def _on_one(size: str, method: str, length: int, figure: float, gpu: Any = _BLACKWELL, **more: Any) -> Row:
+def _on_one(
+    size: str, method: str, length: int, figure: float, gpu: Any = _BLACKWELL, **more: Any
+) -> Row:
     extras = ", checkpointed" if more.get("checkpointed") else ""
     extras += f", {more['accumulated']} accumulated" if "accumulated" in more else ""
     work = functools.partial(_tuned, size=size, method=method, length=length, **more)
@@ -225,7 +255,13 @@ def _on_one(size: str, method: str, length: int, figure: float, gpu: Any = _BLAC
 
 def _adapters_on(ranks: int, length: int, figure: float, gpu: Any = _BLACKWELL) -> Row:
     work = functools.partial(_adapters_sharded, length=length, ranks=ranks)
-    return _row(f"Qwen3.5-0.8B, LoRA, {length} tokens, FSDP2 on {ranks} ranks", figure, work, gpu, ranks=ranks)
+    return _row(
+        f"Qwen3.5-0.8B, LoRA, {length} tokens, FSDP2 on {ranks} ranks",
+        figure,
+        work,
+        gpu,
+        ranks=ranks,
+    )
 
 
 def _full_on_two(length: int, figure: float, gpu: Any = _BLACKWELL) -> Row:
@@ -272,5 +308,12 @@ ROWS = [
     _adapters_on(4, 64, 1.803, _AMPERE),
     _adapters_on(2, 128, 2.687, _AMPERE),
     _adapters_on(4, 128, 2.322, _AMPERE),
-    Row("Qwen3-8B, 9 tokens, 2 generated", _BLACKWELL[0], 16_396_630_528, 1, _answered, _BLACKWELL[1]),
+    Row(
+        "Qwen3-8B, 9 tokens, 2 generated",
+        _BLACKWELL[0],
+        16_396_630_528,
+        1,
+        _answered,
+        _BLACKWELL[1],
+    ),
 ]

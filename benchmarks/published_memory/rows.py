@@ -26,7 +26,8 @@ class Row(NamedTuple):
         gpu: The GPU on which it was measured.
         measured: The bytes of ``torch.cuda.max_memory_allocated()``; None where memory ran out.
         digits: The bytes by which the published figure is rounded.
-        work: Makes the program, and returns the part of it whose peak was measured. It gets the checkout.
+        work: Makes the program, and returns the part of it whose peak was measured. It gets the
+            checkout.
         capability: The compute capability of the GPU.
         memory: The bytes of the GPU, where running out of them was measured.
         ranks: Of how many ranks this one is the first.
@@ -45,7 +46,9 @@ class Row(NamedTuple):
 
 
 class _Measured(Peaks):
-    """Follows what ``torch.cuda.max_memory_allocated()`` would report: also the workspaces that exist at the moment."""
+    """Follows what ``torch.cuda.max_memory_allocated()`` would report: also the workspaces that
+    exist at the moment.
+    """
 
     most = 0
 
@@ -67,11 +70,18 @@ class _Measured(Peaks):
 
 
 def planned(row: Row, checkout: Path) -> int | None:
-    """Return the peak of allocated memory of a row in bytes, with cuBLAS's workspaces; None if memory runs out."""
+    """Return the peak of allocated memory of a row in bytes, with cuBLAS's workspaces; None if
+    memory runs out.
+    """
     if row.ranks is not None:
         os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(row.ranks)})
         os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
-    options: Any = {"capability": row.capability, "memory": row.memory, "compute": "meta", "values": "assume"}
+    options: Any = {
+        "capability": row.capability,
+        "memory": row.memory,
+        "compute": "meta",
+        "values": "assume",
+    }
     options["packages"] = "absent"  # as where the figures were measured
     with torchdevice.simulate("cuda", **options):
         found = _Measured(size(row.capability))

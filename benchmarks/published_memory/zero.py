@@ -1,8 +1,10 @@
-"""ZeroRedundancyOptimizer beside Adam on two ranks, by PyTorch's recipe, which publishes four peaks of rank 0 for each.
+"""ZeroRedundancyOptimizer beside Adam on two ranks, by PyTorch's recipe, which publishes four peaks
+of rank 0 for each.
 
-Source: https://github.com/pytorch/tutorials at commit 01c63024, ``recipes_source/zero_redundancy_optimizer.rst``:
-twenty linear layers, DDP, one step. The recipe names no GPU, and prints whole megabytes, rounded down. It is of
-torch 1.8, whose Adam went from parameter to parameter, so ``foreach=False`` is planned.
+Source: https://github.com/pytorch/tutorials at commit 01c63024,
+``recipes_source/zero_redundancy_optimizer.rst``: twenty linear layers, DDP, one step. The recipe
+names no GPU, and prints whole megabytes, rounded down. It is of torch 1.8, whose Adam went from
+parameter to parameter, so ``foreach=False`` is planned.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def _trained(checkout: Path, *, sharded: bool, until: str) -> Callable[[], objec
         optimizer: torch.optim.Optimizer
         if sharded:
             parameters, adam = parallel.parameters(), torch.optim.Adam
-            optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=adam, lr=0.01, foreach=False)
+            optimizer = ZeroRedundancyOptimizer(
+                parameters, optimizer_class=adam, lr=0.01, foreach=False
+            )
         else:
             optimizer = torch.optim.Adam(parallel.parameters(), lr=0.01, foreach=False)
         outputs = parallel(torch.randn(20, 2000).to(0))
@@ -59,14 +63,24 @@ def _trained(checkout: Path, *, sharded: bool, until: str) -> Callable[[], objec
 
 
 _WORKSPACES = (
-    "ZeroRedundancyOptimizer: the plan has two workspaces of cuBLAS, 17 MB, which torch 1.8 did not take from its "
+    "ZeroRedundancyOptimizer: the plan has two workspaces of cuBLAS, 17 MB, which torch 1.8 did "
+    "not take from its "
     "allocator."
 )
 
 
 def _row(optimizer: str, until: str, megabytes: int, why: str = "") -> Row:
     work = functools.partial(_trained, sharded=optimizer != "Adam", until=until)
-    return Row(f"{optimizer}, after {until}", "not named", megabytes * 10**6, 10**6, work, (7, 0), ranks=2, why=why)
+    return Row(
+        f"{optimizer}, after {until}",
+        "not named",
+        megabytes * 10**6,
+        10**6,
+        work,
+        (7, 0),
+        ranks=2,
+        why=why,
+    )
 
 
 ROWS = [

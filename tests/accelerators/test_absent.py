@@ -1,4 +1,6 @@
-"""Accelerators that a program is not written for are absent from it, as on a machine without them."""
+"""Accelerators that a program is not written for are absent from it, as on a machine without
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +23,56 @@ from torchdevice.scope import target_selection
 
 TARGETS = ("cpu", "simulated:cuda")
 
-ARGUMENTS: tuple[tuple[Any, ...], ...] = ((), (0,), (1,), (0.5,), (b"",), ("cpu",), (torch.ones(1),))
-"""What each name is called with. Most calls fail: the question is whether they fail as without a scope."""
+ARGUMENTS: tuple[tuple[Any, ...], ...] = (
+    (),
+    (0,),
+    (1,),
+    (0.5,),
+    (b"",),
+    ("cpu",),
+    (torch.ones(1),),
+)
+"""What each name is called with. Most calls fail: the question is whether they fail as without a
+scope.
+"""
 
-PROGRAMS = [(written_for, absent) for written_for in FAMILIES for absent in FAMILIES if written_for != absent]
+PROGRAMS = [
+    (written_for, absent)
+    for written_for in FAMILIES
+    for absent in FAMILIES
+    if written_for != absent
+]
 
 
 def names_of(family: str) -> Iterator[tuple[ModuleType, str]]:
     """Yield the modules of an accelerator with each of their public names."""
-    for name in {"cuda": ["torch.cuda"]}.get(family, MODULES):  # some modules of torch.cuda keep what they are told
+    # Some modules of torch.cuda keep what they are told.
+    for name in {"cuda": ["torch.cuda"]}.get(family, MODULES):
         with contextlib.suppress(ImportError):  # of another release of torch
             module = importlib.import_module(name)
-            listed = getattr(module, "__all__", None) or [each for each in vars(module) if each[0] != "_"]
+            listed = getattr(module, "__all__", None) or [
+                each for each in vars(module) if each[0] != "_"
+            ]
             if of_module(module) == family:
-                yield from ((module, each) for each in listed if not isinstance(vars(module).get(each), ModuleType))
+                yield from (
+                    (module, each)
+                    for each in listed
+                    if not isinstance(vars(module).get(each), ModuleType)
+                )
 
 
-LEFT_OUT = frozenset({"init", "cudart", "ExternalStream", "caching_allocator_delete", "graph_pool_handle"})
-"""Names that keep their error for the process, fail in torch's own code by the type of None, count their calls, or
-return a result with an error set: in builds for CUDA, deleting 0.5 gives SystemError in whatever Python does next."""
+LEFT_OUT = frozenset(
+    {"init", "cudart", "ExternalStream", "caching_allocator_delete", "graph_pool_handle"}
+)
+"""Names that keep their error for the process, fail in torch's own code by the type of None, count
+their calls, or return a result with an error set: in builds for CUDA, deleting 0.5 gives
+SystemError in whatever Python does next.
+"""
 
 NO_CURRENT_DEVICE = "RuntimeError: invalid argument to "
-"""What builds for CUDA raise where no accelerator has a current device. In a scope the program's own one has."""
+"""What builds for CUDA raise where no accelerator has a current device. In a scope the program's
+own one has.
+"""
 
 
 def outcome(call: Callable[[], Any]) -> str:
@@ -80,7 +110,9 @@ def spellings(family: str) -> dict[str, Callable[[], Any]]:
         "a class of it": lambda: getattr(torch, family).FloatTensor(2),
         "a default device": lambda: with_default(family),
         "a location": lambda: torch.load(io.BytesIO(saved), map_location=tag),
-        "a location as a device": lambda: torch.load(io.BytesIO(saved), map_location=torch.device(family)),
+        "a location as a device": lambda: torch.load(
+            io.BytesIO(saved), map_location=torch.device(family)
+        ),
         "a module of it": lambda: torch.get_device_module(family).is_available(),
         "a state of it": lambda: getattr(torch, family).get_rng_state(),
         "a context": lambda: with_context(torch.device(family)),
@@ -94,18 +126,32 @@ def spellings(family: str) -> dict[str, Callable[[], Any]]:
             f"a move {spelled!r}": lambda spelled=spelled: x.to(spelled),
             f"a move by keyword {spelled!r}": lambda spelled=spelled: x.to(device=spelled),
             f"a module {spelled!r}": lambda spelled=spelled: model.to(spelled),
-            f"a new module {spelled!r}": lambda spelled=spelled: torch.nn.Linear(2, 2, device=spelled),
-            f"an operator {spelled!r}": lambda spelled=spelled: torch.ops.aten.empty.memory_format([2], device=spelled),
+            f"a new module {spelled!r}": lambda spelled=spelled: torch.nn.Linear(
+                2, 2, device=spelled
+            ),
+            f"an operator {spelled!r}": lambda spelled=spelled: torch.ops.aten.empty.memory_format(
+                [2], device=spelled
+            ),
             f"a generator {spelled!r}": lambda spelled=spelled: torch.Generator(spelled),
             f"a stream {spelled!r}": lambda spelled=spelled: torch.Stream(spelled),
             f"an event {spelled!r}": lambda spelled=spelled: torch.Event(spelled),
-            f"a storage {spelled!r}": lambda spelled=spelled: torch.UntypedStorage(2, device=spelled),
-            f"a nested tensor {spelled!r}": lambda spelled=spelled: torch.nested.nested_tensor([x], device=spelled),
-            f"a sparse tensor {spelled!r}": lambda spelled=spelled: torch.sparse_coo_tensor(size=(2,), device=spelled),
+            f"a storage {spelled!r}": lambda spelled=spelled: torch.UntypedStorage(
+                2, device=spelled
+            ),
+            f"a nested tensor {spelled!r}": lambda spelled=spelled: torch.nested.nested_tensor(
+                [x], device=spelled
+            ),
+            f"a sparse tensor {spelled!r}": lambda spelled=spelled: torch.sparse_coo_tensor(
+                size=(2,), device=spelled
+            ),
             f"pinned memory {spelled!r}": lambda spelled=spelled: x.pin_memory(spelled),
-            f"pinned memory by keyword {spelled!r}": lambda spelled=spelled: x.pin_memory(device=spelled),
+            f"pinned memory by keyword {spelled!r}": lambda spelled=spelled: x.pin_memory(
+                device=spelled
+            ),
             f"whether it is pinned {spelled!r}": lambda spelled=spelled: x.is_pinned(spelled),
-            f"a pinned storage {spelled!r}": lambda spelled=spelled: x.untyped_storage().pin_memory(spelled),
+            f"a pinned storage {spelled!r}": lambda spelled=spelled: x.untyped_storage().pin_memory(
+                spelled
+            ),
             f"a range {spelled!r}": lambda spelled=spelled: torch.arange(3, device=spelled),
             f"data {spelled!r}": lambda spelled=spelled: torch.tensor([1.0], device=spelled),
         }
@@ -130,7 +176,8 @@ def is_here(family: str) -> bool:
     return target_selection.runtime(family).is_available()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch.mps.Event's, which was not made
+# Torch.mps.Event's, which was not made.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("written_for", "absent"), PROGRAMS)
 def test_every_name(written_for: Any, absent: str, target: str) -> None:
@@ -140,8 +187,12 @@ def test_every_name(written_for: Any, absent: str, target: str) -> None:
     with torchdevice.portable(target, written_for=written_for):
         found = outcomes(absent)
     assert len(expected) > 60
-    compared = {name: told for name, told in expected.items() if not told.startswith(NO_CURRENT_DEVICE)}
-    assert {name: (found[name], told) for name, told in compared.items() if found[name] != told} == {}
+    compared = {
+        name: told for name, told in expected.items() if not told.startswith(NO_CURRENT_DEVICE)
+    }
+    assert {
+        name: (found[name], told) for name, told in compared.items() if found[name] != told
+    } == {}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -152,8 +203,12 @@ def test_every_spelling(written_for: Any, absent: str, target: str) -> None:
     expected = {name: outcome(call) for name, call in spellings(absent).items()}
     with torchdevice.portable(target, written_for=written_for) as scope:
         found = {name: outcome(call) for name, call in spellings(absent).items()}
-        reported = {entry.requested for entry in scope.journal.entries if entry.requested.startswith(absent)}
-    assert {name: (found[name], told) for name, told in expected.items() if found[name] != told} == {}
+        reported = {
+            entry.requested for entry in scope.journal.entries if entry.requested.startswith(absent)
+        }
+    assert {
+        name: (found[name], told) for name, told in expected.items() if found[name] != told
+    } == {}
     assert reported == set() and len(expected) > 80
 
 
@@ -162,7 +217,11 @@ def test_every_spelling(written_for: Any, absent: str, target: str) -> None:
 def test_any_family_may_be_asked_for(family: str, target: str) -> None:
     with torchdevice.portable(target, written_for="any", identity="target") as scope:
         kind = torch.ones(2, device="cuda").device.type
-        assert torch.ones(2, device=family).device.type == torch.ones(2).to(f"{family}:0").device.type == kind
+        assert (
+            torch.ones(2, device=family).device.type
+            == torch.ones(2).to(f"{family}:0").device.type
+            == kind
+        )
         getattr(torch, family).synchronize()
         assert torch.Generator(family).device.type == kind and torch.cuda.is_available()
         assert not getattr(torch, family).is_available() and scope.options.written_for == "any"

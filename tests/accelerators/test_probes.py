@@ -1,4 +1,6 @@
-"""Libraries find the accelerator that the program is written for, in whichever order and way they probe."""
+"""Libraries find the accelerator that the program is written for, in whichever order and way they
+probe.
+"""
 
 from __future__ import annotations
 
@@ -103,10 +105,19 @@ def test_a_program_written_for_cuda(target: str, tmp_path: Path) -> None:
     found = json.loads(ran.stdout.splitlines()[-1])
     devices = {found.pop(name) for name in ("accelerate", "transformers_arguments", "fabric")}
     assert found == FOUND
-    assert devices == {"cpu" if target == "cpu" else "cuda"}, "a CPU target is where its tensors say they are"
+    assert devices == {"cpu" if target == "cpu" else "cuda"}, (
+        "a CPU target is where its tensors say they are"
+    )
 
 
-OWN_MODULE_ONLY = ("pytorch_lightning", "lightning", "fabric", "accelerate", "transformers_arguments", "transformers")
+OWN_MODULE_ONLY = (
+    "pytorch_lightning",
+    "lightning",
+    "fabric",
+    "accelerate",
+    "transformers_arguments",
+    "transformers",
+)
 
 
 @pytest.mark.one_engine

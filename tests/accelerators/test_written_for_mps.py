@@ -1,4 +1,6 @@
-"""Programs written for Apple's MPS, on the CPU, on simulated devices and, with recorded calls, on CUDA."""
+"""Programs written for Apple's MPS, on the CPU, on simulated devices and, with recorded calls, on
+CUDA.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from torchdevice.scope import target_selection
 
 MAC = "simulated:mps"
 SIMULATES = torch._C._get_privateuse1_backend_name() != "privateuseone"
-NEEDS_GPU = pytest.mark.skipif(SIMULATES or not torch.cuda.is_available(), reason="needs a GPU, and --targets cuda")
+NEEDS_GPU = pytest.mark.skipif(
+    SIMULATES or not torch.cuda.is_available(), reason="needs a GPU, and --targets cuda"
+)
 GPU = pytest.param("cuda", marks=NEEDS_GPU)
 TARGETS = ("cpu", "simulated:cuda", MAC, GPU)
 
@@ -44,7 +48,9 @@ def test_what_is_available(mps: torchdevice.Scope, target: str) -> None:
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None and accelerator.type == "mps"
     assert torch.get_device_module("mps") is torch.mps is torch.get_device_module()
-    assert torch.backends.mps.is_macos_or_newer(13, 3) and not torch.backends.mps.is_macos_or_newer(99, 0)
+    assert torch.backends.mps.is_macos_or_newer(13, 3) and not torch.backends.mps.is_macos_or_newer(
+        99, 0
+    )
     assert not torch._C._mps_is_in_bad_fork()
     assert torch.backends.mps.get_name() and torch.backends.mps.get_core_count() >= 1
 
@@ -52,11 +58,16 @@ def test_what_is_available(mps: torchdevice.Scope, target: str) -> None:
 def test_nothing_of_it_stays(target: str) -> None:
     for _ in range(2):
         with torchdevice.portable(target, written_for="mps"):
-            assert torch.backends.mps.is_available() and torch.mps._get_default_mps_generator() is not None
+            assert (
+                torch.backends.mps.is_available()
+                and torch.mps._get_default_mps_generator() is not None
+            )
         assert not torch.backends.mps.is_available() and not torch.backends.mps.is_built()
         assert torch.mps._default_mps_generator is None
         with torchdevice.portable(target):
-            assert torch.backends.mps.is_available() == (target == MAC) and torch.cuda.is_available()
+            assert (
+                torch.backends.mps.is_available() == (target == MAC) and torch.cuda.is_available()
+            )
 
 
 @pytest.mark.usefixtures("no_collections")
@@ -64,14 +75,22 @@ def test_mps_is_another_device_until_it_is_used(target: str) -> None:
     device = torch.device("mps")
     with torchdevice.portable(target, written_for="any"):
         x = torch.ones(1, device="cuda")
-        assert device.type == "mps" and x.device != device and x.device == torch.ones(1, device=device).device
+        assert (
+            device.type == "mps"
+            and x.device != device
+            and x.device == torch.ones(1, device=device).device
+        )
         assert torch.Generator(device).device == x.device
         assert torch.mps.current_allocated_memory() >= 0
         assert torch.backends.mps.is_available() == (target == MAC)
 
         @torch.compile(backend="eager", fullgraph=True)
         def compiled(x: torch.Tensor) -> torch.Tensor:
-            return x + 1 if x.device == torch.device("mps") else torch.zeros_like(x, device=torch.device("mps"))
+            return (
+                x + 1
+                if x.device == torch.device("mps")
+                else torch.zeros_like(x, device=torch.device("mps"))
+            )
 
         assert compiled(x).tolist() == [0.0] and compiled(x).device == x.device
 
@@ -79,7 +98,9 @@ def test_mps_is_another_device_until_it_is_used(target: str) -> None:
 def test_a_training_loop(mps: torchdevice.Scope, kind: str) -> None:
     device = torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).to(device)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).to(
+        device
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("mps")
     x, y = torch.randn(32, 8).to("mps"), torch.randn(32, 1, device="mps:0")
@@ -115,7 +136,8 @@ def test_random_numbers(mps: torchdevice.Scope) -> None:
 @pytest.mark.usefixtures("no_collections")
 def test_memory(mps: torchdevice.Scope, target: str) -> None:
     before = torch.mps.current_allocated_memory()
-    kept = torch.ones(1 << 24, device="mps")  # beyond what malloc takes from memory that was freed before
+    # Beyond what malloc takes from memory that was freed before.
+    kept = torch.ones(1 << 24, device="mps")
     assert torch.mps.current_allocated_memory() - before >= kept.nbytes * 0.9
     assert torch.mps.driver_allocated_memory() >= torch.mps.current_allocated_memory()
     assert torch._C._mps_maxBufferLength() == torch.mps.recommended_max_memory() > kept.nbytes
@@ -152,7 +174,9 @@ def test_an_event_outlives_its_scope(target: str, recwarn: pytest.WarningsRecord
     assert not recwarn.list
 
 
-@pytest.mark.skipif(not hasattr(torch.mps, "Stream"), reason="torch 2.14 and later have streams of MPS")
+@pytest.mark.skipif(
+    not hasattr(torch.mps, "Stream"), reason="torch 2.14 and later have streams of MPS"
+)
 def test_there_is_one_stream(mps: torchdevice.Scope) -> None:
     only = torch.mps.current_stream()
     assert only == torch.mps.default_stream()
@@ -170,7 +194,9 @@ def test_functions_that_need_metal_raise(mps: torchdevice.Scope) -> None:
 
 
 def test_float64(mps: torchdevice.Scope, target: str) -> None:
-    """Programs for MPS expect no float64, and MPS's error; on a target that has float64 they get it."""
+    """Programs for MPS expect no float64, and MPS's error; on a target that has float64 they get
+    it.
+    """
     x = torch.ones(2, dtype=torch.float64)
     if target == MAC:
         with pytest.raises(TypeError, match="doesn't support float64"):
@@ -199,14 +225,22 @@ def test_the_command_and_the_environment(target: str, kind: str, tmp_path: Path)
     expected = f"mps {kind} {target == 'cuda'} 3.0"
     ran = run_program(tmp_path, SCRIPT, options=["--target", target, "--written-for", "mps"])
     assert ran.stdout.strip() == expected, ran.stderr
-    environment = {"TORCHDEVICE": "1", "TORCHDEVICE_TARGET": target, "TORCHDEVICE_WRITTEN_FOR": "mps"}
+    environment = {
+        "TORCHDEVICE": "1",
+        "TORCHDEVICE_TARGET": target,
+        "TORCHDEVICE_WRITTEN_FOR": "mps",
+    }
     ran = run_python("-c", textwrap.dedent(SCRIPT), cwd=tmp_path, **environment)
     assert ran.stdout.strip() == expected, ran.stderr
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, on which the tests above run")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="this machine has a GPU, on which the tests above run"
+)
 class TestOnCuda:
-    """CUDA is made to look available, without a GPU. Calls of it are recorded and not carried out."""
+    """CUDA is made to look available, without a GPU. Calls of it are recorded and not carried
+    out.
+    """
 
     @pytest.fixture(autouse=True)
     def cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,17 +259,25 @@ class TestOnCuda:
 
         native = Cuda("cuda")
         monkeypatch.setattr(
-            target_selection, "runtime", lambda kind: native if kind == "cuda" else registry.runtime(kind)
+            target_selection,
+            "runtime",
+            lambda kind: native if kind == "cuda" else registry.runtime(kind),
         )
 
     def test_mps_is_cuda_and_cuda_is_torchs_own(self, target: str) -> None:
-        own = {name: vars(torch._C).get(name) for name in ("_cuda_getDevice", "_cuda_init", "_accelerator_setStream")}
+        own = {
+            name: vars(torch._C).get(name)
+            for name in ("_cuda_getDevice", "_cuda_init", "_accelerator_setStream")
+        }
         stream_class = torch.cuda.Stream.__new__
         with torchdevice.portable("cuda", written_for="mps") as scope:
             assert not scope._resolved().names.is_native
             assert [str(scope._resolved().redirect(d)) for d in ("mps", "mps:0")] == ["cuda:0"] * 2
             assert torch.device("mps") == torch.device("cuda:0")
-            assert scope._resolved().redirect("cuda:1") is None and scope._resolved().redirect("cpu") is None
+            assert (
+                scope._resolved().redirect("cuda:1") is None
+                and scope._resolved().redirect("cpu") is None
+            )
             assert torch.backends.mps.is_available() and torch.backends.mps.get_name() == "a GPU"
             for name, value in own.items():
                 assert getattr(torch._C, name, None) is value
@@ -248,7 +290,10 @@ class TestOnCuda:
 
     def test_a_cuda_program_needs_nothing(self, target: str) -> None:
         with torchdevice.portable("cuda") as scope:
-            assert scope._resolved().names.is_native and not torch.overrides._get_current_function_mode_stack()
+            assert (
+                scope._resolved().names.is_native
+                and not torch.overrides._get_current_function_mode_stack()
+            )
 
 
 def test_what_a_program_is_written_for_is_checked(target: str) -> None:

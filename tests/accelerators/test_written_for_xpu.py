@@ -39,7 +39,9 @@ def test_nothing_of_it_stays(target: str) -> None:
 def test_devices_and_random_numbers(xpu: torchdevice.Scope, kind: str) -> None:
     with torch.xpu.device(1):
         assert torch.xpu.current_device() == 1
-    assert torch.xpu.current_device() == 0 and torch.ones(2, device="xpu:1").xpu().device.type == kind
+    assert (
+        torch.xpu.current_device() == 0 and torch.ones(2, device="xpu:1").xpu().device.type == kind
+    )
     for seed in (torch.xpu.manual_seed, torch.xpu.manual_seed_all):
         seed(3)
         state, first = torch.xpu.get_rng_state(), torch.rand(3, device="xpu")
@@ -57,7 +59,10 @@ def test_memory(xpu: torchdevice.Scope) -> None:
     before = torch.xpu.memory_allocated()
     kept = torch.ones(1 << 20, device="xpu")
     assert torch.xpu.memory_allocated() - before >= 0.9 * kept.nbytes
-    assert torch.xpu.max_memory_allocated() >= torch.xpu.memory_allocated() and torch.xpu.memory_stats()
+    assert (
+        torch.xpu.max_memory_allocated() >= torch.xpu.memory_allocated()
+        and torch.xpu.memory_stats()
+    )
     free, total = torch.xpu.mem_get_info()
     assert 0 < free <= total
     torch.xpu.reset_peak_memory_stats()
@@ -93,10 +98,15 @@ def test_a_training_step(xpu: torchdevice.Scope, kind: str) -> None:
 def test_properties(target: str, kind: str) -> None:
     """They have XPU's fields, and torch's cache of them does not outlive the scope."""
     before = torch.xpu.get_device_capability.cache_info()
-    with torchdevice.portable(target, written_for="xpu", properties={"name": "an XPU", "L2_cache_size": 7}):
+    with torchdevice.portable(
+        target, written_for="xpu", properties={"name": "an XPU", "L2_cache_size": 7}
+    ):
         properties = torch.xpu.get_device_properties()
         assert properties.name == "an XPU" and properties.total_memory > 0
-        assert properties.has_fp64 is (kind != "mps") and properties.is_integrated_gpu in (True, False)
+        assert properties.has_fp64 is (kind != "mps") and properties.is_integrated_gpu in (
+            True,
+            False,
+        )
         assert not hasattr(properties, "warp_size") and repr(properties).startswith(
             "_XpuDeviceProperties(name='an XPU'"
         )
@@ -109,16 +119,24 @@ def test_properties(target: str, kind: str) -> None:
 
 def test_handles(xpu: torchdevice.Scope, kind: str) -> None:
     stream, event = torch.xpu.Stream(priority=-9), torch.xpu.Event()
-    assert stream.priority == -1 and torch.xpu.Stream.priority_range() == (1, -1) and event.sycl_event == 0
+    assert (
+        stream.priority == -1
+        and torch.xpu.Stream.priority_range() == (1, -1)
+        and event.sycl_event == 0
+    )
     assert repr(stream) == f"<torch.xpu.Stream device=xpu:0 stream_id={stream.stream_id}>"
     assert repr(event) == "<torch.xpu.Event uninitialized>"
     event.record(stream)
     with pytest.raises(TypeError):
         torch.xpu.Event(blocking=True)
     if kind == "simulated":
-        assert torch.xpu.get_stream_from_external(stream.sycl_queue) == stream and event.sycl_event > 0
+        assert (
+            torch.xpu.get_stream_from_external(stream.sycl_queue) == stream and event.sycl_event > 0
+        )
         return
-    with pytest.raises(NotSupportedError, match=r"torch\.xpu\.Stream\.sycl_queue .* no sycl::queue"):
+    with pytest.raises(
+        NotSupportedError, match=r"torch\.xpu\.Stream\.sycl_queue .* no sycl::queue"
+    ):
         int(stream.sycl_queue)
     with pytest.raises(NotSupportedError, match=r"torch\.xpu\.Event\.sycl_event .* no sycl::event"):
         _ = event.sycl_event
@@ -145,4 +163,6 @@ def test_pools(xpu: torchdevice.Scope, kind: str) -> None:
     with torch.xpu.use_mem_pool(pool):
         kept = torch.ones(100, device="xpu")
     blocks = [block for segment in pool.snapshot() for block in segment["blocks"]]
-    assert [block["requested_size"] for block in blocks if block["state"] == "active_allocated"] == [kept.nbytes]
+    assert [
+        block["requested_size"] for block in blocks if block["state"] == "active_allocated"
+    ] == [kept.nbytes]

@@ -1,6 +1,8 @@
-"""A program: raise every kind of error wherever the autograd engine calls Python, and print what comes out.
+"""A program: raise every kind of error wherever the autograd engine calls Python, and print what
+comes out.
 
-``python raising_in_backward.py DEVICE``: a line for each place and kind. The same lines are expected on every device.
+``python raising_in_backward.py DEVICE``: a line for each place and kind. The same lines are
+expected on every device.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ KINDS: dict[str, Callable[[], BaseException]] = {
     "stop": lambda: StopIteration(1),
     "unicode": lambda: UnicodeDecodeError("ascii", b"x", 0, 1, "bad"),
     "unprintable": lambda: type("Unprintable", (Exception,), {"__str__": lambda self: 1 / 0})(),
-    "unprintable, of torch's kind": lambda: type("Unprintable", (RuntimeError,), {"__str__": lambda self: 1 / 0})(),
+    "unprintable, of torch's kind": lambda: type(
+        "Unprintable", (RuntimeError,), {"__str__": lambda self: 1 / 0}
+    )(),
 }
 
 
@@ -132,7 +136,9 @@ def on_module(register: Callable[[torch.nn.Module, Raise], Any]) -> Callable[[Ra
 
 
 def accumulator(x: torch.Tensor) -> Any:
-    """The node that adds to the gradient of a leaf, on which DistributedDataParallel has its hooks."""
+    """The node that adds to the gradient of a leaf, on which DistributedDataParallel has its
+    hooks.
+    """
     node = x.view_as(x).grad_fn
     assert node is not None
     return node.next_functions[0][0]
@@ -272,7 +278,9 @@ def in_a_dispatch_mode(fail: Raise) -> None:
 PLACES: dict[str, Callable[[Raise], None]] = {
     "a tensor's hook": on_result(torch.Tensor.register_hook),
     "a leaf's hook": on_leaf(torch.Tensor.register_hook),
-    "a hook of a retained gradient": on_result(lambda y, fail: (y.retain_grad(), y.register_hook(fail))),
+    "a hook of a retained gradient": on_result(
+        lambda y, fail: (y.retain_grad(), y.register_hook(fail))
+    ),
     "a hook after accumulation": on_leaf(torch.Tensor.register_post_accumulate_grad_hook),
     "a node's hook": on_result(lambda y, fail: y.grad_fn.register_hook(fail)),  # type: ignore[union-attr]
     "a node's hook before it": on_result(lambda y, fail: y.grad_fn.register_prehook(fail)),  # type: ignore[union-attr]
@@ -283,7 +291,9 @@ PLACES: dict[str, Callable[[Raise], None]] = {
     "a module's hook before it": on_module(torch.nn.Module.register_full_backward_pre_hook),
     "every module's hook": for_every_module,
     "Function.backward": lambda fail: Doubling.apply(leaf(), fail).sum().backward(),
-    "Function.backward with setup_context": lambda fail: SetsUp.apply(leaf(), fail).sum().backward(),
+    "Function.backward with setup_context": lambda fail: (
+        SetsUp.apply(leaf(), fail).sum().backward()
+    ),
     "unpacking a saved tensor": unpacking,
     "checkpoint, recomputing": recomputing(False),
     "checkpoint, reentrant": recomputing(True),
@@ -301,11 +311,17 @@ PLACES: dict[str, Callable[[Raise], None]] = {
 }
 
 TORCHS_OWN: dict[str, Callable[[], Any]] = {
-    "a hook changes the shape": lambda: on_result(torch.Tensor.register_hook)(lambda grad: grad[:1]),
+    "a hook changes the shape": lambda: on_result(torch.Tensor.register_hook)(
+        lambda grad: grad[:1]
+    ),
     "a hook returns text": lambda: on_result(torch.Tensor.register_hook)(lambda grad: "text"),
     "a backward of a wrong shape": lambda: PLACES["Function.backward"](lambda grad: grad[:1]),
-    "an operator fails": lambda: PLACES["Function.backward"](lambda grad: grad + torch.ones(7, device=DEVICE)),
-    "an operator fails in a hook": lambda: on_result(torch.Tensor.register_hook)(lambda grad: grad.view(99)),
+    "an operator fails": lambda: PLACES["Function.backward"](
+        lambda grad: grad + torch.ones(7, device=DEVICE)
+    ),
+    "an operator fails in a hook": lambda: on_result(torch.Tensor.register_hook)(
+        lambda grad: grad.view(99)
+    ),
     "twice": lambda: [y.backward() for y in [leaf().exp().sum()] for _ in range(2)],
     "not a number": lambda: not_a_number(),
 }
@@ -351,7 +367,15 @@ def main() -> None:
             try:
                 own()
             except (RuntimeError, TypeError) as error:
-                print(place, "|", type(error).__name__, "|", str(error).splitlines()[0], works(), flush=True)
+                print(
+                    place,
+                    "|",
+                    type(error).__name__,
+                    "|",
+                    str(error).splitlines()[0],
+                    works(),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Tensors of a call that failed and was caught: they end with the program's last reference, as without a scope."""
+"""Tensors of a call that failed and was caught: they end with the program's last reference, as
+without a scope.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def _backward(x: torch.Tensor) -> None:
 FAILING: dict[str, Failing] = {
     "sizes": lambda x: x + torch.ones(7, device="cuda"),
     "sizes, in place": lambda x: x.add_(torch.ones(7, device="cuda")),
-    "sizes, with out": lambda x: torch.add(x, torch.ones(7, device="cuda"), out=torch.empty(3, device="cuda")),
+    "sizes, with out": lambda x: torch.add(
+        x, torch.ones(7, device="cuda"), out=torch.empty(3, device="cuda")
+    ),
     "another device": lambda x: x + torch.ones(1000),
     "an index": lambda x: x[2000],
     "dimensions": lambda x: x.view(7, 7),
@@ -69,7 +73,9 @@ FAILING: dict[str, Failing] = {
 
 
 def ended_at_once(failing: Failing) -> bool:
-    """Return whether a tensor of a frame through which an error went ends when the error has been caught."""
+    """Return whether a tensor of a frame through which an error went ends when the error has been
+    caught.
+    """
 
     def call() -> Any:
         x = torch.ones(1000, device="cuda")
@@ -140,8 +146,8 @@ def test_devices_that_are_lost() -> None:
 def kept(tree: ast.AST) -> Iterator[int]:
     """Yield the lines that raise a variable of a function, which the function does not delete.
 
-    The error has a traceback with the frame, the frame has the variable, and the variable is the error. Python itself
-    deletes the name of an except clause.
+    The error has a traceback with the frame, the frame has the variable, and the variable is the
+    error. Python itself deletes the name of an except clause.
     """
     for function in ast.walk(tree):
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -159,14 +165,21 @@ def _deleted(node: ast.AST) -> Iterator[tuple[int, str]]:
         names = {node.name}
     elif isinstance(node, ast.Try):
         deletions = [each for each in node.finalbody if isinstance(each, ast.Delete)]
-        names = {target.id for each in deletions for target in each.targets if isinstance(target, ast.Name)}
+        names = {
+            target.id
+            for each in deletions
+            for target in each.targets
+            if isinstance(target, ast.Name)
+        }
     for inner in ast.walk(node):
         if isinstance(inner, ast.Raise):
             yield from ((inner.lineno, name) for name in names)
 
 
 @pytest.mark.one_engine
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_no_function_keeps_the_error_that_it_raises(path: Path) -> None:
     assert not list(kept(ast.parse(path.read_text())))
 
@@ -174,6 +187,14 @@ def test_no_function_keeps_the_error_that_it_raises(path: Path) -> None:
 @pytest.mark.one_engine
 def test_such_a_function_is_found() -> None:
     assert list(kept(ast.parse("def f(error):\n    raise error"))) == [2]
-    assert not list(kept(ast.parse("def f():\n    try:\n        g()\n    except E as error:\n        raise error")))
-    assert not list(kept(ast.parse("def f(e):\n    try:\n        raise e\n    finally:\n        del e")))
+    assert not list(
+        kept(
+            ast.parse(
+                "def f():\n    try:\n        g()\n    except E as error:\n        raise error"
+            )
+        )
+    )
+    assert not list(
+        kept(ast.parse("def f(e):\n    try:\n        raise e\n    finally:\n        del e"))
+    )
     assert not list(kept(ast.parse("def f():\n    raise _Class")))

@@ -45,7 +45,10 @@ def width_of_double() -> int:
 CASES: dict[str, tuple[Callable[[], int], list[tuple[dict[str, Any], int]]]] = {
     "count": (count, [({"count": 4}, 4), ({"count": 1}, 1), ({"count": 4}, 4), ({"count": 2}, 2)]),
     "capability": (capability, [({"capability": (9, 0)}, 9), ({}, 8), ({"capability": (9, 0)}, 9)]),
-    "properties": (processors, [({"properties": {"multi_processor_count": n}}, n) for n in (7, 9, 7)]),
+    "properties": (
+        processors,
+        [({"properties": {"multi_processor_count": n}}, n) for n in (7, 9, 7)],
+    ),
     "written_for": (is_mac, [({"written_for": "mps"}, 1), ({}, 2), ({"written_for": "mps"}, 1)]),
     "identity": (is_on_cuda, [({}, 1), ({"identity": "target"}, 2), ({"identity": "program"}, 1)]),
 }
@@ -64,9 +67,14 @@ def test_each_scope_gets_its_own_answer(case: str, engine: str, backend: str) ->
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_scope_gets_its_own_answer_for_float64(engine: str) -> None:
-    compiled = torch.compile(lambda: torch.zeros(2, dtype=torch.float64, device="cuda"), backend="eager")
+    compiled = torch.compile(
+        lambda: torch.zeros(2, dtype=torch.float64, device="cuda"), backend="eager"
+    )
     for _ in range(2):
-        with torchdevice.simulate("mps", float64="float32", engine=engine), warnings.catch_warnings():
+        with (
+            torchdevice.simulate("mps", float64="float32", engine=engine),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore", torchdevice.errors.PortabilityWarning)
             assert compiled().dtype is torch.float32
         with torchdevice.simulate("mps", float64="error", engine=engine):
@@ -85,7 +93,9 @@ def test_the_number_of_visible_devices(engine: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("first", ["outside", "inside"])
-def test_code_of_a_scope_does_not_run_outside_nor_the_reverse(target: str, engine: str, first: str) -> None:
+def test_code_of_a_scope_does_not_run_outside_nor_the_reverse(
+    target: str, engine: str, first: str
+) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x.cuda() + 1 if torch.cuda.is_available() else x - 1
 
@@ -99,7 +109,9 @@ def test_code_of_a_scope_does_not_run_outside_nor_the_reverse(target: str, engin
 
 
 @pytest.mark.xfail(
-    torch.__version__ < "2.13", strict=True, reason="torch guards on attributes of a threading.local since 2.13"
+    torch.__version__ < "2.13",
+    strict=True,
+    reason="torch guards on attributes of a threading.local since 2.13",
 )
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_current_device_is_that_of_the_call(engine: str) -> None:
@@ -149,7 +161,9 @@ def test_scopes_with_the_same_options_share_the_code(target: str, engine: str) -
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
-    compiled = torch.compile(lambda n: torch.ones(n, device="cuda") + torch.cuda.device_count(), backend=counter)
+    compiled = torch.compile(
+        lambda n: torch.ones(n, device="cuda") + torch.cuda.device_count(), backend=counter
+    )
     for _ in range(12):
         with torchdevice.portable(target, engine=engine):
             assert compiled(2).sum().item() == 4

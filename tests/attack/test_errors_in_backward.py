@@ -1,4 +1,6 @@
-"""Errors that are raised while the autograd engine works leave it as they are, and never end the process."""
+"""Errors that are raised while the autograd engine works leave it as they are, and never end the
+process.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ def test_the_devices_own_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with torchdevice.simulate("mps"):
         z = leaf()[:9].view(3, 3)
         z.register_hook(torch.linalg.eigvals)
-        with pytest.raises((NotImplementedError, RuntimeError), match="not currently implemented for the MPS device"):
+        with pytest.raises(
+            (NotImplementedError, RuntimeError),
+            match="not currently implemented for the MPS device",
+        ):
             z.sum().backward()
 
 

@@ -1,4 +1,6 @@
-"""Kernels in C++ are put in place at one moment, and threads that call operators for the first time change nothing."""
+"""Kernels in C++ are put in place at one moment, and threads that call operators for the first time
+change nothing.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ print([str(mixed[i][0]) for i, each in enumerate(expected) if any(found[i] != ea
 @pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("seed", range(20))
 def test_threads_call_each_operator_first_at_the_same_time(seed: int) -> None:
-    """While another thread enters and leaves scopes: no crash, and no answer of another operator."""
+    """While another thread enters and leaves scopes: no crash, and no answer of another
+    operator.
+    """
     ran = run_python("-c", f"{OPERATORS}\nseed = {seed}\n{THREADS}")
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout == "[]\n"
@@ -154,7 +158,9 @@ with torchdevice.simulate(native="always"):
 """
 
 
-def test_kernels_that_are_built_late_wait_for_other_threads(native_kernels: Path, tmp_path: Path) -> None:
+def test_kernels_that_are_built_late_wait_for_other_threads(
+    native_kernels: Path, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     kept = tmp_path / "built"
     for folder in (kept, cache):

@@ -1,4 +1,6 @@
-"""CUDA graphs: a capture changes nothing that the program can see; a replay has the effects of the captured calls."""
+"""CUDA graphs: a capture changes nothing that the program can see; a replay has the effects of the
+captured calls.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def instance_norm(x: torch.Tensor) -> tuple[Callable[[], Any], list[torch.Tensor
 
 
 def undeclared(x: torch.Tensor) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-    """An operator that writes to an argument without saying so in its schema, on memory next to NaN."""
+    """An operator that writes to an argument without saying so in its schema, on memory next to
+    NaN.
+    """
     memory = torch.full((3, 6), float("nan"), device="cuda")
     part = memory[:, 3]
     part.zero_()
@@ -68,7 +72,9 @@ STATEFUL = [batch_norm, batch_norm_backward, instance_norm, undeclared, renormal
 
 
 @pytest.mark.parametrize("made", STATEFUL)
-def test_what_an_operator_writes_is_written_at_replay_only(scope: torchdevice.Scope, made: Any) -> None:
+def test_what_an_operator_writes_is_written_at_replay_only(
+    scope: torchdevice.Scope, made: Any
+) -> None:
     def values(state: list[torch.Tensor]) -> State:
         return [each.nan_to_num(-1.0).tolist() for each in state]
 
@@ -92,7 +98,7 @@ def test_what_an_operator_writes_is_written_at_replay_only(scope: torchdevice.Sc
     assert run(True) == run(False)
 
 
-# ---- tensors that change what they look at ---------------------------------------------------------------------------
+# ---- tensors that change what they look at -------------------------------------------------------
 
 
 def squeezed(x: torch.Tensor) -> torch.Tensor:
@@ -169,7 +175,7 @@ def test_tensors_that_the_program_transposes_after_the_capture(scope: torchdevic
     assert y.shape == (3, 2) and torch.equal(y, x + 1)
 
 
-# ---- generators ------------------------------------------------------------------------------------------------------
+# ---- generators ----------------------------------------------------------------------------------
 
 
 def test_a_registered_generator(scope: torchdevice.Scope) -> None:
@@ -235,7 +241,7 @@ def test_a_generator_that_is_not_registered() -> None:
             torch.rand(4, generator=cpu)  # a generator of the CPU needs no registration
 
 
-# ---- errors ----------------------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("made", [batch_norm, renormalised])
@@ -275,8 +281,12 @@ def test_a_capture_may_name_its_own_seed_again_and_no_other() -> None:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             torch.cuda.manual_seed(3)
             assert torch.cuda.initial_seed() == 3
-            with pytest.raises(RuntimeError, match="only if new seed is the same as the original seed"):
+            with pytest.raises(
+                RuntimeError, match="only if new seed is the same as the original seed"
+            ):
                 torch.cuda.manual_seed(4)
-            with pytest.raises(RuntimeError, match="Cannot call CUDAGeneratorImpl::seed during CUDA graph capture"):
+            with pytest.raises(
+                RuntimeError, match="Cannot call CUDAGeneratorImpl::seed during CUDA graph capture"
+            ):
                 torch.cuda.seed()
             torch.ones(1, device="cuda")

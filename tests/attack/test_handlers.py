@@ -1,7 +1,9 @@
-"""Code of the program that Python runs at any time: handlers of signals, destructors and callbacks that use the device.
+"""Code of the program that Python runs at any time: handlers of signals, destructors and callbacks
+that use the device.
 
-Each comes at one step of this package after the other, while a small network is trained. Afterwards what it saw and
-did is right, the training has the values that it has without it, and so have the figures of memory and torch's stack.
+Each comes at one step of this package after the other, while a small network is trained. Afterwards
+what it saw and did is right, the training has the values that it has without it, and so have the
+figures of memory and torch's stack.
 """
 
 from __future__ import annotations
@@ -41,12 +43,14 @@ PACKAGE = str(Path(torchdevice.__file__).parent) + os.sep
 NUMBER = signal.SIGTERM
 
 
-# Resumed by torch's questions to the guard. Between its opcodes Python neither looks for signals nor collects garbage.
+# Resumed by torch's questions to the guard. Between its opcodes Python neither looks for signals
+# nor collects garbage.
 _UNINTERRUPTED = device_guard._lookups.__code__
 
 
 class At:
-    """Lets something come at one step of the package that is reached while this is active, and counts the steps.
+    """Lets something come at one step of the package that is reached while this is active, and
+    counts the steps.
 
     Args:
         at: The number of the step; -1 for none.
@@ -154,7 +158,13 @@ def train() -> list[Any]:
     del large
     drawn = torch.randn(5, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
     moved = torch.tensor([1, 2, 3], device="cuda").float().to("cuda").cpu()
-    result = [loss.item(), doubled.sum().item(), drawn.tolist(), moved.tolist(), net[0].weight.tolist()]
+    result = [
+        loss.item(),
+        doubled.sum().item(),
+        drawn.tolist(),
+        moved.tolist(),
+        net[0].weight.tolist(),
+    ]
     after(result)
     return result
 
@@ -191,7 +201,14 @@ def figures() -> tuple[Any, ...]:
     gc.collect()
     exact = torch.zeros(1).cuda().device.type != "cpu"
     stats = torch.cuda.memory_stats()
-    names = ("allocated_bytes", "reserved_bytes", "requested_bytes", "allocation", "segment", "inactive_split_bytes")
+    names = (
+        "allocated_bytes",
+        "reserved_bytes",
+        "requested_bytes",
+        "allocation",
+        "segment",
+        "inactive_split_bytes",
+    )
     return (
         [stats[f"{name}.all.current"] for name in names] if exact else None,
         torch.overrides._get_current_function_mode_stack(),
@@ -237,7 +254,8 @@ def by_dropped_reference(visitor: Visitor) -> None:
 
 
 WAYS = {
-    each.__name__: each for each in (by_destructor, by_weak_reference, by_callback_of_collections, by_dropped_reference)
+    each.__name__: each
+    for each in (by_destructor, by_weak_reference, by_callback_of_collections, by_dropped_reference)
 }
 
 
@@ -248,7 +266,9 @@ def handled() -> Iterator[Callable[[Any], None]]:
     signal.signal(NUMBER, before)
 
 
-def check_at_steps(visitor: Visitor, come: Callable[[], None], event: str, sweep: tuple[bool, int], size: int) -> None:
+def check_at_steps(
+    visitor: Visitor, come: Callable[[], None], event: str, sweep: tuple[bool, int], size: int
+) -> None:
     """Let the visitor come at a sample of the steps, in a complete sweep at each fiftieth."""
     train()
     expected, counts = train(), []
@@ -260,7 +280,9 @@ def check_at_steps(visitor: Visitor, come: Callable[[], None], event: str, sweep
     count = min(counts)
     assert count > 1000
     everything, seed = sweep
-    for number in sorted(random.Random(seed).sample(range(count), count // 50 if everything else size)):
+    for number in sorted(
+        random.Random(seed).sample(range(count), count // 50 if everything else size)
+    ):
         visitor.came = 0
         with At(number, come, event) as at:
             result = train()
@@ -282,7 +304,9 @@ def scope(target: str, engine: str) -> Iterator[None]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("event", ["line", "opcode"])
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
-def test_a_handler_of_a_signal_at_any_step(scope: None, engine: str, event: str, sweep: tuple[bool, int]) -> None:
+def test_a_handler_of_a_signal_at_any_step(
+    scope: None, engine: str, event: str, sweep: tuple[bool, int]
+) -> None:
     visitor = Visitor()
     visitor.trains = True
     visitor()
@@ -297,7 +321,9 @@ def test_a_handler_of_a_signal_at_any_step(scope: None, engine: str, event: str,
 @pytest.mark.parametrize("event", ["line", "opcode"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
-def test_a_destructor_at_any_step(scope: None, engine: str, way: str, event: str, sweep: tuple[bool, int]) -> None:
+def test_a_destructor_at_any_step(
+    scope: None, engine: str, way: str, event: str, sweep: tuple[bool, int]
+) -> None:
     visitor = Visitor()
     WAYS[way](visitor)
     check_at_steps(visitor, lambda: WAYS[way](visitor), event, sweep, 20)
@@ -427,7 +453,9 @@ CALLS_THAT_DROP = [
 
 @pytest.mark.parametrize("call", CALLS_THAT_DROP, ids=lambda call: call.__name__)
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
-def test_a_destructor_of_what_a_call_drops(scope: None, engine: str, call: Callable[[Visitor], None]) -> None:
+def test_a_destructor_of_what_a_call_drops(
+    scope: None, engine: str, call: Callable[[Visitor], None]
+) -> None:
     visitor = Visitor()
     visitor()  # it reserves memory
     before = figures()
@@ -516,7 +544,9 @@ PER_DEVICE = 1 << 45
 
 
 class _Asking:
-    """Asks for memory in the middle of a change of the allocator: what limits the device is asked where it grows."""
+    """Asks for memory in the middle of a change of the allocator: what limits the device is asked
+    where it grows.
+    """
 
     def __init__(self) -> None:
         self.device: Device | None = None
@@ -535,7 +565,9 @@ class _Asking:
 
 @pytest.mark.one_engine
 class TestMemoryInTheMiddleOfAChange:
-    """What a destructor gets and gives back while the allocator changes is counted when the change has ended."""
+    """What a destructor gets and gives back while the allocator changes is counted when the change
+    has ended.
+    """
 
     def made(self) -> tuple[Device, _Asking]:
         asking = _Asking()
@@ -554,9 +586,9 @@ class TestMemoryInTheMiddleOfAChange:
         other.reset_peak()
         other.empty_cache()
         assert statistics == other.statistics()
-        assert [(each.address % PER_DEVICE, each.size, each.requested) for each in (first, late)] == [
-            (each.address % PER_DEVICE, each.size, each.requested) for each in blocks
-        ]
+        assert [
+            (each.address % PER_DEVICE, each.size, each.requested) for each in (first, late)
+        ] == [(each.address % PER_DEVICE, each.size, each.requested) for each in blocks]
         assert [each.stream for each in segments] == [each.stream for each in other.segments({})]
 
     def test_it_is_freed_before_it_has_a_place(self) -> None:

@@ -1,9 +1,9 @@
 """Interrupts and re-entry at every line of entering and leaving.
 
-A trace function raises ``KeyboardInterrupt`` at one line of this package after the other, while a scope is entered and
-left. After each interrupt the tests check that torch is as it was before, that the thread's state is right, and that
-the next entry works. Another test enters and leaves a second scope at each line, as a destructor or a signal handler
-may.
+A trace function raises ``KeyboardInterrupt`` at one line of this package after the other, while a
+scope is entered and left. After each interrupt the tests check that torch is as it was before, that
+the thread's state is right, and that the next entry works. Another test enters and leaves a second
+scope at each line, as a destructor or a signal handler may.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ Line = tuple[str, int, int]
 
 
 class Injector:
-    """Calls an action at one line that is reached while it is active, and counts the lines on the way.
+    """Calls an action at one line that is reached while it is active, and counts the lines on the
+    way.
 
     Args:
         at: The number of the line, in the order in which lines are reached; -1 for none.
@@ -126,7 +127,9 @@ def state_of_thread() -> dict[str, Any]:
 
 
 def assert_inside_and_outside(make: Callable[[], torchdevice.Scope]) -> None:
-    """Enter and leave a scope. Check that everything works inside, and that no patch stays outside."""
+    """Enter and leave a scope. Check that everything works inside, and that no patch stays
+    outside.
+    """
     with make() as scope:
         assert torch.cuda.is_available() and torch.cuda.device_count() == 1
         assert torch.ones(2, device="cuda").sum().item() == 2
@@ -158,13 +161,19 @@ def lines_of(way: Callable[..., None], make: Callable[[], torchdevice.Scope]) ->
 def chosen_lines(count: int, sweep: tuple[bool, int], sample: int) -> list[int]:
     """Return the numbers of all lines in a complete sweep, else a seeded sample of them."""
     everything, seed = sweep
-    return list(range(count)) if everything else sorted(random.Random(seed).sample(range(count), min(sample, count)))
+    return (
+        list(range(count))
+        if everything
+        else sorted(random.Random(seed).sample(range(count), min(sample, count)))
+    )
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_interrupt_at_any_line(target: str, engine: str, way: str, sweep: tuple[bool, int]) -> None:
+def test_an_interrupt_at_any_line(
+    target: str, engine: str, way: str, sweep: tuple[bool, int]
+) -> None:
     """An interrupt at any line leaves the thread wholly in the scope or wholly out of it."""
     make, run = makers(target, engine), WAYS[way]
     before, count = state_of_thread(), lines_of(run, make)
@@ -178,13 +187,17 @@ def test_an_interrupt_at_any_line(target: str, engine: str, way: str, sweep: tup
         assert state_of_thread() == before, f"interrupted at {injector.where}"
         assert_inside_and_outside(make)
     assert interrupted > 60
-    assert lines_of(run, make) < 1.05 * count, "interrupts left something that each later entry walks over"
+    assert lines_of(run, make) < 1.05 * count, (
+        "interrupts left something that each later entry walks over"
+    )
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("way", WAYS)
-def test_another_scope_at_any_line(target: str, engine: str, way: str, sweep: tuple[bool, int]) -> None:
+def test_another_scope_at_any_line(
+    target: str, engine: str, way: str, sweep: tuple[bool, int]
+) -> None:
     make, run = makers(target, engine), WAYS[way]
     before, count = state_of_thread(), lines_of(run, make)
     seen: list[bool] = []
@@ -204,8 +217,12 @@ def test_another_scope_at_any_line(target: str, engine: str, way: str, sweep: tu
 
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
-def test_a_scope_that_is_entered_at_any_line_and_stays(target: str, engine: str, sweep: tuple[bool, int]) -> None:
-    """A scope stays active that is entered half way through another entry or exit, as by a signal handler."""
+def test_a_scope_that_is_entered_at_any_line_and_stays(
+    target: str, engine: str, sweep: tuple[bool, int]
+) -> None:
+    """A scope stays active that is entered half way through another entry or exit, as by a signal
+    handler.
+    """
     make = makers(target, engine)
     before = state_of_thread()
     for number in chosen_lines(lines_of(cycle, make), sweep, 40):
@@ -214,7 +231,9 @@ def test_a_scope_that_is_entered_at_any_line_and_stays(target: str, engine: str,
                 cycle(make)
             except torchdevice.errors.ScopeError as error:
                 assert "left before a scope entered after it" in str(error)
-        assert torch.cuda.is_available() and torch.ones(2, device="cuda").sum().item() == 2, injector.where
+        assert torch.cuda.is_available() and torch.ones(2, device="cuda").sum().item() == 2, (
+            injector.where
+        )
         torchdevice.disable()
         assert state_of_thread() == before, f"entered another at {injector.where}"
         assert_inside_and_outside(make)
@@ -222,7 +241,9 @@ def test_a_scope_that_is_entered_at_any_line_and_stays(target: str, engine: str,
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_abandoned_generators_are_collected_at_any_time(chosen: str, engine: str) -> None:
-    """A decorated generator in a reference cycle leaves its scope when it is collected, inside other scopes too."""
+    """A decorated generator in a reference cycle leaves its scope when it is collected, inside
+    other scopes too.
+    """
 
     def abandon() -> None:
         @torchdevice.portable(engine=engine)
@@ -251,9 +272,13 @@ def test_abandoned_generators_are_collected_at_any_time(chosen: str, engine: str
     assert state_of_thread() == before
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows")
+@pytest.mark.skipif(
+    not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows"
+)
 def test_timed_interrupts(chosen: str) -> None:
-    """Interrupts by a timer come at random times during calls of a small decorated function, as ``Ctrl-C`` would."""
+    """Interrupts by a timer come at random times during calls of a small decorated function, as
+    ``Ctrl-C`` would.
+    """
     assert threading.current_thread() is threading.main_thread()
     step = torchdevice.portable(lambda: torch.ones(2, device="cuda").sum().item())
     step()
@@ -289,7 +314,8 @@ def test_a_signal_handler_that_uses_a_scope(chosen: str) -> None:
     try:
         rng = random.Random(0)
         while len(seen) < 100:
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 2e-3))  # one signal: a steady stream would starve
+            # One signal: a steady stream would starve.
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 2e-3))
             for _ in range(5):
                 with torchdevice.portable():
                     assert torch.cuda.is_available()
@@ -302,16 +328,22 @@ def test_a_signal_handler_that_uses_a_scope(chosen: str) -> None:
 @pytest.mark.parametrize("file", [torch.overrides.__file__, contextlib.__file__])
 @pytest.mark.parametrize("kept", [False, True], ids=["error dropped", "error kept"])
 def test_an_interrupt_in_torchs_own_block(kept: bool, file: str, chosen: str) -> None:
-    """Torch may lose the mode then. The next entry finds it on the stack, also while the error's frames are kept."""
+    """Torch may lose the mode then. The next entry finds it on the stack, also while the error's
+    frames are kept.
+    """
 
     def call() -> None:
         torch.nn.functional.softmax(torch.ones(2, device="cuda"), dim=0)
 
     def on_stack() -> int:
-        return sum(isinstance(mode, ContextMode) for mode in torch.overrides._get_current_function_mode_stack())
+        return sum(
+            isinstance(mode, ContextMode)
+            for mode in torch.overrides._get_current_function_mode_stack()
+        )
 
     before = state_of_thread()
-    # Without the collector: in a destructor that it calls, the interrupt would be counted and reach nobody.
+    # Without the collector: in a destructor that it calls, the interrupt would be counted and reach
+    # nobody.
     with torchdevice.portable(engine="mode"), garbage_collection.paused():
         call()  # what the first call in a process does once is not counted
         with Injector(-1, interrupt, files=file) as counter:
@@ -339,7 +371,9 @@ def test_an_interrupt_in_torchs_own_block(kept: bool, file: str, chosen: str) ->
 
 
 def lose(above: Any) -> None:
-    """Take the mode below another one off, in a function that has ended when the mode is looked for."""
+    """Take the mode below another one off, in a function that has ended when the mode is looked
+    for.
+    """
     for _ in range(2):
         torch._C._pop_torch_function_stack()
     torch._C._push_on_torch_function_stack(above)
@@ -349,19 +383,28 @@ def test_a_lost_mode_gets_its_place_again(chosen: str) -> None:
     """The program's own modes take themselves off blindly, so each must be where it was."""
     stack = torch.overrides._get_current_function_mode_stack
     before = state_of_thread()
-    with BaseTorchFunctionMode(), torchdevice.portable(engine="mode"), BaseTorchFunctionMode() as above:
+    with (
+        BaseTorchFunctionMode(),
+        torchdevice.portable(engine="mode"),
+        BaseTorchFunctionMode() as above,
+    ):
         whole = stack()
         lose(above)
         with torchdevice.portable("cpu"):
             assert stack() == whole
-        torch._C._push_on_torch_function_stack(whole[1])  # as torch's own block does late, when an error is dropped
+        # As torch's own block does late, when an error is dropped.
+        torch._C._push_on_torch_function_stack(whole[1])
         with torchdevice.portable("cpu"):
             assert stack() == whole
     assert state_of_thread() == before
 
 
-@pytest.mark.parametrize("first", [None, {"devices": 2, "propagate": True}], ids=["first", "second"])
-def test_an_interrupt_at_any_line_of_enable(first: dict[str, Any] | None, sweep: tuple[bool, int]) -> None:
+@pytest.mark.parametrize(
+    "first", [None, {"devices": 2, "propagate": True}], ids=["first", "second"]
+)
+def test_an_interrupt_at_any_line_of_enable(
+    first: dict[str, Any] | None, sweep: tuple[bool, int]
+) -> None:
     """Whatever an interrupted ``enable()`` has left, one ``disable()`` ends it."""
 
     def cycle() -> None:

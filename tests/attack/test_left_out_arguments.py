@@ -1,8 +1,10 @@
-"""Kernels of this package are called by the dispatcher, which leaves out each argument that equals its default.
+"""Kernels of this package are called by the dispatcher, which leaves out each argument that equals
+its default.
 
-The default is the schema's. A kernel with other defaults, or one that calls a function of torch with other defaults,
-computes something else. Each operator is therefore called with each optional argument left out, as its default and
-otherwise, and compared with the CPU, with autocast and without.
+The default is the schema's. A kernel with other defaults, or one that calls a function of torch
+with other defaults, computes something else. Each operator is therefore called with each optional
+argument left out, as its default and otherwise, and compared with the CPU, with autocast and
+without.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from torchdevice.simulation.refusals.cuda_rules import COMPOSED
 from torchdevice.torch_modules.apis import autocast_lists, batch_norm
 
 KIND, KEY = "hpu", "AutocastHPU"
-"""The autocast of a device that is not here, whose kernels come first: under it calls are recorded as they are made."""
+"""The autocast of a device that is not here, whose kernels come first: under it calls are recorded
+as they are made.
+"""
 
 LOWER = torch.bfloat16
 
@@ -40,7 +44,12 @@ _below_autocast = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Auto
 
 def operators() -> list[str]:
     """Return the operators that a kernel of this package stands in for, by name with overload."""
-    found = {*autocast_lists.policies(), *handwritten_kernels.SPECIAL, *COMPOSED, *recurrent_networks.OPERATORS}
+    found = {
+        *autocast_lists.policies(),
+        *handwritten_kernels.SPECIAL,
+        *COMPOSED,
+        *recurrent_networks.OPERATORS,
+    }
     found.update(name for fault in FAULTS for name in fault.operators)
     return sorted(found.difference(autocast_lists.policies().keys() & {"binary_cross_entropy"}))
 
@@ -48,15 +57,20 @@ def operators() -> list[str]:
 NOT_ON_THE_CPU = frozenset(
     name
     for name in operators()
-    if name.startswith(("_cslt", "_cudnn", "cudnn", "_efficient", "_flash", "_mps", "mps_", "_thnn", "batch_norm_"))
-    or name.startswith(("set_", "is_set_to", "_fill_mem", "record_stream", "empty", "_efficientzero"))
+    if name.startswith(
+        ("_cslt", "_cudnn", "cudnn", "_efficient", "_flash", "_mps", "mps_", "_thnn", "batch_norm_")
+    )
+    or name.startswith(
+        ("set_", "is_set_to", "_fill_mem", "record_stream", "empty", "_efficientzero")
+    )
     or name.startswith("_scaled_dot_product")
 ) | {"linalg_lstsq", "_ctc_loss.Tensor", "_linalg_solve_ex.result", "native_layer_norm_backward"}
-"""Operators without a kernel for the CPU that gives the same, those of storages and of memory without values, and
-overloads that torch's own tests do not call."""
+"""Operators without a kernel for the CPU that gives the same, those of storages and of memory
+without values, and overloads that torch's own tests do not call.
+"""
 
 
-# ---- defaults in Python ----------------------------------------------------------------------------------------------
+# ---- defaults in Python --------------------------------------------------------------------------
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **handwritten_kernels.SPECIAL,
@@ -71,7 +85,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def test_a_kernel_has_the_defaults_of_its_schema() -> None:
     wrong, compared = [], 0
     for name, function in FUNCTIONS.items():
-        if not isinstance(function, types.FunctionType):  # a kernel of torch's, or an object with one of these within
+        # A kernel of torch's, or an object with one of these within.
+        if not isinstance(function, types.FunctionType):
             continue
         schema = {argument.name: argument for argument in overload_of(name)._schema.arguments}
         for parameter in inspect.signature(function).parameters.values():
@@ -81,13 +96,18 @@ def test_a_kernel_has_the_defaults_of_its_schema() -> None:
             wanted = schema[parameter.name]
             if not wanted.has_default_value():
                 wrong.append(f"{name}: {parameter}, and the schema has no default")
-            elif parameter.default != wanted.default_value and list(parameter.default or ()) != wanted.default_value:
-                wrong.append(f"{name}: {parameter}, and the schema's default is {wanted.default_value!r}")
+            elif (
+                parameter.default != wanted.default_value
+                and list(parameter.default or ()) != wanted.default_value
+            ):
+                wrong.append(
+                    f"{name}: {parameter}, and the schema's default is {wanted.default_value!r}"
+                )
     assert not wrong, "\n".join(wrong)
     assert compared > 30
 
 
-# ---- calls -----------------------------------------------------------------------------------------------------------
+# ---- calls ---------------------------------------------------------------------------------------
 
 
 Call = dict[str, Any]
@@ -99,7 +119,9 @@ _recorded: dict[str, list[Call]] = defaultdict(list)
 
 @functools.cache
 def recorder() -> list[torch.library.Library]:
-    """Register kernels that record calls, once in a process: kernels of a running process are not taken out."""
+    """Register kernels that record calls, once in a process: kernels of a running process are not
+    taken out.
+    """
     fallback, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     if not torch._C._dispatch_has_backend_fallback(getattr(torch._C.DispatchKey, KEY)):
         fallback.fallback(torch.library.fallthrough_kernel, KEY)
@@ -143,8 +165,15 @@ def _programs(base: str) -> Iterator[Callable[[], Any]]:
             for sample in itertools.islice(samples_of(op, torch.float32, requires_grad=False), 6):
                 yield functools.partial(op, sample.input, *sample.args, **sample.kwargs)
     lists = AutocastTestLists("cpu")
-    spaces = {"torch": torch, "nn": torch._C._nn, "linalg": torch._C._linalg, "methods": torch.Tensor}
-    for space, kind in itertools.product(spaces, ("fp16", "fp32", "need_autocast_promote", "expect_builtin_promote")):
+    spaces = {
+        "torch": torch,
+        "nn": torch._C._nn,
+        "linalg": torch._C._linalg,
+        "methods": torch.Tensor,
+    }
+    for space, kind in itertools.product(
+        spaces, ("fp16", "fp32", "need_autocast_promote", "expect_builtin_promote")
+    ):
         for listed, args, *kwargs in getattr(lists, f"{space}_{kind}", ()):
             if listed == base and isinstance(args, tuple):
                 wide = pytree.tree_map_only(torch.Tensor, lambda each: each.float(), args)
@@ -159,29 +188,47 @@ def _more(base: str) -> Iterator[Callable[[], Any]]:
         options = {"nonlinearity": base[4:]} if base.startswith("rnn") else {}
         model = getattr(torch.nn, base[:3].upper() if options else base.upper())(3, 2, **options)
         packed = torch.nn.utils.rnn.pack_sequence([torch.randn(3, 3), torch.randn(2, 3)])
-        yield from (functools.partial(model, torch.randn(4, 2, 3)), functools.partial(model, packed))
+        yield from (
+            functools.partial(model, torch.randn(4, 2, 3)),
+            functools.partial(model, packed),
+        )
     if "upsample" in base:
-        lines, volume, aligned = torch.randn(1, 2, 4), torch.randn(1, 2, 4, 4, 4), {} if "nearest" in base else [False]
+        lines = torch.randn(1, 2, 4)
+        volume = torch.randn(1, 2, 4, 4, 4)
+        aligned = {} if "nearest" in base else [False]
         given = lines if base.endswith("1d") else volume if base.endswith("3d") else image
         sizes = [6] * (given.dim() - 2)
         yield functools.partial(getattr(torch.ops.aten, base).default, given, sizes, *aligned)
     if base in ("nuclear_norm", "frobenius_norm"):
-        yield from (functools.partial(getattr(torch, base), square, **more) for more in ({}, {"dim": (0, 1)}))
+        yield from (
+            functools.partial(getattr(torch, base), square, **more)
+            for more in ({}, {"dim": (0, 1)})
+        )
     if base == "norm":
         yield functools.partial(torch.ops.aten.norm.ScalarOpt_dim, square, 3, [0, 1])
     direct = {
-        "linalg_matrix_norm": lambda: [torch.linalg.matrix_norm(square, 1), torch.linalg.matrix_norm(square)],
+        "linalg_matrix_norm": lambda: [
+            torch.linalg.matrix_norm(square, 1),
+            torch.linalg.matrix_norm(square),
+        ],
         "norm": lambda: torch.ops.aten.norm.Scalar(square, 1),
         "pow": lambda: torch.pow(2.0, square),
         "_linalg_svd": lambda: torch.linalg.svd(square),
         "_linalg_solve_ex": lambda: torch.linalg.solve(square, square),
         "native_dropout": lambda: torch.native_dropout(square, 0.5, True),
-        "random_": lambda: [torch.empty(4).random_(), torch.empty(4).random_(5), torch.empty(4).random_(2, 5)],
+        "random_": lambda: [
+            torch.empty(4).random_(),
+            torch.empty(4).random_(5),
+            torch.empty(4).random_(2, 5),
+        ],
         "resize_": lambda: square.clone().resize_(2, 2),
         "_to_copy": lambda: square.double(),
         "copy_": lambda: square.clone().copy_(square + 1),
         "_ctc_loss": lambda: torch.nn.functional.ctc_loss(
-            torch.randn(5, 1, 4).log_softmax(2), torch.tensor([[1, 2]]), torch.tensor([5]), torch.tensor([2])
+            torch.randn(5, 1, 4).log_softmax(2),
+            torch.tensor([[1, 2]]),
+            torch.tensor([5]),
+            torch.tensor([2]),
         ),
     }
     if base in direct:
@@ -196,22 +243,36 @@ def calls(name: str) -> list[Call]:
     _recorded.clear()
     torch.manual_seed(0)
     for program in (*_programs(base), *_more(base)):
-        with contextlib.suppress(Exception), recording():  # the plain CPU refuses a few of the samples too
+        # The plain CPU refuses a few of the samples too.
+        with contextlib.suppress(Exception), recording():
             program()
     found = _recorded[name]
     if not found and variant == "out":
         found = [{**call, "out": torch.empty(0)} for call in _recorded[base]]
     if not found and functional != base:  # what is written to has the shape of the result
         found = [call for call in _recorded[functional] if call["self"].dim() > 1]
-    distinct = {str({key: getattr(value, "shape", value) for key, value in call.items()}): call for call in found}
+    distinct = {
+        str({key: getattr(value, "shape", value) for key, value in call.items()}): call
+        for call in found
+    }
     return list(distinct.values())[:4]
 
 
 def variants(name: str, call: Call) -> Iterator[Call]:
-    """Yield a call with no optional argument that may be left out, and with each of them in turn."""
+    """Yield a call with no optional argument that may be left out, and with each of them in
+    turn.
+    """
     schema = overload_of(name)._schema.arguments
-    optional = [argument for argument in schema if argument.has_default_value() and argument.name not in _NOT_VARIED]
-    bare = {key: value for key, value in call.items() if key not in {argument.name for argument in optional}}
+    optional = [
+        argument
+        for argument in schema
+        if argument.has_default_value() and argument.name not in _NOT_VARIED
+    ]
+    bare = {
+        key: value
+        for key, value in call.items()
+        if key not in {argument.name for argument in optional}
+    }
     yield bare
     yield call
     for argument in optional:
@@ -219,7 +280,9 @@ def variants(name: str, call: Call) -> Iterator[Call]:
             yield {**bare, argument.name: value}
 
 
-_NOT_VARIED = frozenset({"device", "layout", "pin_memory", "non_blocking", "generator", "memory_format"})
+_NOT_VARIED = frozenset(
+    {"device", "layout", "pin_memory", "non_blocking", "generator", "memory_format"}
+)
 """Arguments of which the CPU and a device have different values."""
 
 
@@ -239,7 +302,7 @@ def _others(argument: Any, given: Any) -> list[Any]:
     return [] if given is None else [given]
 
 
-# ---- comparison ------------------------------------------------------------------------------------------------------
+# ---- comparison ----------------------------------------------------------------------------------
 
 
 class Found(NamedTuple):
@@ -261,11 +324,15 @@ def called(op: Any, call: Call) -> Found:
 
 
 def on_the_cpu(name: str, call: Call, autocast: bool) -> Found:
-    """Return what the CPU gives, for arguments in the dtypes to which CUDA's autocast casts them."""
+    """Return what the CPU gives, for arguments in the dtypes to which CUDA's autocast casts
+    them.
+    """
     op, call = overload_of(name), copied(call)
     policy = autocast_lists.policies().get(name.removesuffix(".deprecated"))
     if autocast and policy == autocast_lists._LOWER:
-        call = pytree.tree_map_only(torch.Tensor, lambda each: each.to(LOWER) if each.dtype is FLOAT else each, call)
+        call = pytree.tree_map_only(
+            torch.Tensor, lambda each: each.to(LOWER) if each.dtype is FLOAT else each, call
+        )
     return called(op, call)
 
 
@@ -283,14 +350,18 @@ def difference(expected: Found, actual: Found, autocast: bool, values: bool) -> 
     if expected.error is not None or actual.error is not None:
         # A call that one refuses for its dtypes is compared elsewhere; here a default may be wrong.
         return "" if expected.error is not None else f"raises {actual.error}"
-    pairs = list(zip(pytree.tree_leaves(expected.results), pytree.tree_leaves(actual.results), strict=True))
+    pairs = list(
+        zip(pytree.tree_leaves(expected.results), pytree.tree_leaves(actual.results), strict=True)
+    )
     for one, other in pairs:
         if not isinstance(one, torch.Tensor):
             if one != other:
                 return f"{other!r} instead of {one!r}"
         elif (one.shape, one.dtype) != (other.shape, other.dtype):
             return f"{other.dtype} {tuple(other.shape)} instead of {one.dtype} {tuple(one.shape)}"
-        elif values and not torch.allclose(one, other.cpu(), **(_NEARLY if autocast else {}), equal_nan=True):
+        elif values and not torch.allclose(
+            one, other.cpu(), **(_NEARLY if autocast else {}), equal_nan=True
+        ):
             return "other values"
     return ""
 
@@ -303,7 +374,9 @@ def a_gpu(**options: Any) -> Iterator[torchdevice.Scope]:
 
 @contextlib.contextmanager
 def a_mac() -> Iterator[torchdevice.Scope]:
-    """A program written for CUDA on a simulated Mac: with guards, and kernels for what MPS lacks."""
+    """A program written for CUDA on a simulated Mac: with guards, and kernels for what MPS
+    lacks.
+    """
     with torchdevice.simulate("mps", written_for="mps"), torchdevice.portable("mps") as scope:
         yield scope
 
@@ -320,7 +393,10 @@ NARROWED = torch.float64
 """The dtype that MPS lacks: a scope on it has float32."""
 
 OTHERWISE = {
-    ("conv_transpose3d.input", "mac"): "MPS has no kernel in half precision; the CPU computes the call in float32",
+    (
+        "conv_transpose3d.input",
+        "mac",
+    ): "MPS has no kernel in half precision; the CPU computes the call in float32",
     ("multi_margin_loss", "meta"): "torch's meta kernel gives a loss for each of no rows",
     ("multilabel_margin_loss", "meta"): "torch's meta kernel gives a loss for each of no rows",
 }
@@ -333,7 +409,9 @@ OTHERWISE = {
     ("name", "way"),
     [
         each
-        for each in itertools.product([name for name in operators() if name not in NOT_ON_THE_CPU], WAYS)
+        for each in itertools.product(
+            [name for name in operators() if name not in NOT_ON_THE_CPU], WAYS
+        )
         if each not in OTHERWISE
     ],
 )
@@ -341,7 +419,12 @@ def test_an_argument_left_out_has_the_default_of_the_schema(name: str, way: str)
     made = calls(name)
     assert made, f"no call of {name} was recorded"
     op, wrong, compared = overload_of(name), [], 0
-    tried = [each for call in made for each in variants(name, call) if way != "mac" or NARROWED not in each.values()]
+    tried = [
+        each
+        for call in made
+        for each in variants(name, call)
+        if way != "mac" or NARROWED not in each.values()
+    ]
     for call, autocast in itertools.product(tried, (False, True)):
         expected = on_the_cpu(name, call, autocast)
         with WAYS[way]() as scope, torch.autocast("cuda", LOWER, enabled=autocast):

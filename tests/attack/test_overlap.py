@@ -21,7 +21,9 @@ Make = Callable[[str], torch.Tensor]
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """Return the results of a call as nested lists, or its error's type and text without the name of a device."""
+    """Return the results of a call as nested lists, or its error's type and text without the name
+    of a device.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of an ``out`` that it resizes
         try:
@@ -35,11 +37,19 @@ def is_error(result: Any) -> bool:
 
 
 def values(result: Any) -> Any:
-    return result.tolist() if isinstance(result, torch.Tensor) else [values(each) for each in result or ()]
+    return (
+        result.tolist()
+        if isinstance(result, torch.Tensor)
+        else [values(each) for each in result or ()]
+    )
 
 
-def on_both(program: Callable[[torch.Tensor], Any], dtype: torch.dtype = torch.float32) -> list[Any]:
-    """Run a program on the CPU and on the simulated device. Return its outcome and the memory afterwards for each."""
+def on_both(
+    program: Callable[[torch.Tensor], Any], dtype: torch.dtype = torch.float32
+) -> list[Any]:
+    """Run a program on the CPU and on the simulated device. Return its outcome and the memory
+    afterwards for each.
+    """
     found = []
     for device in ("cpu", "cuda"):
         with torchdevice.simulate():
@@ -85,7 +95,9 @@ ALLOWED: dict[str, Callable[[torch.Tensor], Any]] = {
     "a result in no memory": lambda x: torch.add(x, 1, out=torch.empty(0, device=x.device)),
     "a result in too little memory": lambda x: torch.add(x, 1, out=torch.ones(2, device=x.device)),
     "a result in an empty part": lambda x: torch.add(x[:3], 1, out=x[20:20]),
-    "a masked part that overlaps itself": lambda x: x[:1].expand(3).masked_fill_(indices(x, 1, 0, 1) > 0, 7.0),
+    "a masked part that overlaps itself": lambda x: (
+        x[:1].expand(3).masked_fill_(indices(x, 1, 0, 1) > 0, 7.0)
+    ),
     "every other element": lambda x: torch.mul(x[::2], 2, out=x[1::2]),
 }
 
@@ -97,7 +109,7 @@ def test_what_the_cpu_computes(name: str) -> None:
     assert simulated == on_cpu
 
 
-# ---- any program -----------------------------------------------------------------------------------------------------
+# ---- any program ---------------------------------------------------------------------------------
 
 
 @st.composite
@@ -138,13 +150,17 @@ OPERATORS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] 
     "bits": lambda a, b, c: a.view(torch.int32).bitwise_xor_(b.view(torch.int32)),
 }
 
-STEPS = st.lists(st.tuples(st.sampled_from(sorted(OPERATORS)), views(), views(), views()), min_size=1, max_size=6)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(sorted(OPERATORS)), views(), views(), views()), min_size=1, max_size=6
+)
 
 
 def run(steps: Any, device: str, stop: int) -> Iterator[Any]:
-    """Run a program and yield the outcome of each step. It ends at a result that needs more memory than there is.
+    """Run a program and yield the outcome of each step. It ends at a result that needs more memory
+    than there is.
 
-    The CPU would then grow the memory under all tensors that share it; memory of the simulated device cannot grow.
+    The CPU would then grow the memory under all tensors that share it; memory of the simulated
+    device cannot grow.
     """
     memory = torch.arange(float(SIZE)).to(device)
     for operator, *parts in steps[:stop]:
@@ -164,7 +180,7 @@ def test_any_program_does_what_it_does_on_the_cpu(steps: Any) -> None:
         assert list(run(steps, "cuda", len(expected))) == expected
 
 
-# ---- one block, one storage ------------------------------------------------------------------------------------------
+# ---- one block, one storage ----------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_collections")
@@ -206,5 +222,7 @@ def test_tensors_of_inference_mode_are_written_in_and_outside() -> None:
         x[1:].add_(1)
         torch.add(x[:3], 1, out=x[3:])
         assert x.tolist() == [0, 1, 1, 1, 2, 2] and made.tolist() == [2, 2, 2, 1, 1, 1]
-        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+        with pytest.raises(
+            RuntimeError, match="Inplace update to inference tensor outside InferenceMode"
+        ):
             made.add_(1)

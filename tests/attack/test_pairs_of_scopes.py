@@ -1,4 +1,6 @@
-"""A thread computes in a scope while another enters and leaves scopes of any kind: no crash, and no other answer."""
+"""A thread computes in a scope while another enters and leaves scopes of any kind: no crash, and no
+other answer.
+"""
 
 from __future__ import annotations
 

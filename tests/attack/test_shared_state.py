@@ -35,7 +35,9 @@ def owner_of(name: str) -> tuple[Any, str]:
 
 
 class TestMonkeypatching:
-    """A supplied name can be set, deleted and restored as a plain attribute; changes end with the scope."""
+    """A supplied name can be set, deleted and restored as a plain attribute; changes end with the
+    scope.
+    """
 
     @pytest.mark.parametrize("way", ["monkeypatch", "mock", "by hand", "delete"])
     def test_every_supplied_name(self, chosen: str, way: str) -> None:
@@ -51,7 +53,9 @@ class TestMonkeypatching:
                 after = getattr(owner, attribute)
                 assert after is before or after == before, f"{name} is another object after {way}"
                 setattr(owner, attribute, "left behind")
-            assert vars(owner).get(attribute, "absent") is outside, f"{name} stays changed after the scope"
+            assert vars(owner).get(attribute, "absent") is outside, (
+                f"{name} stays changed after the scope"
+            )
             with torchdevice.portable(written_for="any"):
                 assert getattr(owner, attribute) != "left behind"
             tried += 1
@@ -75,7 +79,9 @@ class TestMonkeypatching:
                 patch.delattr(owner, attribute)
                 assert not hasattr(owner, attribute)
 
-    def test_the_version_of_cuda(self, cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_version_of_cuda(
+        self, cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         answer = torch.version.cuda
         with unittest.mock.patch("torch.version.cuda", "99.9"):
             assert torch.version.cuda == "99.9"
@@ -99,7 +105,9 @@ class TestThreads:
             assert torch.cuda.device_count() == 3
         assert seen == [3]
 
-    def test_another_thread_that_enters_the_same_scope(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_thread_that_enters_the_same_scope(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("TORCHDEVICE_TARGET", "simulated:cuda:2")
         scope, seen = torchdevice.portable(), []
 
@@ -138,12 +146,16 @@ class TestThreads:
     @pytest.mark.parametrize("made", ["in the scope", "before the scope"])
     def test_pools_with_an_initializer(self, chosen: str, made: str) -> None:
         def pool() -> concurrent.futures.ThreadPoolExecutor:
-            return concurrent.futures.ThreadPoolExecutor(2, initializer=torch.cuda.set_device, initargs=(0,))
+            return concurrent.futures.ThreadPoolExecutor(
+                2, initializer=torch.cuda.set_device, initargs=(0,)
+            )
 
         before = pool()
         with torchdevice.portable():
             executor = pool() if made == "in the scope" else before
-            found = list(executor.map(lambda n: torch.full((1,), n, device="cuda").item(), range(8)))
+            found = list(
+                executor.map(lambda n: torch.full((1,), n, device="cuda").item(), range(8))
+            )
             executor.shutdown()
         before.shutdown()
         assert found == list(range(8))
@@ -165,7 +177,9 @@ class TestThreads:
         torchdevice.disable()
         assert not torch.cuda.is_available()
 
-    def test_an_enable_that_fails_is_undone(self, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_enable_that_fails_is_undone(
+        self, chosen: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def fail(values: Any) -> Any:
             raise OSError("no environment")
 
@@ -177,7 +191,9 @@ class TestThreads:
             torchdevice.disable()
 
     def test_random_histories_with_threads(self, chosen: str, sweep: tuple[bool, int]) -> None:
-        """Threads that enter, nest, start each other, run tasks and fail, at random; the seed is in the message."""
+        """Threads that enter, nest, start each other, run tasks and fail, at random; the seed is in
+        the message.
+        """
         import random
 
         complete, seed = sweep
@@ -221,7 +237,9 @@ class TestThreads:
         for number in range(40 if complete else 8):
             with torchdevice.portable():
                 work(random.Random(f"{seed} {number}"), 3)
-            assert (torch.cuda.is_available(), type(torch.Generator())) == before, f"seed {seed}, history {number}"
+            assert (torch.cuda.is_available(), type(torch.Generator())) == before, (
+                f"seed {seed}, history {number}"
+            )
 
 
 class TestAfterwards:
@@ -289,7 +307,9 @@ class TestAfterwards:
     def test_numpy_integers_are_ordinals(self, ordinal: Any) -> None:
         with torchdevice.simulate(count=2):
             assert torch.ones(1).cuda(ordinal).get_device() == 1
-            with pytest.raises(ValueError, match=r"Expected a torch\.device with a specified index"):
+            with pytest.raises(
+                ValueError, match=r"Expected a torch\.device with a specified index"
+            ):
                 torch.cuda.set_device(ordinal)  # torch's own error
 
 

@@ -1,8 +1,8 @@
 """Memory of the host and of the device are two spaces: a write to one never changes the other.
 
-Random programs create, move, view and write tensors. A reference holds the values of two separate spaces, with plain
-tensors and without this package; a program must see these values. A program is text, so a failure prints a program that
-can be run by hand.
+Random programs create, move, view and write tensors. A reference holds the values of two separate
+spaces, with plain tensors and without this package; a program must see these values. A program is
+text, so a failure prints a program that can be run by hand.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOW_TO_SPELL = {
 }
 
 
-# ---- the reference ---------------------------------------------------------------------------------------------------
+# ---- the reference -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -58,16 +58,20 @@ class Held:
     @property
     def memory(self) -> int:
         """The address of the tensor's memory; -1 for an array."""
-        return self.value.untyped_storage().data_ptr() if isinstance(self.value, torch.Tensor) else -1
+        return (
+            self.value.untyped_storage().data_ptr() if isinstance(self.value, torch.Tensor) else -1
+        )
 
 
 class Writer:
-    """Writes a random program, and keeps the values that its variables have with two separate spaces.
+    """Writes a random program, and keeps the values that its variables have with two separate
+    spaces.
 
     Args:
         seed: The seed of all choices.
-        exact: Whether a move to the space where a tensor is always returns the tensor itself, as on CUDA. Otherwise it
-            may copy as docs/copies.md describes, and the program no longer writes to such memory.
+        exact: Whether a move to the space where a tensor is always returns the tensor itself, as on
+            CUDA. Otherwise it may copy as docs/copies.md describes, and the program no longer
+            writes to such memory.
     """
 
     def __init__(self, seed: int, exact: bool) -> None:
@@ -78,7 +82,11 @@ class Writer:
         self.expected: list[dict[str, Any]] = []
         self.known: dict[int, bool] = {}
         self.perhaps_copied: set[int] = set()
-        self.add("b = np.arange(6, dtype=np.float32).reshape(2, 3)", "b", np.arange(6, dtype=np.float32).reshape(2, 3))
+        self.add(
+            "b = np.arange(6, dtype=np.float32).reshape(2, 3)",
+            "b",
+            np.arange(6, dtype=np.float32).reshape(2, 3),
+        )
 
     def program(self, lines: int) -> Writer:
         actions = (
@@ -91,24 +99,38 @@ class Writer:
 
     # -- bookkeeping
 
-    def add(self, line: str, name: str | None = None, value: Any = None, space: str = "host", **more: Any) -> None:
+    def add(
+        self,
+        line: str,
+        name: str | None = None,
+        value: Any = None,
+        space: str = "host",
+        **more: Any,
+    ) -> None:
         """Add a line to the program, and the variable that it assigns."""
         if name is not None:
             self.held[name] = Held(value, space, **more)
         self.lines.append(line)
-        self.expected.append({key: np.array(each.value.tolist()) for key, each in self.held.items()})
+        self.expected.append(
+            {key: np.array(each.value.tolist()) for key, each in self.held.items()}
+        )
 
-    def assign(self, text: str, value: torch.Tensor, space: str, known: bool | None = None, **more: Any) -> None:
+    def assign(
+        self, text: str, value: torch.Tensor, space: str, known: bool | None = None, **more: Any
+    ) -> None:
         """Add a line that assigns a tensor to a new variable.
 
-        ``known`` says, for a tensor with new memory, whether the package can know the tensor's space.
+        ``known`` says, for a tensor with new memory, whether the package can know the tensor's
+        space.
         """
         name = f"v{len(self.lines)}"
         self.add(f"{name} = {text}", name, value, space, **more)
         if known is not None:
             self.known[self.held[name].memory] = known
 
-    def pick(self, space: str | None = None, fits: Callable[[Held], bool] = lambda _: True) -> str | None:
+    def pick(
+        self, space: str | None = None, fits: Callable[[Held], bool] = lambda _: True
+    ) -> str | None:
         names = [
             name
             for name, each in self.held.items()
@@ -136,7 +158,10 @@ class Writer:
             f"torch.zeros(2, 3, device={device}).fill_({number})",
         ]
         if space == "host":
-            texts += [f"torch.full((2, 3), {number}.)", f"torch.full((2, 3), {number}., pin_memory=True)"]
+            texts += [
+                f"torch.full((2, 3), {number}.)",
+                f"torch.full((2, 3), {number}., pin_memory=True)",
+            ]
         text = self.choose.choice(texts)
         self.assign(text, filled, space, known=True, pinned="pin_memory" in text)
 
@@ -153,7 +178,11 @@ class Writer:
                 (f"torch.ones_like(input={source})", torch.ones_like(like.value), None),
                 (f"torch.full_like({source}, 3)", torch.full_like(like.value, 3), None),
                 (f"{source}.new_ones(2, 3)", like.value.new_ones(2, 3), None),
-                (f"{source}.new_tensor([[5.] * 3] * 2)", like.value.new_tensor([[5.0] * 3] * 2), None),
+                (
+                    f"{source}.new_tensor([[5.] * 3] * 2)",
+                    like.value.new_tensor([[5.0] * 3] * 2),
+                    None,
+                ),
                 (f"torch.ones_like({source}, device={device})", torch.ones_like(like.value), space),
                 (f"{source}.new_ones((2, 3), device={device})", like.value.new_ones(2, 3), space),
             ]
@@ -170,15 +199,31 @@ class Writer:
         kind = self.choose.choice(["memory", "buffer", "tensor", "new"])
         if kind == "memory":
             text = self.choose.choice(
-                ["torch.from_numpy(b)", f"torch.{function}(b)", f"torch.{function}(b, device='cpu')"]
+                [
+                    "torch.from_numpy(b)",
+                    f"torch.{function}(b)",
+                    f"torch.{function}(b, device='cpu')",
+                ]
             )
             self.assign(text, torch.from_numpy(buffer), "host", known=True)
         elif kind == "buffer" and space == "device":
-            self.assign(f"torch.{function}(b, device={device})", torch.from_numpy(buffer).clone(), space, known=True)
+            self.assign(
+                f"torch.{function}(b, device={device})",
+                torch.from_numpy(buffer).clone(),
+                space,
+                known=True,
+            )
         elif kind == "new":
-            self.assign(f"torch.tensor(b, device={device})", torch.tensor(buffer), space, known=True)
-        elif kind == "tensor" and (source := self.pick(fits=lambda each: not each.value.requires_grad)) is not None:
-            self.moved(f"torch.{function}({source}, device={device})", source, space, is_ambiguous=False)
+            self.assign(
+                f"torch.tensor(b, device={device})", torch.tensor(buffer), space, known=True
+            )
+        elif (
+            kind == "tensor"
+            and (source := self.pick(fits=lambda each: not each.value.requires_grad)) is not None
+        ):
+            self.moved(
+                f"torch.{function}({source}, device={device})", source, space, is_ambiguous=False
+            )
 
     def by_default_device(self) -> None:
         text, value = self.choose.choice(
@@ -194,10 +239,14 @@ class Writer:
         self.known[self.held[name].memory] = True
 
     def parameter(self) -> None:
-        source = self.pick(fits=lambda each: not each.value.requires_grad and self.known[each.memory])
+        source = self.pick(
+            fits=lambda each: not each.value.requires_grad and self.known[each.memory]
+        )
         if source is not None:
             held = self.held[source]
-            self.assign(f"nn.Parameter({source})", nn.Parameter(held.value), held.space, pinned=False)
+            self.assign(
+                f"nn.Parameter({source})", nn.Parameter(held.value), held.space, pinned=False
+            )
 
     def pin(self) -> None:
         source = self.pick("host", lambda each: not each.value.requires_grad)
@@ -205,7 +254,13 @@ class Writer:
             return
         memory = self.held[source].memory
         if not any(each.pinned and each.memory == memory for each in self.held.values()):
-            self.assign(f"{source}.pin_memory()", self.held[source].value.clone(), "host", known=True, pinned=True)
+            self.assign(
+                f"{source}.pin_memory()",
+                self.held[source].value.clone(),
+                "host",
+                known=True,
+                pinned=True,
+            )
 
     # -- moves
 
@@ -222,27 +277,52 @@ class Writer:
         if kind == 0:
             self.moved(f"{source}.cpu()", source, "host", is_ambiguous=False)
         elif kind == 1:
-            self.moved(f"{source}.cuda({self.choose.choice(['', '0', 'non_blocking=True'])})", source, "device", False)
+            self.moved(
+                f"{source}.cuda({self.choose.choice(['', '0', 'non_blocking=True'])})",
+                source,
+                "device",
+                False,
+            )
         elif kind == 2:
             self.assign(f"{source}.to({device}, copy=True)", value.detach().clone(), to, known=True)
         elif kind == 3:
             dtype = self.choose.choice(["float32", "float64"])
-            self.moved(f"{source}.to({device}, torch.{dtype})", source, to, False, getattr(torch, dtype))
+            self.moved(
+                f"{source}.to({device}, torch.{dtype})", source, to, False, getattr(torch, dtype)
+            )
         elif kind == 4:
             target = self.held[other]
-            self.moved(f"{source}.to({other})", source, target.space, not self.is_known(other), target.value.dtype)
+            self.moved(
+                f"{source}.to({other})",
+                source,
+                target.space,
+                not self.is_known(other),
+                target.value.dtype,
+            )
         elif kind == 5:
-            self.moved(f"{source}.to({other}.device)", source, self.held[other].space, is_ambiguous=True)
+            self.moved(
+                f"{source}.to({other}.device)", source, self.held[other].space, is_ambiguous=True
+            )
         elif kind == 6:
             target = self.held[other]
-            self.moved(f"{source}.type_as({other})", source, target.space, not self.is_known(other), target.value.dtype)
+            self.moved(
+                f"{source}.type_as({other})",
+                source,
+                target.space,
+                not self.is_known(other),
+                target.value.dtype,
+            )
         elif kind == 7:
             self.moved(f"{source}.type(torch.FloatTensor)", source, "host", False, torch.float32)
         else:
-            text = self.choose.choice([f"{source}.to({device})", f"{source}.to(device={device}, non_blocking=True)"])
+            text = self.choose.choice(
+                [f"{source}.to({device})", f"{source}.to(device={device}, non_blocking=True)"]
+            )
             self.moved(text, source, to, is_ambiguous=False)
 
-    def moved(self, text: str, source: str, to: str, is_ambiguous: bool, dtype: torch.dtype | None = None) -> None:
+    def moved(
+        self, text: str, source: str, to: str, is_ambiguous: bool, dtype: torch.dtype | None = None
+    ) -> None:
         held = self.held[source]
         if is_ambiguous and held.value.requires_grad and not self.exact:
             return  # a leaf stays the same object, which tests below check
@@ -281,15 +361,23 @@ class Writer:
         result = eval(f"v{suffix}", {"v": held.value.detach()})
         if result is not held.value.detach() and result.data_ptr() != held.value.data_ptr():
             self.assign(
-                f"{source}.detach(){suffix}", result, held.space, known="clone" in suffix and self.is_known(source)
+                f"{source}.detach(){suffix}",
+                result,
+                held.space,
+                known="clone" in suffix and self.is_known(source),
             )
         deep = copy.deepcopy(held.value)
         self.assign(
-            f"copy.deepcopy({source})", deep, held.space, known=held.value.requires_grad and self.is_known(source)
+            f"copy.deepcopy({source})",
+            deep,
+            held.space,
+            known=held.value.requires_grad and self.is_known(source),
         )
 
     def to_numpy(self) -> None:
-        source = self.pick("host", lambda each: not each.value.requires_grad and self.may_write(each))
+        source = self.pick(
+            "host", lambda each: not each.value.requires_grad and self.may_write(each)
+        )
         if source is None:
             return
         name = f"a{len(self.lines)}"
@@ -303,7 +391,9 @@ class Writer:
 
     def write(self) -> None:
         buffer = self.held["b"].value
-        if self.choose.random() < 0.15 and (self.exact or buffer.ctypes.data not in self.perhaps_copied):
+        if self.choose.random() < 0.15 and (
+            self.exact or buffer.ctypes.data not in self.perhaps_copied
+        ):
             buffer += 1
             self.add("b += 1")
             return
@@ -311,9 +401,18 @@ class Writer:
         if target is None:
             return
         into = self.held[target].value
-        source = self.pick(fits=lambda each: each.value.shape == into.shape and each.memory != self.held[target].memory)
+        source = self.pick(
+            fits=lambda each: (
+                each.value.shape == into.shape and each.memory != self.held[target].memory
+            )
+        )
         texts = [f"{target} += 1", f"{target}.zero_()", f"{target}.mul_(2)", f"{target}[0] = 7"]
-        if into.ndim == 2 and into.is_contiguous() and into.dtype is torch.float32 and not into.requires_grad:
+        if (
+            into.ndim == 2
+            and into.is_contiguous()
+            and into.dtype is torch.float32
+            and not into.requires_grad
+        ):
             texts.append(f"torch.ones({into.shape[0]}, {into.shape[1]}, out={target})")
         if source is not None:
             texts += [f"{target}.copy_({source})", f"{target}[:1] = {source}[:1]"]
@@ -324,7 +423,9 @@ class Writer:
 
 
 def run(writer: Writer) -> dict[str, Any]:
-    """Run a program in the active scope, check every variable after every line, and return the variables."""
+    """Run a program in the active scope, check every variable after every line, and return the
+    variables.
+    """
     names: dict[str, Any] = {"torch": torch, "np": np, "nn": nn, "copy": copy}
     for number, (line, expected) in enumerate(zip(writer.lines, writer.expected, strict=True)):
         with torch.no_grad():
@@ -332,14 +433,20 @@ def run(writer: Writer) -> dict[str, Any]:
         for name, value in expected.items():
             found = np.array(names[name].tolist())
             program = "\n".join(writer.lines[: number + 1])
-            assert np.array_equal(found, value), f"{name} is {found}, and not {value}, after\n{program}"
+            assert np.array_equal(found, value), (
+                f"{name} is {found}, and not {value}, after\n{program}"
+            )
     return names
 
 
 def aliases(names: dict[str, Any], writer: Writer) -> None:
-    """Check that variables share memory as in the reference; after a move that may have copied, they need not."""
+    """Check that variables share memory as in the reference; after a move that may have copied,
+    they need not.
+    """
     program = "\n".join(writer.lines)
-    tensors = {name: held for name, held in writer.held.items() if isinstance(held.value, torch.Tensor)}
+    tensors = {
+        name: held for name, held in writer.held.items() if isinstance(held.value, torch.Tensor)
+    }
     actual = {name: names[name].untyped_storage().data_ptr() for name in tensors}
     for one, held in tensors.items():
         for two, other in tensors.items():
@@ -387,7 +494,9 @@ def _on_one_space(line: str) -> str:
 
 
 def test_programs_fail_on_a_single_space() -> None:
-    """With all spellings replaced by the CPU's, half of the programs fail, so they do detect a single space."""
+    """With all spellings replaced by the CPU's, half of the programs fail, so they do detect a
+    single space.
+    """
     caught = 0
     for seed in range(20):
         writer = Writer(seed, exact=True).program(LINES)
@@ -399,7 +508,7 @@ def test_programs_fail_on_a_single_space() -> None:
     assert caught >= 10
 
 
-# ---- moves of tensors ------------------------------------------------------------------------------------------------
+# ---- moves of tensors ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -446,7 +555,9 @@ MOVES_TO_DEVICE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "to(other)": lambda x: x.to(torch.zeros(1, device="cuda")),
     "to(other.device)": lambda x: x.to(torch.zeros(1, device="cuda").device),
     "to(str(other.device))": lambda x: x.to(str(torch.zeros(1, device="cuda").device)),
-    "to(device of its type)": lambda x: x.to(torch.device(torch.zeros(1, device="cuda").device.type)),
+    "to(device of its type)": lambda x: x.to(
+        torch.device(torch.zeros(1, device="cuda").device.type)
+    ),
     "type_as": lambda x: x.type_as(torch.zeros(1, device="cuda")),
     "type": lambda x: x.type("torch.cuda.FloatTensor"),
     "pin_memory": lambda x: x.pin_memory(),
@@ -469,9 +580,16 @@ def _by_default_device(x: torch.Tensor) -> torch.Tensor:
 @in_scope
 @pytest.mark.parametrize("way", MOVES_TO_DEVICE)
 @pytest.mark.parametrize(
-    "make", [lambda: torch.zeros(3), lambda: torch.zeros(3) + 0, lambda: torch.from_numpy(np.zeros(3, "f"))]
+    "make",
+    [
+        lambda: torch.zeros(3),
+        lambda: torch.zeros(3) + 0,
+        lambda: torch.from_numpy(np.zeros(3, "f")),
+    ],
 )
-def test_a_write_to_a_moved_tensor_does_not_change_its_source(way: str, make: Callable[[], torch.Tensor]) -> None:
+def test_a_write_to_a_moved_tensor_does_not_change_its_source(
+    way: str, make: Callable[[], torch.Tensor]
+) -> None:
     x = make()
     y = MOVES_TO_DEVICE[way](x)
     y += 1
@@ -505,8 +623,12 @@ MADE_ON_DEVICE: dict[str, Callable[[], torch.Tensor]] = {
     "clone as a leaf": lambda: torch.zeros(3, device="cuda").clone().requires_grad_(),
     "deepcopy of a parameter": lambda: copy.deepcopy(nn.Parameter(torch.zeros(3, device="cuda"))),
     "loaded": lambda: torch.load(_saved(torch.zeros(3)), map_location="cuda"),
-    "loaded by device": lambda: torch.load(_saved(torch.zeros(3)), map_location=torch.device("cuda")),
-    "loaded by function": lambda: torch.load(_saved(torch.zeros(3)), map_location=lambda storage, _: storage.cuda()),
+    "loaded by device": lambda: torch.load(
+        _saved(torch.zeros(3)), map_location=torch.device("cuda")
+    ),
+    "loaded by function": lambda: torch.load(
+        _saved(torch.zeros(3)), map_location=lambda storage, _: storage.cuda()
+    ),
 }
 
 
@@ -619,7 +741,7 @@ def test_an_ambiguous_move_of_a_leaf_forgets_its_side() -> None:
             assert not same_memory(moved.detach().cpu(), moved)
 
 
-# ---- modules ---------------------------------------------------------------------------------------------------------
+# ---- modules -------------------------------------------------------------------------------------
 
 
 class Model(nn.Module):
@@ -656,17 +778,26 @@ def test_a_moved_model_keeps_its_parameters(way: str) -> None:
     before = dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert WAYS[way](model) is model
-    assert all(found is before[name] and isinstance(found, nn.Parameter) for name, found in model.named_parameters())
+    assert all(
+        found is before[name] and isinstance(found, nn.Parameter)
+        for name, found in model.named_parameters()
+    )
     assert model.second.weight is model.first.weight
     assert all(
         flat is getattr(model.memory, name)
-        for flat, name in zip(model.memory._flat_weights, model.memory._flat_weights_names, strict=True)
+        for flat, name in zip(
+            model.memory._flat_weights, model.memory._flat_weights_names, strict=True
+        )
     )
     old = {name: value.detach().cpu().clone() for name, value in before.items()}
     device = model.scale.device
     model(torch.randn(8, 4).to(device)).sum().backward()
     optimizer.step()
-    changed = {name for name, value in model.named_parameters() if not torch.equal(value.detach().cpu(), old[name])}
+    changed = {
+        name
+        for name, value in model.named_parameters()
+        if not torch.equal(value.detach().cpu(), old[name])
+    }
     assert {"first.weight", "scale", "memory.weight_ih_l0"} <= changed
 
 
@@ -687,7 +818,9 @@ def test_what_was_taken_before_a_move_stays(way: str) -> None:
 
 
 @in_scope
-@pytest.mark.parametrize("hold", [lambda x: x.untyped_storage(), lambda x: x.detach()[1:], lambda x: x.numpy()])
+@pytest.mark.parametrize(
+    "hold", [lambda x: x.untyped_storage(), lambda x: x.detach()[1:], lambda x: x.numpy()]
+)
 def test_parameters_with_another_holder_are_copied(hold: Callable[[torch.Tensor], Any]) -> None:
     model = nn.Linear(2, 2).requires_grad_(False)
     held = hold(model.weight)
@@ -712,12 +845,16 @@ def test_an_array_that_a_parameter_was_made_of_stays() -> None:
 @in_scope
 def test_a_state_dict_taken_on_the_device_stays_when_the_model_comes_back() -> None:
     model = Model().cuda()
-    snapshot = {name: value.detach().to(torch.device("cpu")) for name, value in model.state_dict().items()}
+    snapshot = {
+        name: value.detach().to(torch.device("cpu")) for name, value in model.state_dict().items()
+    }
     state = model.state_dict()
     model.cpu()
     with torch.no_grad():
         model.scale += 1
-    assert not torch.equal(snapshot["scale"], model.scale) and not torch.equal(state["scale"].cpu(), model.scale)
+    assert not torch.equal(snapshot["scale"], model.scale) and not torch.equal(
+        state["scale"].cpu(), model.scale
+    )
 
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
@@ -750,7 +887,9 @@ def test_a_copy_of_a_model_is_on_its_own() -> None:
     with torch.no_grad():
         for parameter in average.parameters():
             parameter += 1
-    assert all(torch.equal(old, new.cpu()) for old, new in zip(snapshot, model.parameters(), strict=True))
+    assert all(
+        torch.equal(old, new.cpu()) for old, new in zip(snapshot, model.parameters(), strict=True)
+    )
 
 
 @in_scope
@@ -765,7 +904,7 @@ def test_parameters_that_share_memory_part_when_moved() -> None:
     assert model.two.tolist() == [0, 0]
 
 
-# ---- what torch does with tensors ------------------------------------------------------------------------------------
+# ---- what torch does with tensors ----------------------------------------------------------------
 
 
 @in_scope
@@ -779,7 +918,9 @@ def test_functorch() -> None:
 
     expected = [float((row + 1).sum() + (row * row).sum()) for row in x]
     assert torch.func.vmap(moves)(x).tolist() == expected
-    assert torch.func.grad(lambda row: (row.cuda() ** 2).sum())(x[1]).tolist() == (2 * x[1]).tolist()
+    assert (
+        torch.func.grad(lambda row: (row.cuda() ** 2).sum())(x[1]).tolist() == (2 * x[1]).tolist()
+    )
     assert torch.func.vmap(torch.func.grad(moves))(x).tolist() == (2 * x + 1).tolist()
     assert x.tolist() == torch.arange(6.0).reshape(3, 2).tolist()
 
@@ -787,7 +928,8 @@ def test_functorch() -> None:
 @in_scope
 def test_checkpoint_and_scaler() -> None:
     model = nn.Linear(4, 4).cuda()
-    optimizer, scaler = torch.optim.Adam(model.parameters()), torch.amp.GradScaler("cuda", init_scale=2.0)
+    optimizer = torch.optim.Adam(model.parameters())
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0)
     for _ in range(3):
         x = torch.ones(2, 4, requires_grad=True)
         loss = torch.utils.checkpoint.checkpoint(
@@ -814,7 +956,9 @@ def test_checkpoint_and_scaler() -> None:
 @in_scope
 def test_batches_of_a_loader() -> None:
     data = torch.arange(8.0).reshape(4, 2)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=2, pin_memory=True)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(data), batch_size=2, pin_memory=True
+    )
     for (batch,) in loader:
         moved = batch.to("cuda", non_blocking=True)
         moved += 1
@@ -834,7 +978,11 @@ def test_a_loaded_checkpoint() -> None:
         with torch.no_grad():
             model.weight += 1
             moved.mul_(0)
-        assert place == "cuda" or isinstance(place, torch.device) or state["weight"].tolist() == snapshot
+        assert (
+            place == "cuda"
+            or isinstance(place, torch.device)
+            or state["weight"].tolist() == snapshot
+        )
 
 
 def test_data_parallel() -> None:
@@ -849,7 +997,14 @@ def test_data_parallel() -> None:
 def test_a_language_model() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=32, bos_token_id=0, eos_token_id=19, pad_token_id=19
+        n_layer=1,
+        n_head=2,
+        n_embd=8,
+        vocab_size=20,
+        n_positions=32,
+        bos_token_id=0,
+        eos_token_id=19,
+        pad_token_id=19,
     )
     model = transformers.GPT2LMHeadModel(config)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -858,9 +1013,15 @@ def test_a_language_model() -> None:
     assert model.lm_head.weight is model.transformer.wte.weight
     tokens = torch.ones(1, 4, dtype=torch.long).to(device)
     made = model.generate(
-        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=4, min_new_tokens=4, do_sample=False
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=4,
+        min_new_tokens=4,
+        do_sample=False,
     )
     assert made.shape == (1, 8) and tokens.tolist() == [[1] * 4]
     model(input_ids=tokens, labels=tokens).loss.backward()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
-    assert not torch.equal(model.transformer.wte.weight.detach().cpu(), before["transformer.wte.weight"])
+    assert not torch.equal(
+        model.transformer.wte.weight.detach().cpu(), before["transformer.wte.weight"]
+    )

@@ -1,7 +1,7 @@
 """What a program sees of torch in a scope, by its own modes and by everything that it can reach.
 
-A mode sees the calls that it sees without a scope, and nothing that a program reads on simulated devices names their
-type, a class of this package, or the CPU's device where CUDA's belongs.
+A mode sees the calls that it sees without a scope, and nothing that a program reads on simulated
+devices names their type, a class of this package, or the CPU's device where CUDA's belongs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torchdevice
 
 nn, F = torch.nn, torch.nn.functional
 
-# ---- modes -----------------------------------------------------------------------------------------------------------
+# ---- modes ---------------------------------------------------------------------------------------
 
 
 class Functions(TorchFunctionMode):
@@ -39,7 +39,9 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(str(resolve_name(func) or func.__name__))
-        self.texts.append(str([value for value in args if not isinstance(value, torch.Tensor)]) + str(kwargs))
+        self.texts.append(
+            str([value for value in args if not isinstance(value, torch.Tensor)]) + str(kwargs)
+        )
         return func(*args, **(kwargs or {}))
 
 
@@ -128,9 +130,16 @@ PROGRAMS: dict[str, Callable[[str], Any]] = {
     "attention": lambda d: F.scaled_dot_product_attention(*[ones(d, 1, 2, 3, 4)] * 3),
     "backward": lambda d: (ones(d, 3, requires_grad=True) * 2).sum().backward(),
     "a custom function": lambda d: Cube.apply(ones(d, 2, requires_grad=True)).sum().backward(),
-    "sgd": lambda d: trained(d, lambda model: torch.optim.SGD(model.parameters(), foreach=False).step()),
-    "clipping": lambda d: trained(d, lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)),
-    "operators": lambda d: (torch.ops.aten.ones.default([2], device=d), torch.ops.aten.add(ones(d), 1)),
+    "sgd": lambda d: trained(
+        d, lambda model: torch.optim.SGD(model.parameters(), foreach=False).step()
+    ),
+    "clipping": lambda d: trained(
+        d, lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+    ),
+    "operators": lambda d: (
+        torch.ops.aten.ones.default([2], device=d),
+        torch.ops.aten.add(ones(d), 1),
+    ),
     "save": saved,
     "load": lambda d: torch.load(saved("cpu"), map_location=d),
     "a pickle": lambda d: pickle.loads(pickle.dumps(ones(d))),
@@ -138,12 +147,17 @@ PROGRAMS: dict[str, Callable[[str], Any]] = {
     "text": lambda d: repr(ones(d)),
     "a generator": lambda d: torch.randn(3, generator=torch.Generator(d), device=d),
     "a default device": by_default,
-    "autocast": lambda d: torch.autocast(d, torch.bfloat16)(lambda: torch.softmax(ones(d) @ ones(d), 0))(),
+    "autocast": lambda d: torch.autocast(d, torch.bfloat16)(
+        lambda: torch.softmax(ones(d) @ ones(d), 0)
+    )(),
     "a scaler": lambda d: torch.amp.GradScaler(d).scale(ones(d)),
     "dlpack": lambda d: torch.from_dlpack(torch.ones(2)),
     "numpy": lambda d: ones(d).cpu().numpy(),
     "a mask": lambda d: ones(d)[ones(d) > 0],
-    "transforms": lambda d: (torch.func.grad(lambda x: x.sum())(ones(d)), torch.vmap(lambda x: x + 1)(ones(d))),
+    "transforms": lambda d: (
+        torch.func.grad(lambda x: x.sum())(ones(d)),
+        torch.vmap(lambda x: x + 1)(ones(d)),
+    ),
     "a range": lambda d: torch.arange(3, device=d),
     "a nested tensor": lambda d: torch.nested.nested_tensor([torch.ones(2)], device=d),
     "a sparse tensor": lambda d: torch.sparse_coo_tensor([[0]], [1.0], (2,), device=d),
@@ -151,7 +165,9 @@ PROGRAMS: dict[str, Callable[[str], Any]] = {
 }
 
 BY_DEVICE = {"attention", "dlpack", "layers", "save", "load", "a pickle", "a copy", "numpy"}
-"""Programs for which torch, or the kernels of the device, run other operators on an accelerator than on the CPU."""
+"""Programs for which torch, or the kernels of the device, run other operators on an accelerator
+than on the CPU.
+"""
 
 COPIES = {"aten._to_copy.default", "aten.clone.default"}
 """Copies between the accelerator and the CPU, which a program on the CPU alone does not make."""
@@ -171,14 +187,18 @@ def seen(device: str, mode: type[Functions] | type[Operators]) -> dict[str, Func
 @pytest.mark.parametrize("mode", [Functions, Operators])
 @pytest.mark.parametrize("place", ["cpu", "simulated:cuda"])
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
-def test_the_modes_of_a_program_see_the_calls_of_the_program(engine: str, place: str, mode: Any) -> None:
+def test_the_modes_of_a_program_see_the_calls_of_the_program(
+    engine: str, place: str, mode: Any
+) -> None:
     plain = seen("cpu", mode)
     with torchdevice.portable(place, engine=engine):
         found = seen("cuda", mode)
     left_out = COPIES if mode is Operators else set()
     for name in PROGRAMS:
         if not (name in BY_DEVICE and mode is Operators):
-            expected, got = ([call for call in of[name].names if call not in left_out] for of in (plain, found))
+            expected, got = (
+                [call for call in of[name].names if call not in left_out] for of in (plain, found)
+            )
             assert got == expected, name
         assert plain[name].names or mode is Operators
         assert "simulated" not in " ".join(found[name].texts).lower(), name
@@ -188,14 +208,18 @@ def test_the_modes_of_a_program_see_the_calls_of_the_program(engine: str, place:
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_what_a_mode_calls_is_rewritten(engine: str, place: str) -> None:
     class Replacing(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if func is torch.zeros:
                 assert kwargs == {"device": "cuda"}
                 return torch.full(*args, 7.0, device="cuda:0")
             return func(*args, **(kwargs or {}))
 
     class ReplacingOperators(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if func is torch.ops.aten.zeros.default:
                 return torch.full(*args, 7.0, device="cuda:0")
             return func(*args, **(kwargs or {}))
@@ -209,7 +233,7 @@ def test_what_a_mode_calls_is_rewritten(engine: str, place: str) -> None:
             assert "__torch_dispatch__" not in vars(mode)
 
 
-# ---- everything that can be reached ----------------------------------------------------------------------------------
+# ---- everything that can be reached --------------------------------------------------------------
 
 
 def raised(call: Callable[[], Any]) -> Exception:
@@ -246,7 +270,10 @@ def roots() -> Iterator[tuple[str, Any]]:
         yield "fake", ones("cuda")
     graph = make_fx(lambda x: x + torch.ones(2, device="cuda"))(ones("cuda"))
     yield "graph", graph
-    yield "nodes", [(node.op, str(node.target), node.args, node.kwargs) for node in graph.graph.nodes]
+    yield (
+        "nodes",
+        [(node.op, str(node.target), node.args, node.kwargs) for node in graph.graph.nodes],
+    )
     yield "sparse", torch.eye(2, device="cuda").to_sparse()
     yield "nested", torch.nested.nested_tensor([torch.ones(2)], device="cuda")
     yield "exported", torch.export.export(model, (ones("cuda"),))
@@ -254,7 +281,10 @@ def roots() -> Iterator[tuple[str, Any]]:
     yield "autocast", torch.autocast("cuda")
     yield "captured", torch.cuda.CUDAGraph()
     yield "pool", torch.cuda.MemPool()
-    yield "figures", (torch.cuda.memory_stats(), torch.cuda.memory_snapshot(), torch.cuda.memory_summary())
+    yield (
+        "figures",
+        (torch.cuda.memory_stats(), torch.cuda.memory_snapshot(), torch.cuda.memory_summary()),
+    )
     yield "legacy", torch.cuda.FloatTensor([1.0])
     yield "packed", nn.utils.rnn.pack_sequence([ones("cuda")])
     yield "lazy", nn.LazyLinear(2).cuda()
@@ -297,7 +327,9 @@ def complaints(root: str, path: str, value: Any) -> Iterator[str]:
 
 
 def members(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the public attributes of an object and what its methods without arguments return or raise."""
+    """Yield the public attributes of an object and what its methods without arguments return or
+    raise.
+    """
     if isinstance(value, (list, tuple)):
         yield from ((f"[{index}]", each) for index, each in enumerate(value))
     elif isinstance(value, dict):
@@ -305,24 +337,39 @@ def members(value: Any) -> Iterator[tuple[str, Any]]:
     elif type(value).__module__ != "builtins":
         for name in dir(value):
             # Methods that end in "_" write.
-            if not name.startswith("_") and not name.endswith("_") and name not in HOST | NOT_CALLED:
+            if (
+                not name.startswith("_")
+                and not name.endswith("_")
+                and name not in HOST | NOT_CALLED
+            ):
                 yield f".{name}", result_of(value, name)
 
 
 def result_of(value: Any, name: str) -> Any:
     try:
         found = getattr(value, name)
-        if isinstance(found, (types.BuiltinMethodType, types.MethodType)) and found.__self__ is value:
+        if (
+            isinstance(found, (types.BuiltinMethodType, types.MethodType))
+            and found.__self__ is value
+        ):
             found = found()
     except Exception as error:
         return error
-    return None if isinstance(found, (type, types.FunctionType, types.MethodType, types.ModuleType)) else found
+    return (
+        None
+        if isinstance(found, (type, types.FunctionType, types.MethodType, types.ModuleType))
+        else found
+    )
 
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_nothing_that_a_program_can_reach_names_another_device(engine: str) -> None:
     found: list[str] = []
-    with torchdevice.simulate(engine=engine), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        torchdevice.simulate(engine=engine),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         for root, value in roots():
             reached = [(root, value)]
@@ -333,6 +380,8 @@ def test_nothing_that_a_program_can_reach_names_another_device(engine: str) -> N
             found += (each for path, here in reached for each in complaints(root, path, here))
             if root not in TYPED and root not in ("generator", "default generator"):
                 with contextlib.suppress(Exception):  # what cannot be pickled
-                    found += complaints(root, f"pickled {root}", pickle.dumps(value).decode("latin-1"))
+                    found += complaints(
+                        root, f"pickled {root}", pickle.dumps(value).decode("latin-1")
+                    )
             assert len(reached) > (10 if isinstance(value, (torch.Tensor, nn.Module)) else 0)
     assert found == []

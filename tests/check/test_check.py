@@ -1,4 +1,6 @@
-"""``torchdevice check``: what each rule finds, and what it must not find, in sources that are never run."""
+"""``torchdevice check``: what each rule finds, and what it must not find, in sources that are never
+run.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,12 @@ def findings(code: str, target: str = "cpu", rules: set[str] | None = None) -> l
 
 
 class Case(NamedTuple):
-    """A source, and what a rule finds in it: a verdict for each line that is marked with one in a comment.
+    """A source, and what a rule finds in it: a verdict for each line that is marked with one in a
+    comment.
 
     Attributes:
-        kernels: Operator -> whether MPS has a kernel for it. Elsewhere another release of torch finds something else.
+        kernels: Operator -> whether MPS has a kernel for it. Elsewhere another release of torch
+            finds something else.
     """
 
     rule: str
@@ -47,7 +51,9 @@ class Case(NamedTuple):
     @property
     def expected(self) -> list[tuple[int, str, str]]:
         marked = enumerate(textwrap.dedent(self.code).split("\n"), 1)
-        return [(line, self.rule, code.split("#:")[1].strip()) for line, code in marked if "#:" in code]
+        return [
+            (line, self.rule, code.split("#:")[1].strip()) for line, code in marked if "#:" in code
+        ]
 
 
 TORCH_NAMES = [
@@ -111,10 +117,13 @@ DEVICES = [
     Case("device", "x.to(f'cuda:{rank}')  #: handled"),
     Case(
         "device",
-        "x.to(rank)  #: handled\nx.to(self.local_rank)  #: handled\nx.to(gpu)  #: handled\nx.to(0)  #: handled",
+        "x.to(rank)  #: handled\nx.to(self.local_rank)  #: handled\nx.to(gpu)  #: "
+        "handled\nx.to(0)  #: handled",
     ),
     Case(
-        "device", "import torch.distributed as d\nr = d.get_rank()\nx.to(r)  #: handled\nx.to(d.get_rank())  #: handled"
+        "device",
+        "import torch.distributed as d\nr = d.get_rank()\nx.to(r)  #: handled\nx.to(d.get_rank())  "
+        "#: handled",
     ),
     Case("device", "x.to(1)  #: approximate\nx.new_zeros(2, device=1)  #: approximate", "mps"),
     Case("device", "x.to(y)\nx.to(True)\nx.to(ranks)\nf(rank)\nx.to(rank)", "cuda"),
@@ -122,9 +131,17 @@ DEVICES = [
     Case("device", "x.to('cuda:' + str(rank))  #: handled\nx.to('cuda:%d' % rank)  #: handled"),
     Case("device", "x.to('cuda:{}'.format(rank))  #: handled"),
     Case("device", "DEVICE = 'cuda'  #: handled\nx.to(DEVICE)  #: handled"),
-    Case("device", "import torch\nD = 'cuda'  #: handled\ndef f():\n    return torch.ones(2, device=D)  #: handled"),
+    Case(
+        "device",
+        "import torch\nD = 'cuda'  #: handled\ndef f():\n    return torch.ones(2, device=D)  #: "
+        "handled",
+    ),
     Case("device", "def f(x, device='cuda'):  #: handled\n    return x.to(device)  #: handled"),
-    Case("device", "class A:\n    def f(self):\n        self.d = 'cuda'  #: handled\n        x.to(self.d)  #: handled"),
+    Case(
+        "device",
+        "class A:\n    def f(self):\n        self.d = 'cuda'  #: handled\n        x.to(self.d)  #: "
+        "handled",
+    ),
     Case("device", "p.add_argument('--device', default='cuda')  #: handled"),
     Case("device", "f({'device': 'cuda'}, ['cuda:0', 'cuda:1'])  #: handled", "simulated:cuda:2"),
     Case("device", "x.type('torch.cuda.FloatTensor')  #: handled"),
@@ -133,9 +150,18 @@ DEVICES = [
     Case("device", "x.to('cuda')", "cuda"),
     Case("device", "x.to('mps')", "mps"),
     Case("device", "x.to('cpu')\nx.to('meta')\nx.cpu()"),
-    Case("device", "print('cuda')\n'cuda'\nd['cuda']\nx == 'cuda'\nd = {'cuda': 1}\ngetattr(torch, 'cuda')"),
-    Case("device", "d.startswith('cuda')\nd.split('cuda:')\nraise ValueError('cuda')\nf'is cuda:{x} there?'"),
-    Case("device", "path = 'data/cuda'\nx.to('CUDA')\nx.to('cuda:x')\nx.to('cuda:01')\nx.cuda\ncuda()"),
+    Case(
+        "device",
+        "print('cuda')\n'cuda'\nd['cuda']\nx == 'cuda'\nd = {'cuda': 1}\ngetattr(torch, 'cuda')",
+    ),
+    Case(
+        "device",
+        "d.startswith('cuda')\nd.split('cuda:')\nraise ValueError('cuda')\nf'is cuda:{x} there?'",
+    ),
+    Case(
+        "device",
+        "path = 'data/cuda'\nx.to('CUDA')\nx.to('cuda:x')\nx.to('cuda:01')\nx.cuda\ncuda()",
+    ),
     Case("device", "p.add_argument('--backend', choices=['cuda'], default='cuda')"),
     Case("device", "import torch\ntorch.cuda.cuda()\nd = torch.device('cpu')\nx.to(d)"),
     Case("device", "def f(x, device):\n    return x.to(device)"),
@@ -153,12 +179,18 @@ DEVICES = [
     Case("device-type", "if x.device.type == 'cuda':  #: approximate\n    f()"),
     Case("device-type", "if str(x.device) == 'cuda:0':  #: approximate\n    f()"),
     Case("device-type", "if 'cuda' in str(x.device):  #: approximate\n    f()"),
-    Case("device-type", "import torch\nd = torch.device('cuda')\nt = d.type\nprint(t == 'cuda')  #: approximate"),
+    Case(
+        "device-type",
+        "import torch\nd = torch.device('cuda')\nt = d.type\nprint(t == 'cuda')  #: approximate",
+    ),
     Case("device-type", "assert x.device.type in ('cuda', 'xpu')  #: change"),
     Case("device-type", "if device.type != 'cuda':  #: change\n    raise RuntimeError"),
     Case("device-type", "if x.device.type == 'mps':  #: approximate\n    f()", "cuda"),
     Case("device-type", "if x.device.type == 'cuda':\n    f()", "cuda"),
-    Case("device-type", "if args.device == 'cuda':\n    f()\nif device == 'cuda':\n    f()\nk.type == 'cuda'"),
+    Case(
+        "device-type",
+        "if args.device == 'cuda':\n    f()\nif device == 'cuda':\n    f()\nk.type == 'cuda'",
+    ),
     Case("device-type", "if x.device.type == 'cpu':\n    f()\nif x.device == y.device:\n    f()"),
 ]
 
@@ -172,7 +204,9 @@ OPERATORS = [
         "mps",
         {"_ctc_loss": False},
     ),
-    Case("operator", "import torch.nn as nn\nlayer = nn.AdaptiveAvgPool3d(1)  #: approximate", "mps"),
+    Case(
+        "operator", "import torch.nn as nn\nlayer = nn.AdaptiveAvgPool3d(1)  #: approximate", "mps"
+    ),
     Case(
         "operator",
         "from torch import linalg as L\nL.eigh(x)  #: approximate",
@@ -185,15 +219,29 @@ OPERATORS = [
         "mps",
         {"geqrf": False, "take": False},
     ),
-    Case("operator", "import torch\nx = (torch.rand(2) + 1)[0].exp()\nx.mode()  #: approximate", "mps"),
+    Case(
+        "operator",
+        "import torch\nx = (torch.rand(2) + 1)[0].exp()\nx.mode()  #: approximate",
+        "mps",
+    ),
     Case(
         "operator",
         "import torch\ntorch.poisson(x)  #: approximate\ntorch.special.ndtri(x)  #: approximate",
         "mps",
         {"poisson": False},
     ),
-    Case("operator", "import torch\ntorch.logspace(0, 1, 5, device=d)  #: approximate", "mps", {"logspace.out": False}),
-    Case("operator", "import torch\ntorch.linalg.solve(a, b)  #: approximate", "mps", {"linalg_lu_solve.out": False}),
+    Case(
+        "operator",
+        "import torch\ntorch.logspace(0, 1, 5, device=d)  #: approximate",
+        "mps",
+        {"logspace.out": False},
+    ),
+    Case(
+        "operator",
+        "import torch\ntorch.linalg.solve(a, b)  #: approximate",
+        "mps",
+        {"linalg_lu_solve.out": False},
+    ),
     Case("operator", "import torch\ntorch.linalg.eig(x)\ntorch.nn.CTCLoss()"),
     Case("operator", "import torch\ntorch.linalg.eig(x)\ntorch.nn.CTCLoss()", "simulated:cuda"),
     Case(
@@ -202,22 +250,45 @@ OPERATORS = [
         "mps",
         {"linalg_qr.out": True},
     ),
-    Case("operator", "import numpy as np, torch\nnp.linalg.eig(x)\nx.take(i)\nq.put(x)\ndf.mode()", "mps"),
+    Case(
+        "operator",
+        "import numpy as np, torch\nnp.linalg.eig(x)\nx.take(i)\nq.put(x)\ndf.mode()",
+        "mps",
+    ),
     Case("operator", "import torch\ndef geqrf(self): pass\nx.geqrf()\nx.heaviside", "mps"),
     Case("operator", "x.geqrf()", "mps"),
-    Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, 3)  #: approximate", "mps"),
-    Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, (1, 1))", "mps"),
-    Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, 3)"),
-    Case("operator-tests", "import torch\ntorch.matmul(a, b).to(x)\ntorch.linalg.eig(x)", "mps"),
-    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64, device=d)  #: approximate", "mps"),
-    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64)\ny = x.view(2).cuda()  #: approximate", "mps"),
     Case(
-        "dtype",
-        "import torch\nx.to(d, torch.float64)  #: approximate\nx.to(d, dtype=torch.double)  #: approximate",
+        "operator-tests",
+        "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, 3)  #: approximate",
         "mps",
     ),
     Case(
-        "dtype", "import torch\nself.x = torch.ones(2, dtype=torch.complex128)\nself.x[0].to(d)  #: approximate", "mps"
+        "operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, (1, 1))", "mps"
+    ),
+    Case("operator-tests", "import torch.nn.functional as F\nF.adaptive_avg_pool2d(x, 3)"),
+    Case("operator-tests", "import torch\ntorch.matmul(a, b).to(x)\ntorch.linalg.eig(x)", "mps"),
+    Case(
+        "dtype",
+        "import torch\nx = torch.zeros(2, dtype=torch.float64, device=d)  #: approximate",
+        "mps",
+    ),
+    Case(
+        "dtype",
+        "import torch\nx = torch.zeros(2, dtype=torch.float64)\ny = x.view(2).cuda()  #: "
+        "approximate",
+        "mps",
+    ),
+    Case(
+        "dtype",
+        "import torch\nx.to(d, torch.float64)  #: approximate\nx.to(d, dtype=torch.double)  #: "
+        "approximate",
+        "mps",
+    ),
+    Case(
+        "dtype",
+        "import torch\nself.x = torch.ones(2, dtype=torch.complex128)\nself.x[0].to(d)  #: "
+        "approximate",
+        "mps",
     ),
     Case(
         "dtype",
@@ -315,12 +386,19 @@ OPERATORS = [
     Case("dtype", "import torch\nx.type('torch.cuda.DoubleTensor')  #: approximate", "mps"),
     Case("dtype", "import torch\ntorch.set_default_dtype(torch.double)  #: approximate", "mps"),
     Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64).double()"),
-    Case("dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64).double()", "simulated:cuda"),
-    Case("dtype", "import torch, numpy\ntorch.float32\nnumpy.float64\nx.double(2)\nx.double\n'float64'", "mps"),
+    Case(
+        "dtype", "import torch\nx = torch.zeros(2, dtype=torch.float64).double()", "simulated:cuda"
+    ),
+    Case(
+        "dtype",
+        "import torch, numpy\ntorch.float32\nnumpy.float64\nx.double(2)\nx.double\n'float64'",
+        "mps",
+    ),
     Case("dtype", "x.double()", "mps"),
     Case(
         "dtype",
-        "import torch\nif x.dtype == torch.float64 or y in (torch.double, 1):\n    d = {torch.float64: 8}",
+        "import torch\nif x.dtype == torch.float64 or y in (torch.double, 1):\n    d = "
+        "{torch.float64: 8}",
         "mps",
     ),
     Case(
@@ -351,37 +429,57 @@ OPERATORS = [
         """,
         "mps",
     ),
-    Case("dtype", "import torch\nd = {8: torch.float64}  #: approximate\nx.type(torch.double)  #: approximate", "mps"),
+    Case(
+        "dtype",
+        "import torch\nd = {8: torch.float64}  #: approximate\nx.type(torch.double)  #: "
+        "approximate",
+        "mps",
+    ),
 ]
 
 SURROUNDINGS = [
     Case("patcher", "import mpsify  #: change"),
     Case("patcher", "def f():\n    import torchada as t  #: change", "simulated:cuda"),
     Case("patcher", "from torch_npu.contrib import transfer_to_npu  #: change", "mps"),
-    Case("patcher", "import torch_npu\nimport torch_npu.contrib\nfrom . import mpsify\nimport mpsify_tools"),
+    Case(
+        "patcher",
+        "import torch_npu\nimport torch_npu.contrib\nfrom . import mpsify\nimport mpsify_tools",
+    ),
     Case("patcher", "import mpsify", "cuda"),
     Case("package", "import flash_attn  #: approximate"),
     Case("package", "import transformer_engine  #: change"),
     Case("package", "from flash_attn.bert_padding import pad_input  #: approximate", "mps"),
     Case(
         "package",
-        "from nvidia import dali  #: change\nimport numba.cuda as c  #: approximate\nimport cupy, os  #: change",
+        "from nvidia import dali  #: change\nimport numba.cuda as c  #: approximate\nimport cupy, "
+        "os  #: change",
     ),
-    Case("package", "try:\n    import deepspeed  #: approximate\nexcept ImportError:\n    deepspeed = None"),
     Case(
-        "package", "try:\n    import deepspeed  #: approximate\nexcept (ValueError, ImportError):\n    deepspeed = None"
+        "package",
+        "try:\n    import deepspeed  #: approximate\nexcept ImportError:\n    deepspeed = None",
+    ),
+    Case(
+        "package",
+        "try:\n    import deepspeed  #: approximate\nexcept (ValueError, ImportError):\n    "
+        "deepspeed = None",
     ),
     Case("package", "if find_spec('cupy'):\n    import cupy  #: approximate"),
     Case(
-        "package", "try:\n    import cupy  #: change\nexcept ValueError:\n    pass\nelse:\n    import cudf  #: change"
+        "package",
+        "try:\n    import cupy  #: change\nexcept ValueError:\n    pass\nelse:\n    import cudf  "
+        "#: change",
     ),
-    Case("package", "try:\n    def f():\n        import cupy  #: change\nexcept ImportError:\n    pass"),
+    Case(
+        "package",
+        "try:\n    def f():\n        import cupy  #: change\nexcept ImportError:\n    pass",
+    ),
     Case("package", "import torch\nif torch.cuda.is_available():\n    import deepspeed  #: change"),
     Case("package", "import triton.language as tl  #: approximate"),
     Case("package", "import flash_attn, triton", "cuda"),
     Case(
         "package",
-        "import numba\nimport flash_attn_wrapper\nfrom .triton import kernel\nfrom mine import apex\nimport nvidia",
+        "import numba\nimport flash_attn_wrapper\nfrom .triton import kernel\nfrom mine import "
+        "apex\nimport nvidia",
     ),
     Case(
         "extension",
@@ -394,57 +492,126 @@ SURROUNDINGS = [
         load("a", ["a.cpp"], with_cuda=True)  #: change
         """,
     ),
-    Case("extension", "import torch.utils.cpp_extension as c\nc.CUDAExtension('a', ['a.cu'])", "cuda"),
-    Case("extension", "import torch.utils.cpp_extension as c\nc.CppExtension('a', ['a.cpp'])\nc.load('a', ['a.cpp'])"),
-    Case("extension", "from mine import CUDAExtension, load\nCUDAExtension('a', ['a.cu'])\nload('a', ['a.cu'])"),
+    Case(
+        "extension", "import torch.utils.cpp_extension as c\nc.CUDAExtension('a', ['a.cu'])", "cuda"
+    ),
+    Case(
+        "extension",
+        "import torch.utils.cpp_extension as c\nc.CppExtension('a', ['a.cpp'])\nc.load('a', "
+        "['a.cpp'])",
+    ),
+    Case(
+        "extension",
+        "from mine import CUDAExtension, load\nCUDAExtension('a', ['a.cu'])\nload('a', ['a.cu'])",
+    ),
     Case("nvidia-smi", "import subprocess\nsubprocess.run(['nvidia-smi', '-q'])  #: change"),
-    Case("nvidia-smi", "import os\nos.popen('/usr/bin/nvidia-smi -q')  #: change\nos.system('nvcc x.cu')  #: change"),
+    Case(
+        "nvidia-smi",
+        "import os\nos.popen('/usr/bin/nvidia-smi -q')  #: change\nos.system('nvcc x.cu')  #: "
+        "change",
+    ),
     Case("nvidia-smi", "import shutil\nif shutil.which('nvidia-smi'):  #: approximate\n    pass"),
     Case("nvidia-smi", "import subprocess\nsubprocess.run(['nvidia-smi'])", "cuda"),
     Case(
-        "nvidia-smi", "import subprocess\nsubprocess.run(['ls', 'nvidia-smi'])\nsubprocess.run([])\nprint('nvidia-smi')"
+        "nvidia-smi",
+        "import subprocess\nsubprocess.run(['ls', "
+        "'nvidia-smi'])\nsubprocess.run([])\nprint('nvidia-smi')",
     ),
-    Case("nccl", "import torch.distributed as dist\ndist.init_process_group('nccl', rank=0)  #: approximate"),
-    Case("nccl", "import torch\ntorch.distributed.init_process_group(backend='cpu:gloo,cuda:nccl')  #: approximate"),
+    Case(
+        "nccl",
+        "import torch.distributed as dist\ndist.init_process_group('nccl', rank=0)  #: approximate",
+    ),
+    Case(
+        "nccl",
+        "import torch\ntorch.distributed.init_process_group(backend='cpu:gloo,cuda:nccl')  #: "
+        "approximate",
+    ),
     Case("nccl", "b = 'nccl' if gpu else 'gloo'\nstart(backend=b)  #: approximate", "mps"),
-    Case("nccl", "p.add_argument('--dist-backend', default='nccl')  #: approximate", "simulated:cuda:2"),
+    Case(
+        "nccl",
+        "p.add_argument('--dist-backend', default='nccl')  #: approximate",
+        "simulated:cuda:2",
+    ),
     Case("nccl", "import torch.distributed as dist\ndist.init_process_group('nccl')", "cuda"),
-    Case("nccl", "import torch.distributed as dist\ndist.init_process_group('gloo')\nprint('nccl')\nf('nccl')"),
+    Case(
+        "nccl",
+        "import torch.distributed as "
+        "dist\ndist.init_process_group('gloo')\nprint('nccl')\nf('nccl')",
+    ),
     Case("compile", "import torch\ntorch.compile(f, mode='reduce-overhead')  #: approximate"),
-    Case("compile", "import torch\ng = torch.compile(backend='cudagraphs')(f)  #: approximate", "mps"),
-    Case("compile", "import torch\ntorch.compile(f, options={'triton.cudagraphs': True})  #: approximate"),
-    Case("compile", "import torch\n@torch.compile(dynamic=True)  #: approximate\ndef f(): pass", "simulated:mps"),
+    Case(
+        "compile", "import torch\ng = torch.compile(backend='cudagraphs')(f)  #: approximate", "mps"
+    ),
+    Case(
+        "compile",
+        "import torch\ntorch.compile(f, options={'triton.cudagraphs': True})  #: approximate",
+    ),
+    Case(
+        "compile",
+        "import torch\n@torch.compile(dynamic=True)  #: approximate\ndef f(): pass",
+        "simulated:mps",
+    ),
     Case("compile", "import torch\n@torch.compile  #: approximate\ndef f(): pass", "simulated:mps"),
-    Case("compile", "from torch import compile as c\np = partial(c, dynamic=True)  #: approximate", "simulated:mps"),
+    Case(
+        "compile",
+        "from torch import compile as c\np = partial(c, dynamic=True)  #: approximate",
+        "simulated:mps",
+    ),
     Case("compile", "import torch\n@torch.compile\ndef f(): pass\ntorch.compile.__name__"),
-    Case("compile", "import torch\n@torch.compiler.disable\ndef f(): torch.compile.__name__", "simulated:mps"),
-    Case("compile", "import torch\ntorch.compile(f)\ntorch.compile(f, mode='default', backend='eager')"),
+    Case(
+        "compile",
+        "import torch\n@torch.compiler.disable\ndef f(): torch.compile.__name__",
+        "simulated:mps",
+    ),
+    Case(
+        "compile",
+        "import torch\ntorch.compile(f)\ntorch.compile(f, mode='default', backend='eager')",
+    ),
     Case("compile", "import torch\ntorch.compile(f, backend='eager')", "simulated:mps"),
     Case("compile", "import torch\ntorch.compile(f, mode='reduce-overhead')", "cuda"),
     Case("compile", "import re\nre.compile(x, mode='reduce-overhead')"),
-    Case("profiler", "from torch.profiler import profile\nwith profile() as p:  #: approximate\n    f()"),
     Case(
-        "profiler", "import torch.profiler as t\nt.profile(activities=[t.ProfilerActivity.CUDA])  #: approximate", "mps"
+        "profiler",
+        "from torch.profiler import profile\nwith profile() as p:  #: approximate\n    f()",
     ),
     Case(
-        "profiler", "import torch.profiler as t\na = [t.ProfilerActivity.CUDA]\nt.profile(activities=a)  #: approximate"
+        "profiler",
+        "import torch.profiler as t\nt.profile(activities=[t.ProfilerActivity.CUDA])  #: "
+        "approximate",
+        "mps",
     ),
-    Case("profiler", "import torch\ntorch.autograd.profiler.profile(use_cuda=True)  #: approximate"),
+    Case(
+        "profiler",
+        "import torch.profiler as t\na = [t.ProfilerActivity.CUDA]\nt.profile(activities=a)  #: "
+        "approximate",
+    ),
+    Case(
+        "profiler", "import torch\ntorch.autograd.profiler.profile(use_cuda=True)  #: approximate"
+    ),
     Case("profiler", "from torch.profiler import profile\nprofile()", "cuda"),
-    Case("profiler", "import torch.profiler as t\nt.profile(activities=[t.ProfilerActivity.CPU])\nprofile()"),
     Case(
-        "profiler", "import torch\ntorch.autograd.profiler.profile(use_cuda=False)\ntorch.autograd.profiler.profile()"
+        "profiler",
+        "import torch.profiler as t\nt.profile(activities=[t.ProfilerActivity.CPU])\nprofile()",
+    ),
+    Case(
+        "profiler",
+        "import torch\ntorch.autograd.profiler.profile(use_cuda=False)\ntorch.autograd.profiler.profile()",
     ),
 ]
 
 CASES = [*TORCH_NAMES, *DEVICES, *OPERATORS, *SURROUNDINGS]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.target}-{case.code.strip()[:50]!r}")
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.rule}-{case.target}-{case.code.strip()[:50]!r}"
+)
 def test_a_rule_finds_what_it_should(case: Case) -> None:
     for operator, is_there in case.kernels.items():
         if (operator not in missing_operators("MPS")) is not is_there:
-            pytest.skip(f"torch {torch.__version__} has {'no' if is_there else 'a'} kernel of MPS for {operator}")
+            pytest.skip(
+                f"torch {torch.__version__} has {'no' if is_there else 'a'} kernel of MPS for "
+                f"{operator}"
+            )
     found = findings(case.code, case.target, {case.rule})
     assert sorted({(each.line, each.rule, each.verdict.value) for each in found}) == case.expected
 
@@ -455,23 +622,37 @@ def test_every_rule_has_a_case_and_a_near_miss(rule: str) -> None:
     assert any(case.expected for case in of_rule) and any(not case.expected for case in of_rule)
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 CUDA = "import torch\ntorch.cuda.synchronize()\n"
 
 
-def check(paths: Iterable[str], target: Target, rules: Collection[str] | None = None) -> list[Finding]:
+def check(
+    paths: Iterable[str], target: Target, rules: Collection[str] | None = None
+) -> list[Finding]:
     """Return what is found in files, folders and notebooks."""
-    return [found for path in checker.found(paths).paths for found in check_file(path, target, rules)]
+    return [
+        found for path in checker.found(paths).paths for found in check_file(path, target, rules)
+    ]
 
 
 def checked(*paths: Path, target: str = "cpu") -> list[tuple[str, int, str]]:
-    return [(Path(each.path).name, each.line, each.rule) for each in check(map(str, paths), Target.named(target))]
+    return [
+        (Path(each.path).name, each.line, each.rule)
+        for each in check(map(str, paths), Target.named(target))
+    ]
 
 
 class TestFiles:
     def test_folders_are_searched(self, tmp_path: Path) -> None:
-        for name in ("a.py", "inner/b.py", ".hidden/c.py", "__pycache__/d.py", "env/lib/e.py", "notes.txt"):
+        for name in (
+            "a.py",
+            "inner/b.py",
+            ".hidden/c.py",
+            "__pycache__/d.py",
+            "env/lib/e.py",
+            "notes.txt",
+        ):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(CUDA)
         (tmp_path / "env" / "pyvenv.cfg").touch()
@@ -501,7 +682,8 @@ class TestFiles:
     def test_links_that_lead_out_are_said_and_not_followed(
         self, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        inside, outside = tmp_path / "inside", tmp_path / "insider"  # a name that begins with the other
+        # A name that begins with the other.
+        inside, outside = tmp_path / "inside", tmp_path / "insider"
         for folder in (inside, outside):
             folder.mkdir()
             (folder / "a.py").write_text(CUDA)
@@ -511,7 +693,9 @@ class TestFiles:
         assert main.main(["check", "--all", str(inside)]) == 0
         shown, said = capsys.readouterr()
         assert shown.count("a.py") == 1
-        assert said.startswith(f"torchdevice: not checked: '{inside / name}' leads out of what is checked, to ")
+        assert said.startswith(
+            f"torchdevice: not checked: '{inside / name}' leads out of what is checked, to "
+        )
 
     @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="this system has no such device")
     @pytest.mark.parametrize("path", ["/dev/zero", "pipe", "large.py", "folder.py"])
@@ -526,7 +710,11 @@ class TestFiles:
     @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="this system has no such device")
     @pytest.mark.parametrize("place", ["pyproject.toml", "the baseline", "the target"])
     def test_no_file_that_a_project_names_is_read_for_ever(
-        self, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self,
+        place: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "a.py").write_text(CUDA)
@@ -534,9 +722,15 @@ class TestFiles:
             with (tmp_path / "pyproject.toml").open("wb") as file:
                 file.truncate(1 << 40)
         else:
-            key, value = ("baseline", "/dev/zero") if place == "the baseline" else ("target", "simulated:zero.toml")
+            key, value = (
+                ("baseline", "/dev/zero")
+                if place == "the baseline"
+                else ("target", "simulated:zero.toml")
+            )
             (tmp_path / "zero.toml").symlink_to("/dev/zero")
-            (tmp_path / "pyproject.toml").write_text(f"[tool.torchdevice.check]\n{key} = '{value}'\n")
+            (tmp_path / "pyproject.toml").write_text(
+                f"[tool.torchdevice.check]\n{key} = '{value}'\n"
+            )
         with pytest.raises(SystemExit, match="2"):
             main.main(["check", "."])
         assert "cannot be read" in capsys.readouterr().err
@@ -546,7 +740,11 @@ class TestFiles:
         [
             (b"x = 1\ny = (\n", 2, "cannot be parsed"),
             (b"import torch\nprint 'x'\n", 2, "cannot be parsed as Python 3"),
-            (b"try:\n    pass\nexcept ValueError, e:\n    pass\n", 3, "cannot be parsed as Python 3"),
+            (
+                b"try:\n    pass\nexcept ValueError, e:\n    pass\n",
+                3,
+                "cannot be parsed as Python 3",
+            ),
             (b"raise ValueError, 'x'\n", 1, "cannot be parsed as Python 3"),
             (b"x = 1\ny = '\xff'\n", 2, "not text in utf-8"),
             (b"# coding: no-such-thing\n", 1, "unknown encoding"),
@@ -554,13 +752,21 @@ class TestFiles:
             (b"-" * 100_000 + b"1", 1, "cannot be parsed"),
         ],
     )
-    def test_what_is_no_python_is_a_finding(self, data: bytes, line: int, said: str, tmp_path: Path) -> None:
+    def test_what_is_no_python_is_a_finding(
+        self, data: bytes, line: int, said: str, tmp_path: Path
+    ) -> None:
         (tmp_path / "a.py").write_bytes(data)
         (found,) = check([str(tmp_path)], Target.named("cpu"))
-        assert (found.line, found.rule, found.verdict.value) == (line, "syntax", "change") and said in found.remedy
+        assert (found.line, found.rule, found.verdict.value) == (
+            line,
+            "syntax",
+            "change",
+        ) and said in found.remedy
 
     def test_a_declared_encoding_and_marks_of_order(self, tmp_path: Path) -> None:
-        (tmp_path / "a.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1") + CUDA.encode())
+        (tmp_path / "a.py").write_bytes(
+            "# coding: latin-1\nx = 'é'\n".encode("latin-1") + CUDA.encode()
+        )
         (tmp_path / "b.py").write_bytes(b"\xef\xbb\xbf" + CUDA.replace("\n", "\r\n").encode())
         assert checked(tmp_path) == [("a.py", 4, "torch-name"), ("b.py", 2, "torch-name")]
 
@@ -571,7 +777,12 @@ class TestFiles:
     def test_deep_sources(self) -> None:
         chain = ".a" * 150
         assert findings(f"import torch\nx{chain}\ntorch.cuda.synchronize(){chain}")[-1].line == 3
-        assert findings("import torch\n" + "\n".join(f"a{n + 1} = a{n}" for n in range(99)) + "\na99.cuda.x") == []
+        assert (
+            findings(
+                "import torch\n" + "\n".join(f"a{n + 1} = a{n}" for n in range(99)) + "\na99.cuda.x"
+            )
+            == []
+        )
         assert findings("x = x\nx.cuda.y\na = b\nb = a\na.cuda") == []
 
     @pytest.mark.parametrize(
@@ -582,7 +793,9 @@ class TestFiles:
             ("torch.ones(2, dtype=torch.float64)", "a9.to(d)", "mps"),
         ],
     )
-    def test_the_ways_to_a_value_are_not_multiplied(self, first: str, used: str, target: str) -> None:
+    def test_the_ways_to_a_value_are_not_multiplied(
+        self, first: str, used: str, target: str
+    ) -> None:
         steps = "".join(f"a{n + 1} = a{n}\n" * 30 for n in range(9))  # 30 ** 9 ways
         assert findings(f"import torch\na0 = {first}\n{steps}{used}", target, {*RULES})
         among_each_other = "".join(f"a{n} = a{m}\n" for n in range(20) for m in range(20))
@@ -591,7 +804,9 @@ class TestFiles:
 
 def notebook(*cells: Any, **more: Any) -> str:
     made = [{"cell_type": "code", "outputs": ["torch"], "source": cell} for cell in cells]
-    return json.dumps({"cells": [{"cell_type": "markdown", "source": ["x ="]}, *made], **more}, indent=1)
+    return json.dumps(
+        {"cells": [{"cell_type": "markdown", "source": ["x ="]}, *made], **more}, indent=1
+    )
 
 
 def test_a_package_may_import_itself(tmp_path: Path) -> None:
@@ -610,16 +825,31 @@ def test_a_package_may_import_itself(tmp_path: Path) -> None:
 
 class TestNotebooks:
     def test_lines_are_those_of_the_file(self, tmp_path: Path) -> None:
-        magic = ["%matplotlib inline\n", "!pip install x\n", "files = !ls\n", "?x\n", "torch.cuda?\n", "x = 1"]
+        magic = [
+            "%matplotlib inline\n",
+            "!pip install x\n",
+            "files = !ls\n",
+            "?x\n",
+            "torch.cuda?\n",
+            "x = 1",
+        ]
         wait = ["if True:\n", "    %time x\n", "    torch.cuda.synchronize()"]
-        text = notebook("import torch", magic, ["%%bash\n", "torch.cuda.synchronize()"], ["%%time\n", *wait])
+        text = notebook(
+            "import torch", magic, ["%%bash\n", "torch.cuda.synchronize()"], ["%%time\n", *wait]
+        )
         (tmp_path / "a.ipynb").write_text(text)
         (found,) = check([str(tmp_path)], Target.named("cpu"))
-        (line,) = (n for n, each in enumerate(text.split("\n"), 1) if '    torch.cuda.synchronize()"' in each)
+        (line,) = (
+            n
+            for n, each in enumerate(text.split("\n"), 1)
+            if '    torch.cuda.synchronize()"' in each
+        )
         assert (found.line, found.cell, found.text) == (line, 4, "torch.cuda.synchronize()")
 
     def test_one_text_for_a_cell(self, tmp_path: Path) -> None:
-        (tmp_path / "a.ipynb").write_text(notebook("import torch\n\ntorch.cuda.synchronize()\n", ""))
+        (tmp_path / "a.ipynb").write_text(
+            notebook("import torch\n\ntorch.cuda.synchronize()\n", "")
+        )
         (found,) = check([str(tmp_path)], Target.named("cpu"))
         assert (found.cell, found.text) == (1, "torch.cuda.synchronize()")
 
@@ -628,7 +858,9 @@ class TestNotebooks:
         (tmp_path / "a.ipynb").write_text(json.dumps({"worksheets": [{"cells": [cell]}]}))
         assert checked(tmp_path) == [("a.ipynb", 1, "torch-name")]
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"cells": 1}', '{"cells": [1]}', "[" * 100_000])
+    @pytest.mark.parametrize(
+        "text", ["", "{", "[]", "{}", '{"cells": 1}', '{"cells": [1]}', "[" * 100_000]
+    )
     def test_what_is_no_notebook(self, text: str, tmp_path: Path) -> None:
         (tmp_path / "a.ipynb").write_text(text)
         assert checked(tmp_path) == [("a.ipynb", 1, "syntax")]
@@ -638,7 +870,7 @@ class TestNotebooks:
         assert checked(tmp_path) == []
 
 
-# ---- comments --------------------------------------------------------------------------------------------------------
+# ---- comments ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -667,7 +899,7 @@ exclude = ["old"]
 per-file-ignores = {"tests/*" = ["torch-name"]}
 """
 
-# ---- the command -----------------------------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 
 class TestCommand:
@@ -684,22 +916,31 @@ class TestCommand:
         first, *rest = out.split("\n")
         assert status == 1 and first == "torchdevice: 1 file checked for mps"
         assert rest[:2] == ["  must be changed: 1", "  handled: 1"]
-        assert f"{path}\n  line 2: handled: " in out and "\n      2 | torch.cuda.synchronize()\n" in out
+        assert (
+            f"{path}\n  line 2: handled: " in out
+            and "\n      2 | torch.cuda.synchronize()\n" in out
+        )
         status, out = self.run(capsys, path, "--ignore", "torch-name")
         assert status == 0 and "nothing in them concerns the target" in out
         path.write_text(CUDA)
         status, out = self.run(capsys, path)
         assert status == 0 and "nothing must be changed" in out
 
-    def test_on_a_mac_what_is_approximate_is_shown(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "a.py").write_text("import numpy as np\nimport torch\ntorch.tensor(np.arange(3.0)).cuda()\n")
+    def test_on_a_mac_what_is_approximate_is_shown(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "a.py").write_text(
+            "import numpy as np\nimport torch\ntorch.tensor(np.arange(3.0)).cuda()\n"
+        )
         for target in ("mps", "simulated:mps"):
             status, out = self.run(capsys, tmp_path / "a.py", "--target", target)
             assert status == 0 and "  line 3: approximate: Ask for float32" in out
         assert "approximate" not in self.run(capsys, tmp_path / "a.py", "--target", "cpu")[1]
 
     def test_on_a_terminal(self, tmp_path: Path) -> None:
-        (tmp_path / "a.py").write_text(CUDA + "x = '[bold]'; torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
+        (tmp_path / "a.py").write_text(
+            CUDA + "x = '[bold]'; torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n"
+        )
         found = check([str(tmp_path)], Target.named("mps"))
         console = io.StringIO()
         lines = formats.rendered(found, found, 1, "mps")
@@ -712,9 +953,13 @@ class TestCommand:
         status, out = self.run(capsys, tmp_path, "--json", "--all")
         (found,) = json.loads(out)
         assert status == 0 and list(found)[:5] == ["path", "line", "rule", "verdict", "remedy"]
-        assert found["path"] == str(tmp_path / "a.py") and found["text"] == "torch.cuda.synchronize()"
+        assert (
+            found["path"] == str(tmp_path / "a.py") and found["text"] == "torch.cuda.synchronize()"
+        )
 
-    def test_sarif(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_sarif(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "a é.py").write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
         status, out = self.run(capsys, ".", "--sarif", "--all")
@@ -724,13 +969,20 @@ class TestCommand:
         assert status == 1 and data["version"] == "2.1.0" and driver["name"] == "torchdevice"
         assert [each["level"] for each in run["results"]] == ["note", "error"]
         for result in run["results"]:
-            assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"] and result["message"]["text"]
+            assert (
+                driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+                and result["message"]["text"]
+            )
             place = result["locations"][0]["physicalLocation"]
-            assert place["artifactLocation"]["uri"] == "a%20%C3%A9.py" and place["region"]["startLine"] in (2, 3)
+            assert place["artifactLocation"]["uri"] == "a%20%C3%A9.py" and place["region"][
+                "startLine"
+            ] in (2, 3)
         assert self.run(capsys, tmp_path, "--sarif=out.sarif", "--all") == (1, "")
         assert json.loads((tmp_path / "out.sarif").read_text()) == data
 
-    def test_only_what_must_be_changed_is_shown(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_only_what_must_be_changed_is_shown(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         (tmp_path / "a.py").write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\n")
         for flag in ("--json", "--sarif"):
             _, out = self.run(capsys, tmp_path, flag)
@@ -741,7 +993,9 @@ class TestCommand:
     ) -> None:
         for name in ("a.py", "old/b.py", "tests/c.py"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).write_text(CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\nimport deepspeed\n")
+            (tmp_path / name).write_text(
+                CUDA + "torch.cuda.CUDAPluggableAllocator(1, 2, 3)\nimport deepspeed\n"
+            )
         (tmp_path / "pyproject.toml").write_text(TABLE)
         monkeypatch.chdir(tmp_path / "tests")
         status, out = self.run(capsys, "..")
@@ -753,8 +1007,15 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("table", "said"),
         [
-            ("rules = []", "'rules' in [tool.torchdevice.check], which is not known. Use keys among target, select"),
-            ("select = 'device'", "select = 'device' in [tool.torchdevice.check], which is not a list of texts"),
+            (
+                "rules = []",
+                "'rules' in [tool.torchdevice.check], which is not known. Use keys among target, "
+                "select",
+            ),
+            (
+                "select = 'device'",
+                "select = 'device' in [tool.torchdevice.check], which is not a list of texts",
+            ),
             ("ignore = ['devise']", "there is no rule 'devise' (did you mean 'device'?)"),
             ("per-file-ignores = {a = 1}", "which is not a table of lists of texts"),
             ("baseline = 'none.json'", "No such file or directory"),
@@ -762,7 +1023,12 @@ class TestCommand:
         ],
     )
     def test_a_wrong_table(
-        self, table: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self,
+        table: str,
+        said: str,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "a.py").write_text(CUDA)
@@ -786,7 +1052,9 @@ class TestCommand:
         with pytest.raises(SystemExit):
             self.run(capsys, program, "--baseline", known)
 
-    def test_a_baseline_without_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_baseline_without_a_file(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         (tmp_path / "a.py").write_text(CUDA)
         with pytest.raises(SystemExit):
             main.main(["check", str(tmp_path / "a.py"), "--write-baseline"])
@@ -794,7 +1062,9 @@ class TestCommand:
 
     def test_rules_are_listed(self, capsys: pytest.CaptureFixture[str]) -> None:
         status, out = self.run(capsys, "--rules")
-        assert status == 0 and [line for line in out.split("\n") if line and line[0] != " "] == list(RULES)
+        assert status == 0 and [
+            line for line in out.split("\n") if line and line[0] != " "
+        ] == list(RULES)
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -804,7 +1074,10 @@ class TestCommand:
             (["."], "no Python file and no notebook is in '.'"),
             (["a.txt", "--target", "abacus"], "'abacus' is not a target"),
             (["a.txt", "--target", "simulated:mps:2"], "the profile has one"),
-            (["a.txt", "--select", "torch-nam"], "no rule 'torch-nam' (did you mean 'torch-name'?)"),
+            (
+                ["a.txt", "--select", "torch-nam"],
+                "no rule 'torch-nam' (did you mean 'torch-name'?)",
+            ),
             (["a.txt", "--sarif", "a.txt"], "'a.txt' is neither FILE.sarif nor FILE.json"),
             (["a.txt", "--sarif=no/such.sarif"], "there is no folder"),
         ],
@@ -836,7 +1109,7 @@ class TestCommand:
         assert result.returncode == 0 and os.listdir(tmp_path) == ["a.py"], result.stderr
 
 
-# ---- programs that nobody wrote --------------------------------------------------------------------------------------
+# ---- programs that nobody wrote ------------------------------------------------------------------
 
 WORDS = (
     "torch",
@@ -856,15 +1129,20 @@ WORDS = (
 )
 
 expressions = strategies.recursive(
-    strategies.sampled_from(WORDS) | strategies.sampled_from(("'cuda'", "'cuda:1'", "(1)", "None", "f'cuda:{x}'")),
+    strategies.sampled_from(WORDS)
+    | strategies.sampled_from(("'cuda'", "'cuda:1'", "(1)", "None", "f'cuda:{x}'")),
     lambda inner: (
         strategies.builds("{}.{}".format, inner, strategies.sampled_from(WORDS))
         | strategies.builds("({})({}, device={})".format, inner, inner, inner)
         | strategies.builds("({} if {} else {})".format, inner, inner, inner)
         | strategies.builds("({} == {})".format, inner, inner)
         | strategies.builds("({} + {})".format, inner, inner)
-        | strategies.builds("[{} for {} in {}]".format, inner, strategies.sampled_from(WORDS), inner)
-        | strategies.builds("(lambda {}, *a, y={}: {})".format, strategies.sampled_from(WORDS), inner, inner)
+        | strategies.builds(
+            "[{} for {} in {}]".format, inner, strategies.sampled_from(WORDS), inner
+        )
+        | strategies.builds(
+            "(lambda {}, *a, y={}: {})".format, strategies.sampled_from(WORDS), inner, inner
+        )
         | strategies.builds("{{{}: {}}}[{}]".format, inner, inner, inner)
     ),
     max_leaves=8,
@@ -873,14 +1151,31 @@ statements = (
     strategies.builds("{} = {}".format, strategies.sampled_from(WORDS), expressions)
     | strategies.builds("self.{} = {}".format, strategies.sampled_from(WORDS), expressions)
     | strategies.builds("a, *{} = {}".format, strategies.sampled_from(WORDS), expressions)
-    | strategies.builds("import torch.{} as {}".format, strategies.sampled_from(WORDS), strategies.sampled_from(WORDS))
-    | strategies.builds("from torch.cuda import {}, synchronize".format, strategies.sampled_from(WORDS))
+    | strategies.builds(
+        "import torch.{} as {}".format,
+        strategies.sampled_from(WORDS),
+        strategies.sampled_from(WORDS),
+    )
+    | strategies.builds(
+        "from torch.cuda import {}, synchronize".format, strategies.sampled_from(WORDS)
+    )
     | strategies.builds("from torch.nn import *\nglobal {}".format, strategies.sampled_from(WORDS))
-    | strategies.builds("try:\n import {}\nexcept (E, {}): pass".format, strategies.sampled_from(WORDS), expressions)
-    | strategies.builds("def f({}, b={}):\n return {}".format, strategies.sampled_from(WORDS), expressions, expressions)
+    | strategies.builds(
+        "try:\n import {}\nexcept (E, {}): pass".format, strategies.sampled_from(WORDS), expressions
+    )
+    | strategies.builds(
+        "def f({}, b={}):\n return {}".format,
+        strategies.sampled_from(WORDS),
+        expressions,
+        expressions,
+    )
     | strategies.builds("class A({}):\n assert not {}".format, expressions, expressions)
-    | strategies.builds("if {}:  # torchdevice: ignore[{}]\n raise {}".format, expressions, expressions, expressions)
-    | strategies.builds("match {}:\n case {{'a': {}}}: pass".format, expressions, strategies.sampled_from(WORDS))
+    | strategies.builds(
+        "if {}:  # torchdevice: ignore[{}]\n raise {}".format, expressions, expressions, expressions
+    )
+    | strategies.builds(
+        "match {}:\n case {{'a': {}}}: pass".format, expressions, strategies.sampled_from(WORDS)
+    )
     | strategies.builds("os.environ[{}] = {}".format, expressions, expressions)
 )
 
@@ -888,11 +1183,17 @@ QUICKLY = settings(max_examples=60, deadline=None, database=None, derandomize=Tr
 
 
 @QUICKLY
-@given(strategies.lists(statements, max_size=8), strategies.sampled_from(("cpu", "mps", "cuda", "simulated:cuda:2")))
+@given(
+    strategies.lists(statements, max_size=8),
+    strategies.sampled_from(("cpu", "mps", "cuda", "simulated:cuda:2")),
+)
 def test_no_program_is_too_strange(lines: list[str], target: str) -> None:
     code = "import torch\n" + "\n".join(lines)
     for found in findings(code, target):
-        assert 1 <= found.first <= found.line <= found.last <= code.count("\n") + 1 and found.remedy[-1] == "."
+        assert (
+            1 <= found.first <= found.line <= found.last <= code.count("\n") + 1
+            and found.remedy[-1] == "."
+        )
 
 
 @QUICKLY
@@ -912,6 +1213,9 @@ def test_sources_of_torch_itself() -> None:
     """Real sources, with everything that Python has."""
     package = Path(torch.__file__).parent
     found = check(
-        [str(package / name) for name in ("cuda", "nn/modules", "optim", "_dynamo/utils.py")], Target.named("mps")
+        [str(package / name) for name in ("cuda", "nn/modules", "optim", "_dynamo/utils.py")],
+        Target.named("mps"),
     )
-    assert {each.rule for each in found} >= {"torch-name", "device", "operator", "dtype"} and len(found) > 100
+    assert {each.rule for each in found} >= {"torch-name", "device", "operator", "dtype"} and len(
+        found
+    ) > 100

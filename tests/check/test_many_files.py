@@ -10,7 +10,12 @@ from torchdevice.check import RULES, Target, check_file, check_files
 from torchdevice.kernel.python.styled_text import counted
 from torchdevice.tools.cli.main import main
 
-SOURCES = ['import torch\ntorch.ones(3, device="cuda")\n', "import deepspeed\n", "def broken(:\n", "x = 1\n"]
+SOURCES = [
+    'import torch\ntorch.ones(3, device="cuda")\n',
+    "import deepspeed\n",
+    "def broken(:\n",
+    "x = 1\n",
+]
 
 
 @pytest.fixture
@@ -29,7 +34,9 @@ def test_processes_find_what_one_process_finds(files: list[str]) -> None:
     assert list(check_files(asked[:8], target)) == found[:8]
 
 
-def test_the_command_lists_files_in_their_order(files: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_files_in_their_order(
+    files: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", str(Path(files[0]).parent)]) == 1
     shown = capfd.readouterr()
     assert "120 files checked" in shown.out

@@ -43,23 +43,37 @@ class TestRun:
         package = tmp_path / "package"
         package.mkdir()
         (package / "__init__.py").write_text("")
-        (package / "__main__.py").write_text(f"import sys; {MOVES}; print(__name__, sys.argv[1:], __package__)")
+        (package / "__main__.py").write_text(
+            f"import sys; {MOVES}; print(__name__, sys.argv[1:], __package__)"
+        )
         result = run_command("run", "-m", "package", "--flag", cwd=tmp_path)
         assert result.stdout == "2.0 True\n__main__ ['--flag'] package\n", result.stderr
 
     def test_target_and_devices(self, tmp_path: Path) -> None:
         program = "import torch; print(torch.cuda.device_count())"
-        assert run_program(tmp_path, program, options=["--target", "cpu", "--devices", "3"]).stdout == "3\n"
+        assert (
+            run_program(tmp_path, program, options=["--target", "cpu", "--devices", "3"]).stdout
+            == "3\n"
+        )
         assert run_program(tmp_path, program, options=["--devices", "0"]).returncode == 2
 
     @pytest.mark.parametrize("target", ["cpu", "simulated:cuda", "simulated:mps"])
-    def test_a_process_that_the_program_starts_sees_as_many_devices(self, target: str, tmp_path: Path) -> None:
+    def test_a_process_that_the_program_starts_sees_as_many_devices(
+        self, target: str, tmp_path: Path
+    ) -> None:
         count = "print(__import__('torch').cuda.device_count(), flush=True)"
-        program = f"import subprocess, sys\n{count}\nsubprocess.run([sys.executable, '-c', {count!r}])"
-        assert run_program(tmp_path, program, options=["--target", target, "--devices", "3"]).stdout == "3\n3\n"
+        program = (
+            f"import subprocess, sys\n{count}\nsubprocess.run([sys.executable, '-c', {count!r}])"
+        )
+        assert (
+            run_program(tmp_path, program, options=["--target", target, "--devices", "3"]).stdout
+            == "3\n3\n"
+        )
 
     def test_strict(self, tmp_path: Path) -> None:
-        result = run_program(tmp_path, "import torch; torch.cuda.memory_allocated()", options=["--strict"])
+        result = run_program(
+            tmp_path, "import torch; torch.cuda.memory_allocated()", options=["--strict"]
+        )
         assert result.returncode == 1 and "FidelityError" in result.stderr
 
     def test_report(self, tmp_path: Path) -> None:
@@ -83,7 +97,9 @@ class TestRun:
                 subprocess.run([sys.executable, "-c", "import torch; print('child', torch.ones(1).cuda().item())"])
         """
         result = run_program(tmp_path, program)
-        assert sorted(result.stdout.splitlines()) == ["child 1.0", *["worker 2.0"] * 4], result.stderr
+        assert sorted(result.stdout.splitlines()) == ["child 1.0", *["worker 2.0"] * 4], (
+            result.stderr
+        )
 
     def test_children_get_the_same_options(self, tmp_path: Path) -> None:
         program = """
@@ -107,40 +123,64 @@ class TestRun:
         """
         (tmp_path / "program.py").write_text("\n".join(line[12:] for line in program.splitlines()))
         result = run_command(
-            "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "program.py", cwd=tmp_path
+            "run",
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "program.py",
+            cwd=tmp_path,
         )
         assert result.stdout.strip().splitlines()[-1:] == ["2.0"], result.stderr[-2000:]
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["--identity", "program", "--target", "cpu"], "identity='program' needs a target whose tensors"),
+            (
+                ["--identity", "program", "--target", "cpu"],
+                "identity='program' needs a target whose tensors",
+            ),
             (["--memory", "8GiB", "--target", "cpu"], "memory='8GiB' needs a simulated device"),
-            (["--target", "simulated:cuda:2", "--devices", "3"], "devices=3 contradicts target='simulated:cuda:2'"),
+            (
+                ["--target", "simulated:cuda:2", "--devices", "3"],
+                "devices=3 contradicts target='simulated:cuda:2'",
+            ),
             (["--target", "abacus"], "'abacus' is not a target"),
         ],
     )
     def test_contradicting_options(self, options: list[str], message: str, tmp_path: Path) -> None:
         result = run_program(tmp_path, "print('started')", options=options)
         assert (result.returncode, result.stdout) == (2, "")
-        assert result.stderr.startswith(f"torchdevice: {message}") and result.stderr.count("\n") == 1
+        assert (
+            result.stderr.startswith(f"torchdevice: {message}") and result.stderr.count("\n") == 1
+        )
 
     def test_variables_that_contradict_a_flag_are_left_out(self, tmp_path: Path) -> None:
-        """A variable is meant for the whole process. Where it contradicts a flag, the flag counts alone."""
+        """A variable is meant for the whole process. Where it contradicts a flag, the flag counts
+        alone.
+        """
         program = "import os; print(os.environ.get('TORCHDEVICE_IDENTITY'))"
-        result = run_program(tmp_path, program, options=["--target", "cpu"], TORCHDEVICE_IDENTITY="program")
+        result = run_program(
+            tmp_path, program, options=["--target", "cpu"], TORCHDEVICE_IDENTITY="program"
+        )
         assert result.stdout == "None\n", result.stderr
 
     def test_a_variable_of_no_meaning(self, tmp_path: Path) -> None:
         result = run_program(tmp_path, "print('started')", TORCHDEVICE_DEVICES="many")
         assert (result.returncode, result.stdout) == (2, "") and result.stderr.count("\n") == 1
-        assert result.stderr.startswith("torchdevice: TORCHDEVICE_DEVICES='many': devices='many' is not a number")
+        assert result.stderr.startswith(
+            "torchdevice: TORCHDEVICE_DEVICES='many': devices='many' is not a number"
+        )
 
     def test_a_missing_dependency(self, tmp_path: Path) -> None:
         (tmp_path / "psutil.py").write_text("raise ImportError('psutil is broken')")
         (tmp_path / "program.py").write_text("print('started')")
         result = run_fresh_python("-m", "torchdevice", "run", "program.py", cwd=tmp_path)
-        assert (result.returncode, result.stdout, result.stderr) == (2, "", "torchdevice: psutil is broken\n")
+        assert (result.returncode, result.stdout, result.stderr) == (
+            2,
+            "",
+            "torchdevice: psutil is broken\n",
+        )
 
     def test_in_a_process_that_was_activated(self, tmp_path: Path) -> None:
         """Only the scope of the command is active, not one by ``TORCHDEVICE=1``."""
@@ -154,7 +194,10 @@ class TestRun:
         assert (result.stdout, result.stderr) == ("3 1\n", "")
 
 
-OWN_MODULES = "import sys, torch; print(sorted(name for name in sys.modules if name.startswith('torchdevice')))"
+OWN_MODULES = (
+    "import sys, torch; print(sorted(name for name in sys.modules if "
+    "name.startswith('torchdevice')))"
+)
 
 
 class TestActivation:
@@ -167,14 +210,28 @@ class TestActivation:
     @pytest.mark.parametrize("switch", ["", "0", "off"])
     def test_switched_off(self, switch: str, tmp_path: Path) -> None:
         result = run_torch_python("-c", MOVES, cwd=tmp_path, TORCHDEVICE=switch)
-        assert result.returncode == 1 and ("compiled with CUDA" in result.stderr or "NVIDIA driver" in result.stderr)
+        assert result.returncode == 1 and (
+            "compiled with CUDA" in result.stderr or "NVIDIA driver" in result.stderr
+        )
 
     def test_nothing_is_imported_when_switched_off(self, tmp_path: Path) -> None:
         """Neither a broken installation nor an invalid variable has any effect then."""
         (tmp_path / "psutil.py").write_text("raise RuntimeError('psutil is broken')")
-        result = run_torch_python("-c", OWN_MODULES, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCHDEVICE_DEVICES="many")
-        kernel = ["torchdevice.kernel", "torchdevice.kernel.python", "torchdevice.kernel.python.environment"]
-        imported = ["torchdevice", *kernel, "torchdevice.tools", "torchdevice.tools.autoload", "torchdevice_autoload"]
+        result = run_torch_python(
+            "-c", OWN_MODULES, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCHDEVICE_DEVICES="many"
+        )
+        kernel = [
+            "torchdevice.kernel",
+            "torchdevice.kernel.python",
+            "torchdevice.kernel.python.environment",
+        ]
+        imported = [
+            "torchdevice",
+            *kernel,
+            "torchdevice.tools",
+            "torchdevice.tools.autoload",
+            "torchdevice_autoload",
+        ]
         assert (result.stdout, result.stderr) == (f"{imported}\n", "")
 
     @pytest.mark.parametrize(
@@ -183,10 +240,26 @@ class TestActivation:
             ("raise ImportError('psutil is\\nbroken')", {}, "ImportError: psutil is broken."),
             ("raise OSError(2, 'no /proc')", {}, "FileNotFoundError: [Errno 2] no /proc."),
             ("1 / 0", {}, "ZeroDivisionError: division by zero."),
-            (None, {"TORCHDEVICE_DEVICES": "many"}, "ValueError: TORCHDEVICE_DEVICES='many': 'many' is not a number"),
-            (None, {"TORCHDEVICE_TARGET": "abacus"}, "UnknownTargetError: 'abacus' is not a target."),
-            (None, {"TORCHDEVICE_TARGET": "cpu", "TORCHDEVICE_MEMORY": "1G"}, "ValueError: memory=1073741824 needs"),
-            (None, {"TORCHDEVICE_LOG": "loud"}, "ValueError: TORCHDEVICE_LOG='loud' is not a level."),
+            (
+                None,
+                {"TORCHDEVICE_DEVICES": "many"},
+                "ValueError: TORCHDEVICE_DEVICES='many': 'many' is not a number",
+            ),
+            (
+                None,
+                {"TORCHDEVICE_TARGET": "abacus"},
+                "UnknownTargetError: 'abacus' is not a target.",
+            ),
+            (
+                None,
+                {"TORCHDEVICE_TARGET": "cpu", "TORCHDEVICE_MEMORY": "1G"},
+                "ValueError: memory=1073741824 needs",
+            ),
+            (
+                None,
+                {"TORCHDEVICE_LOG": "loud"},
+                "ValueError: TORCHDEVICE_LOG='loud' is not a level.",
+            ),
         ],
     )
     def test_torch_is_imported_when_it_fails(
@@ -195,25 +268,42 @@ class TestActivation:
         if broken is not None:
             (tmp_path / "psutil.py").write_text(broken)
         program = "import torch; print(torch.ones(2).sum().item(), torch.cuda.is_available())"
-        result = run_torch_python("-c", program, PYTHONPATH=str(tmp_path), TORCHDEVICE="1", **environment)
+        result = run_torch_python(
+            "-c", program, PYTHONPATH=str(tmp_path), TORCHDEVICE="1", **environment
+        )
         assert (result.returncode, result.stdout) == (0, "2.0 False\n"), result.stderr
-        assert result.stderr.startswith("torchdevice: TORCHDEVICE=1 asks for a scope, which could not be activated: ")
+        assert result.stderr.startswith(
+            "torchdevice: TORCHDEVICE=1 asks for a scope, which could not be activated: "
+        )
         assert reason in result.stderr and result.stderr.count("\n") == 1
         assert result.stderr.endswith("Unset TORCHDEVICE to run without this message.\n")
 
     @pytest.mark.parametrize("asked", [False, True])
     @pytest.mark.parametrize("how", ["deleted", "broken"])
-    def test_torch_is_imported_without_the_package(self, how: str, asked: bool, tmp_path: Path) -> None:
-        """The metadata, which names what torch calls, stays where somebody deletes the folder of the package."""
+    def test_torch_is_imported_without_the_package(
+        self, how: str, asked: bool, tmp_path: Path
+    ) -> None:
+        """The metadata, which names what torch calls, stays where somebody deletes the folder of
+        the package.
+        """
         (tmp_path / "torchdevice").mkdir()
         (tmp_path / "torchdevice" / "__init__.py").write_text("this is no Python\n")
-        away = "sys.modules['torchdevice'] = None" if how == "deleted" else f"sys.path.insert(0, {str(tmp_path)!r})"
+        away = (
+            "sys.modules['torchdevice'] = None"
+            if how == "deleted"
+            else f"sys.path.insert(0, {str(tmp_path)!r})"
+        )
         program = f"import sys; {away}; import torch; print(torch.ones(2).sum().item())"
         result = run_torch_python("-c", program, **({"TORCHDEVICE": "1"} if asked else {}))
         assert (result.returncode, result.stdout) == (0, "2.0\n"), result.stderr
-        assert result.stderr.count("\n") == asked and ("Install torchdevice-portable again" in result.stderr) is asked
+        assert (
+            result.stderr.count("\n") == asked
+            and ("Install torchdevice-portable again" in result.stderr) is asked
+        )
 
-    @pytest.mark.parametrize("name", ["_is_torch_function_all_disabled", "_AutoDispatchBelowAutograd"])
+    @pytest.mark.parametrize(
+        "name", ["_is_torch_function_all_disabled", "_AutoDispatchBelowAutograd"]
+    )
     def test_a_torch_without_what_is_required(self, name: str) -> None:
         program = f"""if True:
             import os
@@ -247,14 +337,19 @@ class TestActivationInThisProcess:
             assert torchdevice.current() is scope and len(thread_state.state.entries) == 1
 
     def test_backends_that_torch_would_load_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One of them may be the target. An error is torch's to raise, which loads them all itself."""
+        """One of them may be the target. An error is torch's to raise, which loads them all
+        itself.
+        """
         loaded: list[str] = []
 
         def backend(name: str, call: Callable[[], Any]) -> types.SimpleNamespace:
             return types.SimpleNamespace(name=name, load=lambda: loaded.append(name) or call)
 
         points = [backend(name, lambda: None) for name in ("first", "torchdevice")]
-        points += [backend("broken", lambda: 1 / 0), backend("last", lambda: loaded.append("called"))]
+        points += [
+            backend("broken", lambda: 1 / 0),
+            backend("last", lambda: loaded.append("called")),
+        ]
         monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
         autoload._load_backends()
         assert loaded == ["broken", "last", "called"]
@@ -269,7 +364,10 @@ class TestActivationInThisProcess:
         monkeypatch.setattr(logs, "claim", broken)
         autoload.activate()
         said = capsys.readouterr().err
-        assert "which could not be activated: RuntimeError: no place for notes. torch is imported" in said
+        assert (
+            "which could not be activated: RuntimeError: no place for notes. torch is imported"
+            in said
+        )
         assert said.count("\n") == 1
 
 
@@ -280,5 +378,7 @@ def test_version() -> None:
 
 def test_available_device() -> None:
     available = torchdevice.TorchDevice("cpu")
-    assert available.device.type == "cpu" and repr(available).startswith("TorchDevice(device='cpu', name=")
+    assert available.device.type == "cpu" and repr(available).startswith(
+        "TorchDevice(device='cpu', name="
+    )
     assert torchdevice.TorchDevice().device.type in ("cpu", "cuda", "mps", "xpu")

@@ -24,13 +24,18 @@ from torchdevice.tools.cli import demo, diagnostics, doctor, main, plan, program
 
 COMMANDS = ("run", "check", "doctor", "report")
 
-MOVES = "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), sys.argv)"
+MOVES = (
+    "import sys, torch; print(torch.ones(2).cuda().sum().item(), torch.cuda.is_available(), "
+    "sys.argv)"
+)
 
 # Each test starts processes, so the default run takes a sample.
 pytestmark = [pytest.mark.sampled(2), pytest.mark.one_engine]
 
 
-@pytest.mark.parametrize("command", [("check", "--rules"), ("check", "--all", "--json", __file__), ("run", "--help")])
+@pytest.mark.parametrize(
+    "command", [("check", "--rules"), ("check", "--all", "--json", __file__), ("run", "--help")]
+)
 def test_a_command_ends_quietly_where_nobody_reads_its_output(command: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -59,7 +64,10 @@ class TestParsing:
         with pytest.raises(SystemExit) as ended:
             main.main([command, "--help"])
         shown = capsys.readouterr()
-        assert ended.value.code == 0 and f"  torchdevice {command}" in shown.out.partition("example")[2]
+        assert (
+            ended.value.code == 0
+            and f"  torchdevice {command}" in shown.out.partition("example")[2]
+        )
         assert shown.err == ""
 
     @pytest.mark.parametrize("command", [*COMMANDS, "plan", "native", "demo"])
@@ -72,7 +80,9 @@ class TestParsing:
         shown = capsys.readouterr().out.splitlines()
         assert [line for line in shown if len(line) > 80] == [] and len(shown) > 5
 
-    @pytest.mark.parametrize(("command", "flag"), [("run", "--report"), ("run", "--verify"), ("plan", "--report")])
+    @pytest.mark.parametrize(
+        ("command", "flag"), [("run", "--report"), ("run", "--verify"), ("plan", "--report")]
+    )
     def test_an_optional_value_without_an_equals_sign_is_not_run(
         self, command: str, flag: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -81,7 +91,9 @@ class TestParsing:
         assert ended.value.code == 2
         assert f"'found.json' is not a program; write {flag}=found.json" in capsys.readouterr().err
 
-    def test_native_shows_its_steps_where_one_is_missing(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_native_shows_its_steps_where_one_is_missing(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with pytest.raises(SystemExit):
             main.main(["native"])
         assert "the following arguments are required: build|clean" in capsys.readouterr().err
@@ -106,7 +118,9 @@ class TestParsing:
             (["doctor", "--jsn"], "--json"),
         ],
     )
-    def test_what_was_probably_meant(self, words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_what_was_probably_meant(
+        self, words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with pytest.raises(SystemExit):
             main.main(words)
         assert f"(did you mean '{meant}'?)" in capsys.readouterr().err
@@ -140,13 +154,15 @@ class TestTargets:
     def test_what_was_probably_meant(self, target: str, meant: str | None) -> None:
         with pytest.raises(torchdevice.errors.UnknownTargetError) as raised:
             torchdevice.portable(target).__enter__()
-        assert raised.value.meant == meant and (f"Did you mean {meant!r}?" in str(raised.value)) == bool(meant)
+        assert raised.value.meant == meant and (
+            f"Did you mean {meant!r}?" in str(raised.value)
+        ) == bool(meant)
         if meant is not None and meant != "mps":
             with torchdevice.portable(meant):
                 pass
 
 
-# ---- what run runs ---------------------------------------------------------------------------------------------------
+# ---- what run runs -------------------------------------------------------------------------------
 
 
 def both(folder: Path, *words: str, text: str | None = None) -> list[tuple[int, str, str]]:
@@ -154,7 +170,12 @@ def both(folder: Path, *words: str, text: str | None = None) -> list[tuple[int, 
     found = []
     for command in ([], ["-m", "torchdevice", "run", "--quiet", "--target", "cpu"]):
         result = subprocess.run(
-            [sys.executable, *command, *words], cwd=folder, input=text, capture_output=True, text=True, timeout=300
+            [sys.executable, *command, *words],
+            cwd=folder,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         found.append((result.returncode, result.stdout, result.stderr))
     return found
@@ -170,11 +191,15 @@ print(vars(sys.modules["__main__"]) is globals())
 
 @pytest.mark.sampled(9, of="runs of the command line")
 class TestRun:
-    @pytest.mark.parametrize("code", [SEEN, "1 / 0", "def broken(:", "import sys; sys.exit(3)", "print('é')"])
+    @pytest.mark.parametrize(
+        "code", [SEEN, "1 / 0", "def broken(:", "import sys; sys.exit(3)", "print('é')"]
+    )
     @pytest.mark.parametrize("way", ["-c", "-"])
     def test_code_and_stdin_are_as_under_python(self, way: str, code: str, tmp_path: Path) -> None:
         words = ["-c", code] if way == "-c" else ["-"]
-        plain, run = both(tmp_path, *words, "-c", "--target", "x", "", text=None if way == "-c" else code)
+        plain, run = both(
+            tmp_path, *words, "-c", "--target", "x", "", text=None if way == "-c" else code
+        )
         assert run == plain
 
     def test_code_in_one_word(self, tmp_path: Path) -> None:
@@ -201,7 +226,10 @@ class TestRun:
         assert result.stdout == "2.0 True ['program.py', 'a', '--b']\n", result.stderr
 
     def test_flags_of_python_are_in_force(self, tmp_path: Path) -> None:
-        code = "import sys, torch; print(sys.flags.optimize, sys.flags.dev_mode, torch.cuda.device_count())"
+        code = (
+            "import sys, torch; print(sys.flags.optimize, sys.flags.dev_mode, "
+            "torch.cuda.device_count())"
+        )
         words = ["--devices=3", "--target=cpu", "python", "-O", "-X", "dev", "-c", code]
         result = run_command("run", "--quiet", *words, cwd=tmp_path)
         assert result.stdout == "1 True 3\n", result.stderr
@@ -211,7 +239,9 @@ class TestRun:
         (tmp_path / "module.py").write_text(MOVES)
         assert "2.0 True" in run_command("run", "python", "-m", "module", cwd=tmp_path).stdout
         command = [sys.executable, "-m", "torchdevice", "run", "--quiet", "python"]
-        result = subprocess.run(command, input=MOVES, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+        result = subprocess.run(
+            command, input=MOVES, capture_output=True, text=True, cwd=tmp_path, timeout=300
+        )
         assert result.stdout == "2.0 True ['-']\n", result.stderr
 
     def test_a_file_of_that_name_comes_first(self, tmp_path: Path) -> None:
@@ -220,9 +250,13 @@ class TestRun:
             assert run_command("run", "--quiet", name, cwd=tmp_path).stdout == "mine\n"
 
     def test_pytest(self, tmp_path: Path) -> None:
-        (tmp_path / "test_it.py").write_text("import torch\ndef test(): assert torch.cuda.is_available()")
+        (tmp_path / "test_it.py").write_text(
+            "import torch\ndef test(): assert torch.cuda.is_available()"
+        )
         path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
-        result = run_command("run", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path, PATH=path)
+        result = run_command(
+            "run", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path, PATH=path
+        )
         assert result.returncode == 0 and "1 passed" in result.stdout, result.stdout + result.stderr
 
     def test_torchrun(self, tmp_path: Path) -> None:
@@ -242,12 +276,18 @@ class TestRun:
 
     @pytest.mark.skipif(os.name == "nt", reason="Windows has no shell of this kind")
     def test_other_commands_lead_their_programs(self, tmp_path: Path) -> None:
-        """They are started as they are, Python programs in them follow, and their status is the status."""
+        """They are started as they are, Python programs in them follow, and their status is the
+        status.
+        """
         (tmp_path / "program.py").write_text(MOVES)
         script = f"{sys.executable} program.py x && exit 7"
         words = ["--quiet", "--target", "cpu", "--report=r.json", "sh", "-c", script]
         result = run_command("run", *words, cwd=tmp_path)
-        assert (result.returncode, result.stdout, result.stderr) == (7, "2.0 True ['program.py', 'x']\n", "")
+        assert (result.returncode, result.stdout, result.stderr) == (
+            7,
+            "2.0 True ['program.py', 'x']\n",
+            "",
+        )
         rows = json.loads((tmp_path / "r.json").read_text())["rows"]
         assert [(row["asked"], row["count"]) for row in rows] == [("cuda:0", 1)]
         assert run_command("run", "--quiet", "sh", "-c", "kill -TERM $$").returncode == 128 + 15
@@ -264,7 +304,10 @@ class TestRun:
         assert programs.named(["python", "x.py", "-O"]) == programs.named(["x.py", "-O"])
         shell = shutil.which("sh")
         if shell is not None:
-            assert programs.named(["sh", "x"]).is_command and programs.named(["sh", "x"]).argv == [shell, "x"]
+            assert programs.named(["sh", "x"]).is_command and programs.named(["sh", "x"]).argv == [
+                shell,
+                "x",
+            ]
 
     @pytest.mark.parametrize(
         "words",
@@ -282,14 +325,18 @@ class TestRun:
 
 @pytest.mark.parametrize("system", ["posix", "nt"])
 def test_flags_of_python_start_another_one(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the place of this one. Windows cannot do that: this one waits for it, and its status is the status."""
+    """It takes the place of this one. Windows cannot do that: this one waits for it, and its status
+    is the status.
+    """
     started: list[list[str]] = []
 
     def execv(path: str, words: list[str]) -> None:
         started.append(words)
         raise SystemExit(7)  # never returns
 
-    monkeypatch.setattr(run, "os", types.SimpleNamespace(name=system, execv=execv, environ=os.environ))
+    monkeypatch.setattr(
+        run, "os", types.SimpleNamespace(name=system, execv=execv, environ=os.environ)
+    )
     monkeypatch.setattr(run.subprocess, "call", lambda words: started.append(words) or 7)
     words = ["run", "--target", "cpu", "python", "-O", "program.py", "--flag"]
     try:
@@ -303,7 +350,9 @@ def test_flags_of_python_start_another_one(system: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("safe", [False, True])
 def test_the_first_folder_of_the_path(safe: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the program takes the place of the command's. Python itself adds none where it has to be safe."""
+    """That of the program takes the place of the command's. Python itself adds none where it has to
+    be safe.
+    """
     expected = [
         (programs.Program(["a.py"], path="/x/a.py", source=b""), os.path.realpath("/x")),
         (programs.Program(["-c"], source=""), ""),
@@ -311,7 +360,9 @@ def test_the_first_folder_of_the_path(safe: bool, monkeypatch: pytest.MonkeyPatc
     ]
     for program, first in expected:
         path = ["rest"] if safe else ["the command's", "rest"]
-        python = types.SimpleNamespace(flags=types.SimpleNamespace(isolated=0, safe_path=safe), path=path)
+        python = types.SimpleNamespace(
+            flags=types.SimpleNamespace(isolated=0, safe_path=safe), path=path
+        )
         monkeypatch.setattr(run, "sys", python)
         run._set_first_path(program)
         assert python.path == (["rest"] if safe else [first, "rest"])
@@ -338,21 +389,29 @@ def test_a_command_decides_what_an_interrupt_does(monkeypatch: pytest.MonkeyPatc
 
 def test_the_report_of_ranks_is_titled_by_their_program(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = []
-    monkeypatch.setattr(run, "show_report", lambda file, report: shown.append(str(report).splitlines()[0]))
+    monkeypatch.setattr(
+        run, "show_report", lambda file, report: shown.append(str(report).splitlines()[0])
+    )
     with torchdevice.portable("cpu") as scope:
         torch.ones(1, device="cuda")
-    options = argparse.Namespace(ranks=2, rest=["folder/train_ddp.py", "--epochs", "3"], plan=None, report=True)
+    options = argparse.Namespace(
+        ranks=2, rest=["folder/train_ddp.py", "--epochs", "3"], plan=None, report=True
+    )
     run._show(options, None, scope.report())
     assert shown == ["torchdevice: report of train_ddp.py --epochs 3, run on cpu in place of cuda"]
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])
-def test_the_help_begins_with_the_flags_that_most_people_need(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_begins_with_the_flags_that_most_people_need(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main.main([command, "--help"])
     text = capsys.readouterr().out
     headings = re.findall(r"^(\w.*):$", text.partition("\n\n")[2], re.MULTILINE)
-    common = re.findall(r"^  (--[\w-]+)", text.partition("common options:")[2].partition(":\n  --")[0], re.MULTILINE)
+    common = re.findall(
+        r"^  (--[\w-]+)", text.partition("common options:")[2].partition(":\n  --")[0], re.MULTILINE
+    )
     assert (headings[0], headings[-2:]) == ("common options", ["for experts", "examples"])
     assert [flag for flag in common if flag != "--ranks"] == [
         "--target",
@@ -369,7 +428,7 @@ def test_no_flag_of_the_help_is_below_a_heading_that_does_not_exist() -> None:
         assert {*listed} <= texts.arguments.keys() and len({*listed}) == len(listed)
 
 
-# ---- doctor ----------------------------------------------------------------------------------------------------------
+# ---- doctor --------------------------------------------------------------------------------------
 
 
 def findings(**environment: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
@@ -387,22 +446,40 @@ class TestDoctor:
     def test_it_says_what_would_stand_in_and_why(self) -> None:
         result = run_command("doctor", "--target", "cpu")
         assert "cpu would stand in: " in result.stdout and "(asked for)" in result.stdout
-        for subject in ("torch", "memory", "bfloat16", "float16", "compiler", "patchers", "packages", "variables"):
+        for subject in (
+            "torch",
+            "memory",
+            "bfloat16",
+            "float16",
+            "compiler",
+            "patchers",
+            "packages",
+            "variables",
+        ):
             assert f" {subject} " in result.stdout
         assert result.stderr == ""
-        assert "(set by TORCHDEVICE_TARGET)" in run_command("doctor", TORCHDEVICE_TARGET="cpu").stdout
+        assert (
+            "(set by TORCHDEVICE_TARGET)" in run_command("doctor", TORCHDEVICE_TARGET="cpu").stdout
+        )
 
     def test_it_lists_the_targets(self) -> None:
         data = json.loads(run_command("doctor", "--json", TORCHDEVICE="1").stdout)
         assert {"cpu", "cuda", "mps", "simulated:mps", "simulated:t4"} <= set(data["targets"])
         assert [Target.named(each).name for each in data["targets"]] == data["targets"]
         (said,) = [each["said"] for each in data["findings"] if each["subject"] == "targets"]
-        devices, models = said.removeprefix("--target takes ").partition(" (")[0].split(", or one of ")
-        named = {*devices.split(", "), *(f"simulated:{each}" for each in models.split(" such as ")[1].split(", "))}
+        devices, models = (
+            said.removeprefix("--target takes ").partition(" (")[0].split(", or one of ")
+        )
+        named = {
+            *devices.split(", "),
+            *(f"simulated:{each}" for each in models.split(" such as ")[1].split(", ")),
+        }
         assert named < {*data["targets"]} and len(said) < 200, "a person reads a few of the models"
 
     def test_data_and_variables(self) -> None:
-        code, subjects = findings(TORCHDEVICE_DEVICES="many", TORCHDEVICE_TRAGET="cpu", TORCHDEVICE_LOG="loud")
+        code, subjects = findings(
+            TORCHDEVICE_DEVICES="many", TORCHDEVICE_TRAGET="cpu", TORCHDEVICE_LOG="loud"
+        )
         said = [(each["status"], each["said"], each["remedy"]) for each in subjects["variables"]]
         assert code == 1
         assert said[0] == (
@@ -415,13 +492,22 @@ class TestDoctor:
 
     def test_a_target_that_cannot_be_had(self) -> None:
         result = run_command("doctor", "--target", "gpu")
-        assert result.returncode == 1 and "problem  device" in result.stdout and "Did you mean" in result.stdout
+        assert (
+            result.returncode == 1
+            and "problem  device" in result.stdout
+            and "Did you mean" in result.stdout
+        )
 
     def test_an_activated_process_is_looked_at_without_its_scope(self) -> None:
-        assert "cpu would stand in" in run_command("doctor", TORCHDEVICE="1", TORCHDEVICE_TARGET="cpu").stdout
+        assert (
+            "cpu would stand in"
+            in run_command("doctor", TORCHDEVICE="1", TORCHDEVICE_TARGET="cpu").stdout
+        )
 
     def test_it_takes_about_as_long_as_importing_torch(self) -> None:
-        """Measured by processor time, which does not depend on what else runs; the examinations are a small part."""
+        """Measured by processor time, which does not depend on what else runs; the examinations are
+        a small part.
+        """
         program = """if True:
             import time
             start = time.process_time()
@@ -442,21 +528,39 @@ class TestExaminations:
     @pytest.mark.parametrize(
         ("package", "files", "said"),
         [
-            ("torchada", {"torchada/__init__.py": ""}, ("patchers", "warning", "torchada replaces parts of torch")),
+            (
+                "torchada",
+                {"torchada/__init__.py": ""},
+                ("patchers", "warning", "torchada replaces parts of torch"),
+            ),
             (
                 "torchvision",
-                {"torchvision/__init__.py": "1 / 0", "torchvision/version.py": "cuda: Optional[str] = '99.9'\n"},
+                {
+                    "torchvision/__init__.py": "1 / 0",
+                    "torchvision/version.py": "cuda: Optional[str] = '99.9'\n",
+                },
                 ("packages", "problem", "torchvision is for CUDA 99.9, and torch "),
             ),
             (
                 "torchaudio",
-                {"torchaudio/__init__.py": "1 / 0", "torchaudio/version.py": "__version__ = '2.13.0+cu999'\n"},
+                {
+                    "torchaudio/__init__.py": "1 / 0",
+                    "torchaudio/version.py": "__version__ = '2.13.0+cu999'\n",
+                },
                 ("packages", "problem", "torchaudio is for CUDA 99.9, and torch "),
             ),
             (
                 "torchdevice",
-                {"torchdevice-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torchdevice\nVersion: 1.0\n"},
-                ("packages", "problem", "another project of that name, torchdevice 1.0, is installed in its place"),
+                {
+                    "torchdevice-1.0.dist-info/METADATA": (
+                        "Metadata-Version: 2.1\nName: torchdevice\nVersion: 1.0\n"
+                    )
+                },
+                (
+                    "packages",
+                    "problem",
+                    "another project of that name, torchdevice 1.0, is installed in its place",
+                ),
             ),
         ],
     )
@@ -476,29 +580,50 @@ class TestExaminations:
         assert any(each[:2] == said[:2] and each.said.startswith(said[2]) for each in found), found
         assert all(each.remedy for each in found if each.status != "ok")
 
-    def test_packages_that_are_not_in_the_way(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One of torch's build, one that does not say its build, and modules that some code has put there."""
+    def test_packages_that_are_not_in_the_way(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One of torch's build, one that does not say its build, and modules that some code has put
+        there.
+        """
         monkeypatch.setattr(torch.version, "cuda", "99.9")
-        for name, text in {"torchvision": "__version__ = '1+cu999'\ncuda = '99.9'\n", "torchaudio": None}.items():
+        for name, text in {
+            "torchvision": "__version__ = '1+cu999'\ncuda = '99.9'\n",
+            "torchaudio": None,
+        }.items():
             (tmp_path / name).mkdir()
             (tmp_path / name / "__init__.py").write_text("1 / 0")
             if text is not None:
                 (tmp_path / name / "version.py").write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setitem(sys.modules, "torchada", types.ModuleType("torchada"))
-        assert {each.status for each in [*diagnostics._patchers(), *diagnostics._packages()]} == {"ok"}
+        assert {each.status for each in [*diagnostics._patchers(), *diagnostics._packages()]} == {
+            "ok"
+        }
 
     @pytest.mark.parametrize(
         ("version", "cuda", "hip", "status", "said"),
         [
             ("2.9.1+cpu", None, None, "problem", "torch 2.9.1+cpu is too old"),
-            ("2.13.0+cu130", "13.0", None, "ok", "a build for CUDA 13.0, without a GPU, which it does not need"),
+            (
+                "2.13.0+cu130",
+                "13.0",
+                None,
+                "ok",
+                "a build for CUDA 13.0, without a GPU, which it does not need",
+            ),
             ("2.13.0+rocm7", None, "7.0", "ok", "a build for ROCm 7.0"),
             ("2.13.0+cpu", None, None, "ok", "a build without accelerators"),
         ],
     )
     def test_builds(
-        self, version: str, cuda: str | None, hip: str | None, status: str, said: str, monkeypatch: pytest.MonkeyPatch
+        self,
+        version: str,
+        cuda: str | None,
+        hip: str | None,
+        status: str,
+        said: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr(torch, "__version__", version)
         for name, value in {"cuda": cuda, "hip": hip, "xpu": None}.items():
@@ -509,12 +634,22 @@ class TestExaminations:
     def test_the_device_and_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("TORCHDEVICE_TARGET", raising=False)
         (found,) = diagnostics._device(None)
-        assert found.status == "ok" and " would stand in: " in found.said and "(the best there is" in found.said
+        assert (
+            found.status == "ok"
+            and " would stand in: " in found.said
+            and "(the best there is" in found.said
+        )
         (found,) = diagnostics._device("simulated:cuda")
-        assert found.said.startswith("simulated:cuda") and found.said.endswith("(asked for)") and not found.remedy
+        assert (
+            found.said.startswith("simulated:cuda")
+            and found.said.endswith("(asked for)")
+            and not found.remedy
+        )
         monkeypatch.setenv("TORCHDEVICE_TARGET", "cpu")
         (found,) = diagnostics._device(None)
-        assert found.said.endswith("(set by TORCHDEVICE_TARGET)") and "simulated:cuda" in found.remedy
+        assert (
+            found.said.endswith("(set by TORCHDEVICE_TARGET)") and "simulated:cuda" in found.remedy
+        )
         (found,) = diagnostics._device("gpu")
         assert found.status == "problem" and "Did you mean" in found.said
 
@@ -535,7 +670,10 @@ class TestExaminations:
         monkeypatch.setenv("TORCHDEVICE_DEVICES", "2")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
         unknown, known = diagnostics._variables()
-        assert (unknown.status, unknown.remedy) == ("warning", "torchdevice run --help lists the options")
+        assert (unknown.status, unknown.remedy) == (
+            "warning",
+            "torchdevice run --help lists the options",
+        )
         assert known.said == "in force: TORCHDEVICE_DEVICES=2, CUDA_VISIBLE_DEVICES=0"
         monkeypatch.setenv("TORCHDEVICE_DEVICES", "many")
         assert [each.status for each in diagnostics._variables()] == ["warning", "problem", "ok"]
@@ -551,14 +689,20 @@ class TestExaminations:
         little = types.SimpleNamespace(available=1 << 30, total=2 << 30)
         monkeypatch.setattr(diagnostics.psutil, "virtual_memory", lambda: little)
         assert diagnostics._memory()[0].status == "warning"
-        monkeypatch.setattr(diagnostics, "_multiplication", lambda dtype: 1.0 if dtype is None else 210.0)
+        monkeypatch.setattr(
+            diagnostics, "_multiplication", lambda dtype: 1.0 if dtype is None else 210.0
+        )
         assert [each.status for each in diagnostics._speed()] == ["warning", "warning"]
-        assert diagnostics._speed()[1].said.endswith("autocast to float16 makes a matrix product 210 times slower")
+        assert diagnostics._speed()[1].said.endswith(
+            "autocast to float16 makes a matrix product 210 times slower"
+        )
         monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
         assert diagnostics._activation()[0].status == "warning"
 
     def test_products_are_measured_in_one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Several threads wait for each other where other programs run, in some dtypes and not in others."""
+        """Several threads wait for each other where other programs run, in some dtypes and not in
+        others.
+        """
         seen: list[int] = []
 
         def repeat(statement: Callable[[], Any], number: int, repeat: int) -> list[float]:
@@ -593,7 +737,8 @@ class TestExaminations:
     def test_no_word_is_cut_in_two(
         self, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(diagnostics, "_multiplication", lambda dtype: 1.0)  # two runs may measure different things
+        # Two runs may measure different things.
+        monkeypatch.setattr(diagnostics, "_multiplication", lambda dtype: 1.0)
         shown = []
         for columns in (str(width), "500"):
             monkeypatch.setenv("COLUMNS", columns)
@@ -607,16 +752,24 @@ class TestExaminations:
         assert all(len(line) <= max(width, 100) for line in narrow.splitlines())
 
 
-# ---- the other commands ----------------------------------------------------------------------------------------------
+# ---- the other commands --------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(8, of="long programs")
 def test_report(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        (tmp_path / f"{name}.py").write_text(f"import torch\ntorch.ones(1, device='cuda')  # {name}")
-        run_command("run", "--quiet", "--target", "cpu", f"--report={name}.json", f"{name}.py", cwd=tmp_path)
+        (tmp_path / f"{name}.py").write_text(
+            f"import torch\ntorch.ones(1, device='cuda')  # {name}"
+        )
+        run_command(
+            "run", "--quiet", "--target", "cpu", f"--report={name}.json", f"{name}.py", cwd=tmp_path
+        )
     shown = run_command("report", "one.json", "two.json", cwd=tmp_path)
-    assert "# one" in shown.stdout and "# two" in shown.stdout and "ran elsewhere: 2 calls at 2 lines" in shown.stdout
+    assert (
+        "# one" in shown.stdout
+        and "# two" in shown.stdout
+        and "ran elsewhere: 2 calls at 2 lines" in shown.stdout
+    )
     assert run_command("report", "one.json", "--html", "one.html", cwd=tmp_path).stdout == ""
     assert (tmp_path / "one.html").read_text().startswith("<!doctype html>")
     (tmp_path / "other.json").write_text("[]")
@@ -624,12 +777,15 @@ def test_report(tmp_path: Path) -> None:
     (tmp_path / "bytes.json").write_bytes(b"\xe9")
     (tmp_path / "list.json").write_text("[1]")
     refusals = dict.fromkeys(
-        ("other.json", "deep.json", "bytes.json", "list.json"), "is not a report of torchdevice. Name a file that"
+        ("other.json", "deep.json", "bytes.json", "list.json"),
+        "is not a report of torchdevice. Name a file that",
     )
     refusals["none.json"] = "No such file or directory: 'none.json'"
     for name, said in refusals.items():
         refused = run_command("report", name, cwd=tmp_path)
-        assert refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1
+        assert (
+            refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1
+        )
         assert refused.stderr.startswith("torchdevice: ")
 
 

@@ -1,4 +1,6 @@
-"""Files beside a program with the names of standard modules: ``torchdevice run`` starts it as Python does."""
+"""Files beside a program with the names of standard modules: ``torchdevice run`` starts it as
+Python does.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,14 @@ def written(folder: Path, names: list[str], device: str) -> Path:
 
 @pytest.fixture(scope="module")
 def unused_by_torch() -> list[str]:
-    """Return the standard modules that torch does without: a program beside files of these names runs under Python.
+    """Return the standard modules that torch does without: a program beside files of these names
+    runs under Python.
 
     Those that ``python -m`` imports itself are left out too.
     """
-    done = run_fresh_python("-c", "import pkgutil, runpy, sys, torch; torch.ones(2).sum().item(); print(*sys.modules)")
+    done = run_fresh_python(
+        "-c", "import pkgutil, runpy, sys, torch; torch.ones(2).sum().item(); print(*sys.modules)"
+    )
     used = {name.partition(".")[0] for name in done.stdout.split()}
     names = [name for name in sys.stdlib_module_names - used if not name.startswith("_")]
     # One of another system, such as msvcrt, is looked for, too.
@@ -45,7 +50,9 @@ def unused_by_torch() -> list[str]:
 
 
 @pytest.mark.parametrize("flags", [[], ["--report"], ["--report=r.html"]], ids=str)
-def test_every_standard_module(flags: list[str], unused_by_torch: list[str], tmp_path: Path) -> None:
+def test_every_standard_module(
+    flags: list[str], unused_by_torch: list[str], tmp_path: Path
+) -> None:
     """All at once, where one alone already ended the command."""
     assert "html" in unused_by_torch and len(unused_by_torch) > 50
     plain = run_fresh_python(str(written(tmp_path, unused_by_torch, "cpu")), cwd=tmp_path.parent)
@@ -65,9 +72,13 @@ def test_every_standard_module(flags: list[str], unused_by_torch: list[str], tmp
 
 def test_a_plan(tmp_path: Path) -> None:
     program = written(tmp_path, ["html", "statistics"], "cuda")
-    program.write_text(program.read_text().replace("assert torch.ones(2, device='cuda').sum().item() == 2", ""))
+    program.write_text(
+        program.read_text().replace("assert torch.ones(2, device='cuda').sum().item() == 2", "")
+    )
     done = run_fresh_python("-m", "torchdevice", "plan", str(program))
-    assert done.returncode == 0 and done.stdout.startswith("torchdevice: plan of"), done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.startswith("torchdevice: plan of"), (
+        done.stdout + done.stderr
+    )
 
 
 @pytest.mark.parametrize("name", ["random", "multiprocessing", "textwrap"])

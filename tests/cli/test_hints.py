@@ -30,17 +30,26 @@ ASKS_FOR_CUDA = """
     ],
 )
 def test_a_comparison_that_ends_the_program_is_named(condition: str, tmp_path: Path) -> None:
-    done = run_program(tmp_path, ASKS_FOR_CUDA.format(condition=condition), options=["--target", "cpu"])
+    done = run_program(
+        tmp_path, ASKS_FOR_CUDA.format(condition=condition), options=["--target", "cpu"]
+    )
     *_, comparison, remedy = done.stderr.splitlines()
     assert done.returncode == 1
     assert comparison == f"program.py:5 compares a device's type, which is 'cpu' here: {condition}"
     assert remedy.startswith("`torchdevice run --target simulated:cuda`")
-    assert run_program(tmp_path, ASKS_FOR_CUDA.format(condition=condition), options=["--target", "t4"]).returncode == 0
+    assert (
+        run_program(
+            tmp_path, ASKS_FOR_CUDA.format(condition=condition), options=["--target", "t4"]
+        ).returncode
+        == 0
+    )
 
 
 def test_errors_of_torch_get_no_such_note(tmp_path: Path) -> None:
     condition = 'print(x.device.type == "cuda"); x + torch.ones(3)'
-    done = run_program(tmp_path, ASKS_FOR_CUDA.format(condition=condition), options=["--target", "cpu"])
+    done = run_program(
+        tmp_path, ASKS_FOR_CUDA.format(condition=condition), options=["--target", "cpu"]
+    )
     assert "must match the size" in done.stderr and "compares" not in done.stderr
 
 
@@ -50,7 +59,9 @@ def test_a_program_without_the_command_that_runs_it(capsys: pytest.CaptureFixtur
     assert "(did you mean `torchdevice run train.py`?)" in capsys.readouterr().err
 
 
-def test_a_command_is_looked_for_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_looked_for_beside_the_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("PATH", "/bin:/usr/bin")
     command = tmp_path / "accelerate"
@@ -65,7 +76,10 @@ def test_an_error_of_memory_is_cudas_alone(target: str, tmp_path: Path) -> None:
     program = 'import torch\ntorch.empty(1 << 50, device="cuda")\n'
     done = run_program(tmp_path, program, options=["--quiet", "--target", target])
     assert "DefaultCPUAllocator" not in done.stderr and done.stderr.count("Traceback") == 1
-    assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4194304.00 GiB." in done.stderr
+    assert (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4194304.00 GiB."
+        in done.stderr
+    )
     assert ("This machine's memory ran out." in done.stderr) == (target != "cpu")
 
 

@@ -18,11 +18,15 @@ pytestmark = pytest.mark.one_engine
 
 @pytest.fixture
 def hints(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what runs a program of so many small additions and says which hints it got, without native kernels."""
+    """Return what runs a program of so many small additions and says which hints it got, without
+    native kernels.
+    """
     monkeypatch.setattr(building, "is_built", lambda: False)
     monkeypatch.setattr(native_hint, "claim", lambda text: True)
 
-    def run(additions: int, seconds: float, target: str = "simulated:cuda", **options: Any) -> list[str]:
+    def run(
+        additions: int, seconds: float, target: str = "simulated:cuda", **options: Any
+    ) -> list[str]:
         monkeypatch.setattr(native_hint.time, "process_time", lambda: seconds)
         monkeypatch.setattr(native_hint, "saved_by_each", lambda device: 1e-3)
         found: list[str] = []
@@ -54,11 +58,17 @@ def test_a_run_of_small_kernels_gets_the_hint(hints: Any) -> None:
         (20, 40.0, "simulated:cuda", {}),  # few kernels, so the time went elsewhere
         (30_000, 40.0, "cpu", {}),  # no simulated device
         (30_000, 40.0, "simulated:cuda", {"native": "never"}),  # Python was asked for
-        (30_000, 40.0, "simulated:cuda", {"uninitialized": "error"}),  # native kernels would not serve it
+        # Native kernels would not serve it.
+        (30_000, 40.0, "simulated:cuda", {"uninitialized": "error"}),
     ],
 )
 def test_other_runs_get_none(
-    additions: int, seconds: float, target: str, options: dict[str, Any], hints: Any, monkeypatch: pytest.MonkeyPatch
+    additions: int,
+    seconds: float,
+    target: str,
+    options: dict[str, Any],
+    hints: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert hints(additions, seconds, target, **options) == []
 

@@ -1,4 +1,6 @@
-"""``torchdevice run`` is ``python``: a program that runs under both behaves alike, from its first line to shutdown."""
+"""``torchdevice run`` is ``python``: a program that runs under both behaves alike, from its first
+line to shutdown.
+"""
 
 from __future__ import annotations
 
@@ -74,13 +76,21 @@ pytestmark = [pytest.mark.sampled(6, of="what a program sees"), pytest.mark.one_
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder with the probe as script, module, package, folder, archive and bytecode, and return it."""
+    """Make a folder with the probe as script, module, package, folder, archive and bytecode, and
+    return it.
+    """
     root = tmp_path_factory.mktemp("programs")
     for folder in ("", "package", "folder", "links"):
         (root / folder).mkdir(exist_ok=True)
         (root / folder / "beside.py").write_text(f"VALUE = {folder!r}")
     probe = textwrap.dedent(PROBE)
-    for name in ("program.py", "program", "package/__main__.py", "package/inner.py", "folder/__main__.py"):
+    for name in (
+        "program.py",
+        "program",
+        "package/__main__.py",
+        "package/inner.py",
+        "folder/__main__.py",
+    ):
         (root / name).write_text(probe)
     (root / "package" / "__init__.py").write_text("import sys; print(sys.argv[0])")
     (root / "links" / "link.py").symlink_to("../package/inner.py")
@@ -94,7 +104,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def interrupts_are_heard() -> Iterator[None]:
-    """Let programs receive SIGINT, which children ignore if a shell runs the tests in the background."""
+    """Let programs receive SIGINT, which children ignore if a shell runs the tests in the
+    background.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -107,7 +119,9 @@ def outcomes(
     launcher: tuple[str, ...] = (str(TESTS / "support" / "console_script.py"),),
     **env: str,
 ) -> Iterator[tuple[int, str, str]]:
-    """Run a program under Python, then under the installed command. Yield exit status, stdout and stderr of each."""
+    """Run a program under Python, then under the installed command. Yield exit status, stdout and
+    stderr of each.
+    """
     environment = {"TORCHDEVICE_LOG": "ERROR", "PYTHONDONTWRITEBYTECODE": "1", **env}
     for command in ([], [*launcher, "run", "--target", "cpu"]):
         result = run_fresh_python(*flags, *command, *program, cwd=folder, **environment)
@@ -117,7 +131,9 @@ def outcomes(
 class TestStart:
     @pytest.mark.parametrize("start", STARTS)
     def test_what_the_program_sees(self, start: str, programs: Path) -> None:
-        plain, run = outcomes(programs, *STARTS[start], "--epochs", "3", "--target", "-m", "--", "", "a b")
+        plain, run = outcomes(
+            programs, *STARTS[start], "--epochs", "3", "--target", "-m", "--", "", "a b"
+        )
         assert plain[0] == 0 and "\nbuiltins True\nmain True\nfuture True\n" in plain[1], plain[2]
         assert "beside None" not in plain[1]
         assert run == plain
@@ -128,7 +144,9 @@ class TestStart:
         assert run == plain and plain[0] == 0
 
     @pytest.mark.parametrize("start", ["script", "module", "folder"])
-    @pytest.mark.parametrize("flags", [("-I",), ("-O", "-Werror"), pytest.param(("-P",), marks=needs_safe_path)])
+    @pytest.mark.parametrize(
+        "flags", [("-I",), ("-O", "-Werror"), pytest.param(("-P",), marks=needs_safe_path)]
+    )
     def test_flags(self, flags: tuple[str, ...], start: str, programs: Path) -> None:
         plain, run = outcomes(programs, *STARTS[start], flags=flags)
         assert run == plain and (plain[0] == 0 or flags != ("-O", "-Werror"))
@@ -138,14 +156,18 @@ class TestStart:
         plain, run = outcomes(programs, "program.py", PYTHONSAFEPATH="1")
         assert run == plain and "\nbeside None\n" in plain[1]
 
-    @pytest.mark.parametrize("arguments", [["nowhere.py"], ["-m", "nowhere"], ["-m", "package.nowhere"], ["links"]])
+    @pytest.mark.parametrize(
+        "arguments", [["nowhere.py"], ["-m", "nowhere"], ["-m", "package.nowhere"], ["links"]]
+    )
     def test_nothing_to_run(self, arguments: list[str], programs: Path) -> None:
         plain, run = outcomes(programs, *arguments)
         assert run == plain and plain[0] in (1, 2) and plain[2].count("\n") == 1
 
     def test_a_module_of_the_program_hides_another_from_torch(self, tmp_path: Path) -> None:
         """The program's folder is first in ``sys.path`` before torch is imported."""
-        (tmp_path / "queue.py").write_text("from _queue import Empty, SimpleQueue\nLifoQueue = Queue = SimpleQueue\n")
+        (tmp_path / "queue.py").write_text(
+            "from _queue import Empty, SimpleQueue\nLifoQueue = Queue = SimpleQueue\n"
+        )
         (tmp_path / "program.py").write_text("import torch, queue; print(queue.__file__)")
         plain, run = outcomes(tmp_path, "program.py")
         assert run == plain == (0, f"{tmp_path / 'queue.py'}\n", plain[2])
@@ -167,13 +189,20 @@ ENDINGS = {
     "signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     "exception": "def inner():\n    raise KeyError('boom')\ninner()",
     "exception_of_a_library": "import json\njson.loads('{')",
-    "exceptions_in_a_chain": "try:\n    1 / 0\nexcept ArithmeticError as error:\n    raise KeyError('boom') from error",
+    "exceptions_in_a_chain": (
+        "try:\n    1 / 0\nexcept ArithmeticError as error:\n    raise KeyError('boom') from error"
+    ),
     "value_error": "raise ValueError('not one of this command')",
     "base_exception": "class Ended(BaseException): pass\nraise Ended('boom')",
     "interrupt": "raise KeyboardInterrupt",
-    "interrupt_by_signal": "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nwhile True: pass",
+    "interrupt_by_signal": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nwhile True: pass"
+    ),
     "syntax_error_at_run_time": "exec('def broken(:')",
-    "own_hook": "import sys\nsys.excepthook = lambda *args: print(args[0], args[2].tb_lineno, __file__)\n1 / 0",
+    "own_hook": (
+        "import sys\nsys.excepthook = lambda *args: print(args[0], args[2].tb_lineno, __file__)\n1 "
+        "/ 0"
+    ),
     "own_hook_exits": "import sys\nsys.excepthook = lambda *args: sys.exit(5)\n1 / 0",
     "a_hook_as_before": "import atexit, sys\natexit.register(lambda: print(sys.excepthook))\n1 / 0",
     "last_traceback": """
@@ -211,14 +240,24 @@ def handle(*_): raise ValueError('from the handler')
 signal.signal(signal.SIGTERM, handle)
 os.kill(os.getpid(), signal.SIGTERM)
 while True: pass""",
-    "no_frames": "raise ValueError(1).with_traceback(None) from SyntaxError('made', ('file.py', 3, 4, 'text'))",
+    "no_frames": (
+        "raise ValueError(1).with_traceback(None) from SyntaxError('made', ('file.py', 3, 4, "
+        "'text'))"
+    ),
     "syntax_error_of_an_import": "open('broken.py', 'w').write('def f(:')\nimport broken",
     "exceptions_in_a_group": "raise ExceptionGroup('some', [ValueError(1), TypeError(2)])",
-    "exceptions_in_a_circle": "a, b = ValueError(1), ValueError(2)\na.__cause__, b.__cause__ = b, a\nraise a",
+    "exceptions_in_a_circle": (
+        "a, b = ValueError(1), ValueError(2)\na.__cause__, b.__cause__ = b, a\nraise a"
+    ),
     "exception_without_text": "class E(Exception):\n    def __str__(self): 1 / 0\nraise E",
     "exception_with_a_suggestion": "variable = 1\nvariabel",
-    "thread_raises": "import threading\ndef f(): 1 / 0\nt = threading.Thread(target=f); t.start(); t.join()",
-    "thread_exits": "import sys, threading\nt = threading.Thread(target=lambda: sys.exit(3)); t.start(); t.join()",
+    "thread_raises": (
+        "import threading\ndef f(): 1 / 0\nt = threading.Thread(target=f); t.start(); t.join()"
+    ),
+    "thread_exits": (
+        "import sys, threading\nt = threading.Thread(target=lambda: sys.exit(3)); t.start(); "
+        "t.join()"
+    ),
     "thread_raises_after_the_end": """
 import threading, time
 def f():
@@ -232,17 +271,30 @@ while True: pass""",
     "pool_raises": """
 from concurrent.futures import ThreadPoolExecutor
 ThreadPoolExecutor(1).submit(lambda: 1 / 0).result()""",
-    "child_exits": "import os\nchild = os.fork()\nif not child: raise SystemExit(3)\nprint(os.waitpid(child, 0)[1])",
-    "child_raises": "import os\nchild = os.fork()\nif not child: 1 / 0\nprint(os.waitpid(child, 0)[1])",
-    "exit_handler_raises": "import atexit\n@atexit.register\ndef f(): 1 / 0\nraise ValueError('first')",
+    "child_exits": (
+        "import os\nchild = os.fork()\nif not child: raise SystemExit(3)\nprint(os.waitpid(child, "
+        "0)[1])"
+    ),
+    "child_raises": (
+        "import os\nchild = os.fork()\nif not child: 1 / 0\nprint(os.waitpid(child, 0)[1])"
+    ),
+    "exit_handler_raises": (
+        "import atexit\n@atexit.register\ndef f(): 1 / 0\nraise ValueError('first')"
+    ),
     "exit_handler_exits": "import atexit, sys\n@atexit.register\ndef f(): sys.exit('bye')",
     "exit_handler_interrupted": "import atexit, signal\natexit.register(signal.raise_signal, signal.SIGINT)",
     "exit_handler_ends_at_once": "import atexit, os\n@atexit.register\ndef f(): os._exit(12)",
     "globals_at_the_end": "import atexit\natexit.register(lambda: print(sorted(globals())))",
-    "globals_after_an_error": "import atexit\natexit.register(lambda: print(sorted(globals())))\n1 / 0",
-    "globals_after_an_exit": "import atexit\natexit.register(lambda: print(sorted(globals())))\nraise SystemExit(3)",
+    "globals_after_an_error": (
+        "import atexit\natexit.register(lambda: print(sorted(globals())))\n1 / 0"
+    ),
+    "globals_after_an_exit": (
+        "import atexit\natexit.register(lambda: print(sorted(globals())))\nraise SystemExit(3)"
+    ),
     "destructor_raises": "class A:\n    def __del__(self): 1 / 0\nA()\nkept = A()",
-    "hook_raises": "import sys\ndef hook(*_): raise KeyError('of the hook')\nsys.excepthook = hook\n1 / 0",
+    "hook_raises": (
+        "import sys\ndef hook(*_): raise KeyError('of the hook')\nsys.excepthook = hook\n1 / 0"
+    ),
     "hook_is_none": "import sys\nsys.excepthook = None\n1 / 0",
     "hook_and_no_frames": "import sys\nsys.excepthook = lambda *seen: print(seen[:2])\nexec('(')",
     "modules_are_gone": "import sys\nsys.modules.clear()\n1 / 0",
@@ -266,7 +318,11 @@ NOT_COMPILED = {
     "two_encodings": b"\xef\xbb\xbf# -*- coding: latin-1 -*-\nx = 1\n",
     "warning_before": b"assert (1, 'always')\nreturn 3\n",
     # Older Pythons read a file up to its first null byte.
-    **({"null_byte": b"x = 1\n\0\n", "null_byte_at_once": b"\0"} if sys.version_info >= (3, 11, 4) else {}),
+    **(
+        {"null_byte": b"x = 1\n\0\n", "null_byte_at_once": b"\0"}
+        if sys.version_info >= (3, 11, 4)
+        else {}
+    ),
     "too_many_parentheses": b"(" * 300 + b")" * 300,
     "nested_too_deeply": b"x = " + b"-" * 100_000 + b"1\n",
     "bytecode_of_another_python": b"\0\0\r\n" + b"\0" * 12,
@@ -283,7 +339,9 @@ class TestEnd:
 
     @pytest.mark.parametrize("ending", ENDINGS)
     @pytest.mark.parametrize("start", ["module", "package", "folder", "archive", "-c"])
-    def test_ending_of_a_program_that_is_no_script(self, start: str, ending: str, tmp_path: Path) -> None:
+    def test_ending_of_a_program_that_is_no_script(
+        self, start: str, ending: str, tmp_path: Path
+    ) -> None:
         source = ENDINGS[ending]
         written(tmp_path, source.encode())
         plain, run = outcomes(tmp_path, *(("-c", source) if start == "-c" else STARTS[start]))
@@ -294,7 +352,9 @@ class TestEnd:
         plain, run = outcomes(tmp_path, "program.py")
         assert run[0] == plain[0] < 0 and run[2].count("KeyboardInterrupt") == 1
 
-    @pytest.mark.parametrize("ending", ["", "raise SystemExit(4)", "1 / 0", "raise KeyboardInterrupt"])
+    @pytest.mark.parametrize(
+        "ending", ["", "raise SystemExit(4)", "1 / 0", "raise KeyboardInterrupt"]
+    )
     def test_the_scope_lasts_to_the_end_of_the_process(self, ending: str, tmp_path: Path) -> None:
         program = """
             import atexit, torch
@@ -315,8 +375,12 @@ class TestEnd:
     def test_the_report_counts_what_exit_handlers_do(self, tmp_path: Path) -> None:
         program = "import atexit, torch\natexit.register(lambda: torch.ones(1).cuda())\n1 / 0"
         (tmp_path / "program.py").write_text(program)
-        result = run_fresh_python("-m", "torchdevice", "run", "--target", "cpu", "--report", "program.py", cwd=tmp_path)
-        assert result.returncode == 1 and result.stderr.index("ZeroDivisionError") < result.stderr.index("1 x cuda")
+        result = run_fresh_python(
+            "-m", "torchdevice", "run", "--target", "cpu", "--report", "program.py", cwd=tmp_path
+        )
+        assert result.returncode == 1 and result.stderr.index(
+            "ZeroDivisionError"
+        ) < result.stderr.index("1 x cuda")
 
 
 def written(folder: Path, source: bytes) -> None:
@@ -365,16 +429,24 @@ class TestNotCompiled:
     def test_a_program_that_is_no_script(self, start: str, kind: str, tmp_path: Path) -> None:
         source = NOT_COMPILED[kind]
         if start == "-c":
-            source = source.replace(b"\0", b"\1").replace(b"\xe9", b"\xc3\xa9").removeprefix(b"\xef\xbb\xbf")
+            source = (
+                source.replace(b"\0", b"\1")
+                .replace(b"\xe9", b"\xc3\xa9")
+                .removeprefix(b"\xef\xbb\xbf")
+            )
         written(tmp_path, source)
-        plain, run = outcomes(tmp_path, *(("-c", source.decode()) if start == "-c" else STARTS[start]))
+        plain, run = outcomes(
+            tmp_path, *(("-c", source.decode()) if start == "-c" else STARTS[start])
+        )
         assert run == plain
 
 
 class TestWorkers:
     @pytest.mark.parametrize("start", ["script", "link", "module", "inner_module"])
     @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-    def test_functions_and_classes_of_main_pickle(self, method: str, start: str, tmp_path: Path) -> None:
+    def test_functions_and_classes_of_main_pickle(
+        self, method: str, start: str, tmp_path: Path
+    ) -> None:
         program = """
             import sys
             from concurrent.futures import ProcessPoolExecutor
@@ -398,7 +470,8 @@ class TestWorkers:
         (tmp_path / "links" / "link.py").symlink_to(os.path.join("..", "package", "inner.py"))
         # Multiprocessing calls __main__ also __mp_main__, and sets that name when it is imported.
         (tmp_path / "command.py").write_text(
-            "import multiprocessing, sys\nfrom torchdevice.tools.cli.main import main\nsys.exit(main())\n"
+            "import multiprocessing, sys\nfrom torchdevice.tools.cli.main import "
+            "main\nsys.exit(main())\n"
         )
         for launcher in (("-m", "torchdevice"), ("command.py",)):
             plain, run = outcomes(tmp_path, *STARTS[start], method, launcher=launcher)

@@ -1,4 +1,6 @@
-"""The tests of one's own device: that they pass, their page, and their experiments on a simulated Mac."""
+"""The tests of one's own device: that they pass, their page, and their experiments on a simulated
+Mac.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ class TestExperiments:
 
     def test_what_the_simulated_mac_answers(self, capsys: pytest.CaptureFixture[str]) -> None:
         aten, experiments = torch.ops.aten, torchdevice_selftest.TestWhatWaitsForAMac()
-        for name, operator in (("linalg_svd", aten._linalg_svd), ("linalg_lu_solve", aten.linalg_lu_solve)):
+        for name, operator in (
+            ("linalg_svd", aten._linalg_svd),
+            ("linalg_lu_solve", aten.linalg_lu_solve),
+        ):
             lacks_it = PROFILES["mps"].missing(operator.default) is not None  # svd until torch 2.14
             experiments.test_whether_mps_has(name)
             answer = "no; in a scope it runs on the CPU" if lacks_it else "yes"
@@ -51,7 +56,8 @@ class TestExperiments:
         experiments.test_whether_a_fault_is_present("addcmul_")
         experiments.test_how_a_device_is_spelled()
         assert capsys.readouterr().out == (
-            "is the wrong result of addcmul_ present here? no\ndoes a device's index matter in x.device? mps:0\n"
+            "is the wrong result of addcmul_ present here? no\ndoes a device's index matter in "
+            "x.device? mps:0\n"
         )
         # Its backward is lacked with linalg_lu_solve, until torch 2.14.
         if PROFILES["mps"].missing(aten.linalg_lu_solve.default) is not None:
@@ -61,7 +67,9 @@ class TestExperiments:
     @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
     @pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
     @pytest.mark.parametrize("operator", sorted(GUARDED.keys() - CHOSEN_ON_A_MAC))
-    def test_a_fault_that_is_there_is_found(self, operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_fault_that_is_there_is_found(
+        self, operator: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")  # the backward of a solution
         fault = next(each for each in PLANTED.values() if operator in each.operators)
         assert not torchdevice_selftest.is_present(operator)
@@ -104,7 +112,12 @@ def test_the_table_of_tested_lines_names_what_is_below() -> None:
     import make_tested
 
     def measured(ran: int, lines: int, taken: int, branches: int) -> dict[str, dict[str, int]]:
-        numbers = {"covered_lines": ran, "num_statements": lines, "covered_branches": taken, "num_branches": branches}
+        numbers = {
+            "covered_lines": ran,
+            "num_statements": lines,
+            "covered_branches": taken,
+            "num_branches": branches,
+        }
         return {"summary": numbers}
 
     files = {
@@ -113,7 +126,9 @@ def test_the_table_of_tested_lines_names_what_is_below() -> None:
         "/a/torchdevice/cuda/__init__.py": measured(0, 0, 0, 0),
         "/a/tests/three.py": measured(0, 9, 0, 0),
     }
-    table = make_tested.table({"meta": {"version": "7", "timestamp": "2026-01-02T03:04:05"}, "files": files})
+    table = make_tested.table(
+        {"meta": {"version": "7", "timestamp": "2026-01-02T03:04:05"}, "files": files}
+    )
     assert "| `torchdevice` | 1 | 100 | 95.0 % | 2 | 50.0 % |" in table
     assert "| `torchdevice/cuda` | 2 | 100 | 94.0 % | 4 | 100.0 % |" in table
     assert "| all | 3 | 200 | 94.5 % | 6 | 83.3 % |" in table

@@ -44,12 +44,20 @@ def cuda(x: torch.Tensor) -> torch.Tensor:
 
 
 def to(x: torch.Tensor) -> torch.Tensor:
-    return x.to("cuda") + x.to("cuda", torch.float64).float() + x.to(device="cuda", dtype=torch.float32)
+    return (
+        x.to("cuda")
+        + x.to("cuda", torch.float64).float()
+        + x.to(device="cuda", dtype=torch.float32)
+    )
 
 
 def to_a_device(x: torch.Tensor) -> torch.Tensor:
     device = torch.device("cuda")
-    return torch.ones(3, device=device) + x.to(torch.device("cuda", 0)) + torch.tensor([1.0, 2, 3], device=device)
+    return (
+        torch.ones(3, device=device)
+        + x.to(torch.device("cuda", 0))
+        + torch.tensor([1.0, 2, 3], device=device)
+    )
 
 
 def ordinal(x: torch.Tensor) -> torch.Tensor:
@@ -66,7 +74,11 @@ def is_cuda(x: torch.Tensor) -> torch.Tensor:
 
 
 def questions(x: torch.Tensor) -> torch.Tensor:
-    return x + torch.cuda.device_count() + torch.cuda.current_device() if torch.cuda.is_available() else x
+    return (
+        x + torch.cuda.device_count() + torch.cuda.current_device()
+        if torch.cuda.is_available()
+        else x
+    )
 
 
 def properties(x: torch.Tensor) -> torch.Tensor:
@@ -182,18 +194,24 @@ def by_hand(name: str, x: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("name", HIGHER_ORDER)
-def test_functions_of_higher_order_operators(cuda: torchdevice.Scope, kind: str, name: str, compiled: bool) -> None:
+def test_functions_of_higher_order_operators(
+    cuda: torchdevice.Scope, kind: str, name: str, compiled: bool
+) -> None:
     function: Any = HIGHER_ORDER[name]
     if compiled:
         function = torch.compile(function, backend="eager", fullgraph=True)
     for x in (torch.rand(3) + 1, -torch.rand(3)):
         results = pytree.tree_leaves(function(x.cuda()))
         assert {each.device.type for each in results} == {kind}
-        torch.testing.assert_close([each.cpu() for each in results], pytree.tree_leaves(by_hand(name, x)))
+        torch.testing.assert_close(
+            [each.cpu() for each in results], pytree.tree_leaves(by_hand(name, x))
+        )
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("function", [factory, to_a_device, attention, autocast], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "function", [factory, to_a_device, attention, autocast], ids=lambda f: f.__name__
+)
 def test_whole_graphs_by_inductor(cuda: torchdevice.Scope, kind: str, function: Any) -> None:
     x = torch.rand(3).cuda()
     compiled = torch.compile(function, fullgraph=True)(x)
@@ -212,19 +230,29 @@ def test_whole_graphs_by_inductor(cuda: torchdevice.Scope, kind: str, function: 
     ],
     ids=str,
 )
-def test_options_for_cuda(cuda: torchdevice.Scope, options: dict[str, Any], dropped: list[str]) -> None:
+def test_options_for_cuda(
+    cuda: torchdevice.Scope, options: dict[str, Any], dropped: list[str]
+) -> None:
     model, x = torch.nn.Linear(3, 3).cuda(), torch.rand(2, 3, device="cuda")
-    with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN"):  # one choice, which needs no timing
-        assert torch.allclose(torch.compile(model, fullgraph=True, **options)(x), model(x), atol=1e-6)
-    inert = [entry for entry in cuda.journal.entries if entry.fidelity is torchdevice.Fidelity.INERT]
-    # A library that is imported in a scope (Lightning) keeps the torch.compile of that scope, and calls it once more.
+    # One choice, which needs no timing.
+    with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN"):
+        assert torch.allclose(
+            torch.compile(model, fullgraph=True, **options)(x), model(x), atol=1e-6
+        )
+    inert = [
+        entry for entry in cuda.journal.entries if entry.fidelity is torchdevice.Fidelity.INERT
+    ]
+    # A library that is imported in a scope (Lightning) keeps the torch.compile of that scope, and
+    # calls it once more.
     assert {entry.requested for entry in inert if entry.site.file == __file__} == {
         f"torch.compile with {option}" for option in dropped
     }
 
 
 @pytest.mark.sampled(2, of="processes that compile")
-@pytest.mark.parametrize("first", ["torch._dynamo.reset()", "torch.compiler.reset()", "import torch._dynamo"])
+@pytest.mark.parametrize(
+    "first", ["torch._dynamo.reset()", "torch.compiler.reset()", "import torch._dynamo"]
+)
 def test_dynamo_by_whatever_name_it_is_first_used(chosen: str, tmp_path: Path, first: str) -> None:
     program = f"""
         import torch
@@ -270,9 +298,11 @@ def test_functions_dynamo_traced_before_the_scope(chosen: str, tmp_path: Path) -
     path.write_text(textwrap.dedent(program))
     ran = run_python(str(path))
     plain, scoped = "[1.0, 1.0]", "[4.0, 4.0]"
-    assert ran.stdout.splitlines() == [f"{plain} {scoped}", f"{plain} {scoped} [3.0, 3.0]", f"{plain} {scoped}"], (
-        ran.stderr
-    )
+    assert ran.stdout.splitlines() == [
+        f"{plain} {scoped}",
+        f"{plain} {scoped} [3.0, 3.0]",
+        f"{plain} {scoped}",
+    ], ran.stderr
 
 
 def test_the_current_stream_is_looked_up_only_for_graphs_that_use_streams(
@@ -298,7 +328,10 @@ def test_the_current_stream_is_looked_up_only_for_graphs_that_use_streams(
 def test_dynamic_shapes(cuda: torchdevice.Scope) -> None:
     counter = CompileCounter()
     compiled = torch.compile(
-        lambda x: x.cuda() + torch.ones(x.shape, device="cuda"), backend=counter, fullgraph=True, dynamic=True
+        lambda x: x.cuda() + torch.ones(x.shape, device="cuda"),
+        backend=counter,
+        fullgraph=True,
+        dynamic=True,
     )
     for size in (3, 5, 7, 9):
         assert compiled(torch.zeros(size)).sum() == size
@@ -306,7 +339,9 @@ def test_dynamic_shapes(cuda: torchdevice.Scope) -> None:
 
 
 def test_training(cuda: torchdevice.Scope) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).cuda()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+    ).cuda()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.rand(16, 4, device="cuda"), torch.rand(16, 1, device="cuda")
@@ -330,9 +365,13 @@ def making_a_generator(x: torch.Tensor, generator: torch.Generator) -> torch.Ten
     return x.cuda() * 2 + torch.rand(3, generator=own, device="cuda")
 
 
-@pytest.mark.parametrize("function", [with_a_generator, making_a_generator], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "function", [with_a_generator, making_a_generator], ids=lambda f: f.__name__
+)
 def test_generators(cuda: torchdevice.Scope, kind: str, function: Any) -> None:
-    """Torch breaks the graph where a generator draws and runs the call in Python, in a scope as well."""
+    """Torch breaks the graph where a generator draws and runs the call in Python, in a scope as
+    well.
+    """
     x, generator = torch.ones(3), torch.Generator("cuda")
     expected = function(x, generator.manual_seed(3))
     actual = torch.compile(function, backend="eager")(x, generator.manual_seed(3))
@@ -368,13 +407,19 @@ class TestCompiledCodeIsShared:
         assert counter.frame_count == 1
 
     def test_operators_seen_in_between_cause_no_recompilation(self, target: str) -> None:
-        """Operators that a scope sees for the first time are added to a table, and no guard depends on the table."""
+        """Operators that a scope sees for the first time are added to a table, and no guard depends
+        on the table.
+        """
         counter = CompileCounter()
-        compiled = torch.compile(lambda x: x.cuda().atan().erfinv() + 1, backend=counter, fullgraph=True)
+        compiled = torch.compile(
+            lambda x: x.cuda().atan().erfinv() + 1, backend=counter, fullgraph=True
+        )
         with torchdevice.portable(target):
             x = torch.ones(3, device="cuda")
             compiled(x)
-            x.erfinv().lgamma().atan().bessel_j0() if hasattr(x, "bessel_j0") else x.erfinv().lgamma()
+            x.erfinv().lgamma().atan().bessel_j0() if hasattr(
+                x, "bessel_j0"
+            ) else x.erfinv().lgamma()
             compiled(x)
         assert counter.frame_count == 1
 
@@ -388,7 +433,9 @@ class TestCompiledCodeIsShared:
         assert counter.frame_count == 2
 
     def test_spellings_without_an_ordinal_follow_the_current_device(self) -> None:
-        compiled = torch.compile(lambda x: x.cuda() + torch.ones(2, device="cuda"), backend="eager", fullgraph=True)
+        compiled = torch.compile(
+            lambda x: x.cuda() + torch.ones(2, device="cuda"), backend="eager", fullgraph=True
+        )
         with torchdevice.simulate(count=2):
             for index in (0, 1, 0):
                 torch.cuda.set_device(index)
@@ -419,9 +466,12 @@ class TestCompiledCodeIsShared:
         def compiled(x: torch.Tensor) -> torch.Tensor:
             return x.cuda() + 1
 
-        outside = "simulated" if target == "simulated:mps" else kind  # no scope is a simulated Mac here
+        # No scope is a simulated Mac here.
+        outside = "simulated" if target == "simulated:mps" else kind
         for _ in range(2):
-            assert all(f(torch.ones(2)).device.type == outside for f in (inside, decorated, compiled))
+            assert all(
+                f(torch.ones(2)).device.type == outside for f in (inside, decorated, compiled)
+            )
 
 
 class TestCaches:
@@ -441,7 +491,12 @@ class TestCaches:
     @pytest.mark.sampled(2, of="processes that compile")
     def test_hit_across_scopes_and_processes(self, tmp_path: Path) -> None:
         results = [
-            run_python("-c", textwrap.dedent(self.PROGRAM), cwd=tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "c"))
+            run_python(
+                "-c",
+                textwrap.dedent(self.PROGRAM),
+                cwd=tmp_path,
+                TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "c"),
+            )
             for _ in range(2)
         ]
         assert [result.stdout.strip() for result in results] == ["1 1 1 1 False", "0 2 0 2 False"]
@@ -482,7 +537,9 @@ class TestTracing:
         assert torch.allclose(torch.jit.trace(model, (x,))(x), model(x))
 
     def test_functional_call_and_transforms(self, model: Moving, x: torch.Tensor) -> None:
-        assert torch.allclose(torch.func.functional_call(model, dict(model.named_parameters()), (x,)), model(x))
+        assert torch.allclose(
+            torch.func.functional_call(model, dict(model.named_parameters()), (x,)), model(x)
+        )
         assert torch.allclose(torch.func.vmap(lambda row: model(row))(x), model(x))
 
         def scaled(v: torch.Tensor) -> torch.Tensor:
@@ -493,7 +550,9 @@ class TestTracing:
             (torch.func.vmap(scaled), None),
         ):
             compiled = torch.compile(transform, backend="aot_eager", fullgraph=True)(x)
-            assert torch.allclose(compiled.cpu(), 2 * x.cpu().sum(1) if expected is None else expected)
+            assert torch.allclose(
+                compiled.cpu(), 2 * x.cpu().sum(1) if expected is None else expected
+            )
 
     def test_fake_tensors(self, cuda: torchdevice.Scope, kind: str) -> None:
         with FakeTensorMode():
@@ -519,7 +578,10 @@ class TestTracing:
                 lambda: torch._inductor.aoti_compile_and_package(exported),
                 lambda: torch._inductor.aot_compile(exported.module(), (x,)),
             ):
-                with pytest.raises(NotSupportedError, match=r"AOTInductor.*Package the model in .*makes no code for"):
+                with pytest.raises(
+                    NotSupportedError,
+                    match=r"AOTInductor.*Package the model in .*makes no code for",
+                ):
                     compile_ahead()
 
     @pytest.mark.sampled(2, of="processes that compile")
@@ -550,7 +612,9 @@ class TestDeviceInterfaces:
         from torch._dynamo.device_interface import DeviceInterface, get_interface_for_device
 
         names = ["cuda", "cuda:0", kind, torch.ones(1, device="cuda").device]
-        for interface in map(get_interface_for_device, [*names, *([f"{kind}:0"] if kind != "cpu" else [])]):
+        for interface in map(
+            get_interface_for_device, [*names, *([f"{kind}:0"] if kind != "cpu" else [])]
+        ):
             assert issubclass(interface, DeviceInterface) and interface.is_available()
         interface = get_interface_for_device("cuda")
         assert interface.device_count() == 1 and interface.current_device() == 0
@@ -629,7 +693,9 @@ class TestRegisteredRuntimes:
         ],
         ids=["not a runtime", "a device type that has a runtime", "not a device type"],
     )
-    def test_invalid_registrations_are_refused(self, runtime: Any, error: type[Exception], message: str) -> None:
+    def test_invalid_registrations_are_refused(
+        self, runtime: Any, error: type[Exception], message: str
+    ) -> None:
         with pytest.raises(error, match=message):
             torchdevice.register_runtime(runtime)
 
@@ -658,24 +724,35 @@ SPELLINGS: list[Callable[[torch.Tensor], torch.Tensor]] = [
 ]
 
 
-def test_operators_of_torchs_database_make_whole_graphs(target: str, sweep: tuple[bool, int], capsys: Any) -> None:
-    """Compile a move and an operator to one graph, for each operator of which plain torch makes one graph.
+def test_operators_of_torchs_database_make_whole_graphs(
+    target: str, sweep: tuple[bool, int], capsys: Any
+) -> None:
+    """Compile a move and an operator to one graph, for each operator of which plain torch makes one
+    graph.
 
     A sample ends after 12 operators.
     """
     from torch.testing._internal.common_methods_invocations import op_db
 
     compared, refused = 0, []
-    candidates = [op for op in sweeping.shuffled(op_db, sweep) if torch.float32 in op.supported_dtypes("cpu")]
+    candidates = [
+        op for op in sweeping.shuffled(op_db, sweep) if torch.float32 in op.supported_dtypes("cpu")
+    ]
     for number, op in enumerate(candidates):
         if compared == 8 and not sweep[0]:
             break
         sample = next(iter(sweeping.samples_of(op, torch.float32)), None)
-        if sample is None or not isinstance(sample.input, torch.Tensor) or op.name.startswith(("empty", "new_empty")):
+        if (
+            sample is None
+            or not isinstance(sample.input, torch.Tensor)
+            or op.name.startswith(("empty", "new_empty"))
+        ):
             continue
         spelled = SPELLINGS[number % len(SPELLINGS)]
 
-        def call(x: torch.Tensor, *args: Any, op: Any = op, spelled: Any = spelled, sample: Any = sample) -> Any:
+        def call(
+            x: torch.Tensor, *args: Any, op: Any = op, spelled: Any = spelled, sample: Any = sample
+        ) -> Any:
             return op(spelled(x), *args, **sample.kwargs)
 
         others = torch.utils._pytree.tree_leaves((sample.args, sample.kwargs))
@@ -684,7 +761,9 @@ def test_operators_of_torchs_database_make_whole_graphs(target: str, sweep: tupl
         torch._dynamo.reset()
         try:
             plain = torch.compile(
-                lambda x, op=op, s=sample: op(x, *s.args, **s.kwargs), backend="eager", fullgraph=True
+                lambda x, op=op, s=sample: op(x, *s.args, **s.kwargs),
+                backend="eager",
+                fullgraph=True,
             )
             torch.manual_seed(0)
             expected = plain(sample.input)
@@ -694,18 +773,32 @@ def test_operators_of_torchs_database_make_whole_graphs(target: str, sweep: tupl
         torch._dynamo.reset()
         with torchdevice.portable(target):
             torch.manual_seed(0)
-            actual = torch.compile(call, backend="eager", fullgraph=True)(sample.input, *sample.args)
+            actual = torch.compile(call, backend="eager", fullgraph=True)(
+                sample.input, *sample.args
+            )
         same = sweeping.identical(expected, actual, target.partition(":")[0])
         assert not same or "stride" in same, (op.name, same)
         compared += 1
     with capsys.disabled():
         print(
-            f"\ncompiled on {target}: {compared} operators in whole graphs; plain torch refuses {sorted(set(refused))}"
+            f"\ncompiled on {target}: {compared} operators in whole graphs; plain torch refuses "
+            f"{sorted(set(refused))}"
         )
     assert compared >= (30 if sweep[0] else 8)
 
 
-ARCHITECTURES = ["gpt2", "llama", "mistral", "qwen2", "bert", "roberta", "opt", "gpt_neox", "phi", "bloom"]
+ARCHITECTURES = [
+    "gpt2",
+    "llama",
+    "mistral",
+    "qwen2",
+    "bert",
+    "roberta",
+    "opt",
+    "gpt_neox",
+    "phi",
+    "bloom",
+]
 
 
 @pytest.mark.sampled(2)
@@ -745,13 +838,18 @@ class TestTransformers:
         expected = llama.generate(ids, max_new_tokens=6, do_sample=False)
         counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
         llama.forward = torch.compile(llama.forward, backend=counter)
-        compiled = llama.generate(ids, max_new_tokens=6, do_sample=False, cache_implementation="static")
+        compiled = llama.generate(
+            ids, max_new_tokens=6, do_sample=False, cache_implementation="static"
+        )
         assert torch.equal(expected, compiled) and counter.frame_count >= 1
 
     def test_trainer(self, llama: Any, tmp_path: Path) -> None:
         from transformers import Trainer, TrainingArguments
 
-        rows = [{"input_ids": torch.randint(0, 64, (8,)), "labels": torch.randint(0, 64, (8,))} for _ in range(8)]
+        rows = [
+            {"input_ids": torch.randint(0, 64, (8,)), "labels": torch.randint(0, 64, (8,))}
+            for _ in range(8)
+        ]
         arguments = TrainingArguments(
             output_dir=str(tmp_path),
             max_steps=2,
@@ -796,8 +894,11 @@ class TestTransformers:
     ],
     ids=["pad", "interpolate", "softmin", "glu", "hardtanh", "normalize", "tensordot"],
 )
-def test_defaults_of_functions_in_python_are_guarded(engine: Any, function: Callable[..., torch.Tensor]) -> None:
-    # Dynamo goes into some of them, and guards on their defaults, for which it takes nothing but functions.
+def test_defaults_of_functions_in_python_are_guarded(
+    engine: Any, function: Callable[..., torch.Tensor]
+) -> None:
+    # Dynamo goes into some of them, and guards on their defaults, for which it takes nothing but
+    # functions.
     with torchdevice.simulate("mps", engine=engine):
         x = torch.arange(16.0, device="cuda").reshape(1, 2, 8)
         assert torch.equal(torch.compile(function, backend="eager", fullgraph=True)(x), function(x))
@@ -817,9 +918,13 @@ def test_backward_is_compiled_for_the_machine_as_it_is(engine: str, place: str) 
     def step(device: str) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = torch.nn.Linear(8, 16).to(device)
-        compiled = torch.compile(lambda x: torch.softmax(model(x), -1) + torch.arange(16, device=x.device))
+        compiled = torch.compile(
+            lambda x: torch.softmax(model(x), -1) + torch.arange(16, device=x.device)
+        )
         compiled(torch.ones(5, 8).to(device)).pow(2).sum().backward()
-        return [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
+        return [
+            parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None
+        ]
 
     expected = step("cpu")
     torch._dynamo.reset()

@@ -1,4 +1,6 @@
-"""Ways to TorchInductor, and what its graphs may have, compared with the CPU's own compiled code."""
+"""Ways to TorchInductor, and what its graphs may have, compared with the CPU's own compiled
+code.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def ahead_of_time(device: str) -> Any:
     model, x = torch.nn.Linear(5, 3).eval().to(device), torch.ones(4, 5).to(device)
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         exported = torch.export.export(model, (x,))
-        path = torch._inductor.aoti_compile_and_package(exported, package_path=f"{folder}/model.pt2")
+        path = torch._inductor.aoti_compile_and_package(
+            exported, package_path=f"{folder}/model.pt2"
+        )
         result = torch._inductor.aoti_load_package(path)(x)
     assert result.device == x.device
     return result
@@ -196,7 +200,9 @@ WAYS: dict[str, Callable[[str], Any]] = {
     "compiled backward": by_compiled_backward,
     "max-autotune": lambda device: trained(torch.compile(step, mode="max-autotune"), device),
     "reduce-overhead": lambda device: trained(torch.compile(step, mode="reduce-overhead"), device),
-    "cpp_wrapper": lambda device: trained(torch.compile(step, options={"cpp_wrapper": True}), device),
+    "cpp_wrapper": lambda device: trained(
+        torch.compile(step, options={"cpp_wrapper": True}), device
+    ),
     "checkpoint": lambda device: trained(
         torch.compile(lambda x, w: checkpoint(step, x, w, use_reentrant=False)), device
     ),
@@ -225,7 +231,9 @@ def test_values_are_those_of_the_cpus_own_compiled_code(way: str, engine: Any) -
         assert any(each.is_cuda for each in given)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
-    by_operators = [entry.done for entry in scope.journal.entries if "operator by operator" in entry.done]
+    by_operators = [
+        entry.done for entry in scope.journal.entries if "operator by operator" in entry.done
+    ]
     assert not by_operators, "the graph was compiled"
 
 
@@ -238,7 +246,9 @@ def test_a_graph_that_draws_on_two_devices_runs_by_operators() -> None:
     with torchdevice.simulate("cuda", count=2) as scope:
         drawn = torch.compile(draw)(torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1"))
         assert [each.device.index for each in drawn] == [0, 1]
-    (found,) = (entry.done for entry in scope.journal.entries if "operator by operator" in entry.done)
+    (found,) = (
+        entry.done for entry in scope.journal.entries if "operator by operator" in entry.done
+    )
     assert found.endswith("it draws random numbers on simulated:0 and simulated:1")
 
 
@@ -248,17 +258,24 @@ def test_a_graph_that_draws_on_two_devices_runs_by_operators() -> None:
     [
         "torch.compiler.cudagraph_mark_step_begin()",
         "import torch._inductor.cudagraph_trees",
-        "from torch._dynamo import compiled_autograd; compiled_autograd._enable(torch.compile()).__enter__()",
+        "from torch._dynamo import compiled_autograd; "
+        "compiled_autograd._enable(torch.compile()).__enter__()",
     ],
 )
-def test_compilers_that_are_first_imported_in_a_scope(chosen: str, tmp_path: Any, line: str) -> None:
+def test_compilers_that_are_first_imported_in_a_scope(
+    chosen: str, tmp_path: Any, line: str
+) -> None:
     """They must see that torch is built without CUDA, since they import names of such a build."""
-    ran = run_program(tmp_path, f"import torch\n{line}\nprint(torch.ones(2, device='cuda').sum().item())")
+    ran = run_program(
+        tmp_path, f"import torch\n{line}\nprint(torch.ones(2, device='cuda').sum().item())"
+    )
     assert ran.stdout.splitlines() == ["2.0"], ran.stderr[-2000:]
 
 
 def test_inductor_is_given_the_class_that_makes_code(tmp_path: Any) -> None:
-    """Torch asks for it by ``issubclass``, of every input of a graph on a GPU in 2.15; the CPU has a function."""
+    """Torch asks for it by ``issubclass``, of every input of a graph on a GPU in 2.15; the CPU has
+    a function.
+    """
     program = """
         import torch
         from torch._inductor import ir

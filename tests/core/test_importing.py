@@ -1,4 +1,6 @@
-"""Modules that a program imports in a scope: when their patches are put in, and what is left of it."""
+"""Modules that a program imports in a scope: when their patches are put in, and what is left of
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ NAME = "a_late_module"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     tmp_path.joinpath(f"{NAME}.py").write_text(
-        "from torchdevice.kernel.thread_state import state\nnumber, loader = 1, __loader__\ncontext = state.context\n"
+        "from torchdevice.kernel.thread_state import state\nnumber, loader = 1, "
+        "__loader__\ncontext = state.context\n"
     )
     finders = list(sys.meta_path)
     yield tmp_path
@@ -46,13 +49,17 @@ def test_a_module_is_patched_as_soon_as_it_is_imported_and_as_long_as_that_is_wa
         late.install()
         module: Any = importlib.import_module(NAME)
         assert module.number == 2 and sys.meta_path.count(late) == 1  # type: ignore[arg-type]
-        assert module.__loader__ is module.__spec__.loader is module.loader, "the module knows its own loader"
+        assert module.__loader__ is module.__spec__.loader is module.loader, (
+            "the module knows its own loader"
+        )
         late.remove()
         late.remove()
         assert module.number == 1
     late.install()
     try:
-        assert importlib.reload(module).number == 2, "a module that is imported again is patched again"
+        assert importlib.reload(module).number == 2, (
+            "a module that is imported again is patched again"
+        )
     finally:
         late.remove()
     assert module.number == 1 and "another" not in sys.modules
@@ -61,7 +68,9 @@ def test_a_module_is_patched_as_soon_as_it_is_imported_and_as_long_as_that_is_wa
 def test_a_module_in_the_midst_of_its_import_is_not_patched(folder: Path) -> None:
     late = LateModules([Late(NAME, patches)])
     sys.modules["late_modules_of_the_test"] = types.SimpleNamespace(late=late)  # type: ignore[assignment]
-    folder.joinpath(f"{NAME}.py").write_text("from late_modules_of_the_test import late\nlate.install()\nnumber = 1\n")
+    folder.joinpath(f"{NAME}.py").write_text(
+        "from late_modules_of_the_test import late\nlate.install()\nnumber = 1\n"
+    )
     try:
         module = importlib.import_module(NAME)
         assert module.number == 1
@@ -78,7 +87,9 @@ def test_the_text_of_a_module_runs_in_the_scope_where_it_is_a_programs(sees_scop
         late = LateModules([Late(NAME, patches, sees_scope=sees_scope)])
         late.install()
         try:
-            assert (importlib.import_module(NAME).context is thread_state.state.context) is sees_scope
+            assert (
+                importlib.import_module(NAME).context is thread_state.state.context
+            ) is sees_scope
         finally:
             late.remove()
 
@@ -115,7 +126,9 @@ def test_one_error_keeps_no_other_module_from_its_removal() -> None:
             raise RuntimeError("half-way")
 
     module = importlib.import_module(NAME)
-    late = LateModules([Late(NAME, patches), Failing("torch", lambda _: [Replaced(module, "loader", type)])])
+    late = LateModules(
+        [Late(NAME, patches), Failing("torch", lambda _: [Replaced(module, "loader", type)])]
+    )
     late.install()
     with pytest.raises(RuntimeError, match="half-way"):
         late.remove()

@@ -1,4 +1,6 @@
-"""Patches by themselves, on modules and classes that the tests make: what is in place, what is put back, and when."""
+"""Patches by themselves, on modules and classes that the tests make: what is in place, what is put
+back, and when.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from logs import logged
 
 from torchdevice.errors import TorchVersionError
 from torchdevice.kernel import patching
-from torchdevice.kernel.patching import Callback, Guarded, Installation, Replaced, ReplacedItem, Together
+from torchdevice.kernel.patching import (
+    Callback,
+    Guarded,
+    Installation,
+    Replaced,
+    ReplacedItem,
+    Together,
+)
 from torchdevice.kernel.supplied_members import SuppliedMembers
 from torchdevice.scope import installed
 
@@ -208,7 +217,9 @@ class TestReplacedInImporters:
         assert namesake.a_rare_name == "another thing" and programs.a_rare_name is function
         searches = patching._importers.cache_info().misses
         patch.places()
-        assert patching._importers.cache_info().misses == searches, "torch's modules are searched again"
+        assert patching._importers.cache_info().misses == searches, (
+            "torch's modules are searched again"
+        )
         later = modules("torch._a_later_importer", a_rare_name=function)
         patch.install()
         assert later.a_rare_name == (function, function)
@@ -229,7 +240,10 @@ class TestReplacedInImporters:
     def test_it_is_one_patch_with_those_beside_it(self, modules: Any, owner: Any) -> None:
         source = modules("torch._a_source", a_rare_name=len)
         callback = Callback(lambda: None, lambda: None)
-        patches = [Replaced(owner, "name", doubled), patching.ReplacedInImporters(source, "a_rare_name", doubled)]
+        patches = [
+            Replaced(owner, "name", doubled),
+            patching.ReplacedInImporters(source, "a_rare_name", doubled),
+        ]
         after = [Replaced(owner, "other", doubled), Replaced(owner, "other", doubled)]
         run, other = patching.together([*patches, callback, *after])
         assert other is callback and isinstance(run, Together) and run.patches == [*patches, *after]
@@ -263,19 +277,28 @@ class TestPerContext:
             """Torch's."""
             return value + by
 
-        function = patching.per_context(original, lambda context, original, *args, **kwargs: (context, args, kwargs))
+        function = patching.per_context(
+            original, lambda context, original, *args, **kwargs: (context, args, kwargs)
+        )
         assert function(1, by=2) == 3
         context = Context()
         active(context)
         assert function(1, by=2) == (context, (1,), {"by": 2})
         assert (function.__name__, function.__doc__) == ("original", "Torch's.")
         assert inspect.signature(function) == inspect.signature(original)
-        assert patching.original_of(function) is original and patching.original_of(original) is original
+        assert (
+            patching.original_of(function) is original
+            and patching.original_of(original) is original
+        )
         assert function.__prepare_scriptable__() is original  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("machine", [None, Context("cpu")], ids=["alone", "on a machine"])
-    def test_where_it_is_native_torchs_own_is_called_or_the_machine_answers(self, machine: Any, active: Any) -> None:
-        function = patching.per_context(lambda: "torch's", lambda context, original: context, native_to="mps")
+    def test_where_it_is_native_torchs_own_is_called_or_the_machine_answers(
+        self, machine: Any, active: Any
+    ) -> None:
+        function = patching.per_context(
+            lambda: "torch's", lambda context, original: context, native_to="mps"
+        )
         active(Context("mps", machine))
         assert function() == (machine or "torch's")
         other = Context("cpu", machine)
@@ -285,7 +308,9 @@ class TestPerContext:
     def test_native_to_nothing_is_native_to_no_context(self, active: Any) -> None:
         context = Context("cpu", Context("mps"))
         active(context)
-        assert patching.per_context(lambda: "torch's", lambda context, original: context)() is context
+        assert (
+            patching.per_context(lambda: "torch's", lambda context, original: context)() is context
+        )
 
 
 class TestSubclassInPlaceOf:
@@ -298,17 +323,27 @@ class TestSubclassInPlaceOf:
 
         stand_in = patching.subclass_in_place_of(Original, lambda cls: Original(), also=(Further,))
         assert type(stand_in()) is Original and isinstance(Original(), stand_in)
-        assert issubclass(Original, stand_in) and issubclass(Further, stand_in) and not issubclass(int, stand_in)
+        assert (
+            issubclass(Original, stand_in)
+            and issubclass(Further, stand_in)
+            and not issubclass(int, stand_in)
+        )
         assert not isinstance(1, stand_in)
         assert stand_in == Original and stand_in == stand_in and stand_in != Further
         assert {Original: 1}[stand_in] == 1
-        assert (stand_in.__name__, stand_in.__module__, stand_in.__doc__) == ("Original", __name__, "Torch's.")
+        assert (stand_in.__name__, stand_in.__module__, stand_in.__doc__) == (
+            "Original",
+            __name__,
+            "Torch's.",
+        )
 
 
 class TestGuarded:
     @pytest.fixture
     def module(self, owner: Any) -> Any:
-        patch = Guarded({owner: {"name": lambda context: context.names.family, "added": self.added}})
+        patch = Guarded(
+            {owner: {"name": lambda context: context.names.family, "added": self.added}}
+        )
         patch.install()
         yield owner
         patch.remove()
@@ -320,7 +355,9 @@ class TestGuarded:
 
     def test_a_thread_without_a_context_sees_torchs_own(self, module: Any) -> None:
         assert module.name == "torch's" and module.other == "torch's other"
-        with pytest.raises(AttributeError, match="module 'a_module_of_torch' has no attribute 'added'"):
+        with pytest.raises(
+            AttributeError, match="module 'a_module_of_torch' has no attribute 'added'"
+        ):
             _ = module.added
         module.name = "set"
         assert vars(module)["name"] == "set"
@@ -335,7 +372,9 @@ class TestGuarded:
         active(None)
         assert module.name == "torch's"
 
-    def test_a_kept_value_is_read_in_the_place_of_the_function(self, module: Any, active: Any) -> None:
+    def test_a_kept_value_is_read_in_the_place_of_the_function(
+        self, module: Any, active: Any
+    ) -> None:
         context = Context("xpu")
         context.supplied.values[self.added] = "kept"
         active(context)
@@ -364,7 +403,9 @@ class TestGuarded:
         module.name = "torch's"
         assert module.name == "xpu" and not context.supplied.written
 
-    def test_torchs_own_is_set_and_deleted_where_torch_answers(self, module: Any, active: Any) -> None:
+    def test_torchs_own_is_set_and_deleted_where_torch_answers(
+        self, module: Any, active: Any
+    ) -> None:
         context = Context("cpu")
         active(context)
         module.added = 1
@@ -373,7 +414,9 @@ class TestGuarded:
         del module.added
         assert not hasattr(module, "added")
 
-    def test_the_machines_context_answers_in_the_place_of_torch(self, module: Any, active: Any) -> None:
+    def test_the_machines_context_answers_in_the_place_of_torch(
+        self, module: Any, active: Any
+    ) -> None:
         machine = Context("mps")
         active(Context("cpu", machine))
         assert (module.name, module.added) == ("cpu", "mps")
@@ -439,8 +482,11 @@ class TestInstallation:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
     @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
     def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(self) -> None:
-        """Another thread is installing when the process forks. In the child nobody releases the lock that it held."""
-        (begun, says_begun), (go_on, says_go_on) = os.pipe(), os.pipe()  # no locks, which a fork might find held
+        """Another thread is installing when the process forks. In the child nobody releases the
+        lock that it held.
+        """
+        # No locks, which a fork might find held.
+        (begun, says_begun), (go_on, says_go_on) = os.pipe(), os.pipe()
 
         class Slow:
             def install(self) -> None:
@@ -466,7 +512,9 @@ class TestInstallation:
 
     def test_who_leaves_while_it_is_installed_gets_it_removed(self) -> None:
         log: list[str] = []
-        installation = Installation(lambda: [Recorded("a", log, lambda: installation.drop("me")), Recorded("b", log)])
+        installation = Installation(
+            lambda: [Recorded("a", log, lambda: installation.drop("me")), Recorded("b", log)]
+        )
         installation.hold("me")
         assert log[-2:] == ["-b", "-a"]
 
@@ -490,7 +538,9 @@ class TestInstallation:
         def fail() -> None:
             raise RuntimeError("half-way")
 
-        installation = Installation(lambda: [Recorded("a", log), Recorded("b", log, fail), Recorded("c", log)])
+        installation = Installation(
+            lambda: [Recorded("a", log), Recorded("b", log, fail), Recorded("c", log)]
+        )
         with pytest.raises(RuntimeError, match="half-way"):
             installation.hold("me")
         installation.drop("me")

@@ -1,4 +1,6 @@
-"""Device properties and the option that sets them, flags of CUDA's libraries, attention by enabled backends."""
+"""Device properties and the option that sets them, flags of CUDA's libraries, attention by enabled
+backends.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ class TestProperties:
     def test_every_field_of_torchs_own_type(self, cuda: torchdevice.Scope) -> None:
         properties = torch.cuda.get_device_properties(0)
         own = vars(torch._C).get("_CudaDeviceProperties")
-        names = [n for n in dir(own) if n[0] != "_"] if isinstance(own, type) else FIELDS_OF_CUDA.split()
+        names = (
+            [n for n in dir(own) if n[0] != "_"]
+            if isinstance(own, type)
+            else FIELDS_OF_CUDA.split()
+        )
         for name in {*names, *FIELDS_OF_CUDA.split()}:
             assert hasattr(properties, name), name
         assert isinstance(properties, torch._C._CudaDeviceProperties)
@@ -38,12 +44,20 @@ class TestProperties:
         assert properties == torch.cuda.get_device_properties("cuda")
 
     def test_they_can_be_set(self, target: str) -> None:
-        wanted = {"name": "NVIDIA A100-SXM4-80GB", "total_memory": 80 << 30, "multi_processor_count": 108}
+        wanted = {
+            "name": "NVIDIA A100-SXM4-80GB",
+            "total_memory": 80 << 30,
+            "multi_processor_count": 108,
+        }
         with torchdevice.portable(target, properties=wanted, capability=(9, 0)):
             properties = torch.cuda.get_device_properties()
             assert {name: getattr(properties, name) for name in wanted} == wanted
-            assert (properties.major, properties.minor) == torch.cuda.get_device_capability() == (9, 0)
-            assert torch.cuda.get_device_name() == wanted["name"] and torch.cuda.get_arch_list() == ["sm_90"]
+            assert (
+                (properties.major, properties.minor) == torch.cuda.get_device_capability() == (9, 0)
+            )
+            assert torch.cuda.get_device_name() == wanted[
+                "name"
+            ] and torch.cuda.get_arch_list() == ["sm_90"]
             assert torch.cuda.mem_get_info()[1] == 80 << 30 >= torch.cuda.mem_get_info()[0]
         with torchdevice.portable(target):
             assert torch.cuda.get_device_name() != wanted["name"]
@@ -51,7 +65,11 @@ class TestProperties:
     @pytest.mark.usefixtures("no_collections")
     def test_simulated_memory_is_the_total_memory_of_the_properties(self) -> None:
         with torchdevice.simulate(memory=1 << 30):
-            assert torch.cuda.get_device_properties(0).total_memory == 1 << 30 == torch.cuda.mem_get_info()[1]
+            assert (
+                torch.cuda.get_device_properties(0).total_memory
+                == 1 << 30
+                == torch.cuda.mem_get_info()[1]
+            )
 
     @pytest.mark.parametrize("bad", [{"major": 9}, {"colour": "green"}, {"name": "x", "minor": 1}])
     def test_fields_that_cannot_be_set_are_refused(self, bad: dict[str, Any]) -> None:
@@ -75,7 +93,12 @@ class TestProperties:
         [
             ("TORCHDEVICE_CAPABILITY", "nine", "is not a compute capability"),
             ("TORCHDEVICE_PROPERTIES", "{", "is not a mapping"),
-            pytest.param("TORCHDEVICE_PROPERTIES", '{"name": ' + "[" * 100_000, "is not a mapping", id="nested"),
+            pytest.param(
+                "TORCHDEVICE_PROPERTIES",
+                '{"name": ' + "[" * 100_000,
+                "is not a mapping",
+                id="nested",
+            ),
             ("TORCHDEVICE_PROPERTIES", '{"name": {"a": 1}}', "is not of type str"),
             ("TORCHDEVICE_MEMORY", "much", "is not a size"),
         ],
@@ -119,8 +142,12 @@ def on_cpu() -> Iterator[torchdevice.Scope]:
 
 
 class TestAttention:
-    @pytest.mark.parametrize("backends", BACKENDS, ids=lambda chosen: "+".join(each.name for each in chosen))
-    @pytest.mark.parametrize("options", [{}, {"dropout_p": 0.5}, {"is_causal": True}, {"attn_mask": True}], ids=str)
+    @pytest.mark.parametrize(
+        "backends", BACKENDS, ids=lambda chosen: "+".join(each.name for each in chosen)
+    )
+    @pytest.mark.parametrize(
+        "options", [{}, {"dropout_p": 0.5}, {"is_causal": True}, {"attn_mask": True}], ids=str
+    )
     def test_disabled_backends_fall_back_to_the_targets(
         self, on_cpu: torchdevice.Scope, backends: list[SDPBackend], options: dict[str, Any]
     ) -> None:
@@ -131,9 +158,15 @@ class TestAttention:
             options = {"attn_mask": torch.ones(8, 8, dtype=torch.bool, device="cuda")}
         torch.manual_seed(0)
         with sdpa_kernel(backends):
-            enabled = torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()
+            enabled = (
+                torch.backends.cuda.math_sdp_enabled(),
+                torch.backends.cuda.flash_sdp_enabled(),
+            )
             chosen = attend(q, q, q, **options)
-            assert enabled == (torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled())
+            assert enabled == (
+                torch.backends.cuda.math_sdp_enabled(),
+                torch.backends.cuda.flash_sdp_enabled(),
+            )
         chosen.sum().backward()
         assert q.grad is not None and chosen.shape == q.shape
         if "dropout_p" not in options:
@@ -147,7 +180,9 @@ class TestAttention:
                 assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu in operators.seen
                 assert not torch.backends.cuda.math_sdp_enabled()
             assert torch.backends.cuda.math_sdp_enabled()
-            found = [entry for entry in scope.journal.entries if "scaled_dot_product" in entry.requested]
+            found = [
+                entry for entry in scope.journal.entries if "scaled_dot_product" in entry.requested
+            ]
             assert len(found) == 1 and found[0].fidelity is Fidelity.APPROXIMATE
 
     def test_strict_refuses(self) -> None:
@@ -164,7 +199,8 @@ class TestAttention:
     def test_by_the_mps_profile_as_on_a_mac(self) -> None:
         with torchdevice.simulate("mps"):
             q = torch.rand(1, 2, 8, 16, device="cuda")
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # MPS lacks the kernel, and torch takes the math backend
+            # MPS lacks the kernel, and torch takes the math backend.
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
                 assert torch.nn.functional.scaled_dot_product_attention(q, q, q).shape == q.shape
 
 
@@ -188,17 +224,22 @@ class TestFlags:
             with torchdevice.portable("cpu", devices=count):
                 last = torch.backends.cuda.cufft_plan_cache[count - 1]
                 last.max_size = 7
-                assert torch.backends.cuda.cufft_plan_cache[count - 1].max_size == last.max_size == 7
+                assert (
+                    torch.backends.cuda.cufft_plan_cache[count - 1].max_size == last.max_size == 7
+                )
                 with pytest.raises(RuntimeError, match=f"0 <= device index < {count}"):
                     torch.backends.cuda.cufft_plan_cache[count]
         assert torch.backends.cuda.cufft_plan_cache.caches == before
 
     @pytest.mark.parametrize(("flag", "value"), FLAGS, ids=[flag for flag, _ in FLAGS])
-    def test_flags_are_stored_and_read_back(self, cuda: torchdevice.Scope, flag: str, value: Any) -> None:
+    def test_flags_are_stored_and_read_back(
+        self, cuda: torchdevice.Scope, flag: str, value: Any
+    ) -> None:
         owner, _, name = flag.rpartition(".")
         holder = eval(owner, {"torch": torch})
         before = getattr(holder, name)
-        # torch's test utilities, which another test may have imported, forbid changes of cuDNN's flags.
+        # torch's test utilities, which another test may have imported, forbid changes of cuDNN's
+        # flags.
         with getattr(torch.backends, "__allow_nonbracketed_mutation")():
             try:
                 setattr(holder, name, value)
@@ -233,7 +274,7 @@ class TestFlags:
             assert not torch.backends.cudnn.is_acceptable(torch.rand(2))
 
 
-# ---- private names, as libraries use them ----------------------------------------------------------------------------
+# ---- private names, as libraries use them --------------------------------------------------------
 
 
 def _restored_like_megatron(device: int = -1) -> None:
@@ -257,7 +298,11 @@ def _restored_like_megatron(device: int = -1) -> None:
 
 def _initialised_like_apex() -> None:
     torch.cuda._lazy_init()
-    assert torch.cuda._initialized and not torch.cuda._is_in_bad_fork() and not torch._C._cuda_isInBadFork()
+    assert (
+        torch.cuda._initialized
+        and not torch.cuda._is_in_bad_fork()
+        and not torch._C._cuda_isInBadFork()
+    )
     assert torch.cuda._is_compiled() and torch.cuda._get_device_index("cuda", optional=True) == 0
 
 
@@ -288,7 +333,9 @@ def _measured_like_deepspeed() -> None:
         torch.cuda.reset_max_memory_cached()
     assert torch.cuda.default_stream() == torch.cuda.current_stream()
     generator = torch.cuda.default_generators[0]
-    assert torch.cuda._get_generator(torch.device("cuda")).initial_seed() == generator.initial_seed()
+    assert (
+        torch.cuda._get_generator(torch.device("cuda")).initial_seed() == generator.initial_seed()
+    )
     torch.cuda._sleep(100)
 
 

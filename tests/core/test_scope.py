@@ -1,4 +1,6 @@
-"""Each way to enter a scope with each kind of use: {with, decorator, enable} x {nested, re-used, exception, ...}."""
+"""Each way to enter a scope with each kind of use: {with, decorator, enable} x {nested, re-used,
+exception, ...}.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ WAYS = ("with", "decorator", "enable")
 
 
 @contextlib.contextmanager
-def entered(way: str, scope: torchdevice.Scope | None = None, **options: Any) -> Iterator[torchdevice.Scope]:
-    """Activate a scope by one of the three ways; for ``decorator``, by the scope's context manager."""
+def entered(
+    way: str, scope: torchdevice.Scope | None = None, **options: Any
+) -> Iterator[torchdevice.Scope]:
+    """Activate a scope by one of the three ways; for ``decorator``, by the scope's context
+    manager.
+    """
     if way == "enable":
         try:
             yield torchdevice.enable(**options)
@@ -170,7 +176,13 @@ class TestMatrix:
     def test_executor(self, way: str) -> None:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             assert (
-                run(way, lambda: [pool.submit(is_active).result(), *pool.map(lambda _: is_active(), range(3))])
+                run(
+                    way,
+                    lambda: [
+                        pool.submit(is_active).result(),
+                        *pool.map(lambda _: is_active(), range(3)),
+                    ],
+                )
                 == [True] * 4
             )
             assert not pool.submit(is_active).result(), "a worker kept the scope of an earlier task"
@@ -374,7 +386,9 @@ class TestEnable:
         torchdevice.disable()
 
     def test_what_activates_a_whole_run_stays(self) -> None:
-        """A program in ``torchdevice run`` that enables a scope and disables it is back in the run's."""
+        """A program in ``torchdevice run`` that enables a scope and disables it is back in the
+        run's.
+        """
         run = activation.enable_chosen(options.chosen({}), propagate=False)
         torchdevice.enable(devices=2)
         torchdevice.disable()
@@ -470,7 +484,9 @@ class TestThreads:
             go.set()
             thread.join()
             assert is_active()
-        expected_error = "Torch not compiled with CUDA enabled" if no_cuda_build else "Found no NVIDIA driver"
+        expected_error = (
+            "Torch not compiled with CUDA enabled" if no_cuda_build else "Found no NVIDIA driver"
+        )
         assert expected_error in seen.pop("error")
         assert seen == {
             "active": False,
@@ -588,10 +604,14 @@ class TestThreads:
 
 
 class TestInterruptedThreadState:
-    """An interrupt, or a signal handler, at a line where tests cannot place a real one while lines are counted."""
+    """An interrupt, or a signal handler, at a line where tests cannot place a real one while lines
+    are counted.
+    """
 
     @pytest.mark.parametrize("late", [False, True])
-    def test_leaving_goes_on_after_an_interrupt(self, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_leaving_goes_on_after_an_interrupt(
+        self, late: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         leave, interrupts = thread_state.leave, [KeyboardInterrupt]
 
         def interrupted(entry: thread_state.Entry) -> None:
@@ -639,17 +659,24 @@ class TestInterruptedThreadState:
         asked: list[Any] = []
         with Mode() as mode:
             before = sys.getprofile()
-            sys.setprofile(lambda frame, event, argument: asked.append(argument) if event == "c_call" else None)
+            sys.setprofile(
+                lambda frame, event, argument: asked.append(argument) if event == "c_call" else None
+            )
             try:
                 found = thread_state.stacked_modes()
             finally:
                 sys.setprofile(before)
         assert found[-1] is mode
-        # What Python itself calls is seen by the profile, and signals are handled between such calls.
+        # What Python itself calls is seen by the profile, and signals are handled between such
+        # calls.
         assert thread_state._stack_length not in asked and thread_state._stack_at not in asked
 
-    def test_the_stack_is_looked_at_again_where_it_became_shorter(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A garbage collection, up to Python 3.11, leaves dropped statements between the length and the modes."""
+    def test_the_stack_is_looked_at_again_where_it_became_shorter(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A garbage collection, up to Python 3.11, leaves dropped statements between the length and
+        the modes.
+        """
 
         class Mode(TorchFunctionMode):
             pass
@@ -666,7 +693,9 @@ class TestInterruptedThreadState:
             monkeypatch.setattr(thread_state, "_stack_at", looked)
             assert thread_state.stacked_modes()[-1] is mode
 
-    def test_a_scope_is_left_where_somebody_else_took_its_mode_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_scope_is_left_where_somebody_else_took_its_mode_off(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         pop, refusals = thread_state._pop, [RuntimeError("stack is empty")]
 
         def refused() -> None:
@@ -682,7 +711,9 @@ class TestInterruptedThreadState:
     def test_a_scope_is_left_in_a_call_that_its_mode_handles(self) -> None:
         class Leaving(torch.Tensor):
             @classmethod
-            def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_function__(
+                cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 if entered:
                     entered.pop().__exit__(None, None, None)
                 return super().__torch_function__(func, types, args, kwargs or {})
@@ -695,7 +726,9 @@ class TestInterruptedThreadState:
         assert not is_active()
 
     def test_what_is_kept_from_a_scope_refuses_after_it(self) -> None:
-        with pytest.raises(NotSupportedError, match=r"torch\.cuda\.thing is not supported.*Do without"):
+        with pytest.raises(
+            NotSupportedError, match=r"torch\.cuda\.thing is not supported.*Do without"
+        ):
             thread_state.refuse("torch.cuda.thing", "Do without.")
 
 
@@ -749,7 +782,9 @@ class TestUndo:
 
     def test_a_mode_of_the_program_on_top_at_exit(self) -> None:
         class Own(TorchFunctionMode):
-            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_function__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 return func(*args, **(kwargs or {}))
 
         own = Own()
@@ -771,7 +806,9 @@ class TestUndo:
             torch.cuda.is_bf16_supported = original
 
     def test_no_answer_of_a_scope_is_remembered(self, tmp_path: Path) -> None:
-        """In a process of its own, where torch has not asked before: Triton, bfloat16, the number of devices."""
+        """In a process of its own, where torch has not asked before: Triton, bfloat16, the number
+        of devices.
+        """
         program = """
             import torch, torchdevice
             from torch.utils import _triton
@@ -819,7 +856,9 @@ class TestForceCpu:
         assert torch.zeros(1, device="cuda").device.type == "meta"
         torch.device("cpu:-1")
         seen: list[str] = []
-        thread = threading.Thread(target=lambda: seen.append(torch.zeros(1, device="cuda").device.type))
+        thread = threading.Thread(
+            target=lambda: seen.append(torch.zeros(1, device="cuda").device.type)
+        )
         thread.start()
         thread.join()
         assert seen == ["cpu"]
@@ -836,7 +875,9 @@ def without_a_device(family: str) -> str:
 
 @pytest.mark.parametrize("family", ["cuda", "xpu"])
 def test_a_call_without_the_mode_leaves_no_note_in_torch(family: Any, target: str) -> None:
-    """In C++ torch takes an accelerator for initialised, for good, when ``torch.cuda._lazy_init`` has returned."""
+    """In C++ torch takes an accelerator for initialised, for good, when ``torch.cuda._lazy_init``
+    has returned.
+    """
     before = without_a_device(family)
     with torchdevice.portable(target, written_for=family), torch._C.DisableTorchFunction():
         assert without_a_device(family) != ""

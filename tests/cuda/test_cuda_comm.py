@@ -1,4 +1,6 @@
-"""``torch.cuda.comm`` between simulated devices: where chunks and copies are, and what CUDA refuses, in its words."""
+"""``torch.cuda.comm`` between simulated devices: where chunks and copies are, and what CUDA
+refuses, in its words.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def test_chunks_on_streams_of_their_devices() -> None:
         chunks = comm.scatter(x, (0, 1), streams=streams)
         with pytest.raises(RaceError, match=f"stream {streams[1].stream_id} of cuda:1"):
             chunks[1] + 1
-        with pytest.raises(RuntimeError, match=r"^Expected the device associated with the stream at index 0 \(was 1\)"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"^Expected the device associated with the stream at index 0 \(was 1\)",
+        ):
             comm.scatter(x, (0, 1), streams=streams[::-1])
 
 
@@ -66,40 +71,45 @@ def test_results_are_written_into_what_was_given(cuda: torchdevice.Scope) -> Non
 
 
 def test_a_sum_is_on_its_destination(cuda: torchdevice.Scope) -> None:
-    total = comm.reduce_add([rand(3, device=device) * 0 + device + 1 for device in (0, 1)], destination=1)
+    total = comm.reduce_add(
+        [rand(3, device=device) * 0 + device + 1 for device in (0, 1)], destination=1
+    )
     assert total.get_device() == 1 and total.tolist() == [3.0] * 3
     with pytest.raises(AssertionError, match="expects all inputs to be on GPUs"):
         comm.reduce_add([torch.ones(2), torch.ones(2)])
 
 
 REFUSED: dict[str, Callable[[], Any]] = {
-    r"Expected all output tensors to be CUDA tensors, but output tensor at index 1 has device 'cpu'": lambda: (
-        comm.broadcast(rand(2), out=[rand(2), torch.rand(2)])
-    ),
-    r"Expected all output tensors to have same shape as the source tensor \[2\], but output tensor at index 0 has "
+    r"Expected all output tensors to be CUDA tensors, but output tensor at index 1 has device "
+    r"'cpu'": lambda: comm.broadcast(rand(2), out=[rand(2), torch.rand(2)]),
+    r"Expected all output tensors to have same shape as the source tensor \[2\], but output tensor "
+    r"at index 0 has "
     r"shape \[2, 1\]": lambda: comm.broadcast(rand(2), out=[rand(2, 1)]),
     r"All tensors must be on devices\[0\]: 1": lambda: comm.broadcast_coalesced([rand(2)], (1, 0)),
     r"Expected at least one device to scatter to": lambda: comm.scatter(rand(2), ()),
-    r"Expected devices and chunk_sizes to be of same length, but got len\(devices\) = 2 and len\(chunk_sizes\) = 1": (
-        lambda: comm.scatter(rand(2), (0, 1), [2])
-    ),
+    r"Expected devices and chunk_sizes to be of same length, but got len\(devices\) = 2 and "
+    r"len\(chunk_sizes\) = 1": (lambda: comm.scatter(rand(2), (0, 1), [2])),
     r"Expected at least one output tensor to scatter to": lambda: comm.scatter(rand(2), out=[]),
-    r"Expected all output tensors to be CUDA tensors, but output tensor at index 0 has device 'cpu'": lambda: (
-        comm.scatter(rand(2), out=[torch.rand(2)])
-    ),
-    r"Output tensor at index 1 has incorrect shape: \[1, 2\]. Expected same shape except for scatter dim 0 as the "
+    r"Expected all output tensors to be CUDA tensors, but output tensor at index 0 has device "
+    r"'cpu'": lambda: comm.scatter(rand(2), out=[torch.rand(2)]),
+    r"Output tensor at index 1 has incorrect shape: \[1, 2\]. Expected same shape except for "
+    r"scatter dim 0 as the "
     r"source tensor: \[2\]": lambda: comm.scatter(rand(2), out=[rand(1), rand(1, 2)]),
-    r"Total size for output tensors along scatter dim 1 does not match the source tensor size at dim 1. Expected 3, but"
+    r"Total size for output tensors along scatter dim 1 does not match the source tensor size at "
+    r"dim 1. Expected 3, but"
     r" got total size 2": lambda: comm.scatter(rand(2, 3), dim=-1, out=[rand(2, 1), rand(2, 1)]),
     r"Expected at least one tensor to gather from": lambda: comm.gather(()),
-    r"Expected all input tensors to be CUDA tensors, but tensor at index 0 has device 'cpu'": lambda: comm.gather(
-        (torch.rand(2), rand(2))
+    r"Expected all input tensors to be CUDA tensors, but tensor at index 0 has device "
+    r"'cpu'": lambda: comm.gather((torch.rand(2), rand(2))),
+    r"Expected all input tensors to have the same number of dimensions": lambda: comm.gather(
+        (rand(2), rand(2, 1))
     ),
-    r"Expected all input tensors to have the same number of dimensions": lambda: comm.gather((rand(2), rand(2, 1))),
-    r"Input tensor at index 1 has invalid shape \[2, 3\], but expected \[2, 2\]": lambda: comm.gather(
-        (rand(2, 2), rand(2, 3))
+    r"Input tensor at index 1 has invalid shape \[2, 3\], but expected \[2, 2\]": lambda: (
+        comm.gather((rand(2, 2), rand(2, 3)))
     ),
-    r"Expected out tensor to have shape \[4\], but got \[5\]": lambda: comm.gather((rand(2), rand(2)), out=rand(5)),
+    r"Expected out tensor to have shape \[4\], but got \[5\]": lambda: comm.gather(
+        (rand(2), rand(2)), out=rand(5)
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""A replay gives the values of the calls that it repeats, also where no kernel of the CPU's own writes to ``out``."""
+"""A replay gives the values of the calls that it repeats, also where no kernel of the CPU's own
+writes to ``out``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""CUDA graphs: warm up, capture, copy inputs in place, replay. Results equal those of the program without a graph."""
+"""CUDA graphs: warm up, capture, copy inputs in place, replay. Results equal those of the program
+without a graph.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,22 @@ pytestmark = pytest.mark.usefixtures("cuda")
 
 def network() -> torch.nn.Module:
     torch.manual_seed(0)
-    layers = (torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    layers = (
+        torch.nn.Linear(8, 16),
+        torch.nn.LayerNorm(16),
+        torch.nn.GELU(),
+        torch.nn.Linear(16, 4),
+    )
     return torch.nn.Sequential(*layers).cuda()
 
 
 def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     return [
-        (torch.randn(6, 8, generator=generator).cuda(), torch.randn(6, 4, generator=generator).cuda())
+        (
+            torch.randn(6, 8, generator=generator).cuda(),
+            torch.randn(6, 4, generator=generator).cuda(),
+        )
         for _ in range(count)
     ]
 
@@ -64,7 +74,9 @@ def test_a_whole_training_step(name: str) -> None:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 static_loss = step()
-            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "capturing trained"
+            assert all(
+                torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)
+            ), "capturing trained"
         losses = []
         for new_x, new_y in batches(5):
             x.copy_(new_x)
@@ -153,7 +165,9 @@ def test_queries_pools_and_isinstance() -> None:
 
 def test_misuse_raises_cudas_errors() -> None:
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(RuntimeError, match=r"^CUDA graphs must be captured on a non-default stream\. \(However"):
+    with pytest.raises(
+        RuntimeError, match=r"^CUDA graphs must be captured on a non-default stream\. \(However"
+    ):
         torch.cuda.CUDAGraph().capture_begin()
     with pytest.raises(RuntimeError, match="replay without a preceding successful capture"):
         graph.replay()
@@ -161,7 +175,10 @@ def test_misuse_raises_cudas_errors() -> None:
         torch.ones(1, device="cuda")
         with pytest.raises(torch.AcceleratorError, match="not permitted when stream is capturing"):
             torch.cuda.CUDAGraph().capture_begin()
-    with pytest.raises(RuntimeError, match="already owns a captured graph"), torch.cuda.graph(graph):
+    with (
+        pytest.raises(RuntimeError, match="already owns a captured graph"),
+        torch.cuda.graph(graph),
+    ):
         pass
     graph.reset()
     with torch.cuda.graph(graph):
@@ -211,15 +228,27 @@ def test_a_capture_that_is_not_ended_ends_with_the_scope(chosen: str) -> None:
 @ALONE
 @pytest.mark.parametrize(
     "waits",
-    [lambda x: x.sum().item(), lambda x: bool(x.any()), lambda x: x[x > 0], torch.unique, torch.Tensor.to_sparse, str],
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.any()),
+        lambda x: x[x > 0],
+        torch.unique,
+        torch.Tensor.to_sparse,
+        str,
+    ],
     ids=["item", "bool", "mask", "unique", "to_sparse", "print"],
 )
 def test_what_waits_for_the_device_cannot_be_captured(waits: Any) -> None:
-    """CUDA's error is raised on a simulated device; on a CPU target such a call cannot be told from others."""
+    """CUDA's error is raised on a simulated device; on a CPU target such a call cannot be told from
+    others.
+    """
     with torchdevice.simulate():
         x = torch.ones(3, device="cuda")
         graph = torch.cuda.CUDAGraph()
-        with pytest.raises(torch.AcceleratorError, match="CUDA error: operation"), torch.cuda.graph(graph):
+        with (
+            pytest.raises(torch.AcceleratorError, match="CUDA error: operation"),
+            torch.cuda.graph(graph),
+        ):
             waits(x)
         with pytest.raises(RuntimeError, match="without a preceding successful capture"):
             graph.replay()
@@ -248,7 +277,8 @@ def test_a_copy_of_pageable_memory_is_refused_and_the_capture_goes_on(copies: An
         with torch.cuda.graph(graph):
             y = x + 1
             with pytest.raises(
-                RuntimeError, match=r"^Cannot copy between CPU and CUDA tensors during CUDA graph capture"
+                RuntimeError,
+                match=r"^Cannot copy between CPU and CUDA tensors during CUDA graph capture",
             ):
                 copies(x)
         x.fill_(3)
@@ -271,15 +301,22 @@ def test_a_nested_tensor_in_a_graph() -> None:
 @pytest.mark.usefixtures("no_collections")
 @ALONE
 def test_emptying_the_cache_in_a_capture() -> None:
-    """CUDA refuses it where there is memory to return, but for the mode that lets a program do what may be unsafe."""
+    """CUDA refuses it where there is memory to return, but for the mode that lets a program do what
+    may be unsafe.
+    """
     with torchdevice.simulate(memory="1GiB"):
         with pytest.warns(UserWarning, match="empty"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             torch.cuda.empty_cache()
         held = [torch.empty(1 << 25, device="cuda", dtype=torch.uint8)]
         reserved = torch.cuda.memory_reserved()
-        with pytest.raises(torch.AcceleratorError, match="due to a previous"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with (
+            pytest.raises(torch.AcceleratorError, match="due to a previous"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
             held.clear()
-            with pytest.raises(torch.AcceleratorError, match="not permitted when stream is capturing"):
+            with pytest.raises(
+                torch.AcceleratorError, match="not permitted when stream is capturing"
+            ):
                 torch.cuda.empty_cache()
         assert torch.cuda.memory_reserved() == reserved
         held.append(torch.empty(1 << 25, device="cuda", dtype=torch.uint8))
@@ -290,11 +327,15 @@ def test_emptying_the_cache_in_a_capture() -> None:
         assert torch.cuda.memory_reserved() == reserved - (1 << 25)
 
 
-_COPIED = {"cond", "matrix_rank", "pinv", "svd", "svdvals"} if torch.__version__ >= "2.11" else set()
+_COPIED = (
+    {"cond", "matrix_rank", "pinv", "svd", "svdvals"} if torch.__version__ >= "2.11" else set()
+)
 """Functions of which torch refuses a copy, and the capture goes on."""
 
 _WAITING = [
-    name for name in dir(torch.linalg) if "synchronizes that device with" in (getattr(torch.linalg, name).__doc__ or "")
+    name
+    for name in dir(torch.linalg)
+    if "synchronizes that device with" in (getattr(torch.linalg, name).__doc__ or "")
 ]
 
 
@@ -314,12 +355,16 @@ def test_what_waits_by_torchs_documentation_cannot_be_captured(name: str) -> Non
             pytest.raises(torch.AcceleratorError, match="due to a previous error"),
             torch.cuda.graph(torch.cuda.CUDAGraph()),
         ):
-            with pytest.raises(torch.AcceleratorError, match="not permitted when stream is capturing"):
+            with pytest.raises(
+                torch.AcceleratorError, match="not permitted when stream is capturing"
+            ):
                 getattr(torch.linalg, name)(*args)
 
 
 @ALONE
-@pytest.mark.parametrize("name", ["cholesky_ex", "inv_ex", "lu_factor_ex", "ldl_factor_ex", "qr", "det", "slogdet"])
+@pytest.mark.parametrize(
+    "name", ["cholesky_ex", "inv_ex", "lu_factor_ex", "ldl_factor_ex", "qr", "det", "slogdet"]
+)
 def test_what_does_not_wait_can_be_captured(name: str) -> None:
     with torchdevice.simulate():
         x = torch.eye(3, device="cuda") * 2
@@ -328,8 +373,12 @@ def test_what_does_not_wait_can_be_captured(name: str) -> None:
         made.replay()
 
 
-def test_annotations_are_off_although_cudas_bindings_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA builds of torch bring the bindings' package along; what would be annotated is the work of a driver."""
+def test_annotations_are_off_although_cudas_bindings_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA builds of torch bring the bindings' package along; what would be annotated is the work
+    of a driver.
+    """
     pytest.importorskip("torch.cuda._graph_annotations", reason="torch annotates graphs since 2.12")
     annotations = torch.cuda._graph_annotations
     monkeypatch.setattr(annotations, "_HAS_CUDA_BINDINGS", True)
@@ -351,7 +400,10 @@ def test_a_replay_draws_from_the_states_of_the_capture() -> None:
         generator, graph = torch.cuda.default_generators[0], torch.cuda.CUDAGraph()
         generator.manual_seed(1)
         old, new = generator.graphsafe_get_state(), generator.clone_state().manual_seed(2)
-        expected = [torch.rand(2, device="cuda", generator=torch.Generator("cuda").manual_seed(s)) for s in (1, 2)]
+        expected = [
+            torch.rand(2, device="cuda", generator=torch.Generator("cuda").manual_seed(s))
+            for s in (1, 2)
+        ]
         for each in (old, new):
             graph.register_generator_state(each)
         with torch.cuda.graph(graph):
@@ -364,11 +416,16 @@ def test_a_replay_draws_from_the_states_of_the_capture() -> None:
         assert [first.tolist(), second.tolist()] == [each.tolist() for each in expected]
         assert (old.get_offset(), new.get_offset()) == (4, 4)
         graph.replay()
-        assert first.tolist() != expected[0].tolist() and (old.get_offset(), new.get_offset()) == (8, 8)
+        assert first.tolist() != expected[0].tolist() and (old.get_offset(), new.get_offset()) == (
+            8,
+            8,
+        )
 
 
 def drawn(seed: int, x: torch.Tensor) -> list[torch.Tensor]:
-    """Return the results of a random program, some of which it overwrites: floats, integers, views and lists."""
+    """Return the results of a random program, some of which it overwrites: floats, integers, views
+    and lists.
+    """
     draw = random.Random(seed)
     held = [x, x * 0.5, x.long()]
     for _ in range(25):
@@ -417,7 +474,9 @@ def test_a_replay_of_any_program_gives_its_bits(seed: int) -> None:
             assert one.dtype == other.dtype and same_bits(one, other)
 
 
-def test_a_replay_of_products_calls_no_kernel_that_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_of_products_calls_no_kernel_that_allocates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = network()
     x, _ = batches(1)[0]
     graph = torch.cuda.CUDAGraph()
@@ -432,7 +491,9 @@ def test_a_replay_of_products_calls_no_kernel_that_allocates(monkeypatch: pytest
 
 @pytest.mark.parametrize("native", ["never", "auto"])
 def test_storages_that_are_resized_in_a_capture(native: str) -> None:
-    """As FSDP does, which frees its parameters' memory. A graph goes on to use the memory that it was captured with."""
+    """As FSDP does, which frees its parameters' memory. A graph goes on to use the memory that it
+    was captured with.
+    """
     with torchdevice.simulate("cuda", native=native):
         for begins_empty in (False, True):
             x, y = torch.arange(5000.0, device="cuda"), torch.zeros(5000, device="cuda")

@@ -1,4 +1,6 @@
-"""Memory statistics, snapshots and the history of allocations, read by torch's own ``_memory_viz``."""
+"""Memory statistics, snapshots and the history of allocations, read by torch's own
+``_memory_viz``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # torch imports it in the middle of some first call, and so keeps the frames of that call
+
+# Torch imports it in the middle of some first call, and so keeps the frames of that call.
+import torch._dynamo
 from torch.cuda import _memory_viz
 
 import torchdevice
@@ -32,9 +36,9 @@ def test_statistics_of_a_simulated_device_are_an_allocators() -> None:
         large = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
         then = torch.cuda.memory_stats()
         change = {key: then[key] - before[key] for key in then}
-        assert change["allocated_bytes.small_pool.current"] == 512 and change["requested_bytes.all.current"] == (
-            400 + 3 * MIB
-        )
+        assert change["allocated_bytes.small_pool.current"] == 512 and change[
+            "requested_bytes.all.current"
+        ] == (400 + 3 * MIB)
         assert change["allocated_bytes.large_pool.current"] == 3 * MIB
         assert change["allocation.all.current"] == 2 == change["active.all.allocated"]
         assert then["reserved_bytes.all.current"] == torch.cuda.memory_reserved()
@@ -44,7 +48,10 @@ def test_statistics_of_a_simulated_device_are_an_allocators() -> None:
         del small, large
         after = torch.cuda.memory_stats()
         assert after["allocated_bytes.all.current"] == before["allocated_bytes.all.current"]
-        assert after["allocated_bytes.all.freed"] - before["allocated_bytes.all.freed"] == 3 * MIB + 512
+        assert (
+            after["allocated_bytes.all.freed"] - before["allocated_bytes.all.freed"]
+            == 3 * MIB + 512
+        )
         assert after["allocation.all.peak"] == then["allocation.all.current"]
         torch.cuda.reset_accumulated_memory_stats()
         assert torch.cuda.memory_stats()["allocated_bytes.all.allocated"] == 0
@@ -83,15 +90,22 @@ def test_history_names_the_lines_that_allocated(recording: torchdevice.Scope) ->
     allocated = [e for e in events if e["action"] == "alloc"]
     assert sum(any(frame["name"] == "_allocate" for frame in e["frames"]) for e in allocated) == 6
     assert all("torchdevice/" not in frame["filename"] for e in allocated for frame in e["frames"])
-    ours = {e["addr"] for e in allocated if any(frame["name"] == "_allocate" for frame in e["frames"])}
+    ours = {
+        e["addr"] for e in allocated if any(frame["name"] == "_allocate" for frame in e["frames"])
+    }
     freed = [e["addr"] for e in events if e["action"] == "free_completed" and e["addr"] in ours]
     assert len(freed) == 4  # the three results of torch.ones, and the result that was deleted
-    live = {block["data_ptr"]: block for segment in snapshot["segments"] for block in segment["blocks"]}
+    live = {
+        block["data_ptr"]: block for segment in snapshot["segments"] for block in segment["blocks"]
+    }
     for tensor in kept:
         block = live[tensor.untyped_storage().data_ptr()]
         assert block["requested_size"] == tensor.nbytes and block["state"] == "active_allocated"
         assert any(frame["name"] == "_allocate" for frame in block["frames"])
-        assert torch._C._cuda_allocationTraceback(tensor.untyped_storage().data_ptr()) == block["frames"]
+        assert (
+            torch._C._cuda_allocationTraceback(tensor.untyped_storage().data_ptr())
+            == block["frames"]
+        )
     assert torch._C._cuda_allocationTraceback(1) is None
 
 
@@ -106,13 +120,16 @@ def test_the_history_has_stacks_of_torchscript(cuda: torchdevice.Scope) -> None:
     kept = scripted(x)
     frames = torch._C._cuda_allocationTraceback(kept.untyped_storage().data_ptr())
     names = [frame["name"] for frame in frames]
-    assert names[0] == "scripted" and test_the_history_has_stacks_of_torchscript.__name__ in names[1:]
+    assert (
+        names[0] == "scripted" and test_the_history_has_stacks_of_torchscript.__name__ in names[1:]
+    )
     assert frames[0]["filename"] == __file__
 
 
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.skipif(
-    not (sys.platform == "linux" and platform.machine() == "x86_64"), reason="torch unwinds C++ on Linux x86-64 only"
+    not (sys.platform == "linux" and platform.machine() == "x86_64"),
+    reason="torch unwinds C++ on Linux x86-64 only",
 )
 @pytest.mark.one_engine
 def test_the_history_has_stacks_of_cpp(cuda: torchdevice.Scope) -> None:
@@ -126,8 +143,9 @@ def test_the_history_has_stacks_of_cpp(cuda: torchdevice.Scope) -> None:
         assert not any(f"torchdevice{os.sep}cuda" in frame["filename"] for frame in frames)
     name = test_the_history_has_stacks_of_cpp.__name__
     assert name in found["python"] and not any("::mul" in each for each in found["python"])
-    # Nothing more can be said: torch may fail to unwind as far as the interpreter, and where Dynamo has set its
-    # evaluator of frames, torch places Python's frames too far inside, counting the interpreter's.
+    # Nothing more can be said: torch may fail to unwind as far as the interpreter, and where Dynamo
+    # has set its evaluator of frames, torch places Python's frames too far inside, counting the
+    # interpreter's.
     assert any("::mul" in each for each in found["all"])
 
 
@@ -136,7 +154,9 @@ def test_the_history_has_stacks_of_cpp(cuda: torchdevice.Scope) -> None:
 def test_a_history_without_cpp_where_torch_cannot_unwind(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(python: bool, script: bool, cpp: bool) -> Any:
         if cpp:
-            raise RuntimeError("record_context_cpp is not support on non-linux non-x86_64 platforms")
+            raise RuntimeError(
+                "record_context_cpp is not support on non-linux non-x86_64 platforms"
+            )
         return gather(python, script, cpp)
 
     gather = memory_history._gather
@@ -157,12 +177,16 @@ def test_a_returned_segment_has_a_stack_where_frees_have_one(context: str) -> No
         kept = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda")
         del kept
         torch.cuda.empty_cache()
-        events = {event["action"]: event for event in torch.cuda.memory._snapshot()["device_traces"][0]}
+        events = {
+            event["action"]: event for event in torch.cuda.memory._snapshot()["device_traces"][0]
+        }
     assert bool(events["segment_alloc"]["frames"]) is (context != "state")
     assert bool(events["segment_free"]["frames"]) is (context == "all")
 
 
-@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, lambda f: torch.vmap(torch.func.grad(f))])
+@pytest.mark.parametrize(
+    "transform", [torch.vmap, torch.func.grad, lambda f: torch.vmap(torch.func.grad(f))]
+)
 def test_a_snapshot_inside_a_transform(recording: torchdevice.Scope, transform: Any) -> None:
     """The tensors that a transform hands to the function have no memory of their own."""
     x = torch.ones(311, device="cuda")
@@ -184,12 +208,20 @@ def test_a_snapshot_beside_a_trace(recording: torchdevice.Scope) -> None:
     x = torch.ones(311, device="cuda")
     functional, fake = torch._to_functional_tensor(x), torch.ones(3, device="cuda")
     torch._C._set_throw_on_mutable_data_ptr(fake)
-    found = [block["data_ptr"] for segment in torch.cuda.memory._snapshot()["segments"] for block in segment["blocks"]]
-    assert (*functional.shape, *fake.shape) == (311, 3) and found.count(x.untyped_storage().data_ptr()) == 1
+    found = [
+        block["data_ptr"]
+        for segment in torch.cuda.memory._snapshot()["segments"]
+        for block in segment["blocks"]
+    ]
+    assert (*functional.shape, *fake.shape) == (311, 3) and found.count(
+        x.untyped_storage().data_ptr()
+    ) == 1
 
 
 @pytest.mark.usefixtures("no_collections")
-def test_a_dumped_snapshot_is_read_by_torchs_own_viewer(recording: torchdevice.Scope, tmp_path: Path) -> None:
+def test_a_dumped_snapshot_is_read_by_torchs_own_viewer(
+    recording: torchdevice.Scope, tmp_path: Path
+) -> None:
     kept = _allocate(4)
     path = tmp_path / "snapshot.pickle"
     torch.cuda.memory._dump_snapshot(str(path))
@@ -197,10 +229,15 @@ def test_a_dumped_snapshot_is_read_by_torchs_own_viewer(recording: torchdevice.S
     drawn: list[str] = []
     _memory_viz.segments(snapshot, format_flamegraph=drawn.append)
     _memory_viz.memory(snapshot, format_flamegraph=drawn.append)
-    assert all("active_allocated" in text and "_allocate" in text for text in drawn) and len(drawn) == 2
+    assert (
+        all("active_allocated" in text and "_allocate" in text for text in drawn)
+        and len(drawn) == 2
+    )
     assert "segments: " in _memory_viz.segsum(snapshot)
     assert "entries" in _memory_viz.trace(snapshot)
-    assert "Active Memory Timeline" in _memory_viz.trace_plot(snapshot) or "viz" in _memory_viz.trace_plot(snapshot)
+    assert "Active Memory Timeline" in _memory_viz.trace_plot(
+        snapshot
+    ) or "viz" in _memory_viz.trace_plot(snapshot)
     assert len(kept) == 4
 
 
@@ -230,7 +267,9 @@ def test_what_is_recorded_can_be_chosen(recording: torchdevice.Scope) -> None:
 
 @pytest.mark.usefixtures("no_collections")
 def test_kinds_of_events_can_be_left_out(cuda: torchdevice.Scope) -> None:
-    torch._C._cuda_record_memory_history("all", "all", "python", 100, False, False, False, ["free_requested", "alloc"])
+    torch._C._cuda_record_memory_history(
+        "all", "all", "python", 100, False, False, False, ["free_requested", "alloc"]
+    )
     kept = _allocate(2)
     del kept
     events = torch.cuda.memory._snapshot()["device_traces"][0]
@@ -286,7 +325,9 @@ def test_running_out_is_observed_and_recorded() -> None:
         assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
         event = torch.cuda.memory._snapshot()["device_traces"][0][-1]
     assert [figures[:3] for figures in seen] == [(0, 12 * MIB, 4 * MIB)]
-    assert event["action"] == "oom" and event["size"] == 12 * MIB and event["device_free"] <= 4 * MIB
+    assert (
+        event["action"] == "oom" and event["size"] == 12 * MIB and event["device_free"] <= 4 * MIB
+    )
 
 
 @pytest.mark.usefixtures("no_collections")
@@ -296,7 +337,9 @@ def test_snapshots_of_several_devices() -> None:
         # More than the segments of what earlier tests left have room for.
         kept = [torch.ones(16 * MIB, device="cuda:1"), torch.ones(16 * MIB, device="cuda:0")]
         traces = torch.cuda.memory._snapshot()["device_traces"]
-        assert [[event["action"] for event in trace] for trace in traces] == [["segment_alloc", "alloc"]] * 2
+        assert [[event["action"] for event in trace] for trace in traces] == [
+            ["segment_alloc", "alloc"]
+        ] * 2
         assert len(kept) == 2
         assert {segment["device"] for segment in torch.cuda.memory_snapshot()} == {0, 1}
         assert torch.cuda.memory_snapshot((0, 7)) == []
@@ -337,7 +380,9 @@ class _Allocator:
 
 
 @pytest.mark.usefixtures("no_collections")
-@pytest.mark.parametrize("name", ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"])
+@pytest.mark.parametrize(
+    "name", ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"]
+)
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda:2"])
 def test_one_figure_is_read_without_the_table_of_all(target: str, name: str) -> None:
     key = f"{name.split('_')[-1]}_bytes.all.{'peak' if name.startswith('max') else 'current'}"
@@ -355,7 +400,9 @@ def test_one_figure_is_read_without_the_table_of_all(target: str, name: str) -> 
             assert getattr(torch.cuda, name)("cuda:1") == torch.cuda.memory_stats(1)[key]
         with pytest.raises(RuntimeError, match=r"Invalid device argument -?7"):
             getattr(torch.cuda, name)(7 if target != "cpu" else -7)
-        sys.setprofile(lambda frame, event, argument: frames.append(frame) if event == "call" else None)
+        sys.setprofile(
+            lambda frame, event, argument: frames.append(frame) if event == "call" else None
+        )
         try:
             getattr(torch.cuda, name)()
         finally:
@@ -368,26 +415,38 @@ def test_one_figure_is_read_without_the_table_of_all(target: str, name: str) -> 
 def test_a_snapshot_is_the_allocators_layout() -> None:
     with torchdevice.simulate():
         before = torch.cuda.memory_reserved()
-        kept = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (700, 3 * MIB, 40 * MIB)]
+        kept = [
+            torch.empty(size, dtype=torch.uint8, device="cuda") for size in (700, 3 * MIB, 40 * MIB)
+        ]
         del kept[1]
         segments = torch.cuda.memory_snapshot()
         stats = torch.cuda.memory_stats()
-        assert sum(each["total_size"] for each in segments) == torch.cuda.memory_reserved() >= before + 40 * MIB
+        assert (
+            sum(each["total_size"] for each in segments)
+            == torch.cuda.memory_reserved()
+            >= before + 40 * MIB
+        )
         assert sum(each["allocated_size"] for each in segments) == torch.cuda.memory_allocated()
         for segment in segments:
             ends = [block["address"] + block["size"] for block in segment["blocks"]]
-            assert [segment["address"], *ends] == [b["address"] for b in segment["blocks"]] + [ends[-1]]
+            assert [segment["address"], *ends] == [b["address"] for b in segment["blocks"]] + [
+                ends[-1]
+            ]
         places = {block["data_ptr"]: segment for segment in segments for block in segment["blocks"]}
         assert places[kept[0].data_ptr()]["segment_type"] == "small"
         assert places[kept[1].data_ptr()]["total_size"] == 40 * MIB
         assert stats["segment.all.current"] == len(segments)
         torch.cuda.empty_cache()
-        assert torch.cuda.memory_reserved() <= sum(each["total_size"] for each in segments) - 20 * MIB
+        assert (
+            torch.cuda.memory_reserved() <= sum(each["total_size"] for each in segments) - 20 * MIB
+        )
 
 
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("variable", [None, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_settings_change_the_allocator(variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_change_the_allocator(
+    variable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "expandable_segments:True,max_split_size_mb:40"
     if variable is not None:
         monkeypatch.setenv(variable, text)
@@ -398,12 +457,19 @@ def test_settings_change_the_allocator(variable: str | None, monkeypatch: pytest
         kept = torch.empty(3 * MIB, device="cuda")
         found = torch.cuda.memory._snapshot()
         assert found["allocator_settings"]["expandable_segments"] and kept.numel() == 3 * MIB
-        assert found["allocator_settings"]["max_split_size"] == 40 * MIB == torch.cuda.memory_stats()["max_split_size"]
+        assert (
+            found["allocator_settings"]["max_split_size"]
+            == 40 * MIB
+            == torch.cuda.memory_stats()["max_split_size"]
+        )
         assert any(segment["is_expandable"] for segment in found["segments"])
     monkeypatch.undo()
     with torchdevice.simulate():
         other = torch.empty(3 * MIB, device="cuda")
-        assert not torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"] and other.numel()
+        assert (
+            not torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
+            and other.numel()
+        )
 
 
 def test_a_nested_scope_leaves_the_settings_of_the_outer_one() -> None:
@@ -447,8 +513,14 @@ def test_a_nested_scope_leaves_the_cached_segments_of_the_outer_one() -> None:
     ("text", "message"),
     [
         ("nonsense:1", "Unrecognized key 'nonsense' in CUDA allocator config."),
-        ("max_split_size_mb:10", "CachingAllocator option max_split_size_mb too small, must be >= 20"),
-        ("garbage_collection_threshold:1.5", "garbage_collect_threshold is invalid, set it in (0.0, 1.0)"),
+        (
+            "max_split_size_mb:10",
+            "CachingAllocator option max_split_size_mb too small, must be >= 20",
+        ),
+        (
+            "garbage_collection_threshold:1.5",
+            "garbage_collect_threshold is invalid, set it in (0.0, 1.0)",
+        ),
         ("roundup_power2_divisions:3", "For roundups, the divisions has to be power of 2"),
     ],
 )
@@ -466,7 +538,8 @@ def test_wrong_settings_are_refused_and_change_nothing(text: str, message: str) 
 def test_a_setting_is_forgotten_with_its_text() -> None:
     with torchdevice.simulate():
         torch._C._accelerator_setAllocatorSettings("large_segment_size_mb:32")
-        torch._C._accelerator_setAllocatorSettings("max_split_size_mb:21")  # refused below the size of a large segment
+        # Refused below the size of a large segment.
+        torch._C._accelerator_setAllocatorSettings("max_split_size_mb:21")
         assert torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"] == 21 * MIB
 
 
@@ -491,7 +564,9 @@ def test_record_stream_defers_the_reuse_of_memory(wait: Any) -> None:
                 y.record_stream(torch.cuda.Stream())
             first = torch.cuda.memory_stats()["active_bytes.all.current"]
             del y
-            assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - (0 if used else 28 * MIB)
+            assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - (
+                0 if used else 28 * MIB
+            )
         wait(x)
         assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - 28 * MIB
 
@@ -510,15 +585,20 @@ def test_only_a_copy_that_makes_the_host_wait_frees_pending_memory(copy: str, pi
         if copy == "to":
             assert x.to("cpu", non_blocking=pinned).is_pinned() is pinned
         else:
-            torch.empty(4, pin_memory=pinned).copy_(x, non_blocking=True)  # to pageable memory the copy is blocking
-        assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - (0 if pinned else 28 * MIB)
+            # To pageable memory the copy is blocking.
+            torch.empty(4, pin_memory=pinned).copy_(x, non_blocking=True)
+        assert torch.cuda.memory_stats()["active_bytes.all.current"] == first - (
+            0 if pinned else 28 * MIB
+        )
 
 
 def test_a_copy_to_the_host_without_waiting_is_pinned() -> None:
     with torchdevice.simulate():
         x = torch.arange(6.0, device="cuda").view(2, 3).t()
         for host in (x.to("cpu", non_blocking=True), x.to("cpu", torch.float64, non_blocking=True)):
-            assert host.is_pinned() and host[1:].is_pinned() and torch.equal(host.to(x.dtype), x.cpu())
+            assert (
+                host.is_pinned() and host[1:].is_pinned() and torch.equal(host.to(x.dtype), x.cpu())
+            )
         for other in (x.cpu(), x.to("cpu"), torch.ones(2).to("cpu", non_blocking=True)):
             assert not other.is_pinned()
     with torchdevice.simulate("mps", written_for="mps"):
@@ -532,10 +612,19 @@ def _block(tensor: torch.Tensor) -> int:
 
 @pytest.mark.usefixtures("no_collections")
 def test_the_peak_of_a_training_step_is_the_sum_of_its_tensors() -> None:
-    """By hand: what autograd keeps after the forward pass; weights, gradients, two states and a temporary of AdamW."""
+    """By hand: what autograd keeps after the forward pass; weights, gradients, two states and a
+    temporary of AdamW.
+    """
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=320, n_positions=64, n_embd=64, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        vocab_size=320,
+        n_positions=64,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
     )
     kept: dict[int, int] = {}
 
@@ -546,19 +635,29 @@ def test_the_peak_of_a_training_step_is_the_sum_of_its_tensors() -> None:
     with torchdevice.simulate():
         start = torch.cuda.memory_allocated()
         model = transformers.GPT2LMHeadModel(config).cuda()
-        weights = {each.untyped_storage().data_ptr(): _block(each) for each in (*model.parameters(), *model.buffers())}
+        weights = {
+            each.untyped_storage().data_ptr(): _block(each)
+            for each in (*model.parameters(), *model.buffers())
+        }
         optimizer = torch.optim.AdamW(model.parameters())
         tokens = torch.arange(4 * 32, device="cuda").view(4, 32)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             found = model(input_ids=tokens, labels=tokens, use_cache=False)
-        held = {each.untyped_storage().data_ptr(): _block(each) for each in (tokens, found.loss, found.logits)}
+        held = {
+            each.untyped_storage().data_ptr(): _block(each)
+            for each in (tokens, found.loss, found.logits)
+        }
         by_hand = sum({**weights, **kept, **held}.values())
         assert torch.cuda.memory_allocated() - start == pytest.approx(by_hand, rel=0.02)
         found.loss.backward()
         del found
         torch.cuda.reset_peak_memory_stats()
         optimizer.step()
-        by_hand = sum(weights.values()) + 4 * sum(_block(each) for each in model.parameters()) + _block(tokens)
+        by_hand = (
+            sum(weights.values())
+            + 4 * sum(_block(each) for each in model.parameters())
+            + _block(tokens)
+        )
         assert torch.cuda.max_memory_allocated() - start == pytest.approx(by_hand, rel=0.02)
 
 
@@ -569,11 +668,17 @@ def test_more_than_any_machine_has_is_refused_in_cudas_words(name: str, memory: 
     with torchdevice.simulate(memory=memory):
         total = torch.cuda.get_device_properties(0).total_memory
         for gibibytes, message in (
-            (800_000_000, f"Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of {total / 2**30:.2f} GiB"),
+            (
+                800_000_000,
+                "Tried to allocate 800000000.00 GiB. GPU 0 has a total capacity of "
+                f"{total / 2**30:.2f} GiB",
+            ),
             (8_000_000_000, "Tried to allocate more than 1EB memory."),
         ):
             before = torch.cuda.memory_stats()["num_ooms"]
-            with pytest.raises(torch.cuda.OutOfMemoryError, match=re.escape(f"CUDA out of memory. {message}")):
+            with pytest.raises(
+                torch.cuda.OutOfMemoryError, match=re.escape(f"CUDA out of memory. {message}")
+            ):
                 getattr(torch, name)(gibibytes << 30, dtype=torch.int8, device="cuda")
             assert torch.cuda.memory_stats()["num_ooms"] > before
 
@@ -583,11 +688,17 @@ def test_the_settings_limit_the_memory_of_the_process(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.5")
     with torchdevice.simulate(memory="100MiB", count=2):
         torch.cuda.init()
-        assert [torch.cuda.get_per_process_memory_fraction(index) for index in range(2)] == [0.5, 0.5]
+        assert [torch.cuda.get_per_process_memory_fraction(index) for index in range(2)] == [
+            0.5,
+            0.5,
+        ]
         kept = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda:1")
         with pytest.raises(torch.cuda.OutOfMemoryError, match=re.escape("50.00 MiB allowed")):
             torch.empty(20 * MIB, dtype=torch.uint8, device="cuda:1")
         assert kept.numel() == 40 * MIB
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:1.5")
-    with torchdevice.simulate(), pytest.raises(ValueError, match=re.escape("is invalid, set it in [0.0, 1.0]")):
+    with (
+        torchdevice.simulate(),
+        pytest.raises(ValueError, match=re.escape("is invalid, set it in [0.0, 1.0]")),
+    ):
         torch.cuda.init()

@@ -1,4 +1,5 @@
-"""``torch.cuda._sleep`` on a simulated device: which streams and events are done, and who waits until when.
+"""``torch.cuda._sleep`` on a simulated device: which streams and events are done, and who waits
+until when.
 
 The clock of these tests moves only when somebody sleeps.
 """
@@ -119,7 +120,9 @@ def taking(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], A
     read = clock.perf_counter
     seconds = [0.0]
     # The recorder reads the clock before and after each kernel.
-    monkeypatch.setattr(happens_before, "time", type("Times", (), {"perf_counter": staticmethod(lambda: read())}))
+    monkeypatch.setattr(
+        happens_before, "time", type("Times", (), {"perf_counter": staticmethod(lambda: read())})
+    )
 
     def run(*given: float) -> None:
         seconds[:] = given
@@ -189,5 +192,8 @@ def test_a_capture_after_a_sleep_waits_for_nothing() -> None:
             y = x * 2 + x  # products make new tensors, and a capture asks whether they wrote to `x`
         graph.replay()
         assert y.tolist() == [3.0] * 3
-        with pytest.raises(RuntimeError, match="during capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        with (
+            pytest.raises(RuntimeError, match="during capture"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
             x.sum().item()  # what the program reads itself

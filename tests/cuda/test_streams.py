@@ -1,4 +1,6 @@
-"""Streams and events, by ``torch.cuda``, by the generic classes and by ``torch.accelerator``, with CUDA's errors."""
+"""Streams and events, by ``torch.cuda``, by the generic classes and by ``torch.accelerator``, with
+CUDA's errors.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def two(target: str) -> Iterator[torchdevice.Scope]:
 @pytest.mark.usefixtures("two")
 class TestStreams:
     def test_both_classes(self) -> None:
-        for stream in (torch.cuda.Stream(), torch.Stream("cuda"), torch.Stream(device=torch.device("cuda:1"))):
+        for stream in (
+            torch.cuda.Stream(),
+            torch.Stream("cuda"),
+            torch.Stream(device=torch.device("cuda:1")),
+        ):
             assert isinstance(stream, torch.Stream) and isinstance(stream, torch.cuda.Stream)
         assert torch.cuda.Stream(1).device == torch.Stream(device="cuda:1").device
         assert not isinstance(torch.Event("cuda"), torch.Stream)
@@ -37,7 +43,9 @@ class TestStreams:
         with torch.cuda.stream(first), torch.cuda.stream(second):
             assert torch.cuda.current_device() == 1
             assert torch.cuda.current_stream(0) == first and torch.cuda.current_stream(1) == second
-            assert torch.accelerator.current_stream(1) == second == torch.accelerator.current_stream()
+            assert (
+                torch.accelerator.current_stream(1) == second == torch.accelerator.current_stream()
+            )
         assert torch.cuda.current_device() == 0
         for index in (0, 1):
             assert torch.cuda.current_stream(index) == torch.cuda.default_stream(index)
@@ -48,12 +56,17 @@ class TestStreams:
             assert torch.cuda.current_stream() == stream and torch.cuda.current_device() == 1
             with torch.Stream(device="cuda:0") as inner:
                 assert torch.accelerator.current_stream() == inner
-        assert torch.cuda.current_device() == 0 and torch.cuda.current_stream() == torch.cuda.default_stream()
+        assert (
+            torch.cuda.current_device() == 0
+            and torch.cuda.current_stream() == torch.cuda.default_stream()
+        )
 
     def test_the_accelerator_module_sets_it(self) -> None:
         stream = torch.cuda.Stream(1)
         torch.accelerator.set_stream(stream)
-        assert torch.cuda.current_stream() == stream and torch.accelerator.current_device_index() == 1
+        assert (
+            torch.cuda.current_stream() == stream and torch.accelerator.current_device_index() == 1
+        )
         torch.cuda.set_stream(torch.cuda.default_stream(1))
         with torch.accelerator.device_index(0):
             assert torch.cuda.current_device() == 0
@@ -74,7 +87,9 @@ class TestStreams:
     def test_equality_and_hashing(self) -> None:
         stream = torch.cuda.Stream()
         same = torch.cuda.Stream(
-            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+            stream_id=stream.stream_id,
+            device_index=stream.device_index,
+            device_type=stream.device_type,
         )
         assert same == stream and hash(same) == hash(stream) and {stream: 1}[same] == 1
         assert stream != torch.cuda.Stream() and stream != 3
@@ -82,7 +97,9 @@ class TestStreams:
 
     @pytest.mark.usefixtures("no_collections")
     def test_record_stream_by_both_forms(self, two: torchdevice.Scope, kind: str) -> None:
-        """A simulated device defers the reuse of memory; the CPU has nothing to defer, which is reported."""
+        """A simulated device defers the reuse of memory; the CPU has nothing to defer, which is
+        reported.
+        """
         stream = torch.cuda.Stream()
         for record in (lambda x: x.record_stream(stream), lambda x: x.record_stream(s=stream)):
             x = torch.zeros(1000, device="cuda")
@@ -93,7 +110,9 @@ class TestStreams:
                 assert torch.cuda.memory_stats()["active.all.current"] == before
                 torch.cuda.synchronize()
                 assert torch.cuda.memory_stats()["active.all.current"] == before - 1
-        reported = [entry for entry in two.journal.entries if entry.requested == "Tensor.record_stream"]
+        reported = [
+            entry for entry in two.journal.entries if entry.requested == "Tensor.record_stream"
+        ]
         assert bool(reported) is (kind in ("cpu", "npu_like"))
 
     def test_work_on_another_stream_is_done_after_waiting(self) -> None:
@@ -114,7 +133,9 @@ class TestStreams:
         assert torch.cuda.get_stream_from_external(0, 1) == torch.cuda.default_stream(1)
         stream = torch.cuda.Stream()
         if kind == "simulated":
-            assert torch.cuda.ExternalStream(stream.cuda_stream) == stream and hex(stream.native_handle)
+            assert torch.cuda.ExternalStream(stream.cuda_stream) == stream and hex(
+                stream.native_handle
+            )
             assert ctypes.c_void_p(stream.cuda_stream).value == stream._as_parameter_.value
             with pytest.raises(NotSupportedError):
                 torch.cuda.ExternalStream(1234)
@@ -137,9 +158,16 @@ class TestStreams:
 
     def test_a_program_prints_and_compares_pointers(self) -> None:
         stream, other = torch.cuda.Stream(), torch.cuda.Stream()
-        assert re.fullmatch("0x[0-9a-f]+", f"0x{stream.cuda_stream:x}") and str(stream.cuda_stream).isdigit()
+        assert (
+            re.fullmatch("0x[0-9a-f]+", f"0x{stream.cuda_stream:x}")
+            and str(stream.cuda_stream).isdigit()
+        )
         assert stream.cuda_stream == stream.cuda_stream == stream.native_handle != other.cuda_stream
-        assert stream.cuda_stream and stream.cuda_stream != 0 and len({stream.cuda_stream, stream.cuda_stream}) == 1
+        assert (
+            stream.cuda_stream
+            and stream.cuda_stream != 0
+            and len({stream.cuda_stream, stream.cuda_stream}) == 1
+        )
 
     @pytest.mark.usefixtures("no_collections")
     def test_ordinals_that_do_not_exist(self) -> None:
@@ -156,10 +184,14 @@ class TestStreams:
             with pytest.raises(torch.AcceleratorError, match="CUDA error: invalid device ordinal"):
                 call()
         for query in (torch.cuda.current_stream, torch.cuda.default_stream):
-            with pytest.raises(RuntimeError, match=r"Device index value 5 is out of index range \[0, 2\)"):
+            with pytest.raises(
+                RuntimeError, match=r"Device index value 5 is out of index range \[0, 2\)"
+            ):
                 query(5)
         for figure in (torch.cuda.memory_allocated, torch.cuda.reset_peak_memory_stats):
-            with pytest.raises(RuntimeError, match=r"Invalid device argument 5: did you call init\?"):
+            with pytest.raises(
+                RuntimeError, match=r"Invalid device argument 5: did you call init\?"
+            ):
                 figure(5)
         with pytest.raises(AssertionError, match="Invalid peer device id"):
             torch.cuda.can_device_access_peer(0, 5)
@@ -170,7 +202,11 @@ class TestStreams:
 @pytest.mark.usefixtures("two")
 class TestEvents:
     def test_both_classes(self) -> None:
-        for event in (torch.cuda.Event(), torch.Event("cuda"), torch.Event(device="cuda:0", enable_timing=True)):
+        for event in (
+            torch.cuda.Event(),
+            torch.Event("cuda"),
+            torch.Event(device="cuda:0", enable_timing=True),
+        ):
             assert isinstance(event, torch.Event) and isinstance(event, torch.cuda.Event)
         assert not isinstance(torch.Event("cpu"), torch.cuda.Event)
 
@@ -202,10 +238,14 @@ class TestEvents:
             event(True, 0).elapsed_time(event())
         with pytest.raises(torch.AcceleratorError, match="CUDA error: invalid resource handle"):
             event(True, 0).elapsed_time(event(True, 1))
-        with pytest.raises(RuntimeError, match="Event device 0 does not match recording stream's device 1"):
+        with pytest.raises(
+            RuntimeError, match="Event device 0 does not match recording stream's device 1"
+        ):
             event(True, 0).record(torch.cuda.current_stream(1))
 
-    def test_an_unfinished_event_has_no_time(self, two: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unfinished_event_has_no_time(
+        self, two: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The event is made to look unfinished, because on the CPU recorded work is always done."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -259,11 +299,15 @@ class _Doubled(torch.autograd.Function):
 
 @pytest.fixture(params=[True, False], ids=["its device is told", "it is not"])
 def custom_nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Custom functions whose nodes tell the device of their gradients, and those of torch before 2.13."""
+    """Custom functions whose nodes tell the device of their gradients, and those of torch before
+    2.13.
+    """
 
     def metadata_of(node: Any) -> Any:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            raise RuntimeError("Attribute '_input_metadata' is invalid for this instance of _C._FunctionBase.")
+            raise RuntimeError(
+                "Attribute '_input_metadata' is invalid for this instance of _C._FunctionBase."
+            )
         return node._input_metadata
 
     if not request.param:
@@ -302,7 +346,9 @@ class _Elsewhere(torch.autograd.Function):
         return grad * 2
 
 
-def test_custom_backward_on_a_device_that_is_not_current(custom_nodes: None, request: pytest.FixtureRequest) -> None:
+def test_custom_backward_on_a_device_that_is_not_current(
+    custom_nodes: None, request: pytest.FixtureRequest
+) -> None:
     """The engine sets the stream of the device of the gradients."""
     with torchdevice.simulate(count=2, races="error"):
         streams = [torch.cuda.Stream(index) for index in range(2)]
@@ -327,7 +373,9 @@ def test_nodes_run_backward_on_the_stream_of_their_forward(options: dict[str, An
     with torchdevice.simulate(**options):
         side, ambient = torch.cuda.Stream(), torch.cuda.Stream()
         early, late = (torch.ones(3, device="cuda", requires_grad=True) for _ in range(2))
-        seen: dict[str, list[torch.cuda.Stream]] = {name: [] for name in ("early", "late", "within", "posted", "loss")}
+        seen: dict[str, list[torch.cuda.Stream]] = {
+            name: [] for name in ("early", "late", "within", "posted", "loss")
+        }
         early.register_hook(_seen(seen["early"]))
         late.register_hook(_seen(seen["late"]))
         late.register_post_accumulate_grad_hook(_seen(seen["posted"]))
@@ -349,9 +397,18 @@ def test_nodes_run_backward_on_the_stream_of_their_forward(options: dict[str, An
                 loss.backward()
             assert torch.cuda.current_stream() == ambient
     default = (0, 0)
-    found = {name: {(each.device_index, each.stream_id) for each in streams} for name, streams in seen.items()}
+    found = {
+        name: {(each.device_index, each.stream_id) for each in streams}
+        for name, streams in seen.items()
+    }
     on_side, on_ambient = {(0, side.stream_id)}, {(0, ambient.stream_id)}
-    expected = {"early": {default}, "late": on_side, "posted": on_side, "within": on_side, "loss": on_ambient}
+    expected = {
+        "early": {default},
+        "late": on_side,
+        "posted": on_side,
+        "within": on_side,
+        "loss": on_ambient,
+    }
     assert found == expected
 
 
@@ -416,7 +473,12 @@ def test_legacy_types_on_a_device() -> None:
     with torchdevice.simulate(count=2):
         assert torch.cuda.FloatTensor(1, device=1).get_device() == 1
         with torch.cuda.device(1):
-            devices = [torch.cuda.LongTensor([2], device=each).get_device() for each in (None, 0, "cuda:0")]
+            devices = [
+                torch.cuda.LongTensor([2], device=each).get_device() for each in (None, 0, "cuda:0")
+            ]
         assert devices == [1, 0, 0]
-        with pytest.raises(RuntimeError, match=r"^legacy constructor expects device type: cuda but device type: cpu"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"^legacy constructor expects device type: cuda but device type: cpu",
+        ):
             torch.cuda.FloatTensor(1, device="cpu")

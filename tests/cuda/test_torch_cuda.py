@@ -41,7 +41,8 @@ class TestNamesImportedBeforeActivation:
         assert get_device_properties(0).major == 8
         manual_seed_all(3)
         synchronize()
-        allocated = memory_allocated()  # read first, because the figures read next include what is allocated in between
+        # Read first, because the figures read next include what is allocated in between.
+        allocated = memory_allocated()
         assert 0 <= allocated <= max_memory_allocated()
         assert isinstance(Stream(), Stream) and isinstance(Event(), Event)
 
@@ -56,7 +57,9 @@ class TestDevices:
     @pytest.mark.usefixtures("no_collections")
     def test_information(self) -> None:
         assert torch.cuda.get_device_capability() == (8, 0)
-        assert torch.cuda.get_device_name() and torch.cuda.get_device_name("cuda:0") == torch.cuda.get_device_name(0)
+        assert torch.cuda.get_device_name() and torch.cuda.get_device_name(
+            "cuda:0"
+        ) == torch.cuda.get_device_name(0)
         assert torch.cuda.get_device_name(torch.device("cuda")) == torch.cuda.get_device_name()
         properties = torch.cuda.get_device_properties("cuda")
         assert properties.total_memory > 2**28 and properties.multi_processor_count >= 1
@@ -111,7 +114,8 @@ class TestDevices:
     @pytest.mark.parametrize("library", ["Cublas", "CublasLt"])
     def test_a_size_of_workspaces_is_forgotten(self, library: str) -> None:
         set_, get, reset = (
-            getattr(torch._C, f"_cuda_{verb}{library}WorkspaceSize", None) for verb in ("set", "get", "reset")
+            getattr(torch._C, f"_cuda_{verb}{library}WorkspaceSize", None)
+            for verb in ("set", "get", "reset")
         )
         default = get()
         set_(1 << 20 if library == "Cublas" else 1 << 21)
@@ -126,8 +130,14 @@ class TestDevices:
 
     def test_accelerator(self, kind: str) -> None:
         accelerator = torch.accelerator.current_accelerator()
-        assert torch.accelerator.is_available() and accelerator is not None and accelerator.type == "cuda"
-        assert torch.accelerator.device_count() == 1 and torch.accelerator.current_device_index() == 0
+        assert (
+            torch.accelerator.is_available()
+            and accelerator is not None
+            and accelerator.type == "cuda"
+        )
+        assert (
+            torch.accelerator.device_count() == 1 and torch.accelerator.current_device_index() == 0
+        )
         torch.accelerator.synchronize()
         assert torch.ones(2).to(accelerator).device.type == kind
         assert torch.get_device_module("cuda") is torch.cuda
@@ -144,11 +154,17 @@ class TestDevices:
                 torch.accelerator.synchronize(device)
             with pytest.raises(ValueError, match=r"specified index or an integer, but got:cuda"):
                 torch.accelerator.set_device_index("cuda")
-            with pytest.raises(ValueError, match=r"^mps doesn't match the current accelerator cuda"):
+            with pytest.raises(
+                ValueError, match=r"^mps doesn't match the current accelerator cuda"
+            ):
                 torch.accelerator.synchronize("mps")
 
-    def test_a_target_that_torch_counts_as_an_accelerator_is_torchs(self, distinct: torchdevice.Scope) -> None:
-        """Torch's own functions answer there. Here they know no such device, and say so as without a scope."""
+    def test_a_target_that_torch_counts_as_an_accelerator_is_torchs(
+        self, distinct: torchdevice.Scope
+    ) -> None:
+        """Torch's own functions answer there. Here they know no such device, and say so as without
+        a scope.
+        """
         calls: list[Callable[[], Any]] = [lambda: torch.accelerator.synchronize("cpu")]
         if hasattr(torch.accelerator, "Graph"):
             calls.append(torch.accelerator.Graph)
@@ -162,7 +178,9 @@ class TestDevices:
     def test_accelerator_memory(self) -> None:
         kept = torch.ones(1 << 20, device="cuda")
         assert torch.accelerator.memory_stats().keys() == torch.cuda.memory_stats().keys()
-        free, total = torch._C._accelerator_getMemoryInfo(0)  # torch 2.12 and later have a function for it
+        free, total = torch._C._accelerator_getMemoryInfo(
+            0
+        )  # torch 2.12 and later have a function for it
         assert 0 < free <= total == torch.cuda.mem_get_info()[1] and kept.is_contiguous()
         torch.accelerator.empty_cache()
         torch._C._accelerator_emptyHostCache()
@@ -297,9 +315,18 @@ class TestMemory:
         kept = torch.ones(1 << 20, device="cuda")
         free, total = torch.cuda.mem_get_info()
         assert 0 < free < total and kept.is_contiguous()
-        assert torch.cuda.mem_get_info("cuda:0")[1] == total == torch.cuda.get_device_properties(0).total_memory
+        assert (
+            torch.cuda.mem_get_info("cuda:0")[1]
+            == total
+            == torch.cuda.get_device_properties(0).total_memory
+        )
         stats = torch.cuda.memory_stats()
-        for name in ("allocated_bytes.all.peak", "reserved_bytes.all.current", "active_bytes.all.current", "num_ooms"):
+        for name in (
+            "allocated_bytes.all.peak",
+            "reserved_bytes.all.current",
+            "active_bytes.all.current",
+            "num_ooms",
+        ):
             assert name in stats
         assert "PyTorch CUDA memory summary" in torch.cuda.memory_summary()
         assert "PyTorch CUDA memory summary" in torch.cuda.memory_summary(abbreviated=True)
@@ -316,7 +343,10 @@ class TestMemory:
             torch.cuda.empty_cache()
 
     def test_out_of_memory(self, kind: str) -> None:
-        said = rf"CUDA out of memory\. {'Invalid buffer size: ' if kind == 'mps' else 'Tried to allocate'}"
+        said = (
+            r"CUDA out of memory\. "
+            rf"{'Invalid buffer size: ' if kind == 'mps' else 'Tried to allocate'}"
+        )
         with pytest.raises(torch.cuda.OutOfMemoryError, match=said) as caught:
             torch.empty(2**60, device="cuda", dtype=torch.uint8)
         assert len(caught.value.args) == 1
@@ -354,7 +384,9 @@ class TestRandom:
 
         assert issubclass(Own, torch.Generator) and isinstance(Own("cuda"), Own)
         drawn = torch.rand(3, generator=Own("cuda").manual_seed(2), device="cuda")
-        assert torch.equal(drawn, torch.rand(3, generator=torch.Generator("cuda").manual_seed(2), device="cuda"))
+        assert torch.equal(
+            drawn, torch.rand(3, generator=torch.Generator("cuda").manual_seed(2), device="cuda")
+        )
 
     def test_generator(self) -> None:
         generator = torch.Generator(device="cuda").manual_seed(2)
@@ -395,7 +427,12 @@ class TestLegacyTypes:
         """As DeepSpeed, Apex and Megatron sort gradients: by the name of a type on CUDA."""
         layer = torch.nn.Linear(2, 2).cuda()
         layer(torch.ones(1, 2).cuda()).sum().backward()
-        made = [layer.weight.grad, layer.weight.half(), torch.cuda.LongTensor([1]), torch.ones(2).cuda().to_sparse()]
+        made = [
+            layer.weight.grad,
+            layer.weight.half(),
+            torch.cuda.LongTensor([1]),
+            torch.ones(2).cuda().to_sparse(),
+        ]
         names = [
             "torch.cuda.FloatTensor",
             "torch.cuda.HalfTensor",
@@ -403,15 +440,29 @@ class TestLegacyTypes:
             "torch.cuda.sparse.FloatTensor",
         ]
         for tensor, name in zip(made, names, strict=True):
-            assert tensor.type() == name == torch.typename(tensor) and not operator.ne(tensor.type(), name)
-            assert [other for other in names if tensor.type() == other] == [name] and tensor.type() in names
+            assert tensor.type() == name == torch.typename(tensor) and not operator.ne(
+                tensor.type(), name
+            )
+            assert [other for other in names if tensor.type() == other] == [
+                name
+            ] and tensor.type() in names
             assert pickle.loads(pickle.dumps(tensor.type())) == str(tensor.type())
             buckets = {tensor.type(): 1}
             assert buckets[tensor.type()] == buckets[str(tensor.type())] == 1
-        assert [made[1].cpu().type() == name for name in ("torch.HalfTensor", names[1])] == [True, False]
-        assert repr(type(torch.cuda.FloatTensor)) == repr(type(torch.FloatTensor)) == "<class 'torch.tensortype'>"
+        assert [made[1].cpu().type() == name for name in ("torch.HalfTensor", names[1])] == [
+            True,
+            False,
+        ]
+        assert (
+            repr(type(torch.cuda.FloatTensor))
+            == repr(type(torch.FloatTensor))
+            == "<class 'torch.tensortype'>"
+        )
         grad = made[0]
-        assert torch.ones(2).type(grad.type()).type() == names[0] and torch.ones(2).type(names[1]).type() == names[1]
+        assert (
+            torch.ones(2).type(grad.type()).type() == names[0]
+            and torch.ones(2).type(names[1]).type() == names[1]
+        )
         assert torch.ones(2).cuda().type("torch.FloatTensor").type() != names[0]
 
     def test_set_default_tensor_type(self) -> None:
@@ -445,7 +496,9 @@ class TestLegacyTypes:
             lambda: torch.ones(2),
         ],
     )
-    def test_a_default_type_says_where_new_tensors_are(self, default_cuda: None, make: Any, target: str) -> None:
+    def test_a_default_type_says_where_new_tensors_are(
+        self, default_cuda: None, make: Any, target: str
+    ) -> None:
         made = make()
         assert made.dtype is torch.float32 and made.device == torch.ones((), device="cuda").device
         snapshot = made.cpu()
@@ -458,9 +511,14 @@ class TestLegacyTypes:
         assert torch.Tensor(on_cpu).data_ptr() == on_cpu.data_ptr()
         assert torch.Tensor(on_cpu.untyped_storage()).device.type == "cpu"
         assert torch.FloatTensor(2).device.type == torch.LongTensor([1]).device.type == "cpu"
-        assert on_cpu.new(2).device.type == "cpu" and torch.from_numpy(numpy.ones(1)).device.type == "cpu"
+        assert (
+            on_cpu.new(2).device.type == "cpu"
+            and torch.from_numpy(numpy.ones(1)).device.type == "cpu"
+        )
         if kind != "cpu":
-            with pytest.raises(RuntimeError, match="expects device type: cuda but device type: cpu was passed"):
+            with pytest.raises(
+                RuntimeError, match="expects device type: cuda but device type: cpu was passed"
+            ):
                 torch.Tensor(2, device="cpu")
 
     def test_a_default_type_ends_with_its_scope_and_with_another_default(
@@ -526,7 +584,9 @@ class TestProfilingAndInternals:
         with pytest.raises(torch.cuda.CudaError, match="not correspond to a registered"):
             torch.cuda.check_error(cudart.cudaHostUnregister(x.data_ptr()))
 
-    @pytest.mark.parametrize(("code", "text"), [(2, "out of memory"), (710, "device-side"), (12345, "unrecognized")])
+    @pytest.mark.parametrize(
+        ("code", "text"), [(2, "out of memory"), (710, "device-side"), (12345, "unrecognized")]
+    )
     def test_errors_of_cudart(self, code: int, text: str) -> None:
         with pytest.raises(torch.cuda.CudaError, match=rf"{text}.*\({code}\)"):
             torch.cuda.check_error(code)
@@ -565,7 +625,8 @@ class TestProfilingAndInternals:
                 assert torch.backends.cudnn.benchmark_limit is None
                 torch.backends.cudnn.benchmark_limit = 5
                 assert torch.backends.cudnn.benchmark_limit == 5
-                assert type(torch.backends.cudnn).benchmark_limit is None  # torch's own value for the class
+                # Torch's own value for the class.
+                assert type(torch.backends.cudnn).benchmark_limit is None
         assert torch.backends.cudnn.benchmark_limit == 10
         torch.backends.cudnn.benchmark_limit = 7
         assert torch.backends.cudnn.benchmark_limit == 7
@@ -592,8 +653,14 @@ def test_replacements_keep_torchs_signatures() -> None:
     from torchdevice.scope import installed
 
     compared = 0
-    runs = [patch for patch in installed.INSTALLATION._patches or [] if isinstance(patch, patching.Together)]
-    for patch in (each for run in runs for each in run.patches if isinstance(each, patching.Replaced)):
+    runs = [
+        patch
+        for patch in installed.INSTALLATION._patches or []
+        if isinstance(patch, patching.Together)
+    ]
+    for patch in (
+        each for run in runs for each in run.patches if isinstance(each, patching.Replaced)
+    ):
         if inspect.isfunction(patch.before):
             assert inspect.signature(patch.value) == inspect.signature(patch.before), patch.name
             assert patch.value.__name__ == patch.before.__name__

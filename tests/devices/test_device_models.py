@@ -66,8 +66,13 @@ def test_the_file_has_no_problems() -> None:
         "t4: The capability (7, 9) has",
         "v100: Memory of 20.00 GiB does not go",
     ]
-    starts += ["l4: Memory of 22528 MiB is not what the rule derives of 23034MiB", "h100: A figure has no source"]
-    assert [any(each.startswith(start) for each in found) for start in starts] == [True] * 5 and len(found) == 5
+    starts += [
+        "l4: Memory of 22528 MiB is not what the rule derives of 23034MiB",
+        "h100: A figure has no source",
+    ]
+    assert [any(each.startswith(start) for each in found) for start in starts] == [
+        True
+    ] * 5 and len(found) == 5
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -93,13 +98,19 @@ def test_names_of_models(said: str, model: str) -> None:
 
 def test_each_name_that_torch_prints_means_a_model() -> None:
     for name, model in MODELS.items():
-        assert MODELS[known_name(model.properties["name"])].properties["name"] == model.properties["name"]
+        assert (
+            MODELS[known_name(model.properties["name"])].properties["name"]
+            == model.properties["name"]
+        )
         assert known_name(name) == name
 
 
 def test_a_target_in_any_spelling() -> None:
     with torchdevice.portable("simulated:A100-80GB:2") as scope:
-        assert scope.runtime.target == "simulated:a100-80gb:2" and scope.options.target == scope.runtime.target
+        assert (
+            scope.runtime.target == "simulated:a100-80gb:2"
+            and scope.options.target == scope.runtime.target
+        )
         assert torch.cuda.get_device_name() == "NVIDIA A100-SXM4-80GB"
     with torchdevice.simulate("RTX 3090"):
         assert torch.cuda.get_device_properties(0).max_threads_per_multi_processor == 1536
@@ -110,7 +121,8 @@ def test_cuda_takes_a_part_of_a_model() -> None:
     with torchdevice.simulate("t4"):
         free, total = torch.cuda.mem_get_info()
         assert (total - free, total) == (1 << 29, torch.cuda.get_device_properties(0).total_memory)
-    # What the call says of memory is the program's alone, and so is that of a device without a name.
+    # What the call says of memory is the program's alone, and so is that of a device without a
+    # name.
     for options in ({"profile": "t4", "memory": "1GiB"}, {"memory": "1GiB"}):
         with torchdevice.simulate(**options):
             assert torch.cuda.mem_get_info() == (1 << 30, 1 << 30)
@@ -128,25 +140,33 @@ def test_the_context_is_missing_where_memory_is_asked_for(compute: Any) -> None:
         assert torch.cuda.mem_get_info()[0] == 0
         with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
             torch.zeros(2 << 20, dtype=torch.uint8, device="cuda")
-        assert "which 0 bytes is free. Including non-PyTorch memory, this process has 64.00 MiB" in str(caught.value)
+        assert (
+            "which 0 bytes is free. Including non-PyTorch memory, this process has 64.00 MiB"
+            in str(caught.value)
+        )
         torch.cuda.set_per_process_memory_fraction(0.5)
         del kept
         torch.cuda.empty_cache()
         torch.zeros(30 << 20, dtype=torch.uint8, device="cuda")
-    with pytest.raises(ValueError, match=r"context=-1 is not a number of bytes. Use an int of 0 or more"):
+    with pytest.raises(
+        ValueError, match=r"context=-1 is not a number of bytes. Use an int of 0 or more"
+    ):
         torchdevice.simulate(context=-1)
 
 
 def test_a_t4_has_no_bfloat16_and_less_threads() -> None:
     with torchdevice.simulate("t4"):
-        assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
+        assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(
+            including_emulation=False
+        )
         assert torch.cuda.get_device_properties(0).max_threads_per_multi_processor == 1024
     with torchdevice.simulate("a100"):
         assert torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def float8_product() -> torch.Tensor:
-    x, one = torch.ones(16, 16, device="cuda").to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    x = torch.ones(16, 16, device="cuda").to(torch.float8_e4m3fn)
+    one = torch.ones((), device="cuda")
     out = torch._scaled_mm(x, x.t(), one, one, out_dtype=torch.float32)
     return torch._scaled_mm(x, x.t(), one, one, out_dtype=torch.float32, out=torch.empty_like(out))
 
@@ -157,14 +177,19 @@ def test_products_of_float8_need_capability_8_9(model: str) -> None:
         if MODELS[model].capability >= (8, 9):
             assert float8_product().tolist() == [[16.0] * 16] * 16
             return
-        with pytest.raises(RuntimeError, match=r"^torch\._scaled_mm is only supported on CUDA devices with "):
+        with pytest.raises(
+            RuntimeError, match=r"^torch\._scaled_mm is only supported on CUDA devices with "
+        ):
             float8_product()
 
 
 def test_products_of_float8_go_by_the_option_and_by_the_profile() -> None:
     with torchdevice.simulate("a100", capability=(9, 0)):
         float8_product()
-    with torchdevice.simulate("mps"), pytest.raises(TypeError, match="Float8_e4m3fn to the MPS backend"):
+    with (
+        torchdevice.simulate("mps"),
+        pytest.raises(TypeError, match="Float8_e4m3fn to the MPS backend"),
+    ):
         float8_product()
 
 
@@ -172,10 +197,15 @@ def test_an_option_comes_before_the_model(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TORCHDEVICE_MEMORY", "2GiB")
     # (8, 0) is the default of the option, and is given all the same.
     with torchdevice.simulate("h100", capability=(8, 0), properties={"name": "other"}):
-        assert torch.cuda.get_device_capability() == (8, 0) and torch.cuda.get_device_name() == "other"
+        assert (
+            torch.cuda.get_device_capability() == (8, 0) and torch.cuda.get_device_name() == "other"
+        )
         assert torch.cuda.mem_get_info()[1] == 2 << 30
     with torchdevice.portable("simulated:h100", memory="1GiB"):
-        assert torch.cuda.mem_get_info()[1] == 1 << 30 and torch.cuda.get_device_capability() == (9, 0)
+        assert torch.cuda.mem_get_info()[1] == 1 << 30 and torch.cuda.get_device_capability() == (
+            9,
+            0,
+        )
 
 
 def described(way: str, folder: Path) -> Any:
@@ -200,14 +230,23 @@ def test_a_model_of_ones_own(way: str, tmp_path: Path, monkeypatch: pytest.Monke
     scope = torchdevice.simulate(described(way, tmp_path), count=2)
     monkeypatch.chdir("/")
     with scope:
-        assert torch.cuda.get_device_name() == "mine" and torch.cuda.get_device_capability() == (8, 6)
+        assert torch.cuda.get_device_name() == "mine" and torch.cuda.get_device_capability() == (
+            8,
+            6,
+        )
         assert torch.cuda.mem_get_info(1)[1] == 10 << 30
         assert torch.cuda.get_device_properties(0).multi_processor_count == 46
         with pytest.warns(torchdevice.errors.PortabilityWarning, match="float64"):
             assert torch.ones(1, dtype=torch.float64, device="cuda").dtype == torch.float32
-        with pytest.raises(NotImplementedError, match="Could not run 'aten::_fft_r2c' with arguments from the 'CUDA'"):
+        with pytest.raises(
+            NotImplementedError,
+            match="Could not run 'aten::_fft_r2c' with arguments from the 'CUDA'",
+        ):
             torch.fft.rfft(torch.ones(4, device="cuda"))
-        program = "import torch; assert torch.cuda.get_device_name() == 'mine' and torch.cuda.device_count() == 2"
+        program = (
+            "import torch; assert torch.cuda.get_device_name() == 'mine' and "
+            "torch.cuda.device_count() == 2"
+        )
         assert run_python("-c", program, **children(scope)).returncode == 0
 
 
@@ -215,16 +254,22 @@ def children(scope: torchdevice.Scope) -> dict[str, str]:
     """Return the variables of a child of a scope."""
     from torchdevice.scope import options
 
-    return {name: value for name, value in options.to_environment(scope.options).items() if value is not None}
+    return {
+        name: value
+        for name, value in options.to_environment(scope.options).items()
+        if value is not None
+    }
 
 
 def test_every_way_in(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(json.dumps(MINE))
     (tmp_path / "test_it.py").write_text(
         "import pytest, torch\n"
-        "def test_flag():\n    assert torch.cuda.get_device_name() == 'mine' and torch.cuda.device_count() == 3\n"
+        "def test_flag():\n    assert torch.cuda.get_device_name() == 'mine' and "
+        "torch.cuda.device_count() == 3\n"
         "@pytest.mark.torchdevice('a100:2')\n"
-        "def test_mark():\n    assert 'A100' in torch.cuda.get_device_name() and torch.cuda.device_count() == 2\n"
+        "def test_mark():\n    assert 'A100' in torch.cuda.get_device_name() and "
+        "torch.cuda.device_count() == 2\n"
     )
     flag = "--torchdevice=simulated:mine.json:3"
     done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", flag, cwd=tmp_path)
@@ -248,22 +293,66 @@ FILES = {
     ("model", "error", "message"),
     [
         ("t5", UnknownTargetError, "Did you mean 'simulated:t4'?"),
-        ("missing.toml", ValueError, r"missing.toml' cannot be read: No such file or directory\. Name a file"),
+        (
+            "missing.toml",
+            ValueError,
+            r"missing.toml' cannot be read: No such file or directory\. Name a file",
+        ),
         ("cut-off.json", ValueError, r"'cut-off.json' cannot be parsed: Expecting value"),
-        ("cut-off.toml", ValueError, "cut-off.toml' cannot be (parsed: Invalid value|read: Python 3.10)"),
-        ({"memmory": 1}, ValueError, "has 'memmory', which is not known. Use keys among base, capability"),
-        ({"base": "tpu"}, ValueError, "base='tpu' is not a profile. Use one of 'cuda', 'mps', 'strict'"),
+        (
+            "cut-off.toml",
+            ValueError,
+            "cut-off.toml' cannot be (parsed: Invalid value|read: Python 3.10)",
+        ),
+        (
+            {"memmory": 1},
+            ValueError,
+            "has 'memmory', which is not known. Use keys among base, capability",
+        ),
+        (
+            {"base": "tpu"},
+            ValueError,
+            "base='tpu' is not a profile. Use one of 'cuda', 'mps', 'strict'",
+        ),
         ({"base": ["cuda"]}, ValueError, r"base=\['cuda'\], which is not the name of a profile"),
         ("latin-1.toml", ValueError, "'latin-1.toml' is not UTF-8: .*Write the file in UTF-8"),
         ("deep.json", ValueError, "'deep.json' cannot be parsed: maximum recursion depth exceeded"),
-        ("deep.toml", ValueError, "'deep.toml' cannot be (parsed: (maximum rec|TOML inline)|read: Python 3.10)"),
-        ("number.json", ValueError, "number.json has unsupported_dtypes=3, which is not a list .*Write unsupp"),
-        ("numbers.json", ValueError, r"numbers.json has missing_operators=\[1, 2\], which is not a list of names"),
-        ("text.json", ValueError, "text.json has unsupported_dtypes='float64', which is not a list"),
-        ("figure.json", ValueError, "figure.json has properties=5, which is not a table of figures"),
+        (
+            "deep.toml",
+            ValueError,
+            "'deep.toml' cannot be (parsed: (maximum rec|TOML inline)|read: Python 3.10)",
+        ),
+        (
+            "number.json",
+            ValueError,
+            "number.json has unsupported_dtypes=3, which is not a list .*Write unsupp",
+        ),
+        (
+            "numbers.json",
+            ValueError,
+            r"numbers.json has missing_operators=\[1, 2\], which is not a list of names",
+        ),
+        (
+            "text.json",
+            ValueError,
+            "text.json has unsupported_dtypes='float64', which is not a list",
+        ),
+        (
+            "figure.json",
+            ValueError,
+            "figure.json has properties=5, which is not a table of figures",
+        ),
         ("size.json", ValueError, "size.json: memory='lots' is not a size. Use a number of bytes"),
-        ("kind.json", ValueError, r"kind.json: properties\['name'\]=3 is not of type str. Use a value of that type"),
-        ("dtype.json", ValueError, "dtype.json: unsupported_dtypes has 'nope', which is not a dtype. Use names"),
+        (
+            "kind.json",
+            ValueError,
+            r"kind.json: properties\['name'\]=3 is not of type str. Use a value of that type",
+        ),
+        (
+            "dtype.json",
+            ValueError,
+            "dtype.json: unsupported_dtypes has 'nope', which is not a dtype. Use names",
+        ),
         ({"capability": 8}, ValueError, "capability=8 is not a compute capability"),
         ({"memory": "much"}, ValueError, "memory='much' is not a size"),
         ({"properties": {"colour": "green"}}, ValueError, "which cannot be set"),
@@ -273,7 +362,11 @@ FILES = {
     ids=str,
 )
 def test_bad_models(
-    model: Any, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Any,
+    error: type[Exception],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("cut-off.json").write_text('{"base": ')

@@ -121,5 +121,6 @@ def test_the_dtype_of_a_legacy_type(name: str) -> None:
 
 def test_what_is_no_type_has_no_legacy_dtype() -> None:
     assert [
-        device_strings.legacy_dtype(value) for value in (3, None, object(), Typed, "torch.cuda.Stream", "torch.cuda.")
+        device_strings.legacy_dtype(value)
+        for value in (3, None, object(), Typed, "torch.cuda.Stream", "torch.cuda.")
     ] == [None] * 6

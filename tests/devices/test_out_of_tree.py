@@ -1,7 +1,9 @@
-"""The runtime of PrivateUse1 backends, on a backend of the tests that follows the conventions of public ones.
+"""The runtime of PrivateUse1 backends, on a backend of the tests that follows the conventions of
+public ones.
 
-torch has room for one such backend in a process, and the simulated device takes it. So what is tested here runs in
-processes of their own, where ``import torch`` loads ``out_of_tree/npu_like`` through its entry point.
+torch has room for one such backend in a process, and the simulated device takes it. So what is
+tested here runs in processes of their own, where ``import torch`` loads ``out_of_tree/npu_like``
+through its entry point.
 """
 
 from __future__ import annotations
@@ -17,10 +19,16 @@ from processes import run_fresh_python
 
 from torchdevice.kernel.devices.module import ModuleRuntime
 
-QUICK = "amp autograd batch_norm data engines memory profiling scope streams torch_cuda transfer written_for_xpu"
+QUICK = (
+    "amp autograd batch_norm data engines memory profiling scope streams torch_cuda transfer "
+    "written_for_xpu"
+)
 """Files of contract tests, of which one runs by default, drawn with the seed."""
 
-LONG = "breakages compile cpp_extension distributed dtype_gaps frames inventory policies roads tracebacks transformers"
+LONG = (
+    "breakages compile cpp_extension distributed dtype_gaps frames inventory policies roads "
+    "tracebacks transformers"
+)
 """Further files of contract tests, for complete sweeps."""
 
 
@@ -33,17 +41,31 @@ def with_backend(*arguments: str, **environment: str) -> subprocess.CompletedPro
 def run_contract(name: str, request: pytest.FixtureRequest) -> None:
     """Run the contract tests of a file on the backend."""
     seed, engine = request.config.getoption("--sweep-seed"), request.config.getoption("--engine")
-    flags = ("--targets", OUT_OF_TREE, "--sweep-seed", str(seed), "--engine", engine, "-q", "-p", "no:cacheprovider")
+    flags = (
+        "--targets",
+        OUT_OF_TREE,
+        "--sweep-seed",
+        str(seed),
+        "--engine",
+        engine,
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    )
     done = with_backend("-m", "pytest", *flags, str(next(TESTS.rglob(f"test_{name}.py"))))
     assert done.returncode == 0 and "passed" in done.stdout, done.stdout[-5000:] + done.stderr
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.sampled(1)) for name in QUICK.split()])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.sampled(1)) for name in QUICK.split()]
+)
 def test_the_contract(name: str, request: pytest.FixtureRequest) -> None:
     run_contract(name, request)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.sampled(0)) for name in LONG.split()])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.sampled(0)) for name in LONG.split()]
+)
 def test_the_rest_of_the_contract(name: str, request: pytest.FixtureRequest) -> None:
     run_contract(name, request)
 
@@ -108,8 +130,14 @@ def test_a_backend_that_torch_loads_after_this_package_is_the_target() -> None:
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0)"), "Tried to allocate 2.00 GiB (NPU 0)"),
-        (torch.OutOfMemoryError("XPU out of memory. Tried to allocate 2 GiB."), "Tried to allocate 2 GiB."),
+        (
+            RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0)"),
+            "Tried to allocate 2.00 GiB (NPU 0)",
+        ),
+        (
+            torch.OutOfMemoryError("XPU out of memory. Tried to allocate 2 GiB."),
+            "Tried to allocate 2 GiB.",
+        ),
         (RuntimeError("the file ran out of memory of the past"), None),
         (ValueError("NPU out of memory."), None),
     ],

@@ -1,7 +1,8 @@
-"""The runtimes of devices that this machine lacks: their calls are recorded and checked against torch's signatures.
+"""The runtimes of devices that this machine lacks: their calls are recorded and checked against
+torch's signatures.
 
-Real runs need an Apple GPU (MPS), an Intel GPU (XPU) or a PrivateUse1 backend. The tests of device arguments run on the
-meta device of ``conftest``, which any machine has.
+Real runs need an Apple GPU (MPS), an Intel GPU (XPU) or a PrivateUse1 backend. The tests of device
+arguments run on the meta device of ``conftest``, which any machine has.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ REAL = [CpuRuntime, MpsRuntime, ModuleRuntime, SimulatedRuntime]
 
 def parameters(function: Any) -> list[tuple[str, Any, Any]]:
     """Return the name, kind and default of each parameter."""
-    return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
+    return [
+        (each.name, each.kind, each.default)
+        for each in inspect.signature(function).parameters.values()
+    ]
 
 
 @pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
@@ -59,7 +63,9 @@ def test_a_runtime_that_is_not_complete() -> None:
     class Toy(Runtime):
         device_type = "toy"
 
-    with pytest.raises(TypeError, match=r"class Toy .*default_generator.*is_available.*memory.*reset_peak_memory"):
+    with pytest.raises(
+        TypeError, match=r"class Toy .*default_generator.*is_available.*memory.*reset_peak_memory"
+    ):
         Toy()  # type: ignore[abstract]
     with pytest.raises(TypeError, match=r"Toy'> is a class. Register an object of it, Toy\(...\)"):
         registry.register_runtime(Toy)  # type: ignore[arg-type]
@@ -158,11 +164,18 @@ def test_mps_calls_fit_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> N
     recorder.event = types.SimpleNamespace(Event=FakeEvent)
     monkeypatch.setattr(torch, "mps", recorder)
     inspect.signature(torch.backends.mps.is_macos_or_newer).bind(14, 0)
-    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: (major, minor) <= (14, 0))
+    monkeypatch.setattr(
+        torch.backends.mps, "is_macos_or_newer", lambda major, minor: (major, minor) <= (14, 0)
+    )
     runtime = MpsRuntime()
     exercise(runtime)
     names = {name for name, _, _ in recorder.calls}
-    assert {"synchronize", "empty_cache", "current_allocated_memory", "driver_allocated_memory"} <= names
+    assert {
+        "synchronize",
+        "empty_cache",
+        "current_allocated_memory",
+        "driver_allocated_memory",
+    } <= names
     check_calls(real, recorder.calls)
     assert runtime.free_memory(0) == 13 * 2**30
     assert runtime.memory(0).peak_allocated == 2 * 2**30
@@ -170,7 +183,9 @@ def test_mps_calls_fit_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class TestMpsOnTheSimulatedMac:
-    """The runtime for MPS in a process that looks like a Mac: ``torch.mps`` answers for a simulated device."""
+    """The runtime for MPS in a process that looks like a Mac: ``torch.mps`` answers for a simulated
+    device.
+    """
 
     @pytest.fixture
     def runtime(self) -> Iterator[MpsRuntime]:
@@ -181,7 +196,9 @@ class TestMpsOnTheSimulatedMac:
 
     @pytest.mark.usefixtures("no_collections")
     def test_it_is_there(self, runtime: MpsRuntime) -> None:
-        assert runtime.is_available() and runtime.device_count() == 1 and runtime.supports_bfloat16()
+        assert (
+            runtime.is_available() and runtime.device_count() == 1 and runtime.supports_bfloat16()
+        )
         assert runtime.name(0).endswith("(MPS)") and runtime.total_memory(0) == 64 << 20
 
     @pytest.mark.usefixtures("no_collections")
@@ -189,14 +206,20 @@ class TestMpsOnTheSimulatedMac:
         before, free = runtime.memory(0), runtime.free_memory(0)
         x = torch.ones(1 << 20, device="mps")
         with_it = runtime.memory(0)
-        assert with_it.allocated - before.allocated == 4 << 20 == with_it.peak_allocated - before.allocated
+        assert (
+            with_it.allocated - before.allocated
+            == 4 << 20
+            == with_it.peak_allocated - before.allocated
+        )
         assert free - runtime.free_memory(0) == with_it.reserved - before.reserved >= 4 << 20
         del x
         assert runtime.memory(0).allocated == before.allocated
         assert runtime.memory(0).peak_allocated == with_it.allocated
         runtime.reset_peak_memory(0)
         runtime.empty_cache()
-        assert runtime.memory(0).peak_allocated == before.allocated and runtime.free_memory(0) == free
+        assert (
+            runtime.memory(0).peak_allocated == before.allocated and runtime.free_memory(0) == free
+        )
 
     def test_events_have_times(self, runtime: MpsRuntime) -> None:
         start = runtime.mark(0, timing=True)
@@ -210,14 +233,18 @@ class TestMpsOnTheSimulatedMac:
         torch.mps.manual_seed(3)
         first = torch.rand(4, device="mps")
         torch.mps.manual_seed(3)
-        assert torch.equal(torch.rand(4, device="mps", generator=runtime.default_generator(0)), first)
+        assert torch.equal(
+            torch.rand(4, device="mps", generator=runtime.default_generator(0)), first
+        )
 
     @pytest.mark.usefixtures("no_collections")
     def test_a_fraction_limits_it(self, runtime: MpsRuntime) -> None:
         assert runtime.limit_memory(0, 0.25)
         with pytest.raises(RuntimeError, match="out of memory"):
             torch.empty(5 << 20, device="mps")
-        assert runtime.limit_memory(0, None) and torch.empty(5 << 20, device="mps").nbytes == 20 << 20
+        assert (
+            runtime.limit_memory(0, None) and torch.empty(5 << 20, device="mps").nbytes == 20 << 20
+        )
 
 
 @pytest.mark.usefixtures("no_collections")
@@ -232,8 +259,13 @@ def test_mps_peak_is_the_largest_figure_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("no_collections")
-def test_mps_out_of_memory_becomes_cudas(meta_target: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "MPS backend out of memory (MPS allocated: 5.00 GB, other allocations: 1.00 GB, max allowed: 6.00 GB)."
+def test_mps_out_of_memory_becomes_cudas(
+    meta_target: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "MPS backend out of memory (MPS allocated: 5.00 GB, other allocations: 1.00 GB, max "
+        "allowed: 6.00 GB)."
+    )
     assert MpsRuntime.out_of_memory(object.__new__(MpsRuntime), RuntimeError(text)) == text
     assert MpsRuntime.out_of_memory(object.__new__(MpsRuntime), RuntimeError("other")) is None
     with torchdevice.portable("meta") as scope:
@@ -279,18 +311,26 @@ def test_two_devices_keep_their_ordinals(monkeypatch: pytest.MonkeyPatch) -> Non
     recorder = Recorder(xpu_answers())
     monkeypatch.setattr(torch, "xpu", recorder)
     monkeypatch.setattr(
-        target_selection, "runtime", lambda kind: ModuleRuntime(kind) if kind == "xpu" else registry.runtime(kind)
+        target_selection,
+        "runtime",
+        lambda kind: ModuleRuntime(kind) if kind == "xpu" else registry.runtime(kind),
     )
     with torchdevice.portable("xpu") as scope:
         assert scope._resolved().devices.count == 2 and torch.cuda.device_count() == 2
-        assert torch.device("cuda:1") == torch.device("xpu:1") and torch.device("cuda") == torch.device("xpu:0")
+        assert torch.device("cuda:1") == torch.device("xpu:1") and torch.device(
+            "cuda"
+        ) == torch.device("xpu:0")
         torch.cuda.set_device(1)
-        assert torch.device("cuda") == torch.device("xpu:1") and scope.target == torch.device("xpu:1")
+        assert torch.device("cuda") == torch.device("xpu:1") and scope.target == torch.device(
+            "xpu:1"
+        )
         assert torch.device("xpu:0") == torch.device("xpu:0")
 
 
 def test_a_function_missing_from_a_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "vax", types.SimpleNamespace(is_available=lambda: True), raising=False)
+    monkeypatch.setattr(
+        torch, "vax", types.SimpleNamespace(is_available=lambda: True), raising=False
+    )
     runtime = ModuleRuntime("vax")
     with pytest.raises(NotSupportedError, match=r"torch\.vax\.synchronize"):
         runtime.synchronize(0)
@@ -298,11 +338,17 @@ def test_a_function_missing_from_a_backend_is_named(monkeypatch: pytest.MonkeyPa
         runtime.default_generator(0)
 
 
-def test_a_real_cuda_device_and_a_cuda_program_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_cuda_device_and_a_cuda_program_need_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """CUDA is made to look available, without a GPU."""
     native = ModuleRuntime("cuda")
     monkeypatch.setattr(ModuleRuntime, "is_available", lambda self: self.device_type == "cuda")
-    monkeypatch.setattr(target_selection, "runtime", lambda kind: native if kind == "cuda" else registry.runtime(kind))
+    monkeypatch.setattr(
+        target_selection,
+        "runtime",
+        lambda kind: native if kind == "cuda" else registry.runtime(kind),
+    )
     is_available, c_type = torch.cuda.is_available, type(torch._C)
     with torchdevice.portable() as scope:
         assert torchdevice.current() is scope and scope._resolved().names.is_native
@@ -339,7 +385,9 @@ class _Named(MetaRuntime):
 
 @pytest.mark.usefixtures("no_collections")
 def test_cpu_peak_without_the_systems_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the high-water mark cannot be reset (macOS, some containers), the largest figure seen is the peak."""
+    """Where the high-water mark cannot be reset (macOS, some containers), the largest figure seen
+    is the peak.
+    """
     monkeypatch.setattr(cpu_memory, "reset_high_water_mark", lambda: False)
     in_use = iter([100, 100, 100, 700, 300, 300, 300])
     monkeypatch.setattr(cpu_memory, "heap_in_use", lambda: next(in_use))
@@ -358,7 +406,9 @@ def lacking(path: str, *mode: str) -> Any:
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("proc", [lacking, lambda path, *mode: io.StringIO("VmRSS:\t5 kB\n")])
 def test_cpu_memory_on_systems_that_say_less(proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no high-water mark in /proc, and a psutil that knows no heap, the figures are of the resident set."""
+    """With no high-water mark in /proc, and a psutil that knows no heap, the figures are of the
+    resident set.
+    """
     monkeypatch.setattr(cpu_memory, "open", proc, raising=False)
     for name in ("heap_info", "heap_trim"):
         monkeypatch.delattr(psutil, name, raising=False)
@@ -373,8 +423,12 @@ def test_cpu_memory_on_systems_that_say_less(proc: Any, monkeypatch: pytest.Monk
     assert memory.figures() == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("cpuinfo", [lacking, lambda path: io.StringIO("BogoMIPS : 50.00\nFeatures : fp asimd\n")])
-def test_a_processor_that_linux_does_not_name(cpuinfo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "cpuinfo", [lacking, lambda path: io.StringIO("BogoMIPS : 50.00\nFeatures : fp asimd\n")]
+)
+def test_a_processor_that_linux_does_not_name(
+    cpuinfo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither macOS nor Windows has /proc/cpuinfo, and that of ARM has no name of the model."""
     monkeypatch.setattr(cpu.Path, "read_text", lambda path: cpuinfo(path).read())
     name = cpu.processor_name.__wrapped__()

@@ -46,7 +46,10 @@ def test_a_list_has_one_spelling(said: str, canonically: str) -> None:
 
 
 def test_a_list_names_each_device() -> None:
-    assert listed("t4,a100:2") == ("t4", "a100", "a100") and listed("t4") is listed("my,own.toml") is None
+    assert (
+        listed("t4,a100:2") == ("t4", "a100", "a100")
+        and listed("t4") is listed("my,own.toml") is None
+    )
     assert count_of("simulated:t4,a100:2") == 3 and count_of("simulated:t4:4") == 4
     assert count_of("simulated:t4") is count_of("cuda:2") is None
 
@@ -54,21 +57,34 @@ def test_a_list_names_each_device() -> None:
 def test_each_device_has_the_figures_of_its_model() -> None:
     with torchdevice.simulate("t4,a100:2") as scope:
         assert scope.runtime.target == "simulated:t4,a100:2"
-        found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        found = [
+            torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())
+        ]
         assert tuple(each.name for each in found) == NAMES
-        assert [torch.cuda.get_device_capability(index) for index in range(3)] == [(7, 5), (8, 0), (8, 0)]
+        assert [torch.cuda.get_device_capability(index) for index in range(3)] == [
+            (7, 5),
+            (8, 0),
+            (8, 0),
+        ]
         assert [each.multi_processor_count for each in found] == [40, 108, 108]
         assert torch.cuda.get_arch_list() == ["sm_75", "sm_80"]
         sizes = [torch.cuda.mem_get_info(index)[1] for index in range(3)]
-        assert sizes == [each.total_memory for each in found] and sizes[0] < 15 << 30 < 39 << 30 < sizes[1] == sizes[2]
+        assert (
+            sizes == [each.total_memory for each in found]
+            and sizes[0] < 15 << 30 < 39 << 30 < sizes[1] == sizes[2]
+        )
 
 
 def test_memory_runs_out_on_each_device_by_its_own_size() -> None:
     with torchdevice.simulate("t4,a100", compute="meta"):
         kept = torch.empty(18 << 30, dtype=torch.uint8, device="cuda:1")
-        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"GPU 0 has a total capacity of 14\.56 GiB"):
+        with pytest.raises(
+            torch.cuda.OutOfMemoryError, match=r"GPU 0 has a total capacity of 14\.56 GiB"
+        ):
             torch.empty(18 << 30, dtype=torch.uint8, device="cuda:0")
-        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"GPU 1 has a total capacity of 39\.39 GiB"):
+        with pytest.raises(
+            torch.cuda.OutOfMemoryError, match=r"GPU 1 has a total capacity of 39\.39 GiB"
+        ):
             torch.empty(22 << 30, dtype=torch.uint8, device="cuda:1")
         assert kept.get_device() == 1
 
@@ -79,7 +95,9 @@ def test_each_device_refuses_what_its_model_refuses() -> None:
     with torchdevice.simulate("t4,a100"), flash:
         # The current device is the first one in both calls.
         query = torch.ones(1, 1, 8, 64, dtype=torch.float16, device="cuda:1")
-        assert torch.nn.functional.scaled_dot_product_attention(query, query, query).get_device() == 1
+        assert (
+            torch.nn.functional.scaled_dot_product_attention(query, query, query).get_device() == 1
+        )
         query = query.to("cuda:0")
         with pytest.raises(RuntimeError, match="No available kernel"):
             torch.nn.functional.scaled_dot_product_attention(query, query, query)
@@ -106,11 +124,12 @@ def test_each_device_draws_the_numbers_of_its_model() -> None:
 def test_the_variable_chooses_devices_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     with torchdevice.simulate("t4,a100,h100"):
-        assert [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())] == [
-            (9, 0),
-            (7, 5),
-        ]
-        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"GPU 1 has a total capacity of 14\.56 GiB"):
+        assert [
+            torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())
+        ] == [(9, 0), (7, 5)]
+        with pytest.raises(
+            torch.cuda.OutOfMemoryError, match=r"GPU 1 has a total capacity of 14\.56 GiB"
+        ):
             torch.empty(15 << 30, dtype=torch.uint8, device="cuda:1")
 
 
@@ -124,16 +143,24 @@ def test_an_option_of_the_call_holds_for_all_devices() -> None:
 def test_the_management_library_shows_all_models() -> None:
     with torchdevice.simulate("t4,a100"):
         nvml.nvmlInit()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = [
+            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
+        ]
         assert [nvml.nvmlDeviceGetName(each) for each in handles] == [*NAMES[:2]]
-        assert [nvml.nvmlDeviceGetCudaComputeCapability(each) for each in handles] == [(7, 5), (8, 0)]
+        assert [nvml.nvmlDeviceGetCudaComputeCapability(each) for each in handles] == [
+            (7, 5),
+            (8, 0),
+        ]
         totals = [nvml.nvmlDeviceGetMemoryInfo(each).total for each in handles]
         assert totals == [torch.cuda.mem_get_info(index)[1] for index in (0, 1)]
         nvml.nvmlShutdown()
 
 
 def test_a_model_that_is_not_known_is_named() -> None:
-    with pytest.raises(UnknownTargetError, match="t4,a101"), torchdevice.portable("simulated:t4,a101"):
+    with (
+        pytest.raises(UnknownTargetError, match="t4,a101"),
+        torchdevice.portable("simulated:t4,a101"),
+    ):
         pass
 
 
@@ -154,7 +181,8 @@ def test_the_command_and_the_variable_take_a_list(tmp_path: Path, words: list[st
 
 def test_pytest_takes_a_list(tmp_path: Path) -> None:
     (tmp_path / "test_asks.py").write_text(
-        f"import torch\n\ndef test_it():\n    assert [torch.cuda.get_device_name(i) for i in range(3)] == {[*NAMES]}\n"
+        "import torch\n\ndef test_it():\n    assert [torch.cuda.get_device_name(i) for i in "
+        f"range(3)] == {[*NAMES]}\n"
     )
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--torchdevice=simulated:t4,a100:2"]
     done = run_python(*words, cwd=tmp_path)
@@ -163,7 +191,11 @@ def test_pytest_takes_a_list(tmp_path: Path) -> None:
 
 def test_processes_of_the_program_have_the_same_machine(tmp_path: Path) -> None:
     program = tmp_path / "starts.py"
-    program.write_text("import subprocess, sys\nsubprocess.run([sys.executable, 'asks.py'], check=True)\n")
+    program.write_text(
+        "import subprocess, sys\nsubprocess.run([sys.executable, 'asks.py'], check=True)\n"
+    )
     (tmp_path / "asks.py").write_text(ASKS)
-    done = run_python("-m", "torchdevice", "run", "--target", "t4,a100:2", "starts.py", cwd=tmp_path)
+    done = run_python(
+        "-m", "torchdevice", "run", "--target", "t4,a100:2", "starts.py", cwd=tmp_path
+    )
     assert done.stdout.splitlines() == SHOWN, done.stderr

@@ -55,7 +55,9 @@ def _of(device: Any) -> dict[str, Callable[[], Any]]:
         "sizes": lambda: torch.zeros((2, 3), device=device, dtype=torch.int32),
         "no argument": lambda: torch.empty(size=(2,), device=device).fill_(1),
         "arange": lambda: torch.arange(1, 4, device=device),
-        "a range of numbers": lambda: torch.linspace(0.0, 1.0, 3, device=device, requires_grad=True),
+        "a range of numbers": lambda: torch.linspace(
+            0.0, 1.0, 3, device=device, requires_grad=True
+        ),
         "data": lambda: torch.tensor([1.0, 2.0], device=device),
         "pinned": lambda: torch.zeros(2, device=device, pin_memory=True),
         "into": lambda: torch.zeros(4, out=torch.ones(4), device=device),
@@ -94,10 +96,12 @@ def _of(device: Any) -> dict[str, Callable[[], Any]]:
         "by a wrong name": lambda: torch.zeros(2, device="nonsense"),
         "a device of a wrong name": lambda: torch.device("nonsense"),
         "a module": lambda: torch.nn.Linear(2, 2, device=device).weight,
-        "under vmap": lambda: torch.func.vmap(lambda x: x + torch.zeros(3, device=device))(torch.ones(2, 3).to(device)),
-        "under grad": lambda: torch.func.grad(lambda x: (x * torch.ones(3, device=device).to(device)).sum())(
-            torch.ones(3, device=device)
+        "under vmap": lambda: torch.func.vmap(lambda x: x + torch.zeros(3, device=device))(
+            torch.ones(2, 3).to(device)
         ),
+        "under grad": lambda: torch.func.grad(
+            lambda x: (x * torch.ones(3, device=device).to(device)).sum()
+        )(torch.ones(3, device=device)),
     }
 
 
@@ -109,7 +113,9 @@ REFUSED = (
     "no tensor moved",
     "cuda() of nothing",
 )
-"""Calls of which torch refuses the arguments, before it asks a mode. A wrapper is asked before that."""
+"""Calls of which torch refuses the arguments, before it asks a mode. A wrapper is asked before
+that.
+"""
 
 
 DEVICES: dict[str, Callable[[], Any]] = {
@@ -130,12 +136,22 @@ def outcome(call: Callable[[], Any]) -> Any:
         return type(error), str(error), type(error.__context__)
     if not isinstance(result, torch.Tensor):
         return result
-    of_result = (type(result), result.device, result.dtype, result.shape, result.requires_grad, result.layout)
+    of_result = (
+        type(result),
+        result.device,
+        result.dtype,
+        result.shape,
+        result.requires_grad,
+        result.layout,
+    )
     return (*of_result, moves.side_of(result), result.is_leaf)
 
 
 def counted(scope: torchdevice.Scope) -> list[Any]:
-    return [(each.site, each.library, each.requested, each.done, each.count) for each in scope.journal.entries]
+    return [
+        (each.site, each.library, each.requested, each.done, each.count)
+        for each in scope.journal.entries
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -193,7 +209,9 @@ FRAMES: dict[str, tuple[int, Callable[[torch.Tensor, torch.device], Any]]] = {
     "method": (6, lambda x, device: x.cuda()),
     "constructor": (3, lambda x, device: torch.device("cuda")),
 }
-"""A call -> the most frames of Python that it takes on a CPU target, of a device that the thread has named before."""
+"""A call -> the most frames of Python that it takes on a CPU target, of a device that the thread
+has named before.
+"""
 
 
 @pytest.mark.usefixtures("no_collections")
@@ -237,7 +255,9 @@ class TestMarks:
     @pytest.mark.parametrize("side", [moves.Side.HOST, moves.Side.UNKNOWN])
     def test_another_mark_takes_its_place(self, side: moves.Side) -> None:
         x = self.made()
-        assert moves.side_of(x) is moves.side_of(x[0]) is moves.side_of(x.clone()) is moves.Side.DEVICE
+        assert (
+            moves.side_of(x) is moves.side_of(x[0]) is moves.side_of(x.clone()) is moves.Side.DEVICE
+        )
         assert x.cuda() is x and x.to("cuda", non_blocking=True) is x and x.cpu() is not x
         moves.mark_storage(x.untyped_storage(), side)
         assert x.cuda() is not x and x.to("cuda") is not x
@@ -280,7 +300,9 @@ class TestWhoseCallsTheyAre:
     """A wrapper asks at each call what the thread's scope is."""
 
     def test_threads(self) -> None:
-        """A thread that is in no scope gets torch's errors, and each thread its own scope's devices."""
+        """A thread that is in no scope gets torch's errors, and each thread its own scope's
+        devices.
+        """
         seen: dict[str, Any] = {}
         entered, done = threading.Event(), threading.Event()
 
@@ -299,7 +321,9 @@ class TestWhoseCallsTheyAre:
         others[0].start()
         expected = outcome(lambda: torch.zeros(1, device="cuda"))
         with torchdevice.portable("cpu", engine="wrap") as scope:
-            inherited = [threading.Thread(target=lambda: [torch.zeros(1, device="cuda") for _ in range(50)])]
+            inherited = [
+                threading.Thread(target=lambda: [torch.zeros(1, device="cuda") for _ in range(50)])
+            ]
             others += [threading.Thread(target=inside) for _ in range(4)]
             for each in (*inherited, *others[1:]):
                 each.start()
@@ -307,7 +331,11 @@ class TestWhoseCallsTheyAre:
             assert {torch.zeros(1, device="cuda").device.type for _ in range(50)} == {"cpu"}
             for each in (*inherited, *others):
                 each.join()
-        assert seen["outside"] == expected and seen["device"] == "cuda" and seen["moved"][0] is expected[0]
+        assert (
+            seen["outside"] == expected
+            and seen["device"] == "cuda"
+            and seen["moved"][0] is expected[0]
+        )
         assert seen["simulated"] == {"cuda:0"} and done.is_set()
         assert sum(entry.count for entry in scope.journal.entries) == 100
 
@@ -317,9 +345,13 @@ class TestWhoseCallsTheyAre:
                 x = torch.zeros(1, device="cuda")
                 for index in (1, 0):
                     torch.cuda.set_device(index)
-                    assert torch.zeros(1, device="cuda").device.index == x.cuda().device.index == index
                     assert (
-                        x.to("cuda").device.index == torch.zeros(1, device=torch.device("cuda")).device.index == index
+                        torch.zeros(1, device="cuda").device.index == x.cuda().device.index == index
+                    )
+                    assert (
+                        x.to("cuda").device.index
+                        == torch.zeros(1, device=torch.device("cuda")).device.index
+                        == index
                     )
             torch.device("cpu:-1")
             assert torch.zeros(1, device="cuda").device.type == x.cuda().device.type == "cpu"
@@ -335,7 +367,9 @@ class TestWhoseCallsTheyAre:
         scope = torchdevice.portable("cpu", engine="wrap")
 
         class Leaves(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 scope.__exit__(None, None, None)
                 return func(*args, **(kwargs or {}))
 
@@ -384,7 +418,11 @@ def test_a_forked_process_counts_its_own_calls() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_dynamo_sees_the_same(engine: Any, fresh_dynamo: None) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
-        return x.to("cuda") + torch.zeros(4, device="cuda") + torch.ones(4, device=torch.device("cuda")).cuda()
+        return (
+            x.to("cuda")
+            + torch.zeros(4, device="cuda")
+            + torch.ones(4, device=torch.device("cuda")).cuda()
+        )
 
     compiled = torch.compile(program, fullgraph=True, backend="eager")
     for enter in (functools.partial(torchdevice.portable, "cpu"), torchdevice.simulate):

@@ -83,7 +83,9 @@ def test_torch_device_by_keyword_and_index() -> None:
 def test_numbers_are_reported_as_they_were_written(distinct: torchdevice.Scope) -> None:
     torch.device(0)
     torch.zeros(1, device=0)
-    assert [(entry.requested, entry.done) for entry in distinct.journal.entries] == [("0", "meta")] * 2
+    assert [(entry.requested, entry.done) for entry in distinct.journal.entries] == [
+        ("0", "meta")
+    ] * 2
 
 
 def test_context_manager_and_default_device() -> None:
@@ -167,7 +169,9 @@ FACTORIES: dict[str, Callable[[Any], torch.Tensor]] = {
     "Tensor.cuda": lambda d: torch.ones(2).cuda(d),
     "Tensor.type": lambda d: torch.ones(2).type("torch.cuda.FloatTensor"),
     "nn.Parameter": lambda d: torch.nn.Parameter(torch.ones(2, device=d)),
-    "nested_tensor": lambda d: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged, device=d),
+    "nested_tensor": lambda d: torch.nested.nested_tensor(
+        [torch.ones(2)], layout=torch.jagged, device=d
+    ),
 }
 
 
@@ -189,26 +193,44 @@ def test_factories_of_the_simulated_device(name: str) -> None:
     with torchdevice.simulate("cuda"):
         made = FACTORIES[name]("cuda")
         assert made.device.type == "cuda"
-        if not name.startswith(DRAWN) and name not in ("Tensor.cuda", "Tensor.type", "nested_tensor"):
+        if not name.startswith(DRAWN) and name not in (
+            "Tensor.cuda",
+            "Tensor.type",
+            "nested_tensor",
+        ):
             expected = FACTORIES[name]("cpu")
-            assert torch.equal(made.cpu().to_dense(), expected.to_dense()) and made.dtype is expected.dtype
+            assert (
+                torch.equal(made.cpu().to_dense(), expected.to_dense())
+                and made.dtype is expected.dtype
+            )
 
 
 @pytest.mark.one_engine
 @pytest.mark.parametrize("arguments", [(5,), (5, False), (5, True, 4.0)], ids=str)
-def test_every_overload_of_kaiser_windows_on_the_simulated_device(arguments: tuple[Any, ...]) -> None:
+def test_every_overload_of_kaiser_windows_on_the_simulated_device(
+    arguments: tuple[Any, ...],
+) -> None:
     with torchdevice.simulate("cuda"):
-        assert torch.equal(torch.kaiser_window(*arguments, device="cuda").cpu(), torch.kaiser_window(*arguments))
+        assert torch.equal(
+            torch.kaiser_window(*arguments, device="cuda").cpu(), torch.kaiser_window(*arguments)
+        )
 
 
 def test_every_device_constructor_of_torch_is_covered() -> None:
-    """Each function of torch's own list of device constructors is in the table above or has a test of its own."""
+    """Each function of torch's own list of device constructors is in the table above or has a test
+    of its own.
+    """
     from torch.utils._device import _device_constructors
 
     def name(function: Any) -> str:
         return function.__name__.replace("fft_", "fft.")
 
-    elsewhere = {"empty_quantized", "sparse_compressed_tensor", "sparse_csr_tensor", "sparse_csc_tensor"}
+    elsewhere = {
+        "empty_quantized",
+        "sparse_compressed_tensor",
+        "sparse_csr_tensor",
+        "sparse_csc_tensor",
+    }
     elsewhere |= {"sparse_bsr_tensor", "sparse_bsc_tensor", "zeros"}
     assert {name(function) for function in _device_constructors()} <= FACTORIES.keys() | elsewhere
 
@@ -233,7 +255,9 @@ class TestCudaMethod:
 
     def test_tensor_stays_itself_where_it_is_already(self) -> None:
         x = torch.ones(2, device="cuda", requires_grad=True)
-        assert x.cuda() is x and x.to("cuda") is x and x.to(torch.device("cuda:0")) is x and x.is_leaf
+        assert (
+            x.cuda() is x and x.to("cuda") is x and x.to(torch.device("cuda:0")) is x and x.is_leaf
+        )
 
 
 class TestLeftAlone:
@@ -306,8 +330,14 @@ class TestPinning:
     """A target without page-locked memory of its own that can be told from the CPU."""
 
     def test_only_the_hosts_memory_can_be_pinned(self) -> None:
-        for make in (lambda **where: torch.empty(2, **where), lambda **where: torch.zeros(1).new_empty(2, **where)):
-            assert make(pin_memory=True).is_pinned() and make(device="cpu", pin_memory=True).is_pinned()
+        for make in (
+            lambda **where: torch.empty(2, **where),
+            lambda **where: torch.zeros(1).new_empty(2, **where),
+        ):
+            assert (
+                make(pin_memory=True).is_pinned()
+                and make(device="cpu", pin_memory=True).is_pinned()
+            )
             assert not make(device="cuda", pin_memory=False).is_pinned()
             with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
                 make(device="cuda", pin_memory=True)
@@ -389,13 +419,19 @@ class TestDtypeLimits:
             torch.as_tensor(np.ones(2), device="cuda"),
             torch.nn.Linear(1, 1).to("cuda", torch.float64).weight,
         )
-        assert [(r.dtype, r.device.type) for r in results] == [(torch.float32, "meta")] * len(results)
+        assert [(r.dtype, r.device.type) for r in results] == [(torch.float32, "meta")] * len(
+            results
+        )
         assert torch.zeros(1, dtype=torch.complex128, device="cuda").dtype is torch.complex64
 
     def test_the_cpu_keeps_float64(self) -> None:
         assert torch.ones(2).double().dtype is torch.float64
         assert torch.zeros(2, dtype=torch.float64, device="cpu").dtype is torch.float64
-        for words in ((torch.float64,), ("cpu", torch.float64), (torch.ones(1, dtype=torch.float64),)):
+        for words in (
+            (torch.float64,),
+            ("cpu", torch.float64),
+            (torch.ones(1, dtype=torch.float64),),
+        ):
             assert torch.nn.Linear(2, 2).to(*words).weight.dtype is torch.float64
 
     def test_only_grad_scaler_gets_what_it_has_in_place_of_float64(self) -> None:
@@ -417,7 +453,10 @@ class TestDtypeLimits:
             assert torch.zeros(1, dtype=torch.float64, device="cuda").dtype is torch.float64
 
     def test_strict_refuses_float64(self, meta_target: None) -> None:
-        with torchdevice.portable("meta", strict=True), pytest.raises(FidelityError, match="float64"):
+        with (
+            torchdevice.portable("meta", strict=True),
+            pytest.raises(FidelityError, match="float64"),
+        ):
             torch.zeros(1, dtype=torch.float64, device="cuda")
 
     @pytest.mark.parametrize(
@@ -452,13 +491,17 @@ class TestDtypeLimits:
         rewriters.convert(scope._resolved(), spy, (torch.ones(2), *arguments), named)
         assert repr(seen) == repr([called])
 
-    @pytest.mark.parametrize("words", [((True,), {}), ((), {"non_blocking": True}), ((False,), {}), ((), {})])
+    @pytest.mark.parametrize(
+        "words", [((True,), {}), ((), {"non_blocking": True}), ((False,), {}), ((), {})]
+    )
     def test_copies_into_tensors_are_blocking_too(self, words: Any) -> None:
         arguments, named = words
         seen = []
 
         class Spy(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 seen.append((func, *args[2:], *(kwargs or {}).values()))
                 return func(*args, **(kwargs or {}))
 
@@ -466,7 +509,10 @@ class TestDtypeLimits:
         with Spy():
             assert x.copy_(y, *arguments, **named) is x
             torch._foreach_copy_([x], [y], *arguments, **named)
-        assert [func.overloadpacket for func, *_ in seen] == [torch.ops.aten.copy_, torch.ops.aten._foreach_copy_]
+        assert [func.overloadpacket for func, *_ in seen] == [
+            torch.ops.aten.copy_,
+            torch.ops.aten._foreach_copy_,
+        ]
         assert not any(True in rest for _, *rest in seen)
 
     def test_modules_are_copied_as_tensors_are(self) -> None:
@@ -484,14 +530,19 @@ class TestIdentity:
 
     def test_a_device_that_is_only_made_stays_what_it_is(self, meta_target: None) -> None:
         with torchdevice.portable("meta", identity="program", strict=True):
-            assert torch.device("cuda:3") == torch.device("cuda", 3) and torch.device("cuda:3").index == 3
+            assert (
+                torch.device("cuda:3") == torch.device("cuda", 3)
+                and torch.device("cuda:3").index == 3
+            )
 
     @pytest.mark.parametrize("written_for", ["cuda", "mps", "xpu"])
     def test_reads_of_every_accelerator(self, meta_target: None, written_for: Any) -> None:
         with torchdevice.portable("meta", identity="program", written_for=written_for):
             there, here = torch.zeros(2, device=written_for), torch.zeros(2)
             kinds = ("cuda", "mps", "xpu")
-            assert [getattr(there, f"is_{kind}") for kind in kinds] == [kind == written_for for kind in kinds]
+            assert [getattr(there, f"is_{kind}") for kind in kinds] == [
+                kind == written_for for kind in kinds
+            ]
             assert not any(getattr(here, f"is_{kind}") for kind in kinds)
 
     def test_reads_where_the_target_is_another_accelerator(self, meta_target: None) -> None:

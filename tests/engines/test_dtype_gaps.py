@@ -1,4 +1,6 @@
-"""Dtypes in which CUDA has a kernel and the CPU has none, as torch's own database of operators knows them."""
+"""Dtypes in which CUDA has a kernel and the CPU has none, as torch's own database of operators
+knows them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ WIDER = {
 
 def pairs() -> Iterator[tuple[str, Any, torch.dtype]]:
     for op in database.op_db:
-        if op.name == "__rmod__":  # torch 2.10: only because an integer division by zero has no result on a CPU
+        # Torch 2.10: only because an integer division by zero has no result on a CPU.
+        if op.name == "__rmod__":
             continue
         for dtype in sorted({*op.dtypesIfCUDA} - {*op.dtypes}, key=str):
             yield f"{op.name} {op.variant_test_name} {str(dtype).removeprefix('torch.')}", op, dtype
@@ -61,22 +64,35 @@ def function_of(op: Any) -> Any:
         return op.op
 
 
-def run(function: Any, sample: Any, device: str, dtypes: Mapping[torch.dtype, torch.dtype]) -> tuple[Any, Any]:
+def run(
+    function: Any, sample: Any, device: str, dtypes: Mapping[torch.dtype, torch.dtype]
+) -> tuple[Any, Any]:
     """Return a function's results, and the gradient of its input if there is one, on the CPU."""
     given, args, kwargs = converted((sample.input, sample.args, sample.kwargs), device, dtypes)
     torch.manual_seed(0)
     made = function(given, *args, **kwargs)
-    results = [each for each in torch.utils._pytree.tree_leaves(made) if isinstance(each, torch.Tensor)]
+    results = [
+        each for each in torch.utils._pytree.tree_leaves(made) if isinstance(each, torch.Tensor)
+    ]
     differentiable = [each for each in results if each.requires_grad]
     if differentiable:
         differentiable[0].backward(torch.ones_like(differentiable[0]))
-    gradient = given.grad.cpu() if isinstance(given, torch.Tensor) and given.grad is not None else None
+    gradient = (
+        given.grad.cpu() if isinstance(given, torch.Tensor) and given.grad is not None else None
+    )
     return [each.detach().cpu() for each in results], gradient
 
 
 def samples(op: Any, dtype: torch.dtype) -> list[Any]:
-    differentiable = dtype in op.backward_dtypesIfCUDA and (dtype.is_floating_point or dtype.is_complex)
-    return [sample for _, sample in zip(range(3), samples_of(op, dtype, requires_grad=differentiable), strict=False)]
+    differentiable = dtype in op.backward_dtypesIfCUDA and (
+        dtype.is_floating_point or dtype.is_complex
+    )
+    return [
+        sample
+        for _, sample in zip(
+            range(3), samples_of(op, dtype, requires_grad=differentiable), strict=False
+        )
+    ]
 
 
 def lacks_nothing(op: Any, dtype: torch.dtype) -> bool:
@@ -90,9 +106,16 @@ def lacks_nothing(op: Any, dtype: torch.dtype) -> bool:
 
 
 def is_left_alone(target: str, op: Any, dtype: torch.dtype) -> bool:
-    """Whether ``engine="wrap"`` leaves the function alone: on a CPU target, short ones that lack only complex32."""
+    """Whether ``engine="wrap"`` leaves the function alone: on a CPU target, short ones that lack
+    only complex32.
+    """
     asked = op.name.startswith("fft.") or op.name.rpartition(".")[2] in dtype_gaps.ASKED_LAST
-    return target == "cpu" and os.environ["TORCHDEVICE_ENGINE"] == "wrap" and dtype is torch.complex32 and not asked
+    return (
+        target == "cpu"
+        and os.environ["TORCHDEVICE_ENGINE"] == "wrap"
+        and dtype is torch.complex32
+        and not asked
+    )
 
 
 @pytest.mark.sampled(30)
@@ -105,7 +128,9 @@ def test_what_only_cuda_has(cuda: torchdevice.Scope, target: str, name: str) -> 
         if lacks_nothing(op, dtype):
             return
     if target != "cpu" and op.name.startswith("torch.ops.aten._"):
-        return  # a simulated GPU has these kernels of attention itself, which test_fused_attention.py compares
+        # A simulated GPU has these kernels of attention itself, which test_fused_attention.py
+        # compares.
+        return
     for sample in given:
         if op.name in dtype_gaps.LEFT_OUT or is_left_alone(target, op, dtype):
             with pytest.raises(RuntimeError):
@@ -118,7 +143,9 @@ def test_what_only_cuda_has(cuda: torchdevice.Scope, target: str, name: str) -> 
             assert found[0].dtype is dtype
             continue
         with plain_torch():
-            expected, wide_gradient = run(PLAINLY.get(op.name, op), sample, "cpu", WIDER_FOR.get(op.name, WIDER))
+            expected, wide_gradient = run(
+                PLAINLY.get(op.name, op), sample, "cpu", WIDER_FOR.get(op.name, WIDER)
+            )
         assert len(found) == len(expected)
         for each, wide in zip(found, expected, strict=True):
             each, wide = each.to_dense(), wide.to(each.dtype).to_dense()
@@ -130,7 +157,9 @@ def test_what_only_cuda_has(cuda: torchdevice.Scope, target: str, name: str) -> 
             gradient, wide_gradient = gradient.to_dense(), wide_gradient.to_dense()
             both = gradient.isfinite() & wide_gradient.isfinite()
             assert gradient.dtype is dtype
-            torch.testing.assert_close(gradient[both], wide_gradient[both].to(dtype), rtol=3e-2, atol=3e-2)
+            torch.testing.assert_close(
+                gradient[both], wide_gradient[both].to(dtype), rtol=3e-2, atol=3e-2
+            )
 
 
 def without_nan(x: torch.Tensor) -> torch.Tensor:
@@ -138,14 +167,20 @@ def without_nan(x: torch.Tensor) -> torch.Tensor:
 
 
 PLAINLY = {
-    "nansum": lambda x, dim=None, keepdim=False, **options: torch.sum(without_nan(x), dim, keepdim, **options),
+    "nansum": lambda x, dim=None, keepdim=False, **options: torch.sum(
+        without_nan(x), dim, keepdim, **options
+    ),
     "nanmean": lambda x, dim=None, keepdim=False, **options: (
         torch.sum(without_nan(x), dim, keepdim, **options) / torch.sum(~x.isnan(), dim, keepdim)
     ),
 }
 """The same by other operators, where no dtype will do."""
 
-WIDER_FOR = {"histc": dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64)}
+WIDER_FOR = {
+    "histc": dict.fromkeys(
+        (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64
+    )
+}
 
 
 class TestForms:
@@ -154,8 +189,18 @@ class TestForms:
     def test_of_bool(self, cuda: torchdevice.Scope) -> None:
         x = torch.tensor([True, False], device="cuda")
         out = torch.empty(0, dtype=torch.bool, device="cuda")
-        for found in (x.abs(), torch.abs(x), torch.absolute(x), torch.ops.aten.abs(x), torch.ops.aten.abs.default(x)):
-            assert found.dtype is torch.bool and found.tolist() == [True, False] and found.device == x.device
+        for found in (
+            x.abs(),
+            torch.abs(x),
+            torch.absolute(x),
+            torch.ops.aten.abs(x),
+            torch.ops.aten.abs.default(x),
+        ):
+            assert (
+                found.dtype is torch.bool
+                and found.tolist() == [True, False]
+                and found.device == x.device
+            )
         assert torch.abs(x, out=out) is out and out.tolist() == [True, False]
         assert x.abs_() is x and x.tolist() == [True, False]
         assert torch.nn.functional.softsign(x).tolist() == [0.5, 0.0]
@@ -165,13 +210,17 @@ class TestForms:
         x = torch.randn(1, 1, 4, 4, 4, device="cuda").half().requires_grad_()
         pooled = torch.nn.AvgPool3d(2)(x)
         pooled.sum().backward()
-        assert pooled.dtype is torch.float16 and x.grad is not None and x.grad.dtype is torch.float16
+        assert (
+            pooled.dtype is torch.float16 and x.grad is not None and x.grad.dtype is torch.float16
+        )
         assert torch.equal(x.grad, torch.full_like(x, 1 / 8))
         negative = torch.full((3,), -2.0, dtype=torch.float16, device="cuda")
         assert torch.nn.functional.rrelu(negative, 0.5, 0.5, True, True) is negative
         assert negative.tolist() == [-1.0] * 3
         image = torch.ones(1, 1, 4, 4, dtype=torch.bfloat16, device="cuda")
-        smaller = torch.nn.functional.interpolate(image, scale_factor=0.5, mode="bilinear", antialias=True)
+        smaller = torch.nn.functional.interpolate(
+            image, scale_factor=0.5, mode="bilinear", antialias=True
+        )
         assert smaller.dtype is torch.bfloat16 and smaller.tolist() == [[[[1.0] * 2] * 2]]
 
     def test_of_integers(self, cuda: torchdevice.Scope) -> None:
@@ -182,14 +231,20 @@ class TestForms:
 
     @pytest.mark.lacked_by("simulated:mps", "dtypes of CUDA's kernels")
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-    def test_of_a_product_with_a_dtype_of_its_own(self, cuda: torchdevice.Scope, dtype: torch.dtype) -> None:
+    def test_of_a_product_with_a_dtype_of_its_own(
+        self, cuda: torchdevice.Scope, dtype: torch.dtype
+    ) -> None:
         one, other, added = (torch.randn(2, 3, 3, device="cuda").to(dtype) for _ in range(3))
         expected, wide = one.float() @ other.float(), added.float()
         named: dict[str, Any] = {"out_dtype": torch.float32}
         torch.testing.assert_close(torch.mm(one[0], other[0], torch.float32), expected[0])
         torch.testing.assert_close(torch.bmm(one, other, **named), expected)
-        torch.testing.assert_close(torch.addmm(wide[0], one[0], other[0], **named, beta=2), 2 * wide[0] + expected[0])
-        torch.testing.assert_close(torch.baddbmm(wide, one, other, **named, alpha=0.5), wide + expected / 2)
+        torch.testing.assert_close(
+            torch.addmm(wide[0], one[0], other[0], **named, beta=2), 2 * wide[0] + expected[0]
+        )
+        torch.testing.assert_close(
+            torch.baddbmm(wide, one, other, **named, alpha=0.5), wide + expected / 2
+        )
         into = wide[0].clone()
         assert torch.addmm(into, one[0], other[0], **named, out=into) is into
         torch.testing.assert_close(into, wide[0] + expected[0])
@@ -220,7 +275,9 @@ class TestForms:
     def test_the_dtype_of_a_fourier_transform_is_cudas(
         self, cuda: torchdevice.Scope, name: str, dtype: torch.dtype
     ) -> None:
-        """torch's meta device has the dtypes of CUDA. Until torch 2.14 it refuses bfloat16, as CUDA does."""
+        """torch's meta device has the dtypes of CUDA. Until torch 2.14 it refuses bfloat16, as CUDA
+        does.
+        """
         function = getattr(torch.fft, name)
         with plain_torch():
             x = torch.ones(4, dtype=dtype, device="meta")

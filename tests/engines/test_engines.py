@@ -1,4 +1,5 @@
-"""The engine that wraps entry points: what it wraps, what it leaves alone, and that all of it is undone.
+"""The engine that wraps entry points: what it wraps, what it leaves alone, and that all of it is
+undone.
 
 The contract tests run on it with ``pytest --engine wrap``; these tests are about this engine alone.
 """
@@ -22,7 +23,11 @@ import pytest
 import torch
 from conftest import failing_half_way
 from processes import run_fresh_python, run_program, run_python
-from torch.overrides import _get_current_function_mode_stack, get_ignored_functions, get_overridable_functions
+from torch.overrides import (
+    _get_current_function_mode_stack,
+    get_ignored_functions,
+    get_overridable_functions,
+)
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -66,7 +71,9 @@ def in_thread(function: Callable[[], object]) -> Any:
 
 
 def looked_up_before() -> dict[str, Callable[[], torch.Tensor]]:
-    """Return calls of torch functions that were looked up before the call, by what holds the function."""
+    """Return calls of torch functions that were looked up before the call, by what holds the
+    function.
+    """
     zeros, move = torch.zeros, torch.zeros(1).to
     by_name, by_number = {"make": torch.zeros}, [torch.zeros]
     an_object = types.SimpleNamespace(make=torch.zeros)
@@ -91,17 +98,33 @@ def looked_up_before() -> dict[str, Callable[[], torch.Tensor]]:
 
 class TestWhatIsWrapped:
     def test_ordinary_calls_are_torchs_own(self) -> None:
-        ordinary = (torch.add, torch.matmul, torch.Tensor.add, torch.Tensor.__matmul__, torch.Tensor.eq)
+        ordinary = (
+            torch.add,
+            torch.matmul,
+            torch.Tensor.add,
+            torch.Tensor.__matmul__,
+            torch.Tensor.eq,
+        )
         linear, device = torch.nn.functional.linear, inspect.getattr_static(torch.Tensor, "device")
         with torchdevice.portable("cpu", engine="wrap", half_products="target"):
-            now = (torch.add, torch.matmul, torch.Tensor.add, torch.Tensor.__matmul__, torch.Tensor.eq)
+            now = (
+                torch.add,
+                torch.matmul,
+                torch.Tensor.add,
+                torch.Tensor.__matmul__,
+                torch.Tensor.eq,
+            )
             assert all(one is other for one, other in zip(ordinary, now, strict=True))
             assert torch.nn.functional.linear is linear
             assert inspect.getattr_static(torch.Tensor, "device") is device
             assert _get_current_function_mode_stack() == []
 
-    def test_every_function_with_a_device_in_its_schema_is_wrapped(self, wrapped: torchdevice.Scope) -> None:
-        public = [function for functions in get_overridable_functions().values() for function in functions]
+    def test_every_function_with_a_device_in_its_schema_is_wrapped(
+        self, wrapped: torchdevice.Scope
+    ) -> None:
+        public = [
+            function for functions in get_overridable_functions().values() for function in functions
+        ]
         functions = {*public, *get_ignored_functions(), *_device_constructors()}
         takers = {f for f in functions if isinstance(f, BUILTINS) and lookup.takes_device(f)}
         assert len(takers) > 40
@@ -109,13 +132,19 @@ class TestWhatIsWrapped:
 
     def test_every_function_with_a_rewriter_is_wrapped(self, wrapped: torchdevice.Scope) -> None:
         reached = {torch.device, *(entry.original for entry in wrap._entry_points.values())}
-        own = {**rewriters.REGISTERED, **{f: r for f, r in wrapped.runtime.rewriters.items() if callable(f)}}
+        own = {
+            **rewriters.REGISTERED,
+            **{f: r for f, r in wrapped.runtime.rewriters.items() if callable(f)},
+        }
         of_attributes = {f for f in own if isinstance(f, types.MethodWrapperType)}
         # The classes of operators are wrapped.
-        operators = {f for f in own if isinstance(f, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))}
+        operators = {
+            f for f in own if isinstance(f, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+        }
         # torch takes the mode off for this one; a mode beside the stack stays.
         seen_anyway = {torch._functorch.autograd_function.custom_function_call}
-        # The first scope of the process wraps before the simulated device has this one; it calls the wrapped __repr__.
+        # The first scope of the process wraps before the simulated device has this one; it calls
+        # the wrapped __repr__.
         seen_anyway |= {torch_functions.formatted} & set(own) - reached
         assert set(own) - of_attributes - operators - reached == seen_anyway
 
@@ -143,24 +172,35 @@ class TestWhatIsWrapped:
     def test_custom_operators(self, wrapped: torchdevice.Scope, kind: str) -> None:
         library = torch.library.Library("torchdevice_wrapped", "DEF")
         library.define("make(Device device, int n) -> Tensor")
-        library.impl("make", lambda device, n: torch.zeros(n, device=device), "CompositeExplicitAutograd")
+        library.impl(
+            "make", lambda device, n: torch.zeros(n, device=device), "CompositeExplicitAutograd"
+        )
         assert torch.ops.torchdevice_wrapped.make("cuda", 3).device.type == kind
-        assert torch.ops.torchdevice_wrapped.make.default(torch.device("cuda"), 3).device.type == kind
+        assert (
+            torch.ops.torchdevice_wrapped.make.default(torch.device("cuda"), 3).device.type == kind
+        )
         library._destroy()
 
     def test_kernels_in_python_that_were_registered_before(self, chosen: str, kind: str) -> None:
         library = torch.library.Library("torchdevice_before", "DEF")
         library.define("double(Tensor x) -> Tensor")
-        library.impl("double", lambda x: x + torch.ones(2, device="cuda"), "CompositeExplicitAutograd")
+        library.impl(
+            "double", lambda x: x + torch.ones(2, device="cuda"), "CompositeExplicitAutograd"
+        )
         with torchdevice.portable(engine="wrap"):
-            assert torch.ops.torchdevice_before.double(torch.ones(2, device="cuda")).device.type == kind
+            assert (
+                torch.ops.torchdevice_before.double(torch.ones(2, device="cuda")).device.type
+                == kind
+            )
         library._destroy()
 
     def test_dispatch_modes_of_the_program(self, wrapped: torchdevice.Scope, kind: str) -> None:
         made: list[torch.Tensor] = []
 
         class Own(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 made.append(torch.zeros(1, device="cuda"))
                 return func(*args, **(kwargs or {}))
 
@@ -171,11 +211,16 @@ class TestWhatIsWrapped:
 
     @pytest.mark.parametrize("holder", sorted(looked_up_before()))
     def test_functions_held_before_the_scope_are_not_reached(self, holder: str) -> None:
-        """Only a mode on the stack would see their calls: they are not among the names of a module."""
+        """Only a mode on the stack would see their calls: they are not among the names of a
+        module.
+        """
         call = looked_up_before()[holder]
         with torchdevice.portable("cpu", engine="mode"):
             assert call().device.type == "cpu"
-        with torchdevice.portable("cpu", engine="wrap"), pytest.raises((RuntimeError, AssertionError)):
+        with (
+            torchdevice.portable("cpu", engine="wrap"),
+            pytest.raises((RuntimeError, AssertionError)),
+        ):
             call()
 
     def test_torch_function_of_a_subclass_gets_another_object_than_the_name(self) -> None:
@@ -183,7 +228,9 @@ class TestWhatIsWrapped:
 
         class Own(torch.Tensor):
             @classmethod
-            def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_function__(
+                cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 seen.append((func is torch.zeros_like, func == torch.zeros_like))
                 return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -197,7 +244,9 @@ class TestWhatIsWrapped:
         """No wrapper sees the error of an operator without a device, which a mode rewords."""
         for engine, name in (("mode", "NestedTensorCUDA"), ("wrap", "NestedTensorsimulated")):
             with torchdevice.simulate("cuda", engine=engine):  # type: ignore[arg-type]
-                nested = torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(1, 2)], device="cuda")
+                nested = torch.nested.nested_tensor(
+                    [torch.ones(2, 2), torch.ones(1, 2)], device="cuda"
+                )
                 with pytest.raises(NotImplementedError, match=name):
                     torch.logsumexp(nested, 1)
 
@@ -212,7 +261,10 @@ class TestWhatIsWrapped:
                 torch.nn.functional.scaled_dot_product_attention(q, q[..., :3], q)
 
     def test_strict(self, chosen: str) -> None:
-        with torchdevice.portable(engine="wrap", strict=True), pytest.raises((FidelityError, torch.AcceleratorError)):
+        with (
+            torchdevice.portable(engine="wrap", strict=True),
+            pytest.raises((FidelityError, torch.AcceleratorError)),
+        ):
             torch.zeros(1, device="cuda:7")
 
     def test_memory_that_ordinary_operators_lack_is_torchs_own_error(self) -> None:
@@ -228,16 +280,22 @@ class TestWhatIsWrapped:
 
     @pytest.mark.usefixtures("no_collections")
     @pytest.mark.parametrize("engine", ["mode", "wrap"])
-    def test_memory_that_ordinary_operators_lack_is_caught_by_the_name_of_cudas_error(self, engine: Any) -> None:
+    def test_memory_that_ordinary_operators_lack_is_caught_by_the_name_of_cudas_error(
+        self, engine: Any
+    ) -> None:
         observed: list[tuple[Any, ...]] = []
         with torchdevice.portable("cpu", engine=engine):
             torch._C._cuda_attach_out_of_memory_observer(lambda *facts: observed.append(facts))
             column = torch.ones(1 << 22, 1, device="cuda")
             try:
-                column * column.T  # a matrix product is wrapped where half products are computed in float32
+                # A matrix product is wrapped where half products are computed in float32.
+                column * column.T
             except torch.cuda.OutOfMemoryError as error:
                 assert isinstance(error, torch.cuda.OutOfMemoryError)
-                assert str(error) == "CUDA out of memory. Tried to allocate 65536.00 GiB. (cpu stands in.)"
+                assert (
+                    str(error)
+                    == "CUDA out of memory. Tried to allocate 65536.00 GiB. (cpu stands in.)"
+                )
             assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError
         assert len(observed) == 1
         assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError
@@ -255,7 +313,9 @@ class TestWhatIsWrapped:
         assert caught.value is raised
 
     @pytest.mark.parametrize("engine", ["mode", "wrap"])
-    @pytest.mark.parametrize("raised", [RuntimeError("another"), ValueError("DefaultCPUAllocator: not enough memory")])
+    @pytest.mark.parametrize(
+        "raised", [RuntimeError("another"), ValueError("DefaultCPUAllocator: not enough memory")]
+    )
     def test_other_errors_are_not_caught_by_it(self, raised: Exception, engine: Any) -> None:
         with torchdevice.portable("cpu", engine=engine), pytest.raises(type(raised)) as caught:
             try:
@@ -279,24 +339,32 @@ class TestEntryPoints:
             assert entry != torch.ones
             assert isinstance(entry, type(original)) and repr(entry) == repr(original)
             assert (entry.__name__, entry.__doc__) == (original.__name__, original.__doc__)
-            assert pickle.loads(pickle.dumps(entry)) == original and copy.deepcopy(entry) == original
+            assert (
+                pickle.loads(pickle.dumps(entry)) == original and copy.deepcopy(entry) == original
+            )
             assert inspect.unwrap(entry) is original
         assert find() is original
 
     @pytest.mark.parametrize("name", ["__repr__", "is_shared", "double"])
     def test_copies_of_methods_are_the_methods(self, name: str) -> None:
-        """torch's database of operators copies functions; the first two methods are written in Python."""
+        """torch's database of operators copies functions; the first two methods are written in
+        Python.
+        """
         with torchdevice.simulate("cuda", engine="wrap"):
             entry = getattr(torch.Tensor, name)
             assert copy.copy(entry) is copy.deepcopy([entry])[0] is entry
             assert pickle.loads(pickle.dumps(entry)) == entry
 
-    def test_torch_function_of_a_subclass_gets_the_originals(self, wrapped: torchdevice.Scope) -> None:
+    def test_torch_function_of_a_subclass_gets_the_originals(
+        self, wrapped: torchdevice.Scope
+    ) -> None:
         seen = []
 
         class Own(torch.Tensor):
             @classmethod
-            def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_function__(
+                cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 seen.append(func)
                 return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -305,7 +373,9 @@ class TestEntryPoints:
         torch.zeros_like(x, device="cuda")
         assert torch.Tensor.to in seen and torch.zeros_like in seen
 
-    def test_functions_that_torchs_own_modules_ask_for_by_name(self, wrapped: torchdevice.Scope, kind: str) -> None:
+    def test_functions_that_torchs_own_modules_ask_for_by_name(
+        self, wrapped: torchdevice.Scope, kind: str
+    ) -> None:
         assert torch._VF.empty((1,), device="cuda").device.type == kind  # type: ignore[attr-defined]
         assert set(vars(torch._VF)) >= {"vf"} and "empty" not in vars(torch._VF)
         cell = torch.nn.LSTMCell(2, 3).cuda()
@@ -339,7 +409,12 @@ class TestDevice:
     """``torch.device`` stays the same class; its constructor calls the mode."""
 
     def test_all_forms(self, wrapped: torchdevice.Scope, kind: str) -> None:
-        made = [torch.device("cuda"), torch.device("cuda", 0), torch.device(type="cuda", index=0), torch.device(0)]
+        made = [
+            torch.device("cuda"),
+            torch.device("cuda", 0),
+            torch.device(type="cuda", index=0),
+            torch.device(0),
+        ]
         assert {device.type for device in made} == {kind}
         assert torch.ones(1, device="cuda").device == torch.device("cuda", 0) or kind == "cpu"
         assert torch.device("cpu").type == "cpu" and torch.device("meta").type == "meta"
@@ -376,10 +451,17 @@ class TestDevice:
     def test_a_sub_interpreter_is_refused(self, tmp_path: Path) -> None:
         """A sub-interpreter cannot import torch, and shares the class if it ever can."""
         if sys.version_info[:2] == (3, 12):
-            pytest.skip("a sub-interpreter of Python 3.12 cannot import ctypes, nor the module that refuses it")
+            pytest.skip(
+                "a sub-interpreter of Python 3.12 cannot import ctypes, nor the module that "
+                "refuses it"
+            )
         interpreters = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
-        kind = "'legacy'" if sys.version_info >= (3, 13) else ""  # in which extension modules can be imported
-        inside = "from torchdevice.kernel.lowlevel import replace_new; print(replace_new.refusal(), flush=True)"
+        # In which extension modules can be imported.
+        kind = "'legacy'" if sys.version_info >= (3, 13) else ""
+        inside = (
+            "from torchdevice.kernel.lowlevel import replace_new; print(replace_new.refusal(), "
+            "flush=True)"
+        )
         program = f"""
             import {interpreters} as interpreters
             {inside}
@@ -390,9 +472,14 @@ class TestDevice:
         path.write_text(textwrap.dedent(program))
         ran = run_python(str(path))
         assert ran.returncode == 0, ran.stderr
-        assert ran.stdout.splitlines()[0] == "None" and "this is a sub-interpreter" in ran.stdout.splitlines()[1]
+        assert (
+            ran.stdout.splitlines()[0] == "None"
+            and "this is a sub-interpreter" in ran.stdout.splitlines()[1]
+        )
 
-    def test_a_python_with_another_layout_of_classes_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_python_with_another_layout_of_classes_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         patch = replace_new.Constructor(torch.device, wrap._new_device)
         monkeypatch.setattr(sys, "implementation", types.SimpleNamespace(name="pypy"))
         with pytest.raises(EngineUnavailableError, match="Use engine='mode'"):
@@ -441,7 +528,9 @@ _STAYING: dict[str, Callable[[], Any]] = {
 class TestNaming:
     """Calls that name a device which the thread has named before do what the first one does."""
 
-    @pytest.mark.parametrize("enter", [lambda **o: torchdevice.portable("cpu", **o), torchdevice.simulate])
+    @pytest.mark.parametrize(
+        "enter", [lambda **o: torchdevice.portable("cpu", **o), torchdevice.simulate]
+    )
     def test_each_call_is_reported_at_its_line(self, enter: Any) -> None:
         counts = {}
         for engine in ("mode", "wrap"):
@@ -450,7 +539,9 @@ class TestNaming:
                     torch.zeros(3, device="cuda").cos().to("cuda")
                     torch.ones(3).to("cuda")
                     torch.device("cuda")
-            counts[engine] = [(each.site, each.requested, each.count) for each in scope.journal.entries]
+            counts[engine] = [
+                (each.site, each.requested, each.count) for each in scope.journal.entries
+            ]
         assert counts["wrap"] == counts["mode"]
         assert any(count >= 5 for *_, count in counts["wrap"])
 
@@ -468,7 +559,9 @@ class TestNaming:
     @pytest.mark.parametrize("where", [*_STAYING])
     @pytest.mark.parametrize("enter", [*_SCOPES])
     @pytest.mark.parametrize("move", [*_MOVES])
-    def test_a_move_that_needs_no_mode_does_what_the_mode_does(self, move: str, enter: str, where: str) -> None:
+    def test_a_move_that_needs_no_mode_does_what_the_mode_does(
+        self, move: str, enter: str, where: str
+    ) -> None:
         """The result, whether it is the tensor itself or shares its memory, and what is counted."""
         seen = {}
         for engine in ("mode", "wrap"):
@@ -476,14 +569,24 @@ class TestNaming:
                 given = _STAYING[where]()
                 results = [_MOVES[move](given) for _ in range(3)]
             kinds = [(result is given, type(result), result.requires_grad) for result in results]
-            seen[engine] = kinds, [(each.site.function, each.requested, each.count) for each in scope.journal.entries]
+            seen[engine] = (
+                kinds,
+                [
+                    (each.site.function, each.requested, each.count)
+                    for each in scope.journal.entries
+                ],
+            )
         assert seen["wrap"] == seen["mode"]
 
     @pytest.mark.parametrize("move", [*_MOVES])
-    def test_who_records_torchs_calls_sees_a_move(self, move: str, wrapped: torchdevice.Scope) -> None:
+    def test_who_records_torchs_calls_sees_a_move(
+        self, move: str, wrapped: torchdevice.Scope
+    ) -> None:
         x = torch.ones(2, device="cuda")
         for _ in range(2):  # the first one names the device
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU]
+            ) as profile:
                 _MOVES[move](x)
             assert "aten::to" in {event.key for event in profile.key_averages()}
             traced = torch.jit.trace(lambda x: _MOVES[move](x) + 1, x)
@@ -497,16 +600,25 @@ class TestNaming:
             with pytest.raises(ValueError, match="no signature found"):
                 inspect.signature(method)
             again = pickle.loads(pickle.dumps(method))
-            return method.__name__, method.__doc__, method.__self__.shape, again.__name__, again.__self__.shape
+            return (
+                method.__name__,
+                method.__doc__,
+                method.__self__.shape,
+                again.__name__,
+                again.__self__.shape,
+            )
 
         plain = described()
         with torchdevice.portable("cpu", engine="wrap"):
             assert described() == plain
 
     @pytest.mark.parametrize(
-        "call", [lambda: torch.zeros(-1, device="cuda"), lambda: torch.zeros(2).to("cuda", 5, 6, 7, 8)]
+        "call",
+        [lambda: torch.zeros(-1, device="cuda"), lambda: torch.zeros(2).to("cuda", 5, 6, 7, 8)],
     )
-    def test_a_call_that_fails_has_the_text_of_the_first(self, call: Any, wrapped: torchdevice.Scope) -> None:
+    def test_a_call_that_fails_has_the_text_of_the_first(
+        self, call: Any, wrapped: torchdevice.Scope
+    ) -> None:
         texts = set()
         for _ in range(3):
             with pytest.raises((RuntimeError, TypeError)) as caught:
@@ -521,11 +633,15 @@ class TestNaming:
         torch.device("cpu:-1")
         assert torch.zeros(2, device="cuda").to("cuda").device.type == "cpu"
 
-    def test_a_dispatch_mode_sees_the_call_without_the_mode(self, wrapped: torchdevice.Scope) -> None:
+    def test_a_dispatch_mode_sees_the_call_without_the_mode(
+        self, wrapped: torchdevice.Scope
+    ) -> None:
         seen = []
 
         class Looks(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 seen.append(thread_state.state.mode)
                 return func(*args, **(kwargs or {}))
 
@@ -560,7 +676,10 @@ class TestImportedByValue:
     @pytest.fixture
     def module(self, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         module = types.ModuleType("torchdevice_program")
-        exec("from torch import zeros, device, tensor\nfrom torch.nn.functional import linear", vars(module))
+        exec(
+            "from torch import zeros, device, tensor\nfrom torch.nn.functional import linear",
+            vars(module),
+        )
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return module
 
@@ -585,7 +704,9 @@ class TestImportedByValue:
                 assert module.zeros(2, device="cuda").device.type == kind
 
     def test_functions_that_only_some_scopes_wrap(self, tmp_path: Path) -> None:
-        """They are found at the first entry, and are torch's own again in a scope that does not wrap them."""
+        """They are found at the first entry, and are torch's own again in a scope that does not
+        wrap them.
+        """
         program = """
             import torch
             from torch.nn.functional import linear
@@ -602,7 +723,9 @@ class TestImportedByValue:
         ran = run_python(str(path))
         assert ran.returncode == 0 and ran.stdout == "done\n", ran.stderr
 
-    def test_a_name_that_was_deleted_or_rebound_since(self, chosen: str, module: types.ModuleType) -> None:
+    def test_a_name_that_was_deleted_or_rebound_since(
+        self, chosen: str, module: types.ModuleType
+    ) -> None:
         with torchdevice.portable(engine="wrap"):
             pass
         del module.zeros
@@ -661,10 +784,14 @@ class TestThreads:
 
         assert set(in_thread(other)) == {kind}
 
-    def test_a_started_thread_inherits_the_engine(self, wrapped: torchdevice.Scope, kind: str) -> None:
+    def test_a_started_thread_inherits_the_engine(
+        self, wrapped: torchdevice.Scope, kind: str
+    ) -> None:
         seen: list[Any] = []
         thread = threading.Thread(
-            target=lambda: seen.extend([torch.ones(2).cuda().device.type, _get_current_function_mode_stack()])
+            target=lambda: seen.extend(
+                [torch.ones(2).cuda().device.type, _get_current_function_mode_stack()]
+            )
         )
         thread.start()
         thread.join()
@@ -684,7 +811,9 @@ class TestNesting:
             assert torch.ones(2, device="cuda").device.type == "cpu"
             assert str(x.device) == "simulated:0"
 
-    def test_a_scope_entered_while_the_mode_handles_a_call(self, wrapped: torchdevice.Scope, kind: str) -> None:
+    def test_a_scope_entered_while_the_mode_handles_a_call(
+        self, wrapped: torchdevice.Scope, kind: str
+    ) -> None:
         def kernel(device: torch.device) -> torch.Tensor:
             assert thread_state.state.mode is None
             with torchdevice.portable(engine="wrap"):
@@ -692,7 +821,8 @@ class TestNesting:
 
         library = torch.library.Library("torchdevice_nested", "DEF")
         library.define("make(Device device) -> Tensor")
-        with thread_state.suspended():  # a kernel registered in a scope would run with the mode active
+        # A kernel registered in a scope would run with the mode active.
+        with thread_state.suspended():
             library.impl("make", kernel, "CompositeExplicitAutograd")
         assert torch.ops.torchdevice_nested.make("cuda").device.type == kind
         assert torch.ones(2, device="cuda").device.type == kind
@@ -711,7 +841,10 @@ class TestUndo:
         for _ in failing_half_way(wrap._FOR_EVERY_SCOPE, monkeypatch):
             with pytest.raises(RuntimeError, match="half-way"):
                 torchdevice.portable("cpu", engine="wrap").__enter__()
-            assert torch.device("cuda").type == "cuda" and type(torch.zeros) is types.BuiltinFunctionType
+            assert (
+                torch.device("cuda").type == "cuda"
+                and type(torch.zeros) is types.BuiltinFunctionType
+            )
             assert torchdevice.current() is None
 
     def test_an_exception_in_a_call(self, wrapped: torchdevice.Scope, kind: str) -> None:
@@ -732,7 +865,9 @@ class TestUndo:
 
 
 def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"engine='fast' is not known. Use 'auto', 'mode' or 'wrap'"):
+    with pytest.raises(
+        ValueError, match=r"engine='fast' is not known. Use 'auto', 'mode' or 'wrap'"
+    ):
         torchdevice.portable(engine="fast")  # type: ignore[call-overload]
     monkeypatch.setenv("TORCHDEVICE_ENGINE", "fast")
     with pytest.raises(ValueError, match=r"TORCHDEVICE_ENGINE='fast'.*unset the variable"):
@@ -749,7 +884,9 @@ USED = "torchdevice.current()._resolved().options.engine"
 
 
 class TestAuto:
-    """What ``engine="auto"`` means: wrap where nothing can have kept a function of torch, mode elsewhere."""
+    """What ``engine="auto"`` means: wrap where nothing can have kept a function of torch, mode
+    elsewhere.
+    """
 
     @pytest.fixture(autouse=True)
     def auto(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -784,7 +921,9 @@ class TestAuto:
         assert found == ["wrap", "mode"] * 2
 
     def test_the_switch(self, tmp_path: Path) -> None:
-        """``TORCHDEVICE=1`` enables a scope when torch is imported, by a module of the program too."""
+        """``TORCHDEVICE=1`` enables a scope when torch is imported, by a module of the program
+        too.
+        """
         (tmp_path / "model.py").write_text("import torch")
         program = f"import model, torchdevice; print({USED})"
         assert self.used(tmp_path, program, TORCHDEVICE="1") == ["wrap"]
@@ -829,7 +968,9 @@ class TestAuto:
             assert used() == "mode"
         assert torchdevice.portable("cpu")(used)() == "mode"
 
-    def test_a_python_whose_classes_cannot_be_changed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_python_whose_classes_cannot_be_changed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(wrap, "may_be_held", lambda: False)
         assert wrap.automatic() == "wrap"
         monkeypatch.setattr(replace_new, "refusal", lambda: "a reason")
@@ -854,16 +995,33 @@ for engine in ("mode", "wrap"):
 
 
 @pytest.mark.one_engine
-@pytest.mark.parametrize(("imported", "more"), [("", 0), ("import torch._dynamo", 90)], ids=["torch", "Dynamo"])
-def test_entering_again_takes_few_frames_of_python(tmp_path: Path, imported: str, more: int) -> None:
-    # In a process of its own: entering changes some 150 attributes with "mode" and 350 with "wrap", together, and looks
-    # for the modules that a program may import later by one finder. Triton, where it is installed, adds a few. It also
-    # looks for what `torchdevice native build` compiles; there is nothing, whatever other tests have built.
-    options = {"TORCHDEVICE_ENGINE": "", "TORCHDEVICE_NATIVE": "auto", "XDG_CACHE_HOME": str(tmp_path)}
+@pytest.mark.parametrize(
+    ("imported", "more"), [("", 0), ("import torch._dynamo", 90)], ids=["torch", "Dynamo"]
+)
+def test_entering_again_takes_few_frames_of_python(
+    tmp_path: Path, imported: str, more: int
+) -> None:
+    # In a process of its own: entering changes some 150 attributes with "mode" and 350 with "wrap",
+    # together, and looks for the modules that a program may import later by one finder. Triton,
+    # where it is installed, adds a few. It also looks for what `torchdevice native build` compiles;
+    # there is nothing, whatever other tests have built.
+    options = {
+        "TORCHDEVICE_ENGINE": "",
+        "TORCHDEVICE_NATIVE": "auto",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
     done = run_python("-c", ENTERING, imported, **options)
     assert done.returncode == 0, done.stderr
-    counted = {name: int(frames) for name, _, frames in (line.partition("\t") for line in done.stdout.splitlines())}
-    most = {"mode cpu": 170, "mode simulated:cuda": 215, "wrap cpu": 210, "wrap simulated:cuda": 285}
+    counted = {
+        name: int(frames)
+        for name, _, frames in (line.partition("\t") for line in done.stdout.splitlines())
+    }
+    most = {
+        "mode cpu": 170,
+        "mode simulated:cuda": 215,
+        "wrap cpu": 210,
+        "wrap simulated:cuda": 285,
+    }
     assert counted.keys() == most.keys(), done.stdout
     beyond = [name for name, frames in counted.items() if not 100 < frames <= most[name] + more]
     assert not beyond, done.stdout

@@ -61,7 +61,9 @@ def packed(dtype: torch.dtype) -> PackedSequence:
 
 ROADS: dict[str, Road] = {
     "zeros": lambda: torch.zeros(2, dtype=F64, device="cuda"),
-    "a factory, positional dtype": lambda: torch.ops.aten.zeros.default([2], dtype=F64, device="cuda"),
+    "a factory, positional dtype": lambda: torch.ops.aten.zeros.default(
+        [2], dtype=F64, device="cuda"
+    ),
     "empty_strided": lambda: torch.empty_strided((2,), (1,), dtype=F64, device="cuda").fill_(1),
     "full": lambda: torch.full((2,), 1.5, dtype=F64, device="cuda"),
     "linspace": lambda: torch.linspace(0, 1, 3, dtype=F64, device="cuda"),
@@ -124,7 +126,9 @@ ROADS: dict[str, Road] = {
     "from complex numbers on the CPU": lambda: torch.polar(host(), host()).to("cuda"),
     "from a buffer": lambda: torch.frombuffer(bytearray(16), dtype=F64).to("cuda"),
     "from DLPack": lambda: torch.from_dlpack(np.ones(2)).to("cuda"),
-    "a batch of NumPy scalars": lambda: torch.utils.data.default_collate([np.float64(1), np.float64(2)]).to("cuda"),
+    "a batch of NumPy scalars": lambda: torch.utils.data.default_collate(
+        [np.float64(1), np.float64(2)]
+    ).to("cuda"),
     "a packed sequence": lambda: packed(F64).to("cuda").data,
     "a packed sequence, double": lambda: packed(torch.float32).cuda().double().data,
     "prod": lambda: card().prod(dtype=F64),
@@ -133,26 +137,39 @@ ROADS: dict[str, Road] = {
     "log_softmax": lambda: torch.log_softmax(card(), 0, dtype=F64),
     "vector_norm": lambda: torch.linalg.vector_norm(card(), dtype=F64),
     "module, type": lambda: torch.nn.Linear(1, 1).cuda().type(F64).weight,
-    "module, to_empty": lambda: torch.nn.Linear(1, 1, dtype=F64, device="meta").to_empty(device="cuda").weight,
+    "module, to_empty": lambda: (
+        torch.nn.Linear(1, 1, dtype=F64, device="meta").to_empty(device="cuda").weight
+    ),
     "sparse, to": lambda: torch.sparse_coo_tensor([[0]], [1.0], (2,), dtype=F64).to("cuda"),
     "default device": lambda: on_default_device(lambda: torch.zeros(2, dtype=F64)),
     "default device, tensor": lambda: on_default_device(lambda: torch.tensor(np.ones(2))),
     "default device, as_tensor": lambda: on_default_device(lambda: torch.as_tensor(np.ones(2))),
     "default dtype": lambda: with_default_dtype(lambda: torch.zeros(2, device="cuda")),
     "default dtype, rand": lambda: with_default_dtype(lambda: torch.rand(2, device="cuda")),
-    "default dtype, arange": lambda: with_default_dtype(lambda: torch.arange(0, 1, 0.5, device="cuda")),
+    "default dtype, arange": lambda: with_default_dtype(
+        lambda: torch.arange(0, 1, 0.5, device="cuda")
+    ),
     "default dtype, full": lambda: with_default_dtype(lambda: torch.full((2,), 1.5, device="cuda")),
-    "default dtype, tensor": lambda: with_default_dtype(lambda: torch.tensor([1.0, 2.0], device="cuda")),
-    "default dtype, module": lambda: with_default_dtype(lambda: torch.nn.Linear(2, 2, device="cuda").weight),
+    "default dtype, tensor": lambda: with_default_dtype(
+        lambda: torch.tensor([1.0, 2.0], device="cuda")
+    ),
+    "default dtype, module": lambda: with_default_dtype(
+        lambda: torch.nn.Linear(2, 2, device="cuda").weight
+    ),
 }
 
 
-RANDOM = [ROADS[name] for name in ROADS if name.startswith(("rand", "normal", "module", "default dtype, "))]
+RANDOM = [
+    ROADS[name]
+    for name in ROADS
+    if name.startswith(("rand", "normal", "module", "default dtype, "))
+]
 """Roads whose values depend on the dtype, or on a module's random weights."""
 
 
 def on_mps(target: str, **options: Any) -> torchdevice.Scope:
-    """Return a scope for a CUDA program on MPS, simulated, or as its own runtime on a simulated Mac.
+    """Return a scope for a CUDA program on MPS, simulated, or as its own runtime on a simulated
+    Mac.
 
     In both the program sees ``cuda``.
     """
@@ -195,7 +212,10 @@ class TestEachRoad:
             with pytest.warns(PortabilityWarning, match=r"has no torch\.\w+; .* is used") as caught:
                 made = road()
             assert [warning.filename for warning in caught] == [__file__]
-            assert made.dtype is (torch.complex64 if expected.is_complex() else torch.float32) and made.is_cuda
+            assert (
+                made.dtype is (torch.complex64 if expected.is_complex() else torch.float32)
+                and made.is_cuda
+            )
             assert expected.dtype in (F64, torch.complex128) and made.is_leaf
             if road not in RANDOM:
                 torch.testing.assert_close(_values(made), _values(expected), check_dtype=False)
@@ -217,7 +237,8 @@ class TestEachRoad:
         with (
             on_mps(target, float64="error"),
             pytest.raises(
-                TypeError, match=r"Cannot convert a MPS Tensor to float64|Trying to convert ComplexDouble to"
+                TypeError,
+                match=r"Cannot convert a MPS Tensor to float64|Trying to convert ComplexDouble to",
             ),
         ):
             road()
@@ -233,7 +254,11 @@ class TestWarnings:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(3):
-                card().double(), torch.zeros(1, dtype=torch.complex128, device="cuda"), card().sum(dtype=F64)
+                (
+                    card().double(),
+                    torch.zeros(1, dtype=torch.complex128, device="cuda"),
+                    card().sum(dtype=F64),
+                )
             card().double()
         lines = [warning.lineno for warning in caught if warning.category is PortabilityWarning]
         assert len(lines) == 2 and lines[1] == lines[0] + 1
@@ -243,7 +268,9 @@ class TestWarnings:
             warnings.simplefilter("ignore")
             for _ in range(3):
                 card().double()
-        counted = [entry.count for entry in mps.journal.degraded if entry.requested == "torch.float64"]
+        counted = [
+            entry.count for entry in mps.journal.degraded if entry.requested == "torch.float64"
+        ]
         assert counted == [3]
 
 
@@ -265,7 +292,9 @@ class TestTypePromotion:
             made = with_default_dtype(lambda: torch.ones(2, device="cuda", dtype=torch.int64) / 2)
             assert made.tolist() == [0.5, 0.5] and made.is_cuda
 
-    def test_float64_scalars_that_promote_nothing_stay_unreported(self, mps: torchdevice.Scope) -> None:
+    def test_float64_scalars_that_promote_nothing_stay_unreported(
+        self, mps: torchdevice.Scope
+    ) -> None:
         assert (card() * torch.tensor(2.0, dtype=F64)).dtype is torch.float32
         assert (np.float64(2) * card() * np.float64(3)).tolist() == [6.0, 12.0]
         assert torch.full((2,), np.float64(2), device="cuda").dtype is torch.float32
@@ -275,19 +304,24 @@ class TestTypePromotion:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("policy", ["float32", "cpu", "error"])
 class TestTorchsOwnFloat64:
-    """What torch computes in float64 on CUDA, and otherwise on MPS, is no float64 of the program's."""
+    """What torch computes in float64 on CUDA, and otherwise on MPS, is no float64 of the
+    program's.
+    """
 
     def test_gradient_scaling(self, target: str, policy: str) -> None:
         with on_mps(target, float64=policy, strict=True):
             model = torch.nn.Linear(2, 2).cuda()
-            optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cuda", init_scale=3.0)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            scaler = torch.amp.GradScaler("cuda", init_scale=3.0)
             before = model.weight.detach().clone()
             scaler.scale(model(card()).sum()).backward()
             scaler.step(optimizer)
             scaler.update()
             assert torch.allclose(before - model.weight, 0.1 * card().expand(2, 2), atol=1e-6)
 
-    @pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}, {"foreach": True}], ids=str)
+    @pytest.mark.parametrize(
+        "options", [{}, {"fused": True}, {"capturable": True}, {"foreach": True}], ids=str
+    )
     def test_adam(self, target: str, policy: str, options: dict[str, bool]) -> None:
         with on_mps(target, float64=policy, strict=True):
             weight = card().requires_grad_()
@@ -321,7 +355,10 @@ class TestLoading:
             found = torch.load(file, map_location="cuda")
         assert found["row"].tolist() == [3, 4, 5] and found["columns"].tolist() == whole.T.tolist()
         found["row"].zero_()
-        assert found["whole"].tolist() == [[0, 1, 2], [0, 0, 0]] and found["other"].dtype is torch.float32
+        assert (
+            found["whole"].tolist() == [[0, 1, 2], [0, 0, 0]]
+            and found["other"].dtype is torch.float32
+        )
 
     def test_a_state_of_float64_fills_a_module(self, mps: torchdevice.Scope) -> None:
         source = torch.nn.Linear(2, 2).double()
@@ -342,25 +379,50 @@ class TestOnTheCpu:
         x = torch.tensor([1.0, 1e-12], dtype=F64, device="cuda")
         assert (x.sum() - 1).item() == (host(1.0, 1e-12).sum() - 1).item() != 0
         counted = {entry.requested: entry for entry in on_cpu.journal.degraded}
-        assert counted["aten::sum in float64"].bytes == 24 and counted["aten::sum in float64"].seconds > 0
+        assert (
+            counted["aten::sum in float64"].bytes == 24
+            and counted["aten::sum in float64"].seconds > 0
+        )
 
     def test_mixed_operands_and_their_gradients(self, on_cpu: torchdevice.Scope) -> None:
         single, double = card().requires_grad_(), host().cuda().requires_grad_()
         product = single * double
         assert product.dtype is F64 and product.is_cuda
         product.sum().float().backward()
-        assert single.grad is not None and single.grad.dtype is torch.float32 and single.grad.is_cuda
-        assert double.grad is not None and double.grad.dtype is F64 and double.grad.tolist() == [1.0, 2.0]
+        assert (
+            single.grad is not None and single.grad.dtype is torch.float32 and single.grad.is_cuda
+        )
+        assert (
+            double.grad is not None
+            and double.grad.dtype is F64
+            and double.grad.tolist() == [1.0, 2.0]
+        )
 
     def test_gradients_reach_the_cpu_and_the_device(self, on_cpu: torchdevice.Scope) -> None:
         there, here = card().requires_grad_(), host().requires_grad_()
         (there.double().square() * here.cuda()).sum().backward()
-        assert there.grad is not None and there.grad.tolist() == [2.0, 8.0] and not isinstance(there.grad, HostDouble)
-        assert here.grad is not None and here.grad.tolist() == [1.0, 4.0] and here.grad.device.type == "cpu"
+        assert (
+            there.grad is not None
+            and there.grad.tolist() == [2.0, 8.0]
+            and not isinstance(there.grad, HostDouble)
+        )
+        assert (
+            here.grad is not None
+            and here.grad.tolist() == [1.0, 4.0]
+            and here.grad.device.type == "cpu"
+        )
 
     def test_casts_leave_the_cpu(self, on_cpu: torchdevice.Scope) -> None:
         x = host(1.5, 2.5).cuda()
-        casts = [x.float(), x.half(), x.long(), x.to(torch.bfloat16), x.type(torch.int32), x.to(card()), x > 2]
+        casts = [
+            x.float(),
+            x.half(),
+            x.long(),
+            x.to(torch.bfloat16),
+            x.type(torch.int32),
+            x.to(card()),
+            x > 2,
+        ]
         assert all(cast.is_cuda and not isinstance(cast, HostDouble) for cast in casts)
         assert x.to("cpu").dtype is x.cpu().dtype is F64 and not x.cpu().is_cuda
         x.cpu().zero_()
@@ -371,7 +433,11 @@ class TestOnTheCpu:
         x[1:].mul_(2)
         x[0] = 7
         single.add_(x)
-        assert x.tolist() == [7.0, 4.0, 6.0] and single.tolist() == [8.0, 5.0, 7.0] and single.dtype is torch.float32
+        assert (
+            x.tolist() == [7.0, 4.0, 6.0]
+            and single.tolist() == [8.0, 5.0, 7.0]
+            and single.dtype is torch.float32
+        )
         x[2] = torch.tensor(6.0, dtype=F64)
         x[x > 6] = 7.0
         out = torch.empty(3, dtype=F64, device="cuda")
@@ -380,13 +446,17 @@ class TestOnTheCpu:
     def test_a_model_trains_as_on_the_cpu(self, on_cpu: torchdevice.Scope) -> None:
         def train(device: str) -> torch.Tensor:
             torch.manual_seed(0)
-            model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+            model = torch.nn.Sequential(
+                torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
+            ).double()
             x = torch.randn(8, 3, dtype=F64)
             model, x = model.to(device), x.to(device)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
             for _ in range(3):
                 optimizer.zero_grad()
-                torch.nn.functional.mse_loss(model(x), torch.ones(8, 1, dtype=F64, device=device)).backward()
+                torch.nn.functional.mse_loss(
+                    model(x), torch.ones(8, 1, dtype=F64, device=device)
+                ).backward()
                 optimizer.step()
             return torch.cat([each.detach().cpu().flatten() for each in model.parameters()])
 
@@ -397,7 +467,9 @@ class TestOnTheCpu:
         assert isinstance(copy.deepcopy(x), HostDouble) and copy.deepcopy(x).is_leaf
         torch.save(x, tmp_path / "x.pt")
         assert torch.load(tmp_path / "x.pt").tolist() == [1.0, 2.0]
-        assert repr(x) == "tensor([1., 2.], device='cuda:0', dtype=torch.float64, requires_grad=True)"
+        assert (
+            repr(x) == "tensor([1., 2.], device='cuda:0', dtype=torch.float64, requires_grad=True)"
+        )
         assert isinstance(torch.load(tmp_path / "x.pt", map_location="cuda"), HostDouble)
 
     def test_a_module_moves_there_and_back(self, on_cpu: torchdevice.Scope) -> None:
@@ -429,7 +501,9 @@ class TestOnTheCpu:
     @pytest.mark.parametrize("convert", ["to_sparse_csr", "to_sparse_csc"])
     def test_a_compressed_layout_is_refused(self, on_cpu: torchdevice.Scope, convert: str) -> None:
         matrix = torch.eye(2, dtype=F64)
-        with pytest.raises(NotSupportedError, match=r"float64 in the layout torch\.sparse_cs[rc] .* float32"):
+        with pytest.raises(
+            NotSupportedError, match=r"float64 in the layout torch\.sparse_cs[rc] .* float32"
+        ):
             getattr(matrix, convert)().to("cuda")
         with pytest.raises(NotSupportedError, match="in the layout"):
             getattr(matrix.cuda(), convert)()
@@ -449,14 +523,18 @@ class TestCompiledCode:
     }
 
     @pytest.mark.parametrize("function", CONVERSIONS.values(), ids=CONVERSIONS)
-    def test_a_whole_graph_has_float32(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def test_a_whole_graph_has_float32(
+        self, function: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         torch._dynamo.reset()
         with torchdevice.simulate("mps"):
             made = torch.compile(function, backend="eager", fullgraph=True)(card())
             assert made.dtype is torch.float32 and made.is_mps and made.tolist() == [2.0, 3.0]
 
     @pytest.mark.parametrize("function", CONVERSIONS.values(), ids=CONVERSIONS)
-    def test_what_is_kept_on_the_cpu_is_run_by_python(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def test_what_is_kept_on_the_cpu_is_run_by_python(
+        self, function: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         torch._dynamo.reset()
         with torchdevice.simulate("mps", float64="cpu"):
             made = torch.compile(function, backend="eager")(card())
@@ -468,7 +546,11 @@ class TestCompiledCode:
 class TestWaysIn:
     """The flags of the command line and of pytest."""
 
-    EXPECTED: ClassVar[dict[str, str]] = {"float32": "torch.float32", "cpu": "torch.float64", "error": "TypeError"}
+    EXPECTED: ClassVar[dict[str, str]] = {
+        "float32": "torch.float32",
+        "cpu": "torch.float64",
+        "error": "TypeError",
+    }
 
     def test_the_command(self, policy: str, tmp_path: Path) -> None:
         program = """
@@ -480,9 +562,13 @@ class TestWaysIn:
         """
         options = ("--target", "simulated:mps", "--float64", policy)
         result = run_program(tmp_path, program, options=options)
-        assert result.returncode == 0 and result.stdout.strip() == self.EXPECTED[policy], result.stderr
+        assert result.returncode == 0 and result.stdout.strip() == self.EXPECTED[policy], (
+            result.stderr
+        )
         warned = [line for line in result.stderr.splitlines() if "PortabilityWarning" in line]
-        assert len(warned) == (policy != "error") and all("program.py:4:" in line for line in warned)
+        assert len(warned) == (policy != "error") and all(
+            "program.py:4:" in line for line in warned
+        )
 
     def test_pytest(self, policy: str, tmp_path: Path) -> None:
         (tmp_path / "test_program.py").write_text(
@@ -493,4 +579,6 @@ class TestWaysIn:
         )
         flags = ("--torchdevice=simulated:mps", f"--torchdevice-float64={policy}")
         result = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *flags, cwd=tmp_path)
-        assert result.returncode == 1 and self.EXPECTED[policy] in result.stdout, result.stdout + result.stderr
+        assert result.returncode == 1 and self.EXPECTED[policy] in result.stdout, (
+            result.stdout + result.stderr
+        )

@@ -1,4 +1,6 @@
-"""Products of float16 and bfloat16 tensors, computed in float32 on a CPU that has no instructions for them."""
+"""Products of float16 and bfloat16 tensors, computed in float32 on a CPU that has no instructions
+for them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def scope(request: pytest.FixtureRequest) -> Iterator[torchdevice.Scope]:
 
 
 def reports(scope: torchdevice.Scope) -> int:
-    return sum(entry.count for entry in scope.journal.entries if entry.requested.startswith("a product of"))
+    return sum(
+        entry.count for entry in scope.journal.entries if entry.requested.startswith("a product of")
+    )
 
 
 def values(*shape: int) -> torch.Tensor:
@@ -59,18 +63,26 @@ def _adding(name: str) -> Callable[..., Any]:
     return lambda total, *factors: getattr(total.clone(), name)(*factors)
 
 
-def _multi_head(q: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> Any:
+def _multi_head(
+    q: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor
+) -> Any:
     zeros = torch.zeros(64, dtype=q.dtype)
     given = (weight, bias, None, None, False, 0.0, out, zeros)
     return F.multi_head_attention_forward(q, q, q, 64, 4, *given)
 
 
-def _native_multi_head(q: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> Any:
+def _native_multi_head(
+    q: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor
+) -> Any:
     zeros = torch.zeros(64, dtype=q.dtype)
-    return torch._native_multi_head_attention(q, q, q, 64, 4, weight, bias, out, zeros, need_weights=False)
+    return torch._native_multi_head_attention(
+        q, q, q, 64, 4, weight, bias, out, zeros, need_weights=False
+    )
 
 
-def _encoder_layer(q: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> Any:
+def _encoder_layer(
+    q: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor
+) -> Any:
     zeros, ones = torch.zeros(64, dtype=q.dtype), torch.ones(64, dtype=q.dtype)
     norm = (1e-5, ones, zeros, ones, zeros)
     return torch._transformer_encoder_layer_fwd(
@@ -87,7 +99,11 @@ def _gated(gates: int) -> tuple[tuple[int, ...], ...]:
     return ((gates * 64, 64), (gates * 64, 64), (gates * 64,), (gates * 64,))
 
 
-_SUMS = {"addmm": ((64, 64), *_SQUARES), "baddbmm": ((2, 64, 64), *_BATCHES), "addbmm": ((64, 64), *_BATCHES)}
+_SUMS = {
+    "addmm": ((64, 64), *_SQUARES),
+    "baddbmm": ((2, 64, 64), *_BATCHES),
+    "addbmm": ((64, 64), *_BATCHES),
+}
 _LAYERS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
@@ -121,15 +137,27 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     **{name: (_at(torch, name), shapes) for name, shapes in _SUMS.items()},
     **{f"Tensor.{name}": (_at(torch.Tensor, name), shapes) for name, shapes in _SUMS.items()},
     **{f"Tensor.{name}_": (_adding(f"{name}_"), shapes) for name, shapes in _SUMS.items()},
-    **{f"conv{n}d": (_at(F, f"conv{n}d"), ((2, 16, *(8,) * n), (16, 16, *(3,) * n))) for n in (2, 3)},
+    **{
+        f"conv{n}d": (_at(F, f"conv{n}d"), ((2, 16, *(8,) * n), (16, 16, *(3,) * n)))
+        for n in (2, 3)
+    },
     "conv1d": (_at(F, "conv1d"), ((2, 32, 64), (32, 32, 3))),
     **{
-        f"conv_transpose{n}d": (_at(F, f"conv_transpose{n}d"), ((2, 16, *(8,) * n), (16, 16, *(3,) * n)))
+        f"conv_transpose{n}d": (
+            _at(F, f"conv_transpose{n}d"),
+            ((2, 16, *(8,) * n), (16, 16, *(3,) * n)),
+        )
         for n in (2, 3)
     },
     "conv_transpose1d": (_at(F, "conv_transpose1d"), ((2, 32, 64), (32, 32, 3))),
-    **{kind: (_rnn(kind), ((5, 2, 64), (1, 2, 64), *_gated(gates))) for kind, gates in _LAYERS.items()},
-    **{f"{kind}_cell": (_cell(f"{kind}_cell"), ((2, 64), (2, 64), *_gated(n))) for kind, n in _LAYERS.items()},
+    **{
+        kind: (_rnn(kind), ((5, 2, 64), (1, 2, 64), *_gated(gates)))
+        for kind, gates in _LAYERS.items()
+    },
+    **{
+        f"{kind}_cell": (_cell(f"{kind}_cell"), ((2, 64), (2, 64), *_gated(n)))
+        for kind, n in _LAYERS.items()
+    },
 }
 
 FOR_INFERENCE = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd"}
@@ -137,18 +165,25 @@ FOR_INFERENCE = {"_native_multi_head_attention", "_transformer_encoder_layer_fwd
 
 
 def flat(result: Any) -> list[torch.Tensor]:
-    return [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+    return [
+        each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, torch.Tensor)
+    ]
 
 
 class TestEveryProduct:
     def test_every_function_with_a_rewriter_has_a_case(self) -> None:
         covered = {name.removeprefix("Tensor.").split()[0] for name in CASES}
-        assert {function.__name__.replace("linalg_", "linalg.") for function in half_precision_matmul.TABLE} == covered
+        assert {
+            function.__name__.replace("linalg_", "linalg.")
+            for function in half_precision_matmul.TABLE
+        } == covered
 
     @pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
     @pytest.mark.parametrize("dtype", HALF)
     @pytest.mark.parametrize("name", CASES)
-    def test_it_is_the_float32_product_rounded_once(self, scope: torchdevice.Scope, name: str, dtype: Any) -> None:
+    def test_it_is_the_float32_product_rounded_once(
+        self, scope: torchdevice.Scope, name: str, dtype: Any
+    ) -> None:
         function, shapes = CASES[name]
         differentiated = name not in FOR_INFERENCE
         operands = [values(*shape).to(dtype).requires_grad_(differentiated) for shape in shapes]
@@ -165,7 +200,8 @@ class TestEveryProduct:
                 torch.testing.assert_close(gradient, other.to(dtype), rtol=0.02, atol=0.02)
 
     @pytest.mark.parametrize(
-        "name", [*("linear", "matmul", "einsum", "addmm", "bmm", "conv2d"), "scaled_dot_product_attention"]
+        "name",
+        [*("linear", "matmul", "einsum", "addmm", "bmm", "conv2d"), "scaled_dot_product_attention"],
     )
     def test_compiled(self, scope: torchdevice.Scope, name: str) -> None:
         function, shapes = CASES[name]
@@ -187,7 +223,9 @@ class TestArguments:
     @pytest.mark.parametrize("shape", [(64, 64), (0,)])
     def test_out(self, scope: torchdevice.Scope, shape: tuple[int, ...]) -> None:
         x, out = values(64, 64).half(), torch.empty(shape, dtype=torch.float16)
-        assert torch.mm(x, x, out=out) is out and torch.equal(out, torch.mm(x.float(), x.float()).half())
+        assert torch.mm(x, x, out=out) is out and torch.equal(
+            out, torch.mm(x.float(), x.float()).half()
+        )
 
     def test_in_place_it_returns_its_first_argument(self, scope: torchdevice.Scope) -> None:
         x, total = values(64, 64).half(), values(64, 64).half()
@@ -252,7 +290,9 @@ def test_each_line_is_reported_once(scope: torchdevice.Scope) -> None:
     x = values(64, 64).half()
     for _ in range(3):
         x @ x
-    (entry,) = [entry for entry in scope.journal.entries if entry.requested.startswith("a product of")]
+    (entry,) = [
+        entry for entry in scope.journal.entries if entry.requested.startswith("a product of")
+    ]
     assert (entry.requested, entry.count) == ("a product of torch.float16 tensors", 3)
     assert entry.done == "computed in float32 and rounded once" and entry.site.file == __file__
 
@@ -311,7 +351,11 @@ class TestChoice:
     @pytest.mark.parametrize("option", ["auto", "bfloat16", "float32"])
     @pytest.mark.parametrize("has_instructions", [True, False])
     def test_what_autocast_computes_in(
-        self, monkeypatch: pytest.MonkeyPatch, requested: torch.dtype, option: Any, has_instructions: bool
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        requested: torch.dtype,
+        option: Any,
+        has_instructions: bool,
     ) -> None:
         monkeypatch.setattr(cpu, "computes_in_bfloat16", lambda: has_instructions)
         name = option if option != "auto" else "bfloat16" if has_instructions else "float32"
@@ -323,5 +367,8 @@ class TestChoice:
                 with torch.autocast("cuda", dtype=requested):
                     assert (x @ x).dtype is requested
             else:
-                with pytest.raises(FidelityError, match=str(requested)), torch.autocast("cuda", dtype=requested):
+                with (
+                    pytest.raises(FidelityError, match=str(requested)),
+                    torch.autocast("cuda", dtype=requested),
+                ):
                     pass

@@ -1,4 +1,6 @@
-"""Random programs of moves: on a CPU target the same tensors share memory as on a device with memory of its own."""
+"""Random programs of moves: on a CPU target the same tensors share memory as on a device with
+memory of its own.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ ONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "as_tensor by keyword": lambda x, d: torch.as_tensor(data=x, device=d),
             "asarray": lambda x, d: torch.asarray(x, device=d),
             "aten": lambda x, d: torch.ops.aten.to.device(x, d, torch.float32),
-            "aten by keyword": lambda x, d: torch.ops.aten.to.device(x, device=d, dtype=torch.float32),
+            "aten by keyword": lambda x, d: torch.ops.aten.to.device(
+                x, device=d, dtype=torch.float32
+            ),
         }.items()
     },
     "to its dtype": lambda x: x.to(torch.float32),
@@ -99,13 +103,17 @@ TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 Step = tuple[str, Callable[..., torch.Tensor], tuple[int, ...]]
 
 Seen = tuple[str, list[int], list[int], tuple[bool, bool]]
-"""Of a step's result: which tensors before it are it, which share its memory, and whether it is pinned."""
+"""Of a step's result: which tensors before it are it, which share its memory, and whether it is
+pinned.
+"""
 
 
 def program(choose: random.Random) -> list[Step]:
     """Return a program with every move in it, of tensors that it has made or moved before."""
     ones, twos = list(ONE.items()), 3 * list(TWO.items())
-    steps = [(name, function, 1) for name, function in ones] + [(name, function, 2) for name, function in twos]
+    steps = [(name, function, 1) for name, function in ones] + [
+        (name, function, 2) for name, function in twos
+    ]
     choose.shuffle(steps)
     made: list[Step] = [(name, function, ()) for name, function in MAKES.items()]
     for name, function, number in steps:
@@ -118,15 +126,20 @@ def run(steps: list[Step], refused: set[int]) -> list[Seen]:
     seen: list[Seen] = []
     for at, (name, function, inputs) in enumerate(steps):
         try:
-            result = torch.ones(2) if at in refused else function(*(tensors[each] for each in inputs))
-        except RuntimeError as error:  # pins a tensor of the device, which a CPU target need not know
+            result = (
+                torch.ones(2) if at in refused else function(*(tensors[each] for each in inputs))
+            )
+        except RuntimeError as error:
+            # Pins a tensor of the device, which a CPU target need not know.
             assert "cannot pin" in str(error)
             refused.add(at)
             result = torch.ones(2)
         memory = result.untyped_storage()._cdata
         same = [n for n, each in enumerate(tensors) if each is result]
         shares = [n for n, each in enumerate(tensors) if each.untyped_storage()._cdata == memory]
-        seen.append((f"{name} of {inputs}", same, shares, (result.is_pinned(), result.is_pinned("cuda"))))
+        seen.append(
+            (f"{name} of {inputs}", same, shares, (result.is_pinned(), result.is_pinned("cuda")))
+        )
         tensors.append(result)
     return seen
 
@@ -146,8 +159,12 @@ MODULES: dict[str, Callable[[torch.nn.Module, str, Any], Any]] = {
     "a text by keyword": lambda module, device, like: module.to(device=device),
     "a device": lambda module, device, like: module.to(torch.device(device)),
     "a device by keyword": lambda module, device, like: module.to(device=torch.device(device)),
-    "a device and a dtype": lambda module, device, like: module.to(torch.device(device), like.dtype),
-    "a device, not blocking": lambda module, device, like: module.to(torch.device(device), None, True),
+    "a device and a dtype": lambda module, device, like: module.to(
+        torch.device(device), like.dtype
+    ),
+    "a device, not blocking": lambda module, device, like: module.to(
+        torch.device(device), None, True
+    ),
     "a tensor": lambda module, device, like: module.to(like),
     "a tensor by keyword": lambda module, device, like: module.to(tensor=like),
     "a tensor, not blocking": lambda module, device, like: module.to(like, True),

@@ -1,5 +1,7 @@
-"""Torch's public functions have the same names, texts and identities in a scope as outside, so that what is written
-down of them there is right elsewhere: pickles, graphs and the code that torch prints of graphs."""
+"""Torch's public functions have the same names, texts and identities in a scope as outside, so that
+what is written down of them there is right elsewhere: pickles, graphs and the code that torch
+prints of graphs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def _is_public(name: str) -> bool:
 
 
 def _members() -> Iterator[tuple[str, Any]]:
-    """Yield the public members of torch's public modules, and of the classes of tensors, with their places."""
+    """Yield the public members of torch's public modules, and of the classes of tensors, with their
+    places.
+    """
     for module in list(sys.modules):
         if module.partition(".")[0] == "torch" and _is_public(module):
             yield from _of(module, sys.modules[module])
@@ -58,7 +62,9 @@ FACTS: dict[str, Callable[[Any], Any]] = {
 
 
 PICKLED_OTHERWISE = ("torch.range", ".has_torch_function", ".Generator")
-"""Pickle finds these by places in C where a scope replaces nothing: only the last one can be pickled in a scope."""
+"""Pickle finds these by places in C where a scope replaces nothing: only the last one can be
+pickled in a scope.
+"""
 
 
 def _answer(ask: Callable[[Any], Any], function: Any) -> Any:
@@ -71,9 +77,15 @@ def _answer(ask: Callable[[Any], Any], function: Any) -> Any:
 def _seen() -> tuple[dict[str, dict[str, Any]], set[frozenset[str]]]:
     """Return the facts of each function by its place, and the places that have one object each."""
     members = dict(_members())
-    facts = {place: {fact: _answer(ask, value) for fact, ask in FACTS.items()} for place, value in members.items()}
+    facts = {
+        place: {fact: _answer(ask, value) for fact, ask in FACTS.items()}
+        for place, value in members.items()
+    }
     by_identity = sorted(members, key=lambda place: id(members[place]))
-    return facts, {frozenset(same) for _, same in itertools.groupby(by_identity, lambda place: id(members[place]))}
+    return facts, {
+        frozenset(same)
+        for _, same in itertools.groupby(by_identity, lambda place: id(members[place]))
+    }
 
 
 @pytest.fixture(scope="module")

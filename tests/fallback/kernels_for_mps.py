@@ -24,7 +24,10 @@ def test_kernels_stay_in_front_and_torchs_tables_are_as_they_were(as_mps: None) 
     before = registered("MPS")
     with torchdevice.portable("meta"):
         inside = in_front("MPS")
-        assert {"aten::linalg_eig", "aten::logspace.out"} <= inside and "aten::linalg_cond" not in inside
+        assert {
+            "aten::linalg_eig",
+            "aten::logspace.out",
+        } <= inside and "aten::linalg_cond" not in inside
         assert not any(name.startswith("c10d::") for name in inside)
         assert registered("MPS") == before
     with torchdevice.portable("meta"):

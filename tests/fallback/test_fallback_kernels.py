@@ -1,4 +1,6 @@
-"""Operators that a target lacks, or refuses inside a kernel, run on the CPU while a scope is active."""
+"""Operators that a target lacks, or refuses inside a kernel, run on the CPU while a scope is
+active.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from torchdevice.kernel import registered_kernels
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.simulation.profiles import PROFILES
 
-MISSING = r"The operator 'aten::linalg_eig' is not currently implemented for the MPS device\. If you want"
+MISSING = (
+    r"The operator 'aten::linalg_eig' is not currently implemented for the MPS device\. If you want"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +99,9 @@ USED = {
 
 def lacked(operator: str) -> bool:
     packet = getattr(torch.ops.aten, operator)
-    return any(PROFILES["mps"].missing(getattr(packet, name)) is not None for name in packet.overloads())
+    return any(
+        PROFILES["mps"].missing(getattr(packet, name)) is not None for name in packet.overloads()
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -112,7 +118,10 @@ def test_results_are_the_cpus_and_on_the_device(name: str, mps: torchdevice.Scop
 
 def test_a_generator_of_the_device_determines_random_numbers(mps: torchdevice.Scope) -> None:
     def draw(seed: int) -> torch.Tensor:
-        return torch.poisson(torch.full((8,), 50.0, device="cuda"), generator=torch.Generator("cuda").manual_seed(seed))
+        return torch.poisson(
+            torch.full((8,), 50.0, device="cuda"),
+            generator=torch.Generator("cuda").manual_seed(seed),
+        )
 
     assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
 
@@ -120,16 +129,25 @@ def test_a_generator_of_the_device_determines_random_numbers(mps: torchdevice.Sc
 def test_views_are_of_the_devices_memory(mps: torchdevice.Scope) -> None:
     with torch._C.DisableTorchFunction():
         base = matrix(2, 3).to("simulated").t()
-        for op, args in ((torch.ops.aten.select.int, (0, 1)), (torch.ops.aten.slice.Tensor, (1, 1))):
+        for op, args in (
+            (torch.ops.aten.select.int, (0, 1)),
+            (torch.ops.aten.slice.Tensor, (1, 1)),
+        ):
             view = CpuFallback(op, "simulated", op).call((base, *args), {})
             assert torch.equal(view.cpu(), op(base.cpu(), *args))
             view.zero_()
-            assert not op(base.cpu(), *args).any() and view.untyped_storage()._cdata == base.untyped_storage()._cdata
+            assert (
+                not op(base.cpu(), *args).any()
+                and view.untyped_storage()._cdata == base.untyped_storage()._cdata
+            )
 
 
 class TestWhoAsks:
     def test_a_strict_scope_raises(self) -> None:
-        with torchdevice.simulate("mps", strict=True), pytest.raises(NotImplementedError, match=MISSING):
+        with (
+            torchdevice.simulate("mps", strict=True),
+            pytest.raises(NotImplementedError, match=MISSING),
+        ):
             torch.linalg.eig(matrix().cuda())
 
     def test_zero_leaves_torchs_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +163,10 @@ class TestWhoAsks:
         assert any("linalg_eig" in entry.requested for entry in scope.journal.degraded)
 
     def test_a_program_for_the_mac_gets_the_macs_error(self) -> None:
-        with torchdevice.simulate("mps", written_for="mps"), pytest.raises(NotImplementedError, match=MISSING):
+        with (
+            torchdevice.simulate("mps", written_for="mps"),
+            pytest.raises(NotImplementedError, match=MISSING),
+        ):
             torch.linalg.eig(matrix().to("mps"))
 
     def test_the_strict_profile_never_falls_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,39 +191,57 @@ class TestRegistration:
     """For the simulated device's key."""
 
     def test_for_the_key_of_mps(self) -> None:
-        """In a process of its own, which from then on has kernels in front of nearly all operators."""
+        """In a process of its own, which from then on has kernels in front of nearly all
+        operators.
+        """
         file = Path(__file__).with_name("kernels_for_mps.py")
         ran = run_fresh_python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(file), cwd=ROOT)
         assert ran.returncode == 0 and "3 passed" in ran.stdout, ran.stdout + ran.stderr
 
     @pytest.mark.parametrize("value", ["0", "1"])
-    def test_the_programs_own_choice_is_respected(self, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_programs_own_choice_is_respected(
+        self, value: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with torchdevice.simulate("mps", written_for="mps"), torchdevice.portable("mps") as scope:
             torch.linalg.eig(matrix().cuda())
             assert scope.journal.degraded
             monkeypatch.setenv(VARIABLE, value)
             monkeypatch.setattr(fallback_kernels, "run_on_cpu", None)
             refused = pytest.raises(NotImplementedError, match=MISSING)
-            with refused if value == "0" else contextlib.nullcontext():  # the simulated Mac has torch's own fallback
+            # The simulated Mac has torch's own fallback.
+            with refused if value == "0" else contextlib.nullcontext():
                 torch.linalg.eig(matrix().cuda())
 
     def test_what_the_target_has_is_left_alone(self) -> None:
-        # Asked of torch's kernels for meta tensors: those of simulated devices come with an operator's first call.
+        # Asked of torch's kernels for meta tensors: those of simulated devices come with an
+        # operator's first call.
         lacking = fallback_kernels.lacking("Meta")
-        assert "aten::geqrf" in lacking and "aten::isfinite" not in lacking and "aten::add.Tensor" not in lacking
+        assert (
+            "aten::geqrf" in lacking
+            and "aten::isfinite" not in lacking
+            and "aten::add.Tensor" not in lacking
+        )
 
     def test_kernels_in_front_run_operators(self) -> None:
-        with torchdevice.simulate("cuda") as scope, lacking(scope, "aten::linalg_eig", "aten::mode"):
+        with (
+            torchdevice.simulate("cuda") as scope,
+            lacking(scope, "aten::linalg_eig", "aten::mode"),
+        ):
             values = torch.mode(matrix().cuda()).values
             assert values.is_cuda and torch.equal(values.cpu(), torch.mode(matrix()).values)
             assert torch.linalg.eig(matrix().cuda())[0].is_cuda
-            assert {entry.requested for entry in scope.journal.degraded} == {"aten::linalg_eig", "aten::mode"}
+            assert {entry.requested for entry in scope.journal.degraded} == {
+                "aten::linalg_eig",
+                "aten::mode",
+            }
 
     def test_another_thread_gets_torchs_kernel(self) -> None:
         found: list[Any] = []
         with torchdevice.simulate("cuda") as scope, lacking(scope, "aten::linalg_eig"):
             x = matrix().cuda()
-            thread = threading.Thread(target=lambda: found.append(torch.ops.aten.linalg_eig.default(x)))
+            thread = threading.Thread(
+                target=lambda: found.append(torch.ops.aten.linalg_eig.default(x))
+            )
             with torchdevice.kernel.thread_state.suspended():
                 thread.start()
                 thread.join()
@@ -229,7 +268,9 @@ def lacking(scope: torchdevice.Scope, *names: str) -> Iterator[None]:
     """Let a scope on a simulated device run operators on the CPU."""
     key = "PrivateUse1"
     for name in (*names, *names):  # again, as after an interrupt
-        registered_kernels.put_in_front(name, key, fallback_kernels.kernel_of(name, key), "operators that are lacking")
+        registered_kernels.put_in_front(
+            name, key, fallback_kernels.kernel_of(name, key), "operators that are lacking"
+        )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scope.runtime, "corrected_key", key)
         patch.setattr(scope.runtime, "lacks_kernel", names.__contains__)
@@ -254,14 +295,19 @@ def refusing(operator: str, error: Exception) -> Iterator[None]:
 
 NOT_SUPPORTED = [
     RuntimeError("Conv3D is not supported on MPS"),
-    NotImplementedError("Output channels > 65536 not supported at the MPS device. As a temporary fix, you can set ..."),
+    NotImplementedError(
+        "Output channels > 65536 not supported at the MPS device. As a temporary fix, you can set "
+        "..."
+    ),
     TypeError("Operation 'cumsum()' does not support input type 'int64' in MPS backend"),
     RuntimeError("MPS: 3D pooling is not implemented"),
 ]
 
 
 FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "linalg_solve_triangular": lambda x: torch.linalg.cholesky(x @ x.t() + torch.eye(3, device=x.device)),
+    "linalg_solve_triangular": lambda x: torch.linalg.cholesky(
+        x @ x.t() + torch.eye(3, device=x.device)
+    ),
     "lu_unpack": lambda x: torch.linalg.lu_factor(x)[0],
     "_fft_c2c": lambda x: torch.fft.fft(x).abs(),
     "special_i1": lambda x: torch.i0(x),
@@ -284,7 +330,9 @@ class TestRefusedInsideAKernel:
         with refusing("max_pool3d_with_indices", error):
             there = x.cuda().requires_grad_()
             found = torch.nn.functional.max_pool3d(there, 2)
-            assert found.is_cuda and torch.equal(found.detach().cpu(), torch.nn.functional.max_pool3d(x, 2))
+            assert found.is_cuda and torch.equal(
+                found.detach().cpu(), torch.nn.functional.max_pool3d(x, 2)
+            )
             found.sum().backward()
         assert there.grad is not None and there.grad.is_cuda and there.grad.count_nonzero() == 8
         (entry,) = mps.journal.degraded
@@ -297,7 +345,10 @@ class TestRefusedInsideAKernel:
         """Autograd calls the operator from C++, below every torch function."""
         x = matrix(1, 1, 4, 4, 4).requires_grad_()
         torch.nn.functional.max_pool3d(x, 2).square().sum().backward()
-        with refusing("max_pool3d_with_indices_backward", error), torchdevice.portable(target) as scope:
+        with (
+            refusing("max_pool3d_with_indices_backward", error),
+            torchdevice.portable(target) as scope,
+        ):
             there = matrix(1, 1, 4, 4, 4).cuda().requires_grad_()
             torch.nn.functional.max_pool3d(there, 2).square().sum().backward()
             assert there.grad is not None and there.grad.device == there.device
@@ -318,10 +369,15 @@ class TestRefusedInsideAKernel:
 
     def test_a_cheap_operator_in_backward_raises(self, mps: torchdevice.Scope) -> None:
         """A kernel in Python would make each call of it in the whole program slower."""
-        with refusing("mul.Tensor", NOT_SUPPORTED[0]), pytest.raises(RuntimeError, match="Conv3D is not supported"):
+        with (
+            refusing("mul.Tensor", NOT_SUPPORTED[0]),
+            pytest.raises(RuntimeError, match="Conv3D is not supported"),
+        ):
             matrix().cuda().requires_grad_().exp().sum().backward()
 
-    def test_outside_backward_the_whole_call_is_made_on_the_cpu(self, mps: torchdevice.Scope) -> None:
+    def test_outside_backward_the_whole_call_is_made_on_the_cpu(
+        self, mps: torchdevice.Scope
+    ) -> None:
         """So its backward runs there too."""
         with refusing("digamma", NOT_SUPPORTED[0]):
             gradient(torch.special.digamma, matrix().abs().cuda())
@@ -347,7 +403,9 @@ class TestRefusedInsideAKernel:
         there = mean.cuda(), variance.cuda()
         with refusing("native_batch_norm", RuntimeError("native_batch_norm: not supported on MPS")):
             found = torch.nn.functional.batch_norm(x.cuda(), *there, training=True)
-        assert torch.equal(found.cpu(), torch.nn.functional.batch_norm(x, mean, variance, training=True))
+        assert torch.equal(
+            found.cpu(), torch.nn.functional.batch_norm(x, mean, variance, training=True)
+        )
         assert torch.equal(there[0].cpu(), mean) and torch.equal(there[1].cpu(), variance)
 
     @pytest.mark.parametrize("scope", [{"strict": True}, {"written_for": "mps"}], ids=str)
@@ -356,7 +414,9 @@ class TestRefusedInsideAKernel:
             with pytest.raises(RuntimeError, match="Conv3D is not supported on MPS"):
                 torch.special.i0e(matrix().to(scope.get("written_for", "cuda")))
 
-    def test_it_stays_where_the_program_says_so(self, mps: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_stays_where_the_program_says_so(
+        self, mps: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv(VARIABLE, "0")
         with refusing("special_i0e", NOT_SUPPORTED[0]), pytest.raises(RuntimeError, match="Conv3D"):
             torch.special.i0e(matrix().cuda())
@@ -364,7 +424,9 @@ class TestRefusedInsideAKernel:
     @pytest.mark.parametrize(
         "error",
         [
-            RuntimeError("MPS backend out of memory (MPS allocated: 5.00 GB, max allowed: 6.00 GB)."),
+            RuntimeError(
+                "MPS backend out of memory (MPS allocated: 5.00 GB, max allowed: 6.00 GB)."
+            ),
             RuntimeError("Placeholder storage has not been allocated on MPS device!"),
             RuntimeError("The size of tensor a (2) must match the size of tensor b (3)"),
         ],

@@ -37,7 +37,8 @@ def test_target_not_available_here(target: str) -> None:
     if registry.runtime(target).is_available():
         pytest.skip(f"this machine has {target}")
     with pytest.raises(
-        errors.TargetUnavailableError, match=rf"'{target}' is not available here\. .*leave the target out"
+        errors.TargetUnavailableError,
+        match=rf"'{target}' is not available here\. .*leave the target out",
     ):
         torchdevice.portable(target).__enter__()
     assert torchdevice.current() is None
@@ -75,7 +76,12 @@ def test_another_patcher(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    ["import NAME", "from NAME import *", "__import__('NAME')", "import importlib; importlib.import_module('NAME')"],
+    [
+        "import NAME",
+        "from NAME import *",
+        "__import__('NAME')",
+        "import importlib; importlib.import_module('NAME')",
+    ],
 )
 @pytest.mark.parametrize("name", ["torch_npu.contrib.transfer_to_npu", "torchada", "mpsify"])
 def test_another_patcher_that_a_program_imports_in_a_scope(
@@ -95,7 +101,8 @@ def test_another_patcher_that_a_program_imports_in_a_scope(
             with pytest.raises(errors.AnotherPatcherError, match=name):
                 exec(program.replace("NAME", name), {})
     assert name not in sys.modules and torch.cuda.is_available is before
-    for each in [module for module in sys.modules if module.startswith("torch_npu")]:  # the packages around it
+    # The packages around it.
+    for each in [module for module in sys.modules if module.startswith("torch_npu")]:
         del sys.modules[each]
 
 
@@ -108,7 +115,8 @@ def test_a_private_name_of_torch_that_is_gone() -> None:
     from torchdevice.kernel.torch_internals import require
 
     with pytest.raises(
-        errors.TorchVersionError, match=rf"torch {torch.__version__.split('+')[0]}.* has no 'torch\._C\._gone'"
+        errors.TorchVersionError,
+        match=rf"torch {torch.__version__.split('+')[0]}.* has no 'torch\._C\._gone'",
     ) as caught:
         require(torch._C, "_gone")
     assert (caught.value.name, caught.value.version) == ("torch._C._gone", torch.__version__)

@@ -1,4 +1,6 @@
-"""Where torch finds the code that called it by counting frames: a scope's own frames must not count."""
+"""Where torch finds the code that called it by counting frames: a scope's own frames must not
+count.
+"""
 
 from __future__ import annotations
 
@@ -125,11 +127,19 @@ class TestWarnings:
             warnings.simplefilter("always")
             WARN[name]()
         file, first = line_of(WARN[name])
-        places = [(each.filename, each.lineno) for each in caught if "Lazy" not in str(each.message)]
-        assert places and all(place[0] == file and first <= place[1] <= first + 2 for place in places), places
+        places = [
+            (each.filename, each.lineno) for each in caught if "Lazy" not in str(each.message)
+        ]
+        assert places and all(
+            place[0] == file and first <= place[1] <= first + 2 for place in places
+        ), places
 
-    @pytest.mark.parametrize(("action", "times"), [("default", 2), ("once", 1), ("always", 4), ("module", 1)])
-    def test_they_are_given_as_often_as_the_filter_says(self, cuda: torchdevice.Scope, action: Any, times: int) -> None:
+    @pytest.mark.parametrize(
+        ("action", "times"), [("default", 2), ("once", 1), ("always", 4), ("module", 1)]
+    )
+    def test_they_are_given_as_often_as_the_filter_says(
+        self, cuda: torchdevice.Scope, action: Any, times: int
+    ) -> None:
         x = torch.ones(2, 3, 4, device="cuda")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter(action)
@@ -173,22 +183,29 @@ def test_a_custom_operator_is_said_to_be_defined_where_it_is(cuda: torchdevice.S
     assert define("inside").partition(":")[0] == outside.partition(":")[0]
 
 
-COUNTS = re.compile(r"_frames_up|_getframe|currentframe|inspect\.stack\(|createResolutionCallbackFromFrame")
+COUNTS = re.compile(
+    r"_frames_up|_getframe|currentframe|inspect\.stack\(|createResolutionCallbackFromFrame"
+)
 
 
 def replaced_functions() -> Iterator[tuple[str, Any]]:
     for patch in installed.INSTALLATION._patches or ():
         for each in patch.places if isinstance(patch, patching.Together) else ():
-            if inspect.isfunction(each.original) and inspect.isfunction(inspect.unwrap(each.original)):
+            if inspect.isfunction(each.original) and inspect.isfunction(
+                inspect.unwrap(each.original)
+            ):
                 yield f"{each.owner.__name__}.{each.name}", each.original
 
 
 def called_by(function: Any) -> Iterator[Any]:
-    """Yield the functions of the same module, or methods of the same class, that a function calls by name."""
+    """Yield the functions of the same module, or methods of the same class, that a function calls
+    by name.
+    """
     cls = getattr(sys.modules[function.__module__], function.__qualname__.partition(".")[0], None)
     for name in re.findall(r"(\w+)\(", inspect.getsource(function)):
         found = function.__globals__.get(name, getattr(cls, name, None))
-        if inspect.isfunction(found) and inspect.isfunction(inspect.unwrap(found)):  # what wraps C++ has no source
+        # What wraps C++ has no source.
+        if inspect.isfunction(found) and inspect.isfunction(inspect.unwrap(found)):
             yield found
 
 

@@ -1,4 +1,6 @@
-"""What is printed: each message begins with the package's name, comes once in a run, and only where it is needed."""
+"""What is printed: each message begins with the package's name, comes once in a run, and only where
+it is needed.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ def own(text: str) -> str:
 
 @pytest.mark.sampled(1)
 def test_a_program_that_has_no_handler_of_last_resort() -> None:
-    program = "import logging; logging.lastResort = None; import torchdevice, torch; torchdevice.enable('cpu')"
+    program = (
+        "import logging; logging.lastResort = None; import torchdevice, torch; "
+        "torchdevice.enable('cpu')"
+    )
     done = run_python("-c", f"{program}; torch.ones(1).cuda()")
     assert (done.returncode, own(done.stderr)) == (0, NOTICE), done.stderr
 
@@ -65,14 +70,20 @@ def test_a_program_that_has_no_handler_of_last_resort() -> None:
 class TestOnce:
     @pytest.mark.parametrize("arguments", [(), ("first",)])
     @pytest.mark.parametrize("way", ["run", "variable"])
-    def test_in_all_kinds_of_children(self, way: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
-        """Whether the first process says it, or one of its children is the first that has a reason."""
+    def test_in_all_kinds_of_children(
+        self, way: str, arguments: tuple[str, ...], tmp_path: Path
+    ) -> None:
+        """Whether the first process says it, or one of its children is the first that has a
+        reason.
+        """
         (tmp_path / "program.py").write_text(textwrap.dedent(WORKERS))
         environment = {"TORCHDEVICE_TARGET": "cpu", "TMPDIR": str(tmp_path)}
         if way == "run":
             result = run_command("run", "program.py", *arguments, cwd=tmp_path, **environment)
         else:
-            result = run_python("program.py", *arguments, cwd=tmp_path, TORCHDEVICE="1", **environment)
+            result = run_python(
+                "program.py", *arguments, cwd=tmp_path, TORCHDEVICE="1", **environment
+            )
         assert (result.returncode, result.stderr) == (0, NOTICE)
         assert list(tmp_path.glob("torchdevice*")) == []
 
@@ -88,7 +99,9 @@ class TestOnce:
             subprocess.run([sys.executable, "-c", "import torch"])
         """
         (tmp_path / "program.py").write_text(textwrap.dedent(program))
-        result = run_python("program.py", cwd=tmp_path, TORCHDEVICE="1", TORCHDEVICE_TARGET="abacus")
+        result = run_python(
+            "program.py", cwd=tmp_path, TORCHDEVICE="1", TORCHDEVICE_TARGET="abacus"
+        )
         assert result.stderr.count("could not be activated") == 1 and result.returncode == 0
 
     def test_a_process_of_its_own_scope_is_a_run_of_its_own(self, tmp_path: Path) -> None:
@@ -116,15 +129,26 @@ class TestNone:
         assert result.returncode == 1 and own(result.stderr) == ""
 
     def test_for_a_program_that_asks_for_nothing(self, tmp_path: Path) -> None:
-        program = "import torch; print(torch.ones(1).item(), torch.cuda.is_available(), torch.cuda.device_count())"
+        program = (
+            "import torch; print(torch.ones(1).item(), torch.cuda.is_available(), "
+            "torch.cuda.device_count())"
+        )
         assert run_program(tmp_path, program, options=["--target", "cpu"]).stderr == ""
 
     @pytest.mark.parametrize(
         ("options", "environment"),
-        [(["--quiet"], {}), (["--quiet"], {"TORCHDEVICE_LOG": "INFO"}), ([], {"TORCHDEVICE_LOG": "ERROR"})],
+        [
+            (["--quiet"], {}),
+            (["--quiet"], {"TORCHDEVICE_LOG": "INFO"}),
+            ([], {"TORCHDEVICE_LOG": "ERROR"}),
+        ],
     )
-    def test_where_they_are_not_wanted(self, options: list[str], environment: dict[str, str], tmp_path: Path) -> None:
-        """Neither from this process nor from another, neither from the log nor as a warning of Python's."""
+    def test_where_they_are_not_wanted(
+        self, options: list[str], environment: dict[str, str], tmp_path: Path
+    ) -> None:
+        """Neither from this process nor from another, neither from the log nor as a warning of
+        Python's.
+        """
         program = """
             import subprocess, sys, torch
             torch.ones(1, dtype=torch.float64, device="cuda")
@@ -134,28 +158,47 @@ class TestNone:
         for target in ("cpu", "simulated:mps"):
             words = [*options, "--target", target, "--report=r.html"]
             result = run_program(tmp_path, program, options=words, **environment)
-            assert (result.returncode, result.stdout, result.stderr) == (0, "", "") and (tmp_path / "r.html").exists()
+            assert (result.returncode, result.stdout, result.stderr) == (0, "", "") and (
+                tmp_path / "r.html"
+            ).exists()
 
 
 class TestSettings:
     BAD = [
-        ({"TORCHDEVICE_LOG": "loud"}, "TORCHDEVICE_LOG='loud' is not a level. Use DEBUG, INFO, WARNING or ERROR."),
-        ({"TORCHDEVICE_LOG_FILE": "away/log"}, "TORCHDEVICE_LOG_FILE='away/log' cannot be written: No such file or"),
-        ({"TORCHDEVICE_LOG_FILE": "."}, "TORCHDEVICE_LOG_FILE='.' cannot be written: Is a directory. Name a file"),
+        (
+            {"TORCHDEVICE_LOG": "loud"},
+            "TORCHDEVICE_LOG='loud' is not a level. Use DEBUG, INFO, WARNING or ERROR.",
+        ),
+        (
+            {"TORCHDEVICE_LOG_FILE": "away/log"},
+            "TORCHDEVICE_LOG_FILE='away/log' cannot be written: No such file or",
+        ),
+        (
+            {"TORCHDEVICE_LOG_FILE": "."},
+            "TORCHDEVICE_LOG_FILE='.' cannot be written: Is a directory. Name a file",
+        ),
     ]
 
     @pytest.mark.parametrize(("environment", "message"), BAD)
-    def test_a_bad_one_is_one_line(self, environment: dict[str, str], message: str, tmp_path: Path) -> None:
+    def test_a_bad_one_is_one_line(
+        self, environment: dict[str, str], message: str, tmp_path: Path
+    ) -> None:
         result = run_program(tmp_path, "print('started')", **environment)
         assert (result.returncode, result.stdout) == (2, "") and result.stderr.count("\n") == 1
         assert result.stderr.startswith(f"torchdevice: {message}")
-        activated = run_python("-c", "import torch; print('imported')", cwd=tmp_path, TORCHDEVICE="1", **environment)
+        activated = run_python(
+            "-c", "import torch; print('imported')", cwd=tmp_path, TORCHDEVICE="1", **environment
+        )
         assert (activated.returncode, activated.stdout) == (0, "imported\n")
         assert message in activated.stderr and activated.stderr.count("\n") == 1
 
     @pytest.mark.parametrize(("environment", "message"), BAD)
     def test_a_bad_one_is_an_error_of_a_scope(
-        self, environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self,
+        environment: dict[str, str],
+        message: str,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
     ) -> None:
         monkeypatch.chdir(tmp_path)
         for name, value in environment.items():
@@ -187,11 +230,23 @@ def test_colours_on_a_terminal(environment: dict[str, str], coloured: bool, tmp_
     import sys
 
     (tmp_path / "program.py").write_text("import torch; torch.ones(1).cuda()")
-    command = [sys.executable, "-m", "torchdevice", "run", "--target", "cpu", "--report", "program.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "torchdevice",
+        "run",
+        "--target",
+        "cpu",
+        "--report",
+        "program.py",
+    ]
     inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     leader, follower = pty.openpty()
     with subprocess.Popen(
-        command, stderr=follower, cwd=tmp_path, env={**inherited, "TERM": "xterm-256color", **environment}
+        command,
+        stderr=follower,
+        cwd=tmp_path,
+        env={**inherited, "TERM": "xterm-256color", **environment},
     ) as process:
         os.close(follower)
         shown = b""

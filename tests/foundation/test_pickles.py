@@ -1,4 +1,6 @@
-"""Errors go to other processes with their text and their facts. Stand-ins for objects of C refuse, as those do."""
+"""Errors go to other processes with their text and their facts. Stand-ins for objects of C refuse,
+as those do.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,16 @@ from torchdevice.kernel.journal.callers import Site
 from torchdevice.kernel.journal.discrepancies import Finding
 from torchdevice.kernel.python.foreign_files import RefusedFileError
 
-importlib.import_module("torchdevice.torch_modules.compile.unstacked_mode")  # which has a class of its own
+# Which has a class of its own.
+importlib.import_module("torchdevice.torch_modules.compile.unstacked_mode")
 
 WAYS: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    **{f"pickle {each}": lambda x, each=each: pickle.loads(pickle.dumps(x, each)) for each in range(6)},
+    **{
+        f"pickle {each}": lambda x, each=each: pickle.loads(pickle.dumps(x, each))
+        for each in range(6)
+    },
 }
 
 _SITE = Site("a.py", 1, "f")
@@ -72,7 +78,9 @@ def facts(error: Any) -> dict[str, Any]:
 
 
 def test_all_classes_are_looked_at() -> None:
-    public = {name for name in errors.__all__ if issubclass(getattr(errors, name), TorchDeviceError)}
+    public = {
+        name for name in errors.__all__ if issubclass(getattr(errors, name), TorchDeviceError)
+    }
     assert public - {"TorchDeviceError"} <= {kind.__name__ for kind in KINDS}
 
 
@@ -85,7 +93,9 @@ def test_every_error_is_copied_whole(kind: type, way: str) -> None:
     assert facts(found) == facts(error)
 
 
-@pytest.mark.parametrize("error", [UnreadableError("no Python", 7), RefusedFileError(0, "it is no regular file")])
+@pytest.mark.parametrize(
+    "error", [UnreadableError("no Python", 7), RefusedFileError(0, "it is no regular file")]
+)
 def test_errors_of_files(error: Any) -> None:
     for way in WAYS.values():
         found = way(error)
@@ -124,7 +134,9 @@ def test_streams_events_and_graphs_refuse_in_their_own_words(target: str) -> Non
         made += [torch.cuda.MemPool()] if target != "cpu" else []
         for each in made:
             for way in ("copy", "deepcopy", "pickle 0", "pickle 2", "pickle 4"):
-                with pytest.raises(TypeError, match=f"^cannot pickle '{each.__class__.__name__}' object$"):
+                with pytest.raises(
+                    TypeError, match=f"^cannot pickle '{each.__class__.__name__}' object$"
+                ):
                     WAYS[way](each)
 
 

@@ -38,11 +38,15 @@ def test_every_control_character_is_escaped() -> None:
     # What is left has no shape or no meaning yet, and no terminal obeys it: unassigned or private.
     assert not [each for each in obeyed if ord(each) < 0xA0 or 0xD800 <= ord(each) <= 0xDFFF]
     assert not obeyed & set(EVIL)
-    assert "\n" in shown and "\n" not in printable.line(every) and "é\t中" in printable.line("é\t中")
+    assert (
+        "\n" in shown and "\n" not in printable.line(every) and "é\t中" in printable.line("é\t中")
+    )
 
 
 def made_evil(data: Any) -> Any:
-    """Return plain data in which every text ends in the characters, but for keys and names of kinds."""
+    """Return plain data in which every text ends in the characters, but for keys and names of
+    kinds.
+    """
     if isinstance(data, dict):
         kept = {"fidelity", "end", "written_for", "group"}
         return {key: each if key in kept else made_evil(each) for key, each in data.items()}
@@ -65,12 +69,19 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_foreign_report(foreign: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_foreign_report(
+    foreign: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "\\x1b[2J" in str(foreign) and not commands(str(foreign))
     terminal = Terminal()
     foreign.show(terminal)
     coloured = terminal.getvalue()
-    assert "\\x1b[2J" in coloured and "\x1b[2J" not in coloured and "\u202e" not in coloured and "\r" not in coloured
+    assert (
+        "\\x1b[2J" in coloured
+        and "\x1b[2J" not in coloured
+        and "\u202e" not in coloured
+        and "\r" not in coloured
+    )
     (tmp_path / "evil.json").write_text(foreign.to_json())
     assert main.main(["report", str(tmp_path / "evil.json")]) == 0
     assert not commands(capsys.readouterr().out)
@@ -80,7 +91,9 @@ def test_a_line_stays_one() -> None:
     assert styled_text.plain(["name\nforged", (("a\n", ""), ("b", ""))]) == "name\\nforged\na\\nb"
 
 
-def test_names_and_sources_that_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_and_sources_that_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / EVIL.replace("/", "")
     folder.mkdir()
     (folder / f"a{EVIL}.py").write_text("import torch\ntorch.cuda.synchronize()  # \x1b[2J\u202e\n")
@@ -123,14 +136,19 @@ def _log() -> None:
 
 PRINTED: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "an error of a command": lambda patch: _refuse(),
-    "a table": lambda patch: (parsing.show_columns([(EVIL, "x", EVIL)]), print("\\x1b[2J", file=sys.stderr)),
+    "a table": lambda patch: (
+        parsing.show_columns([(EVIL, "x", EVIL)]),
+        print("\\x1b[2J", file=sys.stderr),
+    ),
     "tracebacks of ranks": _show_failures,
     "a log": lambda patch: _log(),
 }
 
 
 @pytest.mark.parametrize("what", PRINTED)
-def test_what_is_printed(what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed(
+    what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = os.environ.copy()
     PRINTED[what](monkeypatch)
     os.environ.clear()
@@ -145,5 +163,7 @@ def test_a_plan_of_a_program_that_fails() -> None:
 
 
 def test_a_process_that_cannot_have_a_scope() -> None:
-    done = run_python("-c", "import torch", TORCHDEVICE="1", TORCHDEVICE_TARGET=EVIL.replace("\r", ""))
+    done = run_python(
+        "-c", "import torch", TORCHDEVICE="1", TORCHDEVICE_TARGET=EVIL.replace("\r", "")
+    )
     assert "\\x1b[2J" in done.stderr and not commands(done.stderr)

@@ -1,4 +1,6 @@
-"""What is said of libraries that run CUDA's own code: a note on the error that they raise, or on their absence."""
+"""What is said of libraries that run CUDA's own code: a note on the error that they raise, or on
+their absence.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def notes_of(action: Any, target: str = "simulated:cuda") -> str:
     return "\n".join(getattr(caught.value, "__notes__", []))
 
 
-# What CuPy 14.2 does without a driver: it can be imported, and the first array raises an error of its own.
+# What CuPy 14.2 does without a driver: it can be imported, and the first array raises an error of
+# its own.
 CUPY = """
 class CUDARuntimeError(RuntimeError): pass
 def asarray(a): raise CUDARuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
@@ -57,7 +60,9 @@ def test_a_missing_cupy_names_the_remedy(name: str, monkeypatch: pytest.MonkeyPa
     assert "Use torch or NumPy" in notes_of(lambda x: importlib.import_module(name))
 
 
-def test_an_error_that_a_program_catches_and_raises_again_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_a_program_catches_and_raises_again_is_noted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cupy = fake("cupy", CUPY, monkeypatch)
 
     def again(x: torch.Tensor) -> None:
@@ -72,6 +77,8 @@ def test_other_modules_are_not_noted(name: str, monkeypatch: pytest.MonkeyPatch)
     assert notes_of(fake(name, CUPY, monkeypatch).asarray) == ""
 
 
-@pytest.mark.parametrize("name", ["numba.cuda.cudadrv.driver", "numba.cuda.dispatcher", "numba.cuda.api"])
+@pytest.mark.parametrize(
+    "name", ["numba.cuda.cudadrv.driver", "numba.cuda.dispatcher", "numba.cuda.api"]
+)
 def test_numba_without_its_simulator_names_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "NUMBA_ENABLE_CUDASIM=1" in notes_of(fake(name, CUPY, monkeypatch).asarray)

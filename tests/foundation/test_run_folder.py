@@ -32,17 +32,28 @@ def belong_to(pid: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shared
 
 
-def test_one_process_of_a_run_is_the_first_to_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_of_a_run_is_the_first_to_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = belong_to(os.getppid(), tmp_path, monkeypatch)
     assert run_folder.path() == folder and not run_folder.leads() and not folder.exists()
-    assert [run_folder.claim("this"), run_folder.claim("this"), run_folder.claim("that")] == [True, False, True]
+    assert [run_folder.claim("this"), run_folder.claim("this"), run_folder.claim("that")] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_the_first_process_writes_nothing_and_finds_what_others_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = belong_to(os.getpid(), tmp_path, monkeypatch)
-    assert run_folder.leads() and run_folder.claim("this") and run_folder.claim("this") and not folder.exists()
+    assert (
+        run_folder.leads()
+        and run_folder.claim("this")
+        and run_folder.claim("this")
+        and not folder.exists()
+    )
     (folder / "this").mkdir(parents=True)
     assert not run_folder.claim("this") and run_folder.claim("that")
 
@@ -55,7 +66,9 @@ def test_a_run_whose_first_process_has_ended_is_none(
     assert not folder.exists()
 
 
-def test_where_nothing_can_be_written_every_process_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_written_every_process_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     belong_to(os.getppid(), tmp_path / "file", monkeypatch)
     assert run_folder.claim("this") and run_folder.claim("this")
@@ -85,10 +98,16 @@ def test_without_a_temporary_folder_there_is_no_run(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tempfile, "gettempdir", refuse)
     monkeypatch.delenv(run_folder.VARIABLE, raising=False)
     run_folder.begin()
-    assert run_folder.VARIABLE not in os.environ and run_folder.path() is None and run_folder.claim("this")
+    assert (
+        run_folder.VARIABLE not in os.environ
+        and run_folder.path() is None
+        and run_folder.claim("this")
+    )
 
 
-def test_a_process_that_ended_unnoticed_does_not_run(ended: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ended_unnoticed_does_not_run(
+    ended: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not run_folder.is_running(ended) and run_folder.is_running(os.getppid())
     with subprocess.Popen([sys.executable, "-c", "pass"], stdout=subprocess.PIPE) as process:
         process.stdout.read()  # type: ignore[union-attr]
@@ -103,21 +122,31 @@ def test_a_process_that_ended_unnoticed_does_not_run(ended: int, monkeypatch: py
     assert run_folder.is_running(os.getppid()), "it is somebody else's, and may run"
 
 
-def test_a_first_process_of_another_host_may_run(tmp_path: Path, ended: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_process_of_another_host_may_run(
+    tmp_path: Path, ended: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its number means nothing here, whether a process of this host has it or not."""
     for pid in (ended, os.getpid()):
         shared = tmp_path / f"torchdevice-run-00000000-{pid}-0a"
         monkeypatch.setenv(run_folder.VARIABLE, str(shared))
-        assert run_folder.path() == shared and not run_folder.leads() and run_folder.claim("01234567")
+        assert (
+            run_folder.path() == shared and not run_folder.leads() and run_folder.claim("01234567")
+        )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="containers number processes by namespaces of Linux")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="containers number processes by namespaces of Linux"
+)
 def test_a_container_is_another_place() -> None:
     ask = "from torchdevice.kernel.python import run_folder; print(run_folder._here())"
-    again = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+    again = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert again == run_folder._here()
     unshare = ["unshare", "--fork", "--pid", "--mount-proc", "--map-root-user"]
-    contained = subprocess.run([*unshare, sys.executable, "-c", ask], capture_output=True, text=True, check=False)
+    contained = subprocess.run(
+        [*unshare, sys.executable, "-c", ask], capture_output=True, text=True, check=False
+    )
     if contained.returncode:
         pytest.skip(f"no namespaces here: {contained.stderr.strip()}")
     assert contained.stdout.strip() != again

@@ -54,13 +54,19 @@ class TestConverted:
         mean, var = torch.zeros(3), torch.ones(3)
         x = torch.arange(12.0).reshape(4, 3)
         expected = torch.zeros(3), torch.ones(3)
-        torch.ops.aten.native_batch_norm(x.double(), None, None, *(each.double() for each in expected), True, 0.1, 0.1)
+        torch.ops.aten.native_batch_norm(
+            x.double(), None, None, *(each.double() for each in expected), True, 0.1, 0.1
+        )
         Doubled(torch.native_batch_norm).call((x, None, None, mean, var, True, 0.1, 0.1), {})
-        assert mean.tolist() == pytest.approx([0.45, 0.55, 0.65]) and not torch.equal(var, torch.ones(3))
+        assert mean.tolist() == pytest.approx([0.45, 0.55, 0.65]) and not torch.equal(
+            var, torch.ones(3)
+        )
 
     def test_an_argument_takes_the_new_shape(self) -> None:
         out = torch.empty(0)
-        assert Doubled(torch.add).call((torch.ones(3), 1), {"out": out}) is out and out.tolist() == [2, 2, 2]
+        assert Doubled(torch.add).call(
+            (torch.ones(3), 1), {"out": out}
+        ) is out and out.tolist() == [2, 2, 2]
 
     def test_inference_tensors_have_no_count_of_writes(self) -> None:
         with torch.inference_mode():
@@ -71,7 +77,10 @@ class TestConverted:
     def test_the_schema_says_what_is_written(self) -> None:
         out = torch.zeros(2)
         op = torch.ops.aten.add.out
-        assert Doubled(op, op).call((torch.ones(2), 1), {"out": out}) is out and out.tolist() == [2, 2]
+        assert Doubled(op, op).call((torch.ones(2), 1), {"out": out}) is out and out.tolist() == [
+            2,
+            2,
+        ]
 
 
 class TestCallsOnTheCpu:
@@ -126,6 +135,12 @@ class TestTrees:
     def test_bits(self, tensor: torch.Tensor) -> None:
         assert same_bits(tensor, tensor.clone())
         other = tensor.clone()
-        values = other._values() if other.is_sparse else other.values() if other.layout is not torch.strided else other
+        values = (
+            other._values()
+            if other.is_sparse
+            else other.values()
+            if other.layout is not torch.strided
+            else other
+        )
         values.copy_(torch.zeros(()).to(values.dtype))
         assert not same_bits(tensor, other)

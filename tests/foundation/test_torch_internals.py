@@ -1,4 +1,6 @@
-"""The private names of torch: the package reads none that is not listed, and a missing one is named at import."""
+"""The private names of torch: the package reads none that is not listed, and a missing one is named
+at import.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,21 @@ LISTED = listed()
 
 
 def unlisted(tree: ast.Module) -> list[tuple[str, int]]:
-    """Return the private names that a file reads and that are neither listed nor the package's own."""
-    return [(name, line) for name, line in Reads(tree) if name[1:] not in own() and not is_listed(name, LISTED)]
+    """Return the private names that a file reads and that are neither listed nor the package's
+    own.
+    """
+    return [
+        (name, line)
+        for name, line in Reads(tree)
+        if name[1:] not in own() and not is_listed(name, LISTED)
+    ]
 
 
 def test_every_private_name_that_is_read_is_listed() -> None:
     found = {path: unlisted(tree) for path, tree in sources().items()}
-    assert {path: names for path, names in found.items() if names} == {}, "add it to kernel/torch_names.json"
+    assert {path: names for path, names in found.items() if names} == {}, (
+        "add it to kernel/torch_names.json"
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,8 +84,18 @@ def test_what_is_listed_is_read() -> None:
     """Names are taken off the list with the last line that reads them."""
     reads = {name for tree in sources().values() for name, _ in Reads(tree)}
     parts = {part for name in reads for part in name.split(".")}
-    public = {node.attr for tree in sources().values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    text = {node.value for tree in sources().values() for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    public = {
+        node.attr
+        for tree in sources().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+    }
+    text = {
+        node.value
+        for tree in sources().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+    }
     assert not {name for name in LISTED if name.rpartition(".")[2] not in parts | public | text}
     assert NOT_OF_TORCH.keys() <= {name[1:] for name in reads}
 
@@ -105,12 +125,18 @@ def test_each_module_that_is_checked_later_is_checked() -> None:
     }
     later = {module for modules in torch_internals.NAMES["later"].values() for module in modules}
     checked = watched | within
-    assert not [each for each in later if not any(f"{each}.".startswith(f"{outer}.") for outer in checked)]
+    assert not [
+        each for each in later if not any(f"{each}.".startswith(f"{outer}.") for outer in checked)
+    ]
 
 
 def test_the_installed_torch_has_all_names() -> None:
-    # In a process of its own, because modules of torch are imported that other tests expect not to be.
-    code = "from torchdevice.kernel.torch_internals import missing; print(*missing('at import'), *missing('later'))"
+    # In a process of its own, because modules of torch are imported that other tests expect not to
+    # be.
+    code = (
+        "from torchdevice.kernel.torch_internals import missing; print(*missing('at import'), "
+        "*missing('later'))"
+    )
     done = run_torch_python("-c", code)
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
 
@@ -127,7 +153,8 @@ def test_the_installed_torch_has_all_names() -> None:
         (
             "torchdevice.ToDevice",
             "sys.modules['torch.utils._pytree'] = None",
-            "torch.utils._pytree.tree_leaves, torch.utils._pytree.tree_map, torch.utils._pytree.tree_map_only",
+            "torch.utils._pytree.tree_leaves, torch.utils._pytree.tree_map, "
+            "torch.utils._pytree.tree_map_only",
             "rewriting device arguments",
         ),
         (
@@ -145,9 +172,14 @@ def test_the_installed_torch_has_all_names() -> None:
     ],
 )
 def test_a_missing_name_is_named_at_import(use: str, taken: str, name: str, affected: str) -> None:
-    done = run_torch_python("-c", f"import sys, torch, torchdevice\n{taken}\n{use}", TORCHDEVICE="0")
+    done = run_torch_python(
+        "-c", f"import sys, torch, torchdevice\n{taken}\n{use}", TORCHDEVICE="0"
+    )
     version = torch.__version__
-    text = f"TorchVersionError: torch {version} has no {name!r}, which torchdevice needs for {affected}. Install"
+    text = (
+        f"TorchVersionError: torch {version} has no {name!r}, which torchdevice needs for "
+        f"{affected}. Install"
+    )
     assert text in done.stderr
 
 
@@ -160,7 +192,8 @@ def test_a_name_that_is_missing_in_a_late_module_is_named_when_that_is_imported(
     )
     done = run_torch_python("-c", code)
     assert (
-        "has no 'torch.distributed.device_mesh._get_device_handle', which torchdevice needs for process" in done.stderr
+        "has no 'torch.distributed.device_mesh._get_device_handle', which torchdevice needs for "
+        "process" in done.stderr
     )
 
 

@@ -1,4 +1,6 @@
-"""What a program's user reads in a traceback: the frames that torch alone would show, and none of this package."""
+"""What a program's user reads in a traceback: the frames that torch alone would show, and none of
+this package.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +73,22 @@ def interrupted(device: str) -> None:
     Interrupted.apply(torch.ones(2, device=device, requires_grad=True)).sum().backward()
 
 
-FAILURES = [matmul, function_in_python, module, factory, spelling, device_of_text, backward, interrupted]
+FAILURES = [
+    matmul,
+    function_in_python,
+    module,
+    factory,
+    spelling,
+    device_of_text,
+    backward,
+    interrupted,
+]
 
 
 def frames(call: Callable[[], object]) -> list[tuple[str, str]]:
-    """Return file and function of each frame in the traceback of a call that raises, below this one."""
+    """Return file and function of each frame in the traceback of a call that raises, below this
+    one.
+    """
     try:
         call()
     except BaseException as error:
@@ -98,8 +111,13 @@ class TestFrames:
         expected = frames(lambda: failing("cpu"))
         decorated = torchdevice.portable(target)(failing)
         found = frames(lambda: decorated("cuda"))
-        if sys.version_info < (3, 11):  # Python itself puts back the frame of the wrapper, above the program's
-            found = [frame for frame in found if "torchdevice/torchdevice" not in frame[0] and frame[1] != "call"]
+        # Python itself puts back the frame of the wrapper, above the program's.
+        if sys.version_info < (3, 11):
+            found = [
+                frame
+                for frame in found
+                if "torchdevice/torchdevice" not in frame[0] and frame[1] != "call"
+            ]
         assert found == expected
 
     def test_of_nested_scopes_and_stacks(self, target: str, failing: Any) -> None:
@@ -146,7 +164,9 @@ def test_a_defect_of_this_package_is_shown(monkeypatch: pytest.MonkeyPatch, targ
     assert frames(lambda: in_scope(target, matmul))[-1][1] == "defect"
 
 
-def test_what_this_package_handled_is_no_context(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+def test_what_this_package_handled_is_no_context(
+    monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
     def handling(self: Context, value: Any, above: int = 2) -> Any:
         try:
             raise KeyError(value)
@@ -169,13 +189,18 @@ def test_what_this_package_handled_is_no_context(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_an_ordinal_that_is_not_there_is_one_error(engine: Any) -> None:
-    with pytest.raises(torch.AcceleratorError) as found, torchdevice.simulate(count=2, engine=engine):
+    with (
+        pytest.raises(torch.AcceleratorError) as found,
+        torchdevice.simulate(count=2, engine=engine),
+    ):
         try:
             torch.ones(2, device="cuda:7")
         except torch.AcceleratorError as caught:
             assert caught.__context__ is None, "shown by a program that prints its errors itself"
             raise
-    assert found.value.__notes__ == ["The program has 2 device(s). For more, use a target that ends in ':8'."]
+    assert found.value.__notes__ == [
+        "The program has 2 device(s). For more, use a target that ends in ':8'."
+    ]
 
 
 def test_of_causes(target: str) -> None:
@@ -189,7 +214,10 @@ def test_of_causes(target: str) -> None:
         in_scope(target, failing)
     except ValueError as error:
         cause = error.__cause__
-    assert cause is not None and [f.name for f in traceback.extract_tb(cause.__traceback__)] == ["failing", "matmul"]
+    assert cause is not None and [f.name for f in traceback.extract_tb(cause.__traceback__)] == [
+        "failing",
+        "matmul",
+    ]
 
 
 PROGRAM = """
@@ -218,17 +246,24 @@ PROGRAM = """
 def test_of_a_program(tmp_path: Path, target: str, engine: str, how: str) -> None:
     found = run_program(tmp_path, PROGRAM, how, options=("--target", target, "--engine", engine))
     expected = run_python(str(tmp_path / "program.py"), how)
-    assert found.stderr[found.stderr.index("Traceback") :] == expected.stderr[expected.stderr.index("Traceback") :]
+    assert (
+        found.stderr[found.stderr.index("Traceback") :]
+        == expected.stderr[expected.stderr.index("Traceback") :]
+    )
     assert found.returncode == expected.returncode
 
 
 @pytest.mark.one_engine
 class TestTheEndOfARun:
-    def test_only_the_programs_own_error_loses_frames(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_the_programs_own_error_loses_frames(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Another error, such as that of a handler at exit, is printed with all of its frames."""
         shown: list[tuple[BaseException, Any]] = []
         monkeypatch.setattr(sys, "last_traceback", None, raising=False)
-        monkeypatch.setattr(sys, "excepthook", lambda kind, value, frames: shown.append((value, frames)))
+        monkeypatch.setattr(
+            sys, "excepthook", lambda kind, value, frames: shown.append((value, frames))
+        )
         hook, error = sys.excepthook, self.raised()
         for value, kept in ((self.raised(), True), (error, False)):
             before = value.__traceback__

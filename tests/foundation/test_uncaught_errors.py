@@ -84,7 +84,11 @@ def test_ranks_that_fail_alike_show_one_traceback(tmp_path: Path) -> None:
     done = run_command("run", "--target", "simulated:cuda", "--ranks", "3", str(program))
     assert done.returncode == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1
-    assert re.match(r"torchdevice: rank \d failed first at train\.py:7:\nTraceback", done.stderr), done.stderr
+    assert re.match(r"torchdevice: rank \d failed first at train\.py:7:\nTraceback", done.stderr), (
+        done.stderr
+    )
     # Each rank names its own device, and has a line of its own.
-    others = re.findall(r"(?m)^torchdevice: rank \d: (?:failed at train\.py:7: RuntimeError|ended by)", done.stderr)
+    others = re.findall(
+        r"(?m)^torchdevice: rank \d: (?:failed at train\.py:7: RuntimeError|ended by)", done.stderr
+    )
     assert len(others) == 2 and "ChildFailedError" not in done.stderr

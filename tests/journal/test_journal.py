@@ -24,7 +24,9 @@ def test_entries_are_aggregated_by_line(target: str, kind: str) -> None:
     entry = by_request["cuda"]
     assert (entry.count, entry.fidelity) == (5, torchdevice.Fidelity.EXACT)
     assert entry.done == ("cpu" if kind == "cpu" else f"{kind}:0")
-    assert entry.site.file == __file__ and "test_entries_are_aggregated_by_line" in entry.site.function
+    assert (
+        entry.site.file == __file__ and "test_entries_are_aggregated_by_line" in entry.site.function
+    )
     assert by_request["cuda:0"].site.line != entry.site.line
     assert "6 calls at 2 sites" in repr(scope.journal)
 
@@ -33,7 +35,9 @@ def test_degraded_entries(target: str) -> None:
     with torchdevice.portable(target) as scope:
         torch.cuda.utilization()
         torch.zeros(1, device="cuda")
-    assert [entry.fidelity for entry in scope.journal.degraded] == [torchdevice.Fidelity.APPROXIMATE]
+    assert [entry.fidelity for entry in scope.journal.degraded] == [
+        torchdevice.Fidelity.APPROXIMATE
+    ]
 
 
 def test_memory_is_bounded() -> None:
@@ -46,10 +50,15 @@ def test_memory_is_bounded() -> None:
 
 
 def test_a_full_journal_looks_no_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding the number of a line reads the function's table of lines, so it must end when nothing is kept."""
+    """Finding the number of a line reads the function's table of lines, so it must end when nothing
+    is kept.
+    """
     journal = Journal(max_entries=1)
     journal.record("cuda:0", "cpu", torchdevice.Fidelity.EXACT)
-    monkeypatch.setattr("torchdevice.kernel.journal.journal.site_of", lambda frame: pytest.fail("a line was looked up"))
+    monkeypatch.setattr(
+        "torchdevice.kernel.journal.journal.site_of",
+        lambda frame: pytest.fail("a line was looked up"),
+    )
     assert journal.record("cuda:1", "cpu", torchdevice.Fidelity.EXACT) is None
     assert journal.overflow == 1
 
@@ -80,7 +89,9 @@ def test_the_library_is_silent_but_for_one_warning(tmp_path: Path) -> None:
         """,
     )
     assert result.returncode == 0 and result.stdout == ""
-    notice = "torchdevice: no accelerator is in use: what the program asks of CUDA runs on the CPU\n"
+    notice = (
+        "torchdevice: no accelerator is in use: what the program asks of CUDA runs on the CPU\n"
+    )
     assert result.stderr == notice
 
 

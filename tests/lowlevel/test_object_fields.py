@@ -16,7 +16,9 @@ OBJECTS = [(ctypes.c_uint64 * 4)(*words) for words in ((7, 5, 9, 5), (7, 6, 2, 8
 
 
 def offset_of(*values: int, words: int = 4) -> int:
-    return object_fields.offset_of("a field", [ctypes.addressof(each) for each in OBJECTS], values, words)
+    return object_fields.offset_of(
+        "a field", [ctypes.addressof(each) for each in OBJECTS], values, words
+    )
 
 
 def test_a_field_is_where_each_object_has_its_value() -> None:

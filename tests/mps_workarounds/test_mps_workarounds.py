@@ -1,4 +1,6 @@
-"""Guards of operators that MPS computes wrongly: each fault is planted in the simulated device, and guarded there."""
+"""Guards of operators that MPS computes wrongly: each fault is planted in the simulated device, and
+guarded there.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def reads_as_contiguous(name: str) -> Kernel:
         return torch.as_strided(value, value.shape, torch.empty(value.shape, device="cpu").stride())
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        return right(name)(*map(misread, args), **{key: misread(value) for key, value in kwargs.items()})
+        return right(name)(
+            *map(misread, args), **{key: misread(value) for key, value in kwargs.items()}
+        )
 
     return kernel
 
@@ -65,9 +69,14 @@ def attends(name: str) -> Kernel:
 
     def kernel(query: Any, key: Any, value: Any, *rest: Any, **kwargs: Any) -> Any:
         if key.size(-3) != query.size(-3):
-            key, value = (each[..., :1, :, :].expand(*query.shape[:-2], *each.shape[-2:]) for each in (key, value))
+            key, value = (
+                each[..., :1, :, :].expand(*query.shape[:-2], *each.shape[-2:])
+                for each in (key, value)
+            )
         given = [each if each.is_contiguous() else each.flip(-1) for each in (query, key, value)]
-        result = torch.nn.functional.scaled_dot_product_attention(*(each.cpu() for each in given)).to(query.device)
+        result = torch.nn.functional.scaled_dot_product_attention(
+            *(each.cpu() for each in given)
+        ).to(query.device)
         return result, result
 
     return kernel
@@ -86,7 +95,9 @@ def always_wrong(name: str) -> Kernel:
     """Double each result that is not an index."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        return tuple(each * 2 if each.is_floating_point() else each for each in right(name)(*args, **kwargs))
+        return tuple(
+            each * 2 if each.is_floating_point() else each for each in right(name)(*args, **kwargs)
+        )
 
     return kernel
 
@@ -119,14 +130,25 @@ def misreads_weights(name: str) -> Kernel:
     """Convolve, and take the strides of the weight for those of a contiguous tensor."""
 
     def misread(weight: torch.Tensor) -> torch.Tensor:
-        return torch.as_strided(weight, weight.shape, torch.empty(weight.shape, device="cpu").stride()).cpu()
+        return torch.as_strided(
+            weight, weight.shape, torch.empty(weight.shape, device="cpu").stride()
+        ).cpu()
 
-    def forward(x: Any, weight: Any, bias: Any, padding: Any, stride: Any, dilation: Any, groups: int) -> Any:
+    def forward(
+        x: Any, weight: Any, bias: Any, padding: Any, stride: Any, dilation: Any, groups: int
+    ) -> Any:
         rest = bias, stride, padding, dilation, False, [0, 0], groups
         return torch.ops.aten.convolution(x.cpu(), misread(weight), *rest).to(x.device)
 
     def backward(
-        x: Any, grad: Any, weight: Any, padding: Any, stride: Any, dilation: Any, groups: int, mask: Any
+        x: Any,
+        grad: Any,
+        weight: Any,
+        padding: Any,
+        stride: Any,
+        dilation: Any,
+        groups: int,
+        mask: Any,
     ) -> Any:
         rest = None, stride, padding, dilation, False, [0, 0], groups, mask
         results = torch.ops.aten.convolution_backward(grad.cpu(), x.cpu(), misread(weight), *rest)
@@ -142,7 +164,9 @@ class Planted(NamedTuple):
 
 
 def tensor(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype).to(device)
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype).to(device)
+    )
 
 
 def transposed(device: str) -> torch.Tensor:
@@ -151,7 +175,12 @@ def transposed(device: str) -> torch.Tensor:
 
 def with_out(make: Callable[..., Any], device: str) -> torch.Tensor:
     out = tensor(3, 4, device=device).t()[1:]
-    return make(tensor(3, 3, device=device), tensor(3, 3, device=device), tensor(3, 3, device=device), out=out)
+    return make(
+        tensor(3, 3, device=device),
+        tensor(3, 3, device=device),
+        tensor(3, 3, device=device),
+        out=out,
+    )
 
 
 def seeded(device: str, *limits: int) -> torch.Tensor:
@@ -165,12 +194,16 @@ def attention(heads: int, device: str) -> torch.Tensor:
     query = tensor(2, 5, 4, 8, device=device).transpose(1, 2)
     key, value = (tensor(2, 5, heads, 8, device=device).transpose(1, 2) for _ in range(2))
     if device == "cpu":
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=heads != 4)
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, enable_gqa=heads != 4
+        )
     attend = torch.ops.aten._scaled_dot_product_attention_math_for_mps
     if heads == 4:
         return attend(query, key, value)[0]
     if all(argument.name != "enable_gqa" for argument in attend.default._schema.arguments):
-        pytest.skip("MPS's attention takes no grouped heads in this torch, which repeats them before")
+        pytest.skip(
+            "MPS's attention takes no grouped heads in this torch, which repeats them before"
+        )
     return attend(query, key, value, enable_gqa=True)[0]
 
 
@@ -207,23 +240,33 @@ def pooled(device: str) -> torch.Tensor:
 
 def pooled_out(device: str) -> Any:
     out = torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device)
-    return torch.ops.aten.adaptive_max_pool2d.out(tensor(2, 5, 5, device=device), [3, 3], out=out[0], indices=out[1])
+    return torch.ops.aten.adaptive_max_pool2d.out(
+        tensor(2, 5, 5, device=device), [3, 3], out=out[0], indices=out[1]
+    )
 
 
 def embedded(device: str) -> torch.Tensor:
-    return torch.nn.functional.embedding(torch.tensor([2, 0], device=device), tensor(40, 3, device=device))
+    return torch.nn.functional.embedding(
+        torch.tensor([2, 0], device=device), tensor(40, 3, device=device)
+    )
 
 
 def selected(device: str) -> torch.Tensor:
     out = torch.empty(0, device=device)
-    return torch.index_select(tensor(40, 3, device=device), 0, torch.tensor([2, 0], device=device), out=out)
+    return torch.index_select(
+        tensor(40, 3, device=device), 0, torch.tensor([2, 0], device=device), out=out
+    )
 
 
 def long_product(name: str, device: str) -> Any:
-    """Return what an operator gives for factors that sum over more elements than are summed rightly."""
+    """Return what an operator gives for factors that sum over more elements than are summed
+    rightly.
+    """
     place, _, overload = name.partition(".")
     lead = () if place in ("mm", "addmm", "addmm_", "linear") else (2,)
-    left, right_, sum_ = tensor(*lead, 17, 70, device=device), tensor(*lead, 70, 17, device=device), (*lead, 17, 17)
+    left = tensor(*lead, 17, 70, device=device)
+    right_ = tensor(*lead, 70, 17, device=device)
+    sum_ = (*lead, 17, 17)
     factors = (left, right_.t().contiguous()) if place == "linear" else (left, right_)
     if place.startswith("add"):
         sum_ = (17, 17)
@@ -245,12 +288,18 @@ def convolved_backward(device: str) -> list[torch.Tensor]:
     if device == "cpu":
         rest = None, *places, False, [0, 0], 1, [True, True, False]
         return list(torch.ops.aten.convolution_backward(grad, x, weight, *rest)[:2])
-    return list(torch.ops.aten.mps_convolution_backward(x, grad, weight, *places, 1, [True, True, False])[:2])
+    return list(
+        torch.ops.aten.mps_convolution_backward(x, grad, weight, *places, 1, [True, True, False])[
+            :2
+        ]
+    )
 
 
 ON_OLD_MACOS = next(fault for fault in FAULTS if fault.macos_before is not None)
 
-LONG_PRODUCTS = [name for fault in FAULTS if fault.guard is mps_guards.long_products for name in fault.operators]
+LONG_PRODUCTS = [
+    name for fault in FAULTS if fault.guard is mps_guards.long_products for name in fault.operators
+]
 
 NORM = ("native_layer_norm", "native_layer_norm_backward")
 SOLVE = ("_linalg_solve_ex.result", "_linalg_solve_ex")
@@ -259,26 +308,46 @@ PLANTED = {
     "addcmul_": Planted(
         ("addcmul_",),
         drops_strided_writes,
-        lambda device: transposed(device).addcmul_(transposed(device), tensor(2, 3, device=device), value=0.5),
+        lambda device: transposed(device).addcmul_(
+            transposed(device), tensor(2, 3, device=device), value=0.5
+        ),
     ),
     "addcdiv_": Planted(
         ("addcdiv_",),
         drops_strided_writes,
-        lambda device: transposed(device).addcdiv_(transposed(device), tensor(2, 3, device=device).exp()),
+        lambda device: transposed(device).addcdiv_(
+            transposed(device), tensor(2, 3, device=device).exp()
+        ),
     ),
-    "addcmul, out": Planted(("addcmul.out",), drops_strided_writes, lambda device: with_out(torch.addcmul, device)),
-    "addcdiv, out": Planted(("addcdiv.out",), drops_strided_writes, lambda device: with_out(torch.addcdiv, device)),
+    "addcmul, out": Planted(
+        ("addcmul.out",), drops_strided_writes, lambda device: with_out(torch.addcmul, device)
+    ),
+    "addcdiv, out": Planted(
+        ("addcdiv.out",), drops_strided_writes, lambda device: with_out(torch.addcdiv, device)
+    ),
     "random_": Planted(("random_",), drops_strided_writes, seeded),
-    "random_, to": Planted(("random_.to",), drops_strided_writes, lambda device: seeded(device, 100)),
-    "random_, from": Planted(("random_.from",), drops_strided_writes, lambda device: seeded(device, 1, 100)),
+    "random_, to": Planted(
+        ("random_.to",), drops_strided_writes, lambda device: seeded(device, 100)
+    ),
+    "random_, from": Planted(
+        ("random_.from",), drops_strided_writes, lambda device: seeded(device, 1, 100)
+    ),
     "linear": Planted(
         ("linear",),
         reads_as_contiguous,
-        lambda device: torch.nn.functional.linear(transposed(device), tensor(3, 4, device=device).t()),
+        lambda device: torch.nn.functional.linear(
+            transposed(device), tensor(3, 4, device=device).t()
+        ),
     ),
-    "attention": Planted(("_scaled_dot_product_attention_math_for_mps",), attends, lambda device: attention(4, device)),
+    "attention": Planted(
+        ("_scaled_dot_product_attention_math_for_mps",),
+        attends,
+        lambda device: attention(4, device),
+    ),
     "grouped attention": Planted(
-        ("_scaled_dot_product_attention_math_for_mps",), attends, lambda device: attention(2, device)
+        ("_scaled_dot_product_attention_math_for_mps",),
+        attends,
+        lambda device: attention(2, device),
     ),
     "layer_norm": Planted(NORM, mistakes_mixed_dtypes, normalized),
     "solve": Planted(SOLVE, always_wrong, solved),
@@ -289,8 +358,13 @@ PLANTED = {
     "bmm": Planted(("bmm",), loses_late_elements, product),
     "bmm, out": Planted(("bmm.out",), loses_late_elements, product_out),
     "convolution": Planted(("_mps_convolution",), misreads_weights, convolved),
-    "convolution, backward": Planted(("mps_convolution_backward",), misreads_weights, convolved_backward),
-    **{f"long {name}": Planted((name,), gives_zeros, functools.partial(long_product, name)) for name in LONG_PRODUCTS},
+    "convolution, backward": Planted(
+        ("mps_convolution_backward",), misreads_weights, convolved_backward
+    ),
+    **{
+        f"long {name}": Planted((name,), gives_zeros, functools.partial(long_product, name))
+        for name in LONG_PRODUCTS
+    },
 }
 
 
@@ -323,26 +397,35 @@ def scope(monkeypatch: pytest.MonkeyPatch) -> Iterator[torchdevice.Scope]:
     monkeypatch.setattr(mps_guards, "MOST_COUNTED", LIMIT)
     monkeypatch.setattr(mps_guards, "LONGEST", LIMIT)
     with torchdevice.simulate("mps") as scope:
-        monkeypatch.setattr(scope.runtime, "corrected_key", None)  # without guards but those of `guarded`
+        # Without guards but those of `guarded`.
+        monkeypatch.setattr(scope.runtime, "corrected_key", None)
         yield scope
 
 
 def equal(one: Any, other: Any) -> bool:
     pairs = [(one, other)] if isinstance(one, torch.Tensor) else zip(one, other, strict=True)
-    return all(a.dtype is b.dtype and torch.allclose(a.cpu(), b, rtol=1e-2, atol=1e-5) for a, b in pairs)
+    return all(
+        a.dtype is b.dtype and torch.allclose(a.cpu(), b, rtol=1e-2, atol=1e-5) for a, b in pairs
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*[Oo]verrid")
 class TestEachGuard:
     @pytest.mark.parametrize("case", PLANTED.values(), ids=PLANTED)
-    def test_the_fault_bites_and_the_guard_mends_it(self, case: Planted, scope: torchdevice.Scope) -> None:
+    def test_the_fault_bites_and_the_guard_mends_it(
+        self, case: Planted, scope: torchdevice.Scope
+    ) -> None:
         expected = case.call("cpu")
         with planted(case.operators, case.kernel):
             assert not equal(case.call("cuda"), expected)
             with guarded(scope):
                 assert equal(case.call("cuda"), expected)
             assert not equal(case.call("cuda"), expected)
-        issues = [entry for entry in scope.journal.entries if "pytorch issues" in entry.done or "CPU" in entry.done]
+        issues = [
+            entry
+            for entry in scope.journal.entries
+            if "pytorch issues" in entry.done or "CPU" in entry.done
+        ]
         assert issues and all(entry.site.file == __file__ for entry in issues)
 
     def test_every_fault_of_the_table_is_planted(self) -> None:
@@ -366,18 +449,40 @@ class TestEachGuard:
 
     def test_a_call_without_the_fault_is_the_kernels(self, scope: torchdevice.Scope) -> None:
         x, index = tensor(2, 3, 3, device="cuda"), torch.tensor([1], device="cuda")
-        with planted(tuple(name for fault in FAULTS for name in fault.operators), right), guarded(scope):
+        with (
+            planted(tuple(name for fault in FAULTS for name in fault.operators), right),
+            guarded(scope),
+        ):
             before = len(scope.journal.entries)
-            x[0].addcmul_(x[0], x[0]), x[0].addcdiv_(x[0], x[0]), x[1].random_(), x[1].random_(3), x[1].random_(1, 3)
-            torch.addcmul(x, x, x, out=torch.empty_like(x)), torch.addcdiv(x, x, x, out=torch.empty_like(x))
+            (
+                x[0].addcmul_(x[0], x[0]),
+                x[0].addcdiv_(x[0], x[0]),
+                x[1].random_(),
+                x[1].random_(3),
+                x[1].random_(1, 3),
+            )
+            (
+                torch.addcmul(x, x, x, out=torch.empty_like(x)),
+                torch.addcdiv(x, x, x, out=torch.empty_like(x)),
+            )
             torch.nn.functional.adaptive_max_pool2d(x, 1), torch.index_select(x, 0, index)
-            torch.nn.functional.linear(x, x[0]), torch.nn.functional.layer_norm(x, (3,)), torch.bmm(x, x)
+            (
+                torch.nn.functional.linear(x, x[0]),
+                torch.nn.functional.layer_norm(x, (3,)),
+                torch.bmm(x, x),
+            )
             assert len(scope.journal.entries) == before
 
 
 def own_kernels(name: str) -> list[str]:
-    """Return the kernels that torch has registered for an operator, one line each, without those in front."""
-    return [line for line in torch._C._dispatch_dump(name).splitlines() if "registered_kernels" not in line]
+    """Return the kernels that torch has registered for an operator, one line each, without those in
+    front.
+    """
+    return [
+        line
+        for line in torch._C._dispatch_dump(name).splitlines()
+        if "registered_kernels" not in line
+    ]
 
 
 class TestInstallation:
@@ -396,7 +501,9 @@ class TestInstallation:
 
     def test_what_has_no_kernel_there_has_no_guard(self) -> None:
         mps_guards.put_for("MPS", FAULTS)  # this torch has no kernels for it
-        put = {by for each in registered_kernels._in_front.values() for by in each.kernels.get(MPS, ())}
+        put = {
+            by for each in registered_kernels._in_front.values() for by in each.kernels.get(MPS, ())
+        }
         assert not put & {fault.done for fault in FAULTS}
 
     def test_a_thread_outside_scopes_gets_the_kernel(self, scope: torchdevice.Scope) -> None:
@@ -409,7 +516,12 @@ class TestInstallation:
 
     @pytest.mark.parametrize(
         ("torch_version", "macos", "expected"),
-        [("2.13.0", "14.6", True), ("2.13.0", "15.1", False), ("2.13.0", "15", False), ("2.13.0", "", True)],
+        [
+            ("2.13.0", "14.6", True),
+            ("2.13.0", "15.1", False),
+            ("2.13.0", "15", False),
+            ("2.13.0", "", True),
+        ],
     )
     def test_versions_decide(
         self, torch_version: str, macos: str, expected: bool, monkeypatch: pytest.MonkeyPatch
@@ -424,7 +536,10 @@ class TestInstallation:
         assert mended.is_in((2, 13, 1), None) and not mended.is_in((2, 14, 0), None)
 
     def test_versions_are_read_as_numbers(self) -> None:
-        assert mps_guards.version("2.10.0+cpu") == (2, 10, 0) > (2, 9) and mps_guards.version("") is None
+        assert (
+            mps_guards.version("2.10.0+cpu") == (2, 10, 0) > (2, 9)
+            and mps_guards.version("") is None
+        )
 
 
 NOT_GUARDED = {
@@ -450,7 +565,10 @@ def test_the_page_has_every_fault() -> None:
         until = "always" if fault.macos_before is None else f"macOS before {fault.macos_before[0]}"
         if fault.torch_before is not None:
             until = f"torch before {'.'.join(map(str, fault.torch_before))}"
-        assert f"| {names} | {fault.what} | {issues} | {fault.guard.__name__.replace('_', ' ')} | {until} |" in page
+        assert (
+            f"| {names} | {fault.what} | {issues} | {fault.guard.__name__.replace('_', ' ')} | "
+            f"{until} |" in page
+        )
     one_line = " ".join(page.split())
     for what, numbers in NOT_GUARDED.items():
         assert f"{what} ({', '.join(map(str, numbers))})" in one_line

@@ -19,7 +19,9 @@ def attention(
     slopes: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the attention (batch, rows, heads, size) and the logarithms of sums (batch, heads, rows), row by row."""
+    """Return the attention (batch, rows, heads, size) and the logarithms of sums (batch, heads,
+    rows), row by row.
+    """
     batch, rows, heads, size = q.shape
     keys, groups = k.shape[1], heads // k.shape[2]
     factor = 1 / math.sqrt(size) if scale is None else scale
@@ -37,7 +39,9 @@ def attention(
                     if softcap:
                         score = softcap * torch.tanh(score / softcap)
                     if slopes is not None:
-                        score = score - slopes.reshape(-1, heads)[b if slopes.dim() == 2 else 0, h] * abs(distance)
+                        score = score - slopes.reshape(-1, heads)[
+                            b if slopes.dim() == 2 else 0, h
+                        ] * abs(distance)
                     if bias is not None:
                         score = score + bias[b, h, i, j]
                     seen.append(j)
@@ -54,8 +58,12 @@ def attention(
     return torch.stack(out).reshape(*shape, -1).transpose(1, 2), torch.stack(sums).reshape(shape)
 
 
-def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
-    """Return the causal convolution of each channel, value by value, within the sequences that an index names."""
+def convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, index: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the causal convolution of each channel, value by value, within the sequences that an
+    index names.
+    """
     batch, channels, length = x.shape
     width = weight.shape[1]
     out = []
@@ -80,17 +88,24 @@ def state_space(
     state = u.new_zeros(*u.shape[:2], a.shape[1]).to(a.dtype)
     out = []
     for t in range(u.shape[2]):
-        state = torch.exp(dt[:, :, t, None] * a) * state + (dt[:, :, t] * u[:, :, t])[..., None] * b[..., t]
+        state = (
+            torch.exp(dt[:, :, t, None] * a) * state
+            + (dt[:, :, t] * u[:, :, t])[..., None] * b[..., t]
+        )
         out.append((state * c[..., t]).sum(-1))
     return torch.stack(out, 2), state
 
 
-def same_with_gradients(found: torch.Tensor, expected: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> None:
+def same_with_gradients(
+    found: torch.Tensor, expected: torch.Tensor, inputs: tuple[torch.Tensor, ...]
+) -> None:
     """Compare two results and the gradients of their inputs."""
     torch.testing.assert_close(found, expected)
     towards = torch.randn_like(expected)
     one = torch.autograd.grad(found, inputs, towards)
-    torch.testing.assert_close(one, torch.autograd.grad(expected, inputs, towards, True, materialize_grads=True))
+    torch.testing.assert_close(
+        one, torch.autograd.grad(expected, inputs, towards, True, materialize_grads=True)
+    )
 
 
 def drawn(*shape: int) -> torch.Tensor:

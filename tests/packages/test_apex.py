@@ -26,7 +26,9 @@ def scope() -> Iterator[torchdevice.Scope]:
 def test_normalizations(affine: bool, shape: Any, is_rms: bool) -> None:
     from apex.normalization import FusedLayerNorm, FusedRMSNorm
 
-    module = (FusedRMSNorm if is_rms else FusedLayerNorm)(shape, eps=1e-3, elementwise_affine=affine).double()
+    module = (FusedRMSNorm if is_rms else FusedLayerNorm)(
+        shape, eps=1e-3, elementwise_affine=affine
+    ).double()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
@@ -45,7 +47,10 @@ def test_mixed_normalizations_return_the_dtype_of_the_weight() -> None:
     from apex.normalization import FusedLayerNorm, MixedFusedRMSNorm
 
     x = torch.randn(2, 8, dtype=torch.bfloat16)
-    assert MixedFusedRMSNorm(8)(x).dtype == torch.float32 and FusedLayerNorm(8)(x).dtype == torch.bfloat16
+    assert (
+        MixedFusedRMSNorm(8)(x).dtype == torch.float32
+        and FusedLayerNorm(8)(x).dtype == torch.bfloat16
+    )
 
 
 def trained(make: Any, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -68,7 +73,11 @@ def test_adam(decay: float, decoupled: bool) -> None:
 
     own: Any = torch.optim.AdamW if decoupled else torch.optim.Adam
     expected = trained(lambda given: own(given, lr=0.05, betas=(0.8, 0.9), weight_decay=decay))
-    found = trained(lambda given: FusedAdam(given, 0.05, True, (0.8, 0.9), adam_w_mode=decoupled, weight_decay=decay))
+    found = trained(
+        lambda given: FusedAdam(
+            given, 0.05, True, (0.8, 0.9), adam_w_mode=decoupled, weight_decay=decay
+        )
+    )
     torch.testing.assert_close(found, expected)
     with pytest.raises(RuntimeError, match="AMSGrad"):
         FusedAdam([torch.nn.Parameter(torch.ones(1))], amsgrad=True)
@@ -84,25 +93,37 @@ def test_adam_keeps_moments_and_master_weights_in_float32() -> None:
         optimizer.step()
     state = optimizer.state[parameter]
     assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.float32
-    torch.testing.assert_close(parameter.detach().float(), torch.full((2,), 0.99), atol=4e-3, rtol=0)
+    torch.testing.assert_close(
+        parameter.detach().float(), torch.full((2,), 0.99), atol=4e-3, rtol=0
+    )
     optimizer.load_state_dict(optimizer.state_dict())
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5, "dampening": 0.3}]
+    "options",
+    [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "nesterov": True},
+        {"momentum": 0.5, "dampening": 0.3},
+    ],
 )
 def test_sgd(options: dict[str, Any]) -> None:
     from apex.optimizers import FusedSGD
 
     expected = trained(lambda given: torch.optim.SGD(given, 0.05, weight_decay=0.01, **options))
-    torch.testing.assert_close(trained(lambda given: FusedSGD(given, 0.05, weight_decay=0.01, **options)), expected)
+    torch.testing.assert_close(
+        trained(lambda given: FusedSGD(given, 0.05, weight_decay=0.01, **options)), expected
+    )
 
 
 def test_what_torch_has_had_since_is_refused_with_its_name() -> None:
     from apex import amp
     from apex.optimizers import FusedLAMB
 
-    with pytest.raises(torchdevice.errors.NotSupportedError, match=r"apex.amp.initialize.*GradScaler"):
+    with pytest.raises(
+        torchdevice.errors.NotSupportedError, match=r"apex.amp.initialize.*GradScaler"
+    ):
         amp.initialize(None, None, opt_level="O1")
     with pytest.raises(torchdevice.errors.NotSupportedError, match="FusedLAMB"):
         FusedLAMB([])

@@ -149,19 +149,33 @@ class TestAskers:
             ("from flash_attn import flash_attn_func as found", True),
             ("import importlib.util\nfound = importlib.util.find_spec('flash_attn')", False),
             ("try:\n    import flash_attn as found\nexcept ImportError:\n    found = None", False),
-            ("try:\n    import flash_attn as found\nexcept Exception as error:\n    found = None", False),
-            ("try:\n    import flash_attn as found\nexcept (KeyError, ModuleNotFoundError):\n    found = None", False),
             (
-                "found = None\nwith __import__('contextlib').suppress(ImportError):\n    import flash_attn as found",
+                "try:\n    import flash_attn as found\nexcept Exception as error:\n    found = "
+                "None",
                 False,
             ),
             (
-                "try:\n    import flash_attn as found\nexcept ImportError:\n    raise RuntimeError('needed') from None",
+                "try:\n    import flash_attn as found\nexcept (KeyError, "
+                "ModuleNotFoundError):\n    found = None",
+                False,
+            ),
+            (
+                "found = None\nwith __import__('contextlib').suppress(ImportError):\n    import "
+                "flash_attn as found",
+                False,
+            ),
+            (
+                "try:\n    import flash_attn as found\nexcept ImportError:\n    raise "
+                "RuntimeError('needed') from None",
                 True,
             ),
             ("try:\n    import flash_attn as found\nexcept KeyError:\n    found = None", True),
             ("try:\n    import flash_attn as found\nfinally:\n    pass", True),
-            ("import importlib.metadata as m\nfound = [d for d in m.distributions() if d.name == 'flash-attn']", False),
+            (
+                "import importlib.metadata as m\nfound = [d for d in m.distributions() if d.name "
+                "== 'flash-attn']",
+                False,
+            ),
         ],
     )
     def test_of_a_library(self, library: Any, text: str, gets: bool) -> None:
@@ -178,10 +192,15 @@ class TestAskers:
             assert flash_attn is not None
             assert "flash-attn" in {each.name for each in importlib.metadata.distributions()}
 
-    def test_the_functions_that_ask_on_behalf_of_a_program(self, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_functions_that_ask_on_behalf_of_a_program(
+        self, library: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from torchdevice.packages import askers
 
-        text = "import importlib\ndef check():\n    try:\n        return importlib.import_module('flash_attn')\n"
+        text = (
+            "import importlib\ndef check():\n    try:\n        return "
+            "importlib.import_module('flash_attn')\n"
+        )
         with torchdevice.portable(target="cpu"):
             module = library(f"{text}    except ImportError:\n        return None\n")
             assert module.check() is None
@@ -196,7 +215,9 @@ class TestModules:
         with torchdevice.portable(target="cpu"):
             import flash_attn
 
-            with pytest.raises(AttributeError, match=r"stand-in for 'flash_attn' has no 'flash_attn_gpu'"):
+            with pytest.raises(
+                AttributeError, match=r"stand-in for 'flash_attn' has no 'flash_attn_gpu'"
+            ):
                 _ = flash_attn.flash_attn_gpu
             assert not hasattr(flash_attn, "__all__")
             with pytest.raises(ModuleNotFoundError):
@@ -217,7 +238,9 @@ class TestModules:
             assert registry.names_of(package) is not None, package
         for module, names in registry.MODULES.items():
             for name, found in names.items():
-                assert getattr(found.value, "__doc__", None) or not callable(found.value), f"{module}.{name}"
+                assert getattr(found.value, "__doc__", None) or not callable(found.value), (
+                    f"{module}.{name}"
+                )
 
     def test_uses_are_reported_at_the_programs_line(self) -> None:
         with torchdevice.portable(target="cpu") as scope:
@@ -225,7 +248,9 @@ class TestModules:
 
             q = torch.randn(1, 2, 1, 4)
             flash_attn_func(q, q, q)
-        assert "flash_attn_interface.flash_attn_func -> torch's operators [exact]" in str(scope.report())
+        assert "flash_attn_interface.flash_attn_func -> torch's operators [exact]" in str(
+            scope.report()
+        )
 
 
 def test_run_gives_it_to_programs(tmp_path: Path) -> None:
@@ -236,7 +261,9 @@ def test_run_gives_it_to_programs(tmp_path: Path) -> None:
 
 
 def test_nothing_imports_the_folder_but_what_registers_it() -> None:
-    """The folder can be taken away: ``scope/features.py`` names its modules, and only this file imports it."""
+    """The folder can be taken away: ``scope/features.py`` names its modules, and only this file
+    imports it.
+    """
     package = ROOT / "torchdevice"
     users = set()
     for path in package.rglob("*.py"):

@@ -19,7 +19,14 @@ SHAPES = [(2, 5, 5, 4, 2, 8), (1, 3, 7, 2, 2, 4), (1, 7, 3, 2, 1, 4), (2, 1, 6, 
 WINDOWS = [(-1, -1), (2, 1), (0, 0), (-1, 1), (3, -1)]
 
 CASES = [
-    {"shape": shape, "causal": causal, "window": window, "softcap": softcap, "alibi": alibi, "scale": scale}
+    {
+        "shape": shape,
+        "causal": causal,
+        "window": window,
+        "softcap": softcap,
+        "alibi": alibi,
+        "scale": scale,
+    }
     for shape, causal, window, softcap, alibi, scale in itertools.product(
         SHAPES, (False, True), WINDOWS, (0.0, 2.0), (None, 1, 2), (None, 0.3)
     )
@@ -43,11 +50,18 @@ def given_to(case: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     slopes = slopes_of(case)
     theirs = {"softmax_scale": case["scale"], "window_size": case["window"], "alibi_slopes": slopes}
     same = {"causal": case["causal"], "softcap": case["softcap"]}
-    return {**theirs, **same}, {"scale": case["scale"], "window": case["window"], "slopes": slopes, **same}
+    return {**theirs, **same}, {
+        "scale": case["scale"],
+        "window": case["window"],
+        "slopes": slopes,
+        **same,
+    }
 
 
 @pytest.mark.sampled(12)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(each) for each in case.values()))
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: "-".join(str(each) for each in case.values())
+)
 class TestDefinition:
     """Each flag, in each combination."""
 
@@ -55,7 +69,9 @@ class TestDefinition:
         from flash_attn import flash_attn_func, flash_attn_kvpacked_func
 
         batch, rows, keys, heads, fewer, size = case["shape"]
-        q, k, v = drawn(batch, rows, heads, size), drawn(batch, keys, fewer, size), drawn(batch, keys, fewer, size)
+        q = drawn(batch, rows, heads, size)
+        k = drawn(batch, keys, fewer, size)
+        v = drawn(batch, keys, fewer, size)
         flags, of_reference = given_to(case)
         expected, sums = attention(q, k, v, **of_reference)
         same_with_gradients(flash_attn_func(q, k, v, **flags), expected, (q, k, v))
@@ -77,13 +93,18 @@ class TestDefinition:
             for kind, count in ((0, heads), (1, fewer), (1, fewer))
         )
         bounds = [
-            torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32) for each in zip(*lengths, strict=True)
+            torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32)
+            for each in zip(*lengths, strict=True)
         ]
         flags, of_reference = given_to(case | {"alibi": case["alibi"] and 1})
         parts = [
-            attention(*(each[None, a:b] for each, (a, b) in zip((q, k, v), places, strict=True)), **of_reference)
+            attention(
+                *(each[None, a:b] for each, (a, b) in zip((q, k, v), places, strict=True)),
+                **of_reference,
+            )
             for places in (
-                ((bounds[0][n], bounds[0][n + 1]), *2 * [(bounds[1][n], bounds[1][n + 1])]) for n in (0, 1, 3, 4)
+                ((bounds[0][n], bounds[0][n + 1]), *2 * [(bounds[1][n], bounds[1][n + 1])])
+                for n in (0, 1, 3, 4)
             )
         ]
         expected = torch.cat([out[0] for out, _ in parts])
@@ -109,8 +130,13 @@ def test_equally_long_sequences_have_sums_in_order(scope: Any) -> None:
 
     q, kv = drawn(6, 2, 4), drawn(6, 2, 2, 4)
     bounds = torch.tensor([0, 3, 6], dtype=torch.int32)
-    out, sums, _ = flash_attn_varlen_kvpacked_func(q, kv, bounds, bounds, 3, 3, return_attn_probs=True)
-    parts = [attention(q[None, a : a + 3], kv[None, a : a + 3, 0], kv[None, a : a + 3, 1]) for a in (0, 3)]
+    out, sums, _ = flash_attn_varlen_kvpacked_func(
+        q, kv, bounds, bounds, 3, 3, return_attn_probs=True
+    )
+    parts = [
+        attention(q[None, a : a + 3], kv[None, a : a + 3, 0], kv[None, a : a + 3, 1])
+        for a in (0, 3)
+    ]
     torch.testing.assert_close(out, torch.cat([each[0] for each, _ in parts]))
     torch.testing.assert_close(sums, torch.cat([each[0] for _, each in parts], 1).detach())
 
@@ -162,14 +188,19 @@ class TestCache:
 
     @pytest.mark.parametrize("causal", [False, True])
     @pytest.mark.parametrize("interleaved", [False, True])
-    def test_new_keys_are_rotated_written_and_seen(self, scope: Any, causal: bool, interleaved: bool) -> None:
+    def test_new_keys_are_rotated_written_and_seen(
+        self, scope: Any, causal: bool, interleaved: bool
+    ) -> None:
         from flash_attn import flash_attn_with_kvcache
 
         torch.manual_seed(0)
-        cache = torch.randn(2, 3, 8, 2, 6, dtype=torch.float64)  # keys and values of three sequences
+        # Keys and values of three sequences.
+        cache = torch.randn(2, 3, 8, 2, 6, dtype=torch.float64)
         before = cache.clone()
         q, k, v = (torch.randn(2, 2, heads, 6, dtype=torch.float64) for heads in (4, 2, 2))
-        angles = torch.outer(torch.arange(8, dtype=torch.float64), torch.tensor([1.0, 0.1], dtype=torch.float64))
+        angles = torch.outer(
+            torch.arange(8, dtype=torch.float64), torch.tensor([1.0, 0.1], dtype=torch.float64)
+        )
         lengths = torch.tensor([3, 5], dtype=torch.int32)
         rows = torch.tensor([2, 0], dtype=torch.int32)
         out, sums = flash_attn_with_kvcache(
@@ -177,8 +208,12 @@ class TestCache:
             rotary_interleaved=interleaved, return_softmax_lse=True,
         )  # fmt: skip
         for index, (length, row) in enumerate(((3, 2), (5, 0))):
-            turned_k = torch.stack([turned(k[index, n], angles[length + n], interleaved) for n in range(2)])
-            turned_q = torch.stack([turned(q[index, n], angles[length + n * causal], interleaved) for n in range(2)])
+            turned_k = torch.stack(
+                [turned(k[index, n], angles[length + n], interleaved) for n in range(2)]
+            )
+            turned_q = torch.stack(
+                [turned(q[index, n], angles[length + n * causal], interleaved) for n in range(2)]
+            )
             before[:, row, length : length + 2] = torch.stack((turned_k, v[index]))
             seen = before[:, row, : length + 2]
             expected = attention(turned_q[None], seen[0][None], seen[1][None], causal=causal)
@@ -190,21 +225,33 @@ class TestCache:
 
         pages = torch.randn(2, 5, 4, 1, 8, dtype=torch.float64)
         table = torch.tensor([[4, 1, 0], [2, 3, 0]], dtype=torch.int32)
-        q, new = torch.randn(2, 1, 2, 8, dtype=torch.float64), torch.randn(2, 2, 1, 1, 8, dtype=torch.float64)
+        q = torch.randn(2, 1, 2, 8, dtype=torch.float64)
+        new = torch.randn(2, 2, 1, 1, 8, dtype=torch.float64)
         lengths = torch.tensor([7, 2], dtype=torch.int32)
         out = flash_attn_with_kvcache(
-            q, pages[0], pages[1], new[0], new[1], cache_seqlens=lengths, block_table=table, causal=True
+            q,
+            pages[0],
+            pages[1],
+            new[0],
+            new[1],
+            cache_seqlens=lengths,
+            block_table=table,
+            causal=True,
         )
         for index, length in enumerate((7, 2)):
             seen = pages[:, table[index].long()].flatten(1, 2)[:, : length + 1]
             torch.testing.assert_close(seen[:, length], new[:, index, 0])
-            torch.testing.assert_close(out[index], attention(q[index][None], seen[0][None], seen[1][None])[0][0])
+            torch.testing.assert_close(
+                out[index], attention(q[index][None], seen[0][None], seen[1][None])[0][0]
+            )
 
     def test_keys_that_do_not_count_at_the_beginning(self, scope: Any) -> None:
         from flash_attn import flash_attn_with_kvcache
 
         q, k, v = (torch.randn(1, size, 2, 4, dtype=torch.float64) for size in (2, 6, 6))
-        found = flash_attn_with_kvcache(q, k, v, cache_seqlens=5, cache_leftpad=torch.tensor([2]), causal=True)
+        found = flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=5, cache_leftpad=torch.tensor([2]), causal=True
+        )
         torch.testing.assert_close(found, attention(q, k[:, 2:5], v[:, 2:5], causal=True)[0])
 
     def test_a_full_cache_is_an_error(self, scope: Any) -> None:
@@ -212,7 +259,9 @@ class TestCache:
 
         q = torch.randn(1, 1, 2, 4)
         with pytest.raises(RuntimeError, match="1 new keys after 3 do not fit in a cache of 3"):
-            flash_attn_with_kvcache(q, q.expand(1, 3, 2, 4), q.expand(1, 3, 2, 4), q, q, cache_seqlens=3)
+            flash_attn_with_kvcache(
+                q, q.expand(1, 3, 2, 4), q.expand(1, 3, 2, 4), q, q, cache_seqlens=3
+            )
 
 
 def turned(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Tensor:
@@ -225,12 +274,22 @@ def turned(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Te
     return found
 
 
-ROTATED = {"whole": (2, 4, 3, 6), "qkv": (2, 4, 3, 2, 6), "qkv, fewer heads": (2, 4, 6, 6), "kv": (2, 4, 2, 3, 6)}
+ROTATED = {
+    "whole": (2, 4, 3, 6),
+    "qkv": (2, 4, 3, 2, 6),
+    "qkv, fewer heads": (2, 4, 6, 6),
+    "kv": (2, 4, 2, 3, 6),
+}
 """What is rotated in place -> its shape."""
 
 
 def rotated_in_place(
-    name: str, x: torch.Tensor, copied: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+    name: str,
+    x: torch.Tensor,
+    copied: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x, which is rotated in place, and what becomes of its copy part by part."""
     from flash_attn.layers import rotary
@@ -260,25 +319,36 @@ class TestRotary:
         assert apply_rotary_emb is apply_rotary_emb_func
         x, angles = drawn(2, 3, 2, 6), torch.rand(8, 2, dtype=torch.float64)
         starts = offsets if isinstance(offsets, tuple) else (offsets, offsets)
-        rows = [torch.stack([turned(x[b, n], angles[starts[b] + n], interleaved) for n in range(3)]) for b in range(2)]
+        rows = [
+            torch.stack([turned(x[b, n], angles[starts[b] + n], interleaved) for n in range(3)])
+            for b in range(2)
+        ]
         given = torch.tensor(offsets) if isinstance(offsets, tuple) else offsets
         found = apply_rotary_emb(x, angles.cos(), angles.sin(), interleaved, seqlen_offsets=given)
         same_with_gradients(found, torch.stack(rows), (x,))
         flat, bounds = x.detach()[0], torch.tensor([0, 1, 3], dtype=torch.int32)
-        expected = torch.stack([turned(flat[n], angles[starts[n > 0] + max(0, n - 1)], interleaved) for n in range(3)])
-        found = apply_rotary_emb(flat, angles.cos(), angles.sin(), interleaved, True, given, bounds, 2)
+        expected = torch.stack(
+            [turned(flat[n], angles[starts[n > 0] + max(0, n - 1)], interleaved) for n in range(3)]
+        )
+        found = apply_rotary_emb(
+            flat, angles.cos(), angles.sin(), interleaved, True, given, bounds, 2
+        )
         assert found.data_ptr() == flat.data_ptr()
         torch.testing.assert_close(found, expected)
 
     @pytest.mark.parametrize("target", ["cpu", "simulated:a100"])
     @pytest.mark.parametrize("interleaved", [False, True])
     @pytest.mark.parametrize("name", ROTATED)
-    def test_in_place_of_a_tensor_that_wants_a_gradient(self, name: str, interleaved: bool, target: str) -> None:
+    def test_in_place_of_a_tensor_that_wants_a_gradient(
+        self, name: str, interleaved: bool, target: str
+    ) -> None:
         with torchdevice.portable(target=target):
             angles = torch.rand(8, 2, device="cuda")
             leaf = torch.randn(ROTATED[name], device="cuda", requires_grad=True)
             copied = leaf.detach().clone().requires_grad_()
-            found, expected = rotated_in_place(name, leaf, copied, angles.cos(), angles.sin(), interleaved)
+            found, expected = rotated_in_place(
+                name, leaf, copied, angles.cos(), angles.sin(), interleaved
+            )
             torch.testing.assert_close(found, expected)
             assert torch.equal(leaf, found)  # which was written to
             weights = torch.randn_like(found)
@@ -289,7 +359,9 @@ class TestRotary:
             assert torch.equal(weights, kept)
 
     @pytest.mark.parametrize("interleaved", [False, True])
-    def test_the_kernel_has_no_gradient_and_rotates_back(self, scope: Any, interleaved: bool) -> None:
+    def test_the_kernel_has_no_gradient_and_rotates_back(
+        self, scope: Any, interleaved: bool
+    ) -> None:
         from flash_attn.layers.rotary import apply_rotary_emb
         from flash_attn.ops.triton.rotary import apply_rotary
 
@@ -297,14 +369,20 @@ class TestRotary:
         tables, bounds = (angles.cos(), angles.sin()), torch.tensor([0, 1, 4], dtype=torch.int32)
         found = apply_rotary(x, *tables, 2, bounds, 3, interleaved)
         assert not found.requires_grad
-        torch.testing.assert_close(found, apply_rotary_emb(x, *tables, interleaved, False, 2, bounds, 3).detach())
-        assert apply_rotary(found, *tables, 2, bounds, 3, interleaved, inplace=True, conjugate=True) is found
+        torch.testing.assert_close(
+            found, apply_rotary_emb(x, *tables, interleaved, False, 2, bounds, 3).detach()
+        )
+        assert (
+            apply_rotary(found, *tables, 2, bounds, 3, interleaved, inplace=True, conjugate=True)
+            is found
+        )
         torch.testing.assert_close(found, x.detach())
 
     def test_module_rotates_queries_and_keys_in_place(self, scope: Any) -> None:
         from flash_attn.layers.rotary import RotaryEmbedding
 
-        module, qkv = RotaryEmbedding(4, base=100.0), torch.randn(1, 5, 3, 2, 6, dtype=torch.float64)
+        module = RotaryEmbedding(4, base=100.0)
+        qkv = torch.randn(1, 5, 3, 2, 6, dtype=torch.float64)
         before = qkv.clone()
         assert module(qkv, seqlen_offset=2).data_ptr() == qkv.data_ptr() and not module.state_dict()
         for n in range(5):
@@ -341,7 +419,9 @@ class TestNormalization:
         ):
             if prenorm:
                 torch.testing.assert_close(found[1], total)
-            same_with_gradients(found[0] if prenorm else found, expected, (x, residual, weight, bias))
+            same_with_gradients(
+                found[0] if prenorm else found, expected, (x, residual, weight, bias)
+            )
 
     def test_modules_and_kinds_of_results(self, scope: Any) -> None:
         from flash_attn.ops.rms_norm import DropoutAddRMSNorm, RMSNorm, rms_norm
@@ -350,7 +430,9 @@ class TestNormalization:
         x = torch.randn(2, 8, dtype=torch.bfloat16)
         found = RMSNorm(8, dtype=torch.float32)(x)
         assert found.dtype == torch.bfloat16
-        torch.testing.assert_close(found, torch.nn.functional.rms_norm(x.float(), (8,), eps=1e-5).to(x.dtype))
+        torch.testing.assert_close(
+            found, torch.nn.functional.rms_norm(x.float(), (8,), eps=1e-5).to(x.dtype)
+        )
         torch.testing.assert_close(rms_norm(x, torch.ones(8), 1e-5), found)
         torch.testing.assert_close(OfTriton(8)(x), found)
         module = DropoutAddRMSNorm(8, prenorm=True, residual_in_fp32=True, p=0.5).eval()
@@ -385,14 +467,20 @@ class TestRefusals:
             ({"dtype": torch.float32}, "FlashAttention only support fp16 and bf16 data type"),
             ({"size": 264}, "FlashAttention forward only supports head dimension at most 256"),
             ({"device": "cpu"}, "q must be on CUDA"),
-            ({"flags": {"softcap": 1.0, "dropout_p": 0.5}}, "Softcapping does not support dropout for now"),
+            (
+                {"flags": {"softcap": 1.0, "dropout_p": 0.5}},
+                "Softcapping does not support dropout for now",
+            ),
         ],
     )
     def test_a_simulated_gpu_refuses(self, options: dict[str, Any], message: str) -> None:
         with torchdevice.simulate("cuda"):
             from flash_attn import flash_attn_func
 
-            place = {"dtype": options.get("dtype", torch.float16), "device": options.get("device", "cuda")}
+            place = {
+                "dtype": options.get("dtype", torch.float16),
+                "device": options.get("device", "cuda"),
+            }
             q = torch.randn(1, 4, 2, options.get("size", 8), **place)
             with pytest.raises(RuntimeError, match=message):
                 flash_attn_func(q, q, q, **options.get("flags", {}))
@@ -414,7 +502,9 @@ class TestRefusals:
             from flash_attn import flash_attn_func
 
             q = torch.randn(1, 4, 2, 8, dtype=torch.float16, device="cuda")
-            with pytest.raises(RuntimeError, match="FlashAttention only supports Ampere GPUs or newer"):
+            with pytest.raises(
+                RuntimeError, match="FlashAttention only supports Ampere GPUs or newer"
+            ):
                 flash_attn_func(q, q, q)
 
     def test_shapes_and_dtypes_that_do_not_fit(self, scope: Any) -> None:
@@ -433,10 +523,15 @@ def test_a_simulated_gpu_computes_in_half_precision() -> None:
     with torchdevice.simulate("cuda"):
         from flash_attn import flash_attn_func
 
-        q, k, v = (torch.randn(2, 6, 2, 8, dtype=torch.float16, device="cuda", requires_grad=True) for _ in range(3))
+        q, k, v = (
+            torch.randn(2, 6, 2, 8, dtype=torch.float16, device="cuda", requires_grad=True)
+            for _ in range(3)
+        )
         found = flash_attn_func(q, k, v, causal=True, softcap=5.0)
         assert found.is_cuda and found.dtype == torch.float16
-        expected, _ = attention(*(each.detach().cpu().double() for each in (q, k, v)), causal=True, softcap=5.0)
+        expected, _ = attention(
+            *(each.detach().cpu().double() for each in (q, k, v)), causal=True, softcap=5.0
+        )
         torch.testing.assert_close(found.cpu().double(), expected, atol=2e-3, rtol=0)
         found.sum().backward()
         assert v.grad is not None and v.grad.is_cuda
@@ -446,7 +541,9 @@ def test_torch_compile_traces_a_stand_in_and_torch_func_differentiates_it(scope:
     from flash_attn import flash_attn_func
 
     q, k, v = (torch.randn(1, 4, 2, 8, dtype=torch.float64) for _ in range(3))
-    compiled = torch.compile(lambda *given: flash_attn_func(*given, causal=True).sum(), backend="eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda *given: flash_attn_func(*given, causal=True).sum(), backend="eager", fullgraph=True
+    )
     expected = flash_attn_func(q, k, v, causal=True).sum()
     torch.testing.assert_close(compiled(q, k, v), expected)
     gradient = torch.func.grad(lambda given: flash_attn_func(given, k, v, causal=True).sum())(q)
@@ -463,7 +560,15 @@ def test_autocast_does_not_see_inside(target: str) -> None:
 
         q = torch.randn(1, 6, 2, 8, dtype=torch.float16, device="cuda")
         x, weight = torch.randn(1, 4, 6, device="cuda"), torch.randn(4, 3, device="cuda")
-        expected = flash_attn_func(q, q, q), flash_attn_func(q, q, q, softcap=3.0), causal_conv1d_fn(x, weight)
+        expected = (
+            flash_attn_func(q, q, q),
+            flash_attn_func(q, q, q, softcap=3.0),
+            causal_conv1d_fn(x, weight),
+        )
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            found = flash_attn_func(q, q, q), flash_attn_func(q, q, q, softcap=3.0), causal_conv1d_fn(x, weight)
+            found = (
+                flash_attn_func(q, q, q),
+                flash_attn_func(q, q, q, softcap=3.0),
+                causal_conv1d_fn(x, weight),
+            )
         torch.testing.assert_close(found, expected, rtol=0, atol=0)

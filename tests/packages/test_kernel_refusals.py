@@ -1,4 +1,6 @@
-"""What the kernels of xformers, causal_conv1d and mamba_ssm refuse is refused on simulated GPUs, and only there."""
+"""What the kernels of xformers, causal_conv1d and mamba_ssm refuse is refused on simulated GPUs,
+and only there.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,26 @@ def convolved(**changes: Any) -> torch.Tensor:
     """Call causal_conv1d_fn with inputs that its kernel takes, but for what is changed."""
     from causal_conv1d import causal_conv1d_fn
 
-    width, channels, dtype = changes.pop("width", 4), changes.pop("channels", 8), changes.pop("dtype", torch.float32)
+    width = changes.pop("width", 4)
+    channels = changes.pop("channels", 8)
+    dtype = changes.pop("dtype", torch.float32)
     device = changes.pop("device", "cuda")
     x = torch.randn(2, 6, channels, device=device).to(dtype)
     x = x.transpose(1, 2) if changes.pop("last", True) else x.transpose(1, 2).contiguous()
-    weight = torch.randn(changes.pop("rows", channels), width, device="cuda").to(changes.pop("weights", torch.float32))
+    weight = torch.randn(changes.pop("rows", channels), width, device="cuda").to(
+        changes.pop("weights", torch.float32)
+    )
     return causal_conv1d_fn(x, weight, **changes)
 
 
 def updated(**changes: Any) -> torch.Tensor:
     from causal_conv1d import causal_conv1d_update
 
-    x, weight = torch.randn(2, 8, device="cuda"), torch.randn(8, changes.pop("width", 4), device="cuda")
-    state = torch.zeros(2, 8, changes.pop("kept", 4), device="cuda", dtype=changes.pop("dtype", torch.float32))
+    x = torch.randn(2, 8, device="cuda")
+    weight = torch.randn(8, changes.pop("width", 4), device="cuda")
+    state = torch.zeros(
+        2, 8, changes.pop("kept", 4), device="cuda", dtype=changes.pop("dtype", torch.float32)
+    )
     return causal_conv1d_update(x, state, weight, **changes)
 
 
@@ -79,26 +88,66 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = [
         RuntimeError,
         "Expected input_type == at::ScalarType::Float || input_type ==",
     ),
-    (convolved, {"weights": torch.float64}, RuntimeError, "Expected weight_type == at::ScalarType::Float"),
+    (
+        convolved,
+        {"weights": torch.float64},
+        RuntimeError,
+        "Expected weight_type == at::ScalarType::Float",
+    ),
     (convolved, {"device": "cpu"}, RuntimeError, "Expected x.is_cuda() to be true"),
     (convolved, {"width": 5}, RuntimeError, "causal_conv1d only supports width between 2 and 4"),
-    (convolved, {"channels": 12}, RuntimeError, "only supports channel dimension divisible by 8 for now"),
+    (
+        convolved,
+        {"channels": 12},
+        RuntimeError,
+        "only supports channel dimension divisible by 8 for now",
+    ),
     (convolved, {"rows": 16}, RuntimeError, "weight must have shape (dim, width)"),
-    (convolved, {"bias": torch.zeros(8, dtype=HALF)}, RuntimeError, "Expected bias.is_cuda() to be true"),
+    (
+        convolved,
+        {"bias": torch.zeros(8, dtype=HALF)},
+        RuntimeError,
+        "Expected bias.is_cuda() to be true",
+    ),
     (
         convolved,
         {"last": False, "seq_idx": torch.zeros(2, 6, dtype=torch.int32)},
         RuntimeError,
         "seq_idx is only supported for channel last layout",
     ),
-    (convolved, {"last": False, "return_final_states": True}, RuntimeError, "final_states is only supported for"),
-    (convolved, {"seq_idx": torch.zeros(2, 6)}, RuntimeError, "Expected seq_idx.scalar_type() == torch::kInt32"),
+    (
+        convolved,
+        {"last": False, "return_final_states": True},
+        RuntimeError,
+        "final_states is only supported for",
+    ),
+    (
+        convolved,
+        {"seq_idx": torch.zeros(2, 6)},
+        RuntimeError,
+        "Expected seq_idx.scalar_type() == torch::kInt32",
+    ),
     (updated, {"width": 5}, RuntimeError, "causal_conv1d only supports width between 2 and 4"),
     (updated, {"kept": 2}, RuntimeError, "Expected conv_state_len >= width - 1"),
     (updated, {"dtype": HALF}, RuntimeError, "Expected conv_state.scalar_type() == input_type"),
-    (updated, {"cache_seqlens": torch.zeros(2)}, RuntimeError, "Expected cache_seqlens.scalar_type() == torch::kInt32"),
-    (scanned, {"dtype": torch.float64}, RuntimeError, "Expected input_type == at::ScalarType::Float"),
-    (scanned, {"rates": HALF}, RuntimeError, "weight_type == at::ScalarType::ComplexFloat to be true"),
+    (
+        updated,
+        {"cache_seqlens": torch.zeros(2)},
+        RuntimeError,
+        "Expected cache_seqlens.scalar_type() == torch::kInt32",
+    ),
+    (
+        scanned,
+        {"dtype": torch.float64},
+        RuntimeError,
+        "Expected input_type == at::ScalarType::Float",
+    ),
+    (
+        scanned,
+        {"rates": HALF},
+        RuntimeError,
+        "weight_type == at::ScalarType::ComplexFloat to be true",
+    ),
     (
         scanned,
         {"choice": HALF},
@@ -106,25 +155,54 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = [
         "Expected B.scalar_type() == (!is_variable_B ? weight_type : input_type)",
     ),
     (scanned, {"size": 257}, RuntimeError, "selective_scan only supports state dimension <= 256"),
-    (scanned, {"D": torch.ones(3, dtype=HALF)}, RuntimeError, "Expected D.scalar_type() == at::ScalarType::Float"),
+    (
+        scanned,
+        {"D": torch.ones(3, dtype=HALF)},
+        RuntimeError,
+        "Expected D.scalar_type() == at::ScalarType::Float",
+    ),
     (scanned, {"D": torch.ones(3)}, RuntimeError, "Expected D.is_cuda() to be true"),
     (stepped, {"groups": 3}, AssertionError, "nheads must be divisible by ngroups"),
     (stepped, {"rates": 1}, AssertionError, "state, x, dt, A, B and C have the shapes"),
-    (split, {"state": 2}, AssertionError, "Number of convolution channels is required to be a multiple of 8"),
+    (
+        split,
+        {"state": 2},
+        AssertionError,
+        "Number of convolution channels is required to be a multiple of 8",
+    ),
     (attended, {"dtype": torch.float64}, NotImplementedError, "dtype=torch.float64 (supported:"),
     (attended, {"device": "cpu"}, NotImplementedError, "device=cpu (supported: {'cuda'})"),
     (attended, {"size": 12}, NotImplementedError, "query.shape[-1] % 8 != 0"),
-    (attended, {"k": torch.randn(2, 4, 1, 8, dtype=HALF)}, ValueError, "We don't support broadcasting"),
-    (attended, {"k": torch.randn(2, 4, 2, 8)}, ValueError, "Query/Key/Value should all have the same dtype"),
+    (
+        attended,
+        {"k": torch.randn(2, 4, 1, 8, dtype=HALF)},
+        ValueError,
+        "We don't support broadcasting",
+    ),
+    (
+        attended,
+        {"k": torch.randn(2, 4, 2, 8)},
+        ValueError,
+        "Query/Key/Value should all have the same dtype",
+    ),
     (attended, {"p": 1.5}, ValueError, "Invalid dropout probability: p=1.5"),
-    (attended, {"attn_bias": torch.zeros(4, 4, dtype=HALF)}, ValueError, "Invalid shape for attention bias"),
+    (
+        attended,
+        {"attn_bias": torch.zeros(4, 4, dtype=HALF)},
+        ValueError,
+        "Invalid shape for attention bias",
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("function", "changes", "kind", "words"), CASES, ids=[f"{case[0].__name__}-{case[3]}" for case in CASES]
+    ("function", "changes", "kind", "words"),
+    CASES,
+    ids=[f"{case[0].__name__}-{case[3]}" for case in CASES],
 )
-def test_a_simulated_gpu_refuses(function: Any, changes: dict[str, Any], kind: type[Exception], words: str) -> None:
+def test_a_simulated_gpu_refuses(
+    function: Any, changes: dict[str, Any], kind: type[Exception], words: str
+) -> None:
     with torchdevice.simulate("a100"), pytest.raises(kind, match=re.escape(words)):
         function(**changes)
 
@@ -152,5 +230,8 @@ def test_other_targets_take_every_dtype_and_layout(target: str) -> None:
 
 
 def test_an_older_gpu_has_no_bfloat16() -> None:
-    with torchdevice.simulate("t4"), pytest.raises(NotImplementedError, match="bf16 is only supported on A100"):
+    with (
+        torchdevice.simulate("t4"),
+        pytest.raises(NotImplementedError, match="bf16 is only supported on A100"),
+    ):
         attended(dtype=torch.bfloat16)

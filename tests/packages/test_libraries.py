@@ -1,4 +1,6 @@
-"""Libraries' own code: they keep their fallbacks, and give a program the package that it asks for."""
+"""Libraries' own code: they keep their fallbacks, and give a program the package that it asks
+for.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,30 @@ def small(implementation: str | None) -> Any:
         vocab_size=40, max_position_embeddings=64, dtype=torch.bfloat16,
     )  # fmt: skip
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM._from_config(config, attn_implementation=implementation).cuda().eval()
+    return (
+        transformers.LlamaForCausalLM._from_config(config, attn_implementation=implementation)
+        .cuda()
+        .eval()
+    )
 
 
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda", "simulated:mps"])
 def test_a_model_with_flash_attention_2(target: str) -> None:
     with torchdevice.portable(target=target) as scope:
         plain, asked = small(None), small("flash_attention_2")
-        assert plain.config._attn_implementation == "sdpa", "transformers prefers nothing that it was not asked for"
+        assert plain.config._attn_implementation == "sdpa", (
+            "transformers prefers nothing that it was not asked for"
+        )
         assert asked.config._attn_implementation == "flash_attention_2"
         ids = torch.arange(2 * 7, device="cuda").reshape(2, 7)
         mask = torch.ones_like(ids)
         mask[0, :3] = 0  # padding on the left
         expected, found = (each(ids, attention_mask=mask).logits for each in (plain, asked))
         torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=0.02, rtol=0.02)
-        drawn = [each.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False) for each in (plain, asked)]
+        drawn = [
+            each.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
+            for each in (plain, asked)
+        ]
         assert torch.equal(*drawn)
         asked.train()(ids, labels=ids).loss.backward()
         assert all(each.grad is not None for each in asked.parameters())
@@ -68,7 +79,9 @@ def test_imports_of_remote_code_that_transformers_checks(tmp_path: Path) -> None
     from transformers.dynamic_module_utils import check_imports
 
     path = tmp_path / "modeling.py"
-    path.write_text("from flash_attn import flash_attn_func\nfrom flash_attn.bert_padding import pad_input\n")
+    path.write_text(
+        "from flash_attn import flash_attn_func\nfrom flash_attn.bert_padding import pad_input\n"
+    )
     with torchdevice.portable(target="cpu"):
         assert check_imports(path) == []
     with pytest.raises(ImportError, match="flash_attn"):
@@ -105,19 +118,32 @@ def with_remote_code(folder: Path) -> Path:
     folder.mkdir()
     (folder / "modeling_small.py").write_text(REMOTE)
     names = {"AutoConfig": "modeling_small.SmallConfig", "AutoModel": "modeling_small.SmallModel"}
-    (folder / "config.json").write_text(json.dumps({"model_type": "small-remote", "auto_map": names}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "small-remote", "auto_map": names})
+    )
     generator = torch.Generator().manual_seed(0)
-    weights = {"weight": torch.randn(48, 16, generator=generator), "bias": torch.randn(48, generator=generator)}
-    save_file({f"inner.{name}": value for name, value in weights.items()}, folder / "model.safetensors")
+    weights = {
+        "weight": torch.randn(48, 16, generator=generator),
+        "bias": torch.randn(48, generator=generator),
+    }
+    save_file(
+        {f"inner.{name}": value for name, value in weights.items()}, folder / "model.safetensors"
+    )
     return folder
 
 
 @pytest.mark.parametrize("target", ["cpu", "simulated:a100", "simulated:mps"])
-def test_a_model_whose_remote_code_imports_it(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+def test_a_model_whose_remote_code_imports_it(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     folder = with_remote_code(tmp_path / f"small_{target.replace(':', '_')}")
     with torchdevice.portable(target=target) as scope:
-        model = transformers.AutoModel.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16).cuda()
+        model = transformers.AutoModel.from_pretrained(
+            folder, trust_remote_code=True, dtype=torch.bfloat16
+        ).cuda()
         x = torch.randn(2, 5, 16, device="cuda", dtype=torch.bfloat16)
         out = model(x)
         out.float().square().mean().backward()
@@ -137,7 +163,9 @@ def test_a_unet_of_diffusers_that_is_asked_for_xformers(target: str) -> None:
             up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         ).cuda()  # fmt: skip
         given = torch.randn(1, 4, 8, 8, device="cuda"), 1, torch.randn(1, 3, 8, device="cuda")
-        assert not diffusers.utils.is_xformers_available(), "diffusers prefers nothing that it was not asked for"
+        assert not diffusers.utils.is_xformers_available(), (
+            "diffusers prefers nothing that it was not asked for"
+        )
         expected = model(*given).sample
         assert "xformers" not in str(scope.report())
         model.enable_xformers_memory_efficient_attention()
@@ -148,8 +176,12 @@ def test_a_unet_of_diffusers_that_is_asked_for_xformers(target: str) -> None:
 
 def test_what_is_said_of_a_package_that_nothing_stands_in_for() -> None:
     said = {
-        "vllm": "vllm is a server of language models. Use the generate() of the transformers library.",
-        "nvidia.dali": "nvidia.dali, NVIDIA's loader of data on GPUs, needs CUDA. Use torch.utils.data.",
+        "vllm": (
+            "vllm is a server of language models. Use the generate() of the transformers library."
+        ),
+        "nvidia.dali": (
+            "nvidia.dali, NVIDIA's loader of data on GPUs, needs CUDA. Use torch.utils.data."
+        ),
         "flash_attn.losses": "torchdevice stands in for a part of it",
     }
     for name, note in said.items():
@@ -164,7 +196,9 @@ def test_run_says_it_in_one_line(tmp_path: Path) -> None:
     done = run_program(tmp_path, "import torch_scatter\n", options=["--target", "cpu"])
     last = done.stderr.splitlines()[-2:]
     assert last[0] == "ModuleNotFoundError: No module named 'torch_scatter'"
-    assert last[1].startswith("torch_scatter is a library of scattered sums") and done.returncode == 1
+    assert (
+        last[1].startswith("torch_scatter is a library of scattered sums") and done.returncode == 1
+    )
 
 
 @pytest.mark.sampled(1)

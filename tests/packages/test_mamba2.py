@@ -32,7 +32,9 @@ def duality(
     index: torch.Tensor | None = None,
     start: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output of a state space with a decay for each head, step by step, and the state after the last."""
+    """Return the output of a state space with a decay for each head, step by step, and the state
+    after the last.
+    """
     batch, length, heads, size = x.shape
     spread = heads // b.shape[2]
     outs, states = [], []
@@ -49,7 +51,9 @@ def duality(
             outs.append(torch.stack(own))
             states.append(state)
     shape = batch, heads
-    return torch.stack(outs).reshape(*shape, length, size).transpose(1, 2), torch.stack(states).unflatten(0, shape)
+    return torch.stack(outs).reshape(*shape, length, size).transpose(1, 2), torch.stack(
+        states
+    ).unflatten(0, shape)
 
 
 INDEX = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [1, 1, 1, 1, 1, 1, 4]], dtype=torch.int32)
@@ -61,7 +65,9 @@ INDEX = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [1, 1, 1, 1, 1, 1, 4]], dtype=torch
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("more", [False, True])
 def test_scan(chunk: int, sequences: bool, wide: bool, more: bool) -> None:
-    """Chunks, sequences in one batch, groups, a start, steps with a bias and limits, a skip and a gate."""
+    """Chunks, sequences in one batch, groups, a start, steps with a bias and limits, a skip and a
+    gate.
+    """
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     x, dt, b, c = drawn(2, 7, 4, 3), drawn(2, 7, 4), drawn(2, 7, 2, 5), drawn(2, 7, 2, 5)
@@ -88,7 +94,9 @@ def test_scan(chunk: int, sequences: bool, wide: bool, more: bool) -> None:
 def test_states_of_sequences_in_one_batch() -> None:
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
-    x, dt, b = torch.randn(1, 9, 2, 3).double(), torch.rand(1, 9, 2).double(), torch.randn(1, 9, 1, 4).double()
+    x = torch.randn(1, 9, 2, 3).double()
+    dt = torch.rand(1, 9, 2).double()
+    b = torch.randn(1, 9, 1, 4).double()
     a, bounds = -torch.ones(2).double(), torch.tensor([0, 2, 9], dtype=torch.int32)
     index = torch.tensor([[0] * 2 + [1] * 7], dtype=torch.int32)
     given: dict[str, Any] = {"seq_idx": index, "cu_seqlens": bounds, "return_varlen_states": True}
@@ -134,8 +142,13 @@ def test_what_is_kept_for_gradients_is_linear_in_the_length() -> None:
 def test_torch_func_and_compile() -> None:
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
-    x, dt, b = torch.randn(1, 9, 2, 3).double(), torch.rand(1, 9, 2).double(), torch.randn(1, 9, 1, 4).double()
-    total = lambda given: mamba_chunk_scan_combined(given, dt, -torch.ones(2).double(), b, b, 4).sum()  # noqa: E731
+    x = torch.randn(1, 9, 2, 3).double()
+    dt = torch.rand(1, 9, 2).double()
+    b = torch.randn(1, 9, 1, 4).double()
+
+    def total(given: torch.Tensor) -> torch.Tensor:
+        return mamba_chunk_scan_combined(given, dt, -torch.ones(2).double(), b, b, 4).sum()
+
     leaf = x.clone().requires_grad_()
     total(leaf).backward()
     torch.testing.assert_close(torch.func.grad(total)(x), leaf.grad)
@@ -181,9 +194,15 @@ def of_the_paper(module: Any, x: torch.Tensor) -> torch.Tensor:
     inside = heads * size
     channels = inside + 2 * groups * state
     beside = module.d_inner - inside
-    values, linear, z, conv, dt = module.in_proj(x).split([beside, beside, inside, channels, heads], -1)
-    bias = torch.zeros(channels, dtype=x.dtype) if module.conv1d.bias is None else module.conv1d.bias
-    after = functional.silu(convolution(conv.transpose(1, 2), module.conv1d.weight[:, 0], bias, None))
+    values, linear, z, conv, dt = module.in_proj(x).split(
+        [beside, beside, inside, channels, heads], -1
+    )
+    bias = (
+        torch.zeros(channels, dtype=x.dtype) if module.conv1d.bias is None else module.conv1d.bias
+    )
+    after = functional.silu(
+        convolution(conv.transpose(1, 2), module.conv1d.weight[:, 0], bias, None)
+    )
     own, b, c = after.transpose(1, 2).split([inside, groups * state, groups * state], -1)
     own = own.unflatten(-1, (heads, size))
     steps = functional.softplus(dt + module.dt_bias).clamp(*module.dt_limit)
@@ -193,7 +212,9 @@ def of_the_paper(module: Any, x: torch.Tensor) -> torch.Tensor:
     gate = functional.silu(z)
     if module.rmsnorm:
         rows = (y if module.norm_before_gate else y * gate).unflatten(-1, (groups, -1))
-        y = (rows / (rows.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(-2) * module.norm.weight
+        y = (rows / (rows.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(
+            -2
+        ) * module.norm.weight
     y = y * gate if module.norm_before_gate or not module.rmsnorm else y
     return module.out_proj(torch.cat([functional.silu(values) * linear, y], -1))
 
@@ -205,10 +226,14 @@ def test_block(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     module = Mamba2(8, d_state=4, headdim=4, chunk_size=4, layer_idx=0, **options).double()
     names = {"A_log", "D", "dt_bias", "in_proj.weight", "conv1d.weight", "out_proj.weight"}
-    assert names <= module.state_dict().keys() and ("norm.weight" in module.state_dict()) == module.rmsnorm
+    assert (
+        names <= module.state_dict().keys()
+        and ("norm.weight" in module.state_dict()) == module.rmsnorm
+    )
     x = drawn(2, 7, 8)
     expected, found = of_the_paper(module, x), module(x)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)  # rates are in float32, as published
+    # Rates are in float32, as published.
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     found.sum().backward()
     assert all(each.grad is not None for each in module.parameters())
     kept: Any = types.SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
@@ -229,14 +254,17 @@ def test_states_of_sequences_begin_a_block() -> None:
 
     module = Mamba2(8, d_state=4, headdim=4, layer_idx=3)
     x, kept = torch.randn(1, 8, 8), types.SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
-    bounds, index = torch.tensor([0, 2, 6], dtype=torch.int32), torch.tensor([[0] * 2 + [1] * 4], dtype=torch.int32)
+    bounds = torch.tensor([0, 2, 6], dtype=torch.int32)
+    index = torch.tensor([[0] * 2 + [1] * 4], dtype=torch.int32)
     with torch.no_grad():
         first = module(x[:, :6], seq_idx=index, cu_seqlens=bounds, inference_params=kept)
         kept.seqlen_offset = 1
         second = module(x[0, 6:, None], inference_params=kept)
         for n, (start, stop) in enumerate(((0, 2), (2, 6))):
             whole = module(torch.cat([x[:, start:stop], x[:, 6 + n : 7 + n]], 1))
-            torch.testing.assert_close(torch.cat([first[:, start:stop], second[n : n + 1]], 1), whole)
+            torch.testing.assert_close(
+                torch.cat([first[:, start:stop], second[n : n + 1]], 1), whole
+            )
     with pytest.raises(torchdevice.errors.NotSupportedError, match="process_group"):
         Mamba2(8, process_group=object())
 
@@ -244,7 +272,9 @@ def test_states_of_sequences_begin_a_block() -> None:
 def test_a_language_model_is_refused_by_name() -> None:
     from mamba_ssm import MambaLMHeadModel
 
-    with pytest.raises(torchdevice.errors.NotSupportedError, match=r"mamba_ssm.MambaLMHeadModel.*transformers"):
+    with pytest.raises(
+        torchdevice.errors.NotSupportedError, match=r"mamba_ssm.MambaLMHeadModel.*transformers"
+    ):
         MambaLMHeadModel(8)
 
 

@@ -22,7 +22,9 @@ def test_other_targets_are_machines_without_nvidias_driver(target: str) -> None:
     with torchdevice.portable(target=target):
         import pynvml
 
-        with pytest.raises(pynvml.NVMLError_LibraryNotFound, match="NVML Shared Library Not Found") as caught:
+        with pytest.raises(
+            pynvml.NVMLError_LibraryNotFound, match="NVML Shared Library Not Found"
+        ) as caught:
             pynvml.nvmlInit()
         assert caught.value.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
         with pytest.raises(pynvml.NVMLError_Uninitialized):
@@ -52,9 +54,15 @@ class TestSimulatedGPUs:
             assert names == [torch.cuda.get_device_name(0)] * 2
             assert pynvml.nvmlDeviceGetCudaComputeCapability(handles[0]) == (8, 0)
             uuids = [pynvml.nvmlDeviceGetUUID(each) for each in handles]
-            assert uuids[0] == f"GPU-{torch.cuda.get_device_properties(0).uuid}" and uuids[0] != uuids[1]
+            assert (
+                uuids[0] == f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+                and uuids[0] != uuids[1]
+            )
             for index, handle in enumerate(handles):
-                assert pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuids[index])) == index
+                assert (
+                    pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuids[index]))
+                    == index
+                )
                 place = pynvml.nvmlDeviceGetPciInfo(handle).busId
                 assert pynvml.nvmlDeviceGetHandleByPciBusId(place).index == index
             major, minor = map(int, str(torch.version.cuda).split("."))
@@ -135,14 +143,21 @@ class TestCommand:
         assert nvidia_smi.lines_for(words, self.devices()) == [heads, *rows]
         words = ["-i", "1", "--query-gpu", "memory.used", "--format", "csv,noheader,nounits"]
         assert nvidia_smi.lines_for(words, self.devices()) == ["512"]
-        assert nvidia_smi.lines_for(["--query-compute-apps=pid,used_memory", "--format=csv,noheader"], []) == []
+        assert (
+            nvidia_smi.lines_for(
+                ["--query-compute-apps=pid,used_memory", "--format=csv,noheader"], []
+            )
+            == []
+        )
 
     def test_the_query_of_gputil(self) -> None:
         fields = (
             "index,uuid,utilization.gpu,memory.total,memory.used,memory.free,driver_version,name,gpu_serial,"
             "display_active,display_mode,temperature.gpu"
         )
-        lines = nvidia_smi.lines_for([f"--query-gpu={fields}", "--format=csv,noheader,nounits"], self.devices())
+        lines = nvidia_smi.lines_for(
+            [f"--query-gpu={fields}", "--format=csv,noheader,nounits"], self.devices()
+        )
         cells = [line.split(", ") for line in lines]
         assert [row[0] for row in cells] == ["0", "1"] and all(len(row) == 12 for row in cells)
         assert all(row[2] == "[N/A]" and row[8:] == ["[N/A]"] * 4 for row in cells)

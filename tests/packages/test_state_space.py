@@ -32,7 +32,11 @@ class TestConvolution:
         from causal_conv1d import causal_conv1d_fn
 
         x, weight, bias = drawn(2, 3, 7), drawn(3, 4), drawn(3)
-        index = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]], dtype=torch.int32) if sequences else None
+        index = (
+            torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]], dtype=torch.int32)
+            if sequences
+            else None
+        )
         expected = convolution(x, weight, bias, index)
         expected = functional.silu(expected) if activation else expected
         found = causal_conv1d_fn(x, weight, bias, index, activation=activation)
@@ -40,7 +44,9 @@ class TestConvolution:
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     @pytest.mark.parametrize("sequences", [False, True])
-    def test_gradients_of_half_tensors_are_rounded_once(self, dtype: torch.dtype, sequences: bool) -> None:
+    def test_gradients_of_half_tensors_are_rounded_once(
+        self, dtype: torch.dtype, sequences: bool
+    ) -> None:
         from causal_conv1d import causal_conv1d_fn
 
         weight, given = torch.randn(8, 4), torch.randn(2, 8, 40).to(dtype)
@@ -78,7 +84,9 @@ class TestConvolution:
             out = causal_conv1d_update(given, states, weight, bias, "silu", length, rows)
             found.append(out[..., None] if count == 1 else out)
             at += count
-        torch.testing.assert_close(torch.cat(found, 2), causal_conv1d_fn(x, weight, bias, activation="silu"))
+        torch.testing.assert_close(
+            torch.cat(found, 2), causal_conv1d_fn(x, weight, bias, activation="silu")
+        )
         assert not states[0].any() and not states[2].any()
         if not ring:
             torch.testing.assert_close(states[3], x[0, :, -kept:])
@@ -96,7 +104,9 @@ SCANS = [*itertools.product([5, 1, 150], ["constant", "one", "groups"], [False, 
 
 
 def projected(x: torch.Tensor, of_step: torch.Tensor, is_complex: bool) -> torch.Tensor:
-    """Return B or C of each step (batch, size, length), of x (batch, channels, length), number by number."""
+    """Return B or C of each step (batch, size, length), of x (batch, channels, length), number by
+    number.
+    """
     found = torch.einsum("bcl,sc->bsl", x, of_step)
     return torch.complex(found[:, 0::2], found[:, 1::2]) if is_complex else found
 
@@ -110,7 +120,10 @@ class TestScan:
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
         shapes = {"constant": (4, 3), "one": (2, 3, length), "groups": (2, 2, 3, length)}
-        u, delta, b, c = drawn(2, 4, length), drawn(2, 4, length), drawn(*shapes[kind]), drawn(*shapes[kind])
+        u = drawn(2, 4, length)
+        delta = drawn(2, 4, length)
+        b = drawn(*shapes[kind])
+        c = drawn(*shapes[kind])
         a = (-torch.rand(4, 3, dtype=torch.float64) * 3).requires_grad_()
         d, z, bias = (drawn(4), drawn(2, 4, length), drawn(4)) if more else (None, None, None)
         dt = functional.softplus(delta + bias[:, None]) if bias is not None else delta.abs()
@@ -133,11 +146,23 @@ class TestScan:
         kind, count = (torch.complex128, 2) if is_complex else (torch.float64, 1)
         xz, conv, bias = drawn(2, 2 * channels, length), drawn(channels, 3), drawn(channels)
         a = (-torch.rand(channels, size, dtype=torch.float64)).to(kind).requires_grad_()
-        given = {name: torch.randn(channels, size, dtype=kind, requires_grad=True) for name in constant}
+        given = {
+            name: torch.randn(channels, size, dtype=kind, requires_grad=True) for name in constant
+        }
         weight = drawn(rank + (2 - len(constant)) * count * size, channels)
         step_weight, out_weight, d = drawn(channels, rank), drawn(6, channels), drawn(channels)
         found = mamba_inner_fn(
-            xz, conv[:, None], bias, weight, step_weight, out_weight, None, a, given.get("B"), given.get("C"), d
+            xz,
+            conv[:, None],
+            bias,
+            weight,
+            step_weight,
+            out_weight,
+            None,
+            a,
+            given.get("B"),
+            given.get("C"),
+            d,
         )
         x, z = xz.chunk(2, 1)
         x = functional.silu(convolution(x, conv, bias, None))
@@ -149,14 +174,19 @@ class TestScan:
         y, _ = state_space(x.to(kind), step.to(kind), a, *both)
         y = (2 * y.real if is_complex else y) + d[:, None] * x
         expected = torch.einsum("bcl,oc->blo", y * functional.silu(z), out_weight)
-        same_with_gradients(found, expected, (xz, conv, bias, a, weight, step_weight, out_weight, d, *given.values()))
+        same_with_gradients(
+            found,
+            expected,
+            (xz, conv, bias, a, weight, step_weight, out_weight, d, *given.values()),
+        )
 
     def test_the_reference_takes_every_dtype_on_a_simulated_gpu(self) -> None:
         with torchdevice.portable(target="simulated:a100"):
             from mamba_ssm.ops.selective_scan_interface import selective_scan_fn, selective_scan_ref
 
             u, dt, a, b = (
-                torch.rand(shape, device="cuda", dtype=torch.float64) for shape in [(1, 2, 5)] * 2 + [(2, 3)] * 2
+                torch.rand(shape, device="cuda", dtype=torch.float64)
+                for shape in [(1, 2, 5)] * 2 + [(2, 3)] * 2
             )
             with pytest.raises(RuntimeError, match="Float"):
                 selective_scan_fn(u, dt, -a, b, b)
@@ -167,9 +197,14 @@ class TestScan:
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
         u, dt = drawn(2, 3, 6), torch.rand(2, 3, 6, dtype=torch.float64)
-        a = torch.complex(-torch.rand(3, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64))
+        a = torch.complex(
+            -torch.rand(3, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+        )
         b, c = (torch.randn(2, 2, 12, dtype=torch.float64) for _ in range(2))
-        pairs = [torch.complex(each[..., 0::2], each[..., 1::2])[:, None].expand(2, 3, 2, 6) for each in (b, c)]
+        pairs = [
+            torch.complex(each[..., 0::2], each[..., 1::2])[:, None].expand(2, 3, 2, 6)
+            for each in (b, c)
+        ]
         expected, _ = state_space(u, dt, a, *pairs)
         same_with_gradients(selective_scan_fn(u, dt, a, b, c), 2 * expected.real, (u,))
 
@@ -177,14 +212,20 @@ class TestScan:
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
         u = torch.ones(1, 1, 200)
-        out = selective_scan_fn(u, u * 5, torch.tensor([[-100.0]]), torch.ones(1, 1), torch.ones(1, 1))
+        out = selective_scan_fn(
+            u, u * 5, torch.tensor([[-100.0]]), torch.ones(1, 1), torch.ones(1, 1)
+        )
         torch.testing.assert_close(out, u * 5)
 
     def test_torch_func_differentiates_it(self) -> None:
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
         u, dt = drawn(1, 2, 100), torch.rand(1, 2, 100, dtype=torch.float64)
-        more = dt, -torch.ones(2, 3, dtype=torch.float64), *(torch.randn(2, 3, dtype=torch.float64) for _ in range(2))
+        more = (
+            dt,
+            -torch.ones(2, 3, dtype=torch.float64),
+            *(torch.randn(2, 3, dtype=torch.float64) for _ in range(2)),
+        )
         gradient = torch.func.grad(lambda given: selective_scan_fn(given, *more).sum())(u.detach())
         selective_scan_fn(u, *more).sum().backward()
         torch.testing.assert_close(gradient, u.grad)
@@ -228,11 +269,17 @@ def test_one_step(heads: bool) -> None:
     states = torch.randn(5, *channels, 6, dtype=torch.float64)
     rows, before = torch.tensor([4, 1]), states.clone()
     x, dt, z = (torch.randn(2, *channels, dtype=torch.float64) for _ in range(3))
-    a, d, bias = -torch.rand(*channels, 6, dtype=torch.float64), *(torch.randn(*channels).double() for _ in range(2))
+    a, d, bias = (
+        -torch.rand(*channels, 6, dtype=torch.float64),
+        *(torch.randn(*channels).double() for _ in range(2)),
+    )
     b, c = (torch.randn(2, *groups, 6, dtype=torch.float64) for _ in range(2))
     out = selective_state_update(states, x, dt, a, b, c, d, z, bias, True, rows)
     for index, row in enumerate(rows):
-        spread = [each[index].repeat_interleave(2, 0)[:, None] if heads else each[index] for each in (b, c)]
+        spread = [
+            each[index].repeat_interleave(2, 0)[:, None] if heads else each[index]
+            for each in (b, c)
+        ]
         step = functional.softplus(dt[index] + bias)[..., None]
         after = before[row] * torch.exp(step * a) + step * x[index][..., None] * spread[0]
         torch.testing.assert_close(states[row], after)
@@ -250,18 +297,27 @@ class TestBlock:
         torch.manual_seed(0)
         module, x = Mamba(8, d_state=4).double(), drawn(2, 6, 8)
         names = {"A_log", "D", "in_proj.weight", "conv1d.weight", "conv1d.bias", "x_proj.weight"}
-        assert module.state_dict().keys() == names | {"dt_proj.weight", "dt_proj.bias", "out_proj.weight"}
+        assert module.state_dict().keys() == names | {
+            "dt_proj.weight",
+            "dt_proj.bias",
+            "out_proj.weight",
+        }
         values, gate = module.in_proj(x).chunk(2, -1)
         after = functional.silu(
-            convolution(values.transpose(1, 2), module.conv1d.weight[:, 0], module.conv1d.bias, None)
+            convolution(
+                values.transpose(1, 2), module.conv1d.weight[:, 0], module.conv1d.bias, None
+            )
         )
         step, b, c = module.x_proj(after.transpose(1, 2)).split([1, 4, 4], -1)
         dt = functional.softplus(module.dt_proj(step)).transpose(1, 2)
         of_steps = [of_each_step(each.transpose(1, 2), 2, 16, 6) for each in (b, c)]
         y, _ = state_space(after, dt, -torch.exp(module.A_log), *of_steps)
-        expected = module.out_proj(((y + module.D[:, None] * after).transpose(1, 2)) * functional.silu(gate))
+        expected = module.out_proj(
+            ((y + module.D[:, None] * after).transpose(1, 2)) * functional.silu(gate)
+        )
         found = module(x)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)  # rates are in float32, as published
+        # Rates are in float32, as published.
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         found.sum().backward()
         assert all(each.grad is not None for each in module.parameters())
 

@@ -1,4 +1,6 @@
-"""Triton on a system for which it has no wheel: a program can import it, and is told at the launch of a kernel."""
+"""Triton on a system for which it has no wheel: a program can import it, and is told at the launch
+of a kernel.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ def scope() -> Iterator[torchdevice.Scope]:
 
 
 def of_bias(name: str, rows: int, keys: int) -> tuple[Any, torch.Tensor]:
-    """Return one of the package's biases, and what it adds to the scores of each row and key, by its documentation."""
+    """Return one of the package's biases, and what it adds to the scores of each row and key, by
+    its documentation.
+    """
     from xformers.ops import LowerTriangularMask, fmha
 
     biases = fmha.attn_bias
@@ -30,8 +32,14 @@ def of_bias(name: str, rows: int, keys: int) -> tuple[Any, torch.Tensor]:
     added = torch.randn(rows, keys, dtype=torch.float64)
     made, seen = {
         "LowerTriangularMask": (LowerTriangularMask(), j <= i),
-        "LowerTriangularMaskWithTensorBias": (LowerTriangularMask().add_bias(added[None, None]), j <= i),
-        "LowerTriangularFromBottomRightMask": (biases.LowerTriangularFromBottomRightMask(), j <= place),
+        "LowerTriangularMaskWithTensorBias": (
+            LowerTriangularMask().add_bias(added[None, None]),
+            j <= i,
+        ),
+        "LowerTriangularFromBottomRightMask": (
+            biases.LowerTriangularFromBottomRightMask(),
+            j <= place,
+        ),
         "LowerTriangularFromBottomRightLocalAttentionMask": (
             biases.LowerTriangularFromBottomRightMask().make_local_attention(2),
             (j <= place) & (j > place - 2),
@@ -63,7 +71,9 @@ def test_biases(name: str, rows: int, keys: int) -> None:
     q, k, v = drawn(2, rows, 2, 8), drawn(2, keys, 2, 8), drawn(2, keys, 2, 8)
     expected, _ = attention(q, k, v, bias=added.expand(2, 2, rows, keys), scale=0.4)
     same_with_gradients(memory_efficient_attention(q, k, v, bias, scale=0.4), expected, (q, k, v))
-    torch.testing.assert_close(bias.materialize((2, 2, rows, keys), torch.float64), added.expand(2, 2, rows, keys))
+    torch.testing.assert_close(
+        bias.materialize((2, 2, rows, keys), torch.float64), added.expand(2, 2, rows, keys)
+    )
 
 
 def test_a_tensor_as_bias_has_a_gradient() -> None:
@@ -81,7 +91,9 @@ def test_shapes_with_one_head_and_with_groups() -> None:
     expected, _ = attention(*(each.flatten(2, 3) for each in (q, k, v)), causal=True)
     found = memory_efficient_attention(q, k, v, LowerTriangularMask())
     torch.testing.assert_close(found, expected.unflatten(2, (2, 3)))
-    one = memory_efficient_attention(q[:, :, 0, 0], k[:, :, 0, 0], v[:, :, 0, 0], LowerTriangularMask())
+    one = memory_efficient_attention(
+        q[:, :, 0, 0], k[:, :, 0, 0], v[:, :, 0, 0], LowerTriangularMask()
+    )
     torch.testing.assert_close(one, expected[:, :, 0])
     with pytest.raises(ValueError, match="dimensions"):
         memory_efficient_attention(q, k[0], v)
@@ -89,7 +101,9 @@ def test_shapes_with_one_head_and_with_groups() -> None:
         memory_efficient_attention(q, k, v, "causal")
 
 
-@pytest.mark.parametrize("kind", ["BlockDiagonalMask", "make_causal", "make_causal_from_bottomright"])
+@pytest.mark.parametrize(
+    "kind", ["BlockDiagonalMask", "make_causal", "make_causal_from_bottomright"]
+)
 def test_sequences_of_different_lengths(kind: str) -> None:
     from xformers.ops import fmha, memory_efficient_attention
 
@@ -101,10 +115,18 @@ def test_sequences_of_different_lengths(kind: str) -> None:
     bias = torch.full((6, 9), -torch.inf, dtype=torch.float64)
     for row, key in zip(rows, keys, strict=True):
         i, j = torch.arange(row)[:, None], torch.arange(key)
-        seen = {"make_causal": j <= i, "make_causal_from_bottomright": j <= i + key - row}.get(kind, j >= 0)
-        of_sequence = torch.zeros(row, key, dtype=torch.float64).masked_fill(~seen.expand(row, key), -torch.inf)
+        seen = {"make_causal": j <= i, "make_causal_from_bottomright": j <= i + key - row}.get(
+            kind, j >= 0
+        )
+        of_sequence = torch.zeros(row, key, dtype=torch.float64).masked_fill(
+            ~seen.expand(row, key), -torch.inf
+        )
         bias[at_row : at_row + row, at_key : at_key + key] = of_sequence
-        given = q[:, at_row : at_row + row], k[:, at_key : at_key + key], v[:, at_key : at_key + key]
+        given = (
+            q[:, at_row : at_row + row],
+            k[:, at_key : at_key + key],
+            v[:, at_key : at_key + key],
+        )
         parts.append(attention(*given, bias=of_sequence.expand(1, 2, row, key))[0])
         at_row, at_key = at_row + row, at_key + key
     same_with_gradients(memory_efficient_attention(q, k, v, mask), torch.cat(parts, 1), (q, k, v))
@@ -124,7 +146,10 @@ def test_tensors_joined_and_split() -> None:
 
 
 def test_sums_and_results_without_gradients() -> None:
-    from xformers.ops import memory_efficient_attention_forward, memory_efficient_attention_forward_requires_grad
+    from xformers.ops import (
+        memory_efficient_attention_forward,
+        memory_efficient_attention_forward_requires_grad,
+    )
 
     q, k, v = drawn(1, 3, 2, 4), drawn(1, 4, 2, 4), drawn(1, 4, 2, 4)
     expected, sums = attention(q, k, v)
@@ -138,11 +163,15 @@ def test_swiglu(packed: bool) -> None:
     from xformers.ops import SwiGLU, swiglu
 
     module, x = SwiGLU(4, 6, 5, _pack_weights=packed).double(), drawn(2, 4)
-    names = {"w12.weight", "w12.bias"} if packed else {"w1.weight", "w1.bias", "w2.weight", "w2.bias"}
+    names = (
+        {"w12.weight", "w12.bias"} if packed else {"w1.weight", "w1.bias", "w2.weight", "w2.bias"}
+    )
     assert module.state_dict().keys() == names | {"w3.weight", "w3.bias"}
     w1, w2 = module.w12.weight.chunk(2) if packed else (module.w1.weight, module.w2.weight)
     b1, b2 = module.w12.bias.chunk(2) if packed else (module.w1.bias, module.w2.bias)
     gate = x @ w1.T + b1
     expected = (gate * torch.sigmoid(gate) * (x @ w2.T + b2)) @ module.w3.weight.T + module.w3.bias
     same_with_gradients(module(x), expected, (x,))
-    torch.testing.assert_close(swiglu(x, w1, b1, w2, b2, module.w3.weight, module.w3.bias), expected)
+    torch.testing.assert_close(
+        swiglu(x, w1, b1, w2, b2, module.w3.weight, module.w3.bias), expected
+    )

@@ -28,7 +28,11 @@ def train(size: int, steps: int = 2) -> None:
 def test_a_function() -> None:
     found = torchdevice.plan(train, 1024, steps=2)
     (device,) = found["devices"]
-    assert (device["weights"], device["gradients"], device["optimizer state"]) == (4 * MIB, 4 * MIB, 8 * MIB)
+    assert (device["weights"], device["gradients"], device["optimizer state"]) == (
+        4 * MIB,
+        4 * MIB,
+        8 * MIB,
+    )
     assert found["finished"] and found["smallest"] == "a100-1g.5gb" and found["program"] == "train"
     assert found["needs"] == device["peak"] + found["context"]
     assert torchdevice.current() is None
@@ -36,13 +40,19 @@ def test_a_function() -> None:
 
 @pytest.mark.usefixtures("no_collections")
 def test_a_model_stays_as_it_is() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.BatchNorm1d(1024), torch.nn.Linear(1024, 1024))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(1024, 1024), torch.nn.BatchNorm1d(1024), torch.nn.Linear(1024, 1024)
+    )
     model[2].weight = model[0].weight  # tied
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = torch.rand(8, 1024)
-    called, trained = (torchdevice.plan(model, x, train=each)["devices"][0] for each in (False, True))
+    called, trained = (
+        torchdevice.plan(model, x, train=each)["devices"][0] for each in (False, True)
+    )
     assert called["weights"] == trained["weights"] == pytest.approx(4 * MIB, rel=0.01)
-    assert called["optimizer state"] == 0 and trained["optimizer state"] == pytest.approx(8 * MIB, rel=0.01)
+    assert called["optimizer state"] == 0 and trained["optimizer state"] == pytest.approx(
+        8 * MIB, rel=0.01
+    )
     assert x.device.type == "cpu" and all(each.device.type == "cpu" for each in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 

@@ -65,14 +65,19 @@ optimizer.step()
         ),
     ],
 )
-def test_what_a_change_says(text: str, names: tuple[str, ...], ranks: int | None, title: str) -> None:
+def test_what_a_change_says(
+    text: str, names: tuple[str, ...], ranks: int | None, title: str
+) -> None:
     found = Change.parsed(text)
     assert found == Change(names, ranks) and found.title == title and str(found) == text
 
 
 @pytest.mark.parametrize("text", ["", "loar", "fsdp", "fsdp:1", "fsdp:x", "lora:4", "lora+"])
 def test_what_is_no_change(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a change. Use checkpointing, 8-bit, lora, qlora, fsdp:4, or several"):
+    with pytest.raises(
+        ValueError,
+        match=r"is not a change. Use checkpointing, 8-bit, lora, qlora, fsdp:4, or several",
+    ):
         Change.parsed(text)
 
 
@@ -80,7 +85,11 @@ def test_what_is_tried() -> None:
     texts = [str(each) for each in change_words.tried(None)]
     assert texts[0] == "" and {"checkpointing+lora", "fsdp:2", "fsdp:8"} < set(texts)
     assert [str(each) for each in change_words.tried(16) if each.ranks] == ["fsdp:16"]
-    assert [str(each) for each in change_words.tried_on_model("lora")] == ["", "checkpointing", "qlora"]
+    assert [str(each) for each in change_words.tried_on_model("lora")] == [
+        "",
+        "checkpointing",
+        "qlora",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -92,18 +101,34 @@ def test_what_is_tried() -> None:
     ],
 )
 def test_the_words_of_a_changed_model(change: str, expected: list[str]) -> None:
-    assert change_words.words_of_model(["llama", "--train", "full"], Change.parsed(change)) == expected
+    assert (
+        change_words.words_of_model(["llama", "--train", "full"], Change.parsed(change)) == expected
+    )
 
 
 def test_the_table_shows_what_could_not_be_tried() -> None:
-    plan = {"finished": True, "needs": 3 << 30, "smallest": "t4", "fits": [{"model": "t4", "fits": "yes"}]}
-    plans: list[dict[str, Any]] = [{**plan, "change": ""}, {**plan, "change": "lora", "not changed": ["lora"]}]
+    plan = {
+        "finished": True,
+        "needs": 3 << 30,
+        "smallest": "t4",
+        "fits": [{"model": "t4", "fits": "yes"}],
+    }
+    plans: list[dict[str, Any]] = [
+        {**plan, "change": ""},
+        {**plan, "change": "lora", "not changed": ["lora"]},
+    ]
     head, whole, untried = change_words.tables(plans, "t4")
     assert head[-1] == "fits t4" and whole == ("as it is", f"{'3.00 GiB':>11}", "t4", "yes")
-    assert untried[0] == "LoRA of rank 16" and untried[2].startswith("not tried: the program") and untried[3] == ""
+    assert (
+        untried[0] == "LoRA of rank 16"
+        and untried[2].startswith("not tried: the program")
+        and untried[3] == ""
+    )
 
 
-@pytest.mark.parametrize(("size", "expected"), [(4096, 2 * (4096 + 16 * 4)), (4097, 2 * (4097 + 17 * 4)), (100, 800)])
+@pytest.mark.parametrize(
+    ("size", "expected"), [(4096, 2 * (4096 + 16 * 4)), (4097, 2 * (4097 + 17 * 4)), (100, 800)]
+)
 def test_the_states_of_eight_bits(size: int, expected: int) -> None:
     found = eight_bits.states_of(torch.nn.Parameter(torch.ones(size)))
     assert sum(each.nbytes for name, each in found.items() if name != "step") == expected
@@ -118,7 +143,10 @@ def test_the_states_of_an_embedding_stay_whole() -> None:
 def test_a_parameter_in_the_place_of_a_freed_one_is_another() -> None:
     for _ in range(50):
         eight_bits.keep_whole([torch.nn.Parameter(torch.ones(5000))])
-        assert eight_bits.states_of(torch.nn.Parameter(torch.ones(5000)))["state1"].dtype is torch.uint8
+        assert (
+            eight_bits.states_of(torch.nn.Parameter(torch.ones(5000)))["state1"].dtype
+            is torch.uint8
+        )
 
 
 def test_an_optimizer_of_eight_bits_steps() -> None:
@@ -152,10 +180,16 @@ def planned(folder: Path, program: str, *words: str) -> dict[str, Any]:
 def test_each_change_is_made(tmp_path: Path, program: str) -> None:
     whole = planned(tmp_path, program)["devices"][0]
     shrunk = planned(tmp_path, program, "--change", "checkpointing+8-bit")
-    assert shrunk["not changed"] == [] and shrunk["devices"][0]["optimizer state"] < 0.6 * whole["optimizer state"]
+    assert (
+        shrunk["not changed"] == []
+        and shrunk["devices"][0]["optimizer state"] < 0.6 * whole["optimizer state"]
+    )
     assert shrunk["devices"][0]["peak"] < whole["peak"]
     adapted = planned(tmp_path, program, "--change", "lora")
-    assert adapted["not changed"] == [] and adapted["devices"][0]["optimizer state"] < 0.2 * whole["optimizer state"]
+    assert (
+        adapted["not changed"] == []
+        and adapted["devices"][0]["optimizer state"] < 0.2 * whole["optimizer state"]
+    )
     divided = planned(tmp_path, program, "--change", "fsdp:4")
     assert divided["not changed"] == []
     assert 0.2 < divided["devices"][0]["optimizer state"] / whole["optimizer state"] < 0.3
@@ -163,13 +197,23 @@ def test_each_change_is_made(tmp_path: Path, program: str) -> None:
 
 def test_a_program_without_a_place_for_a_change(tmp_path: Path) -> None:
     found = planned(tmp_path, PLAIN, "--change", "checkpointing+lora")
-    assert found["change"] == "checkpointing+lora" and found["not changed"] == ["checkpointing", "lora"]
+    assert found["change"] == "checkpointing+lora" and found["not changed"] == [
+        "checkpointing",
+        "lora",
+    ]
 
 
 @pytest.mark.sampled(2, of="long programs")
 def test_what_makes_a_model_fit(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, "vocab_size": 2000}))
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", **sizes, "vocab_size": 2000})
+    )
     words = ("--model", ".", "--train", "full", "--seq", "256", "--batch", "8", "--dtype", "fp32")
     done = run_command("plan", "--try", "--json", "--fits", "t4", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

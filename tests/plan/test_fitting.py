@@ -14,10 +14,17 @@ pytestmark = pytest.mark.one_engine
 GIB = 1 << 30
 
 
-def plan_of(peak: float, fragments: float = 0, *, finished: bool = True, devices: int = 1) -> dict[str, Any]:
+def plan_of(
+    peak: float, fragments: float = 0, *, finished: bool = True, devices: int = 1
+) -> dict[str, Any]:
     """Return the data of a plan with this peak in GiB."""
     context = GIB // 2
-    sizes = {"weights": 0, "gradients": 0, "optimizer state": 0, "activations": int((peak - fragments) * GIB)}
+    sizes = {
+        "weights": 0,
+        "gradients": 0,
+        "optimizer state": 0,
+        "activations": int((peak - fragments) * GIB),
+    }
     one = {
         **sizes,
         "workspaces": 0,
@@ -91,7 +98,8 @@ def test_macs_have_a_part_of_their_memory() -> None:
 
 def test_the_answer_comes_first() -> None:
     assert [*rendering.answer(plan_of(20, devices=2))] == [
-        "It needs 20.50 GiB on the device that needs the most of 2, with 512.00 MiB for CUDA itself.",
+        "It needs 20.50 GiB on the device that needs the most of 2, with 512.00 MiB for CUDA "
+        "itself.",
         "The smallest GPU that fits: a10 (21.99 GiB, 6.8 % left).",
     ]
     assert "No GPU known here has so much memory." in [*rendering.answer(plan_of(500))]
@@ -99,16 +107,24 @@ def test_the_answer_comes_first() -> None:
 
 def test_only_the_smallest_that_fit_are_listed() -> None:
     rows = dict(rendering.tables(plan_of(0.1)))["fits"]
-    assert len(rows) == rendering.SHOWN + 1 and rows[-1][-1] == f"and {len(MODELS) - rendering.SHOWN} larger ones"
+    assert (
+        len(rows) == rendering.SHOWN + 1
+        and rows[-1][-1] == f"and {len(MODELS) - rendering.SHOWN} larger ones"
+    )
     assert len(dict(rendering.tables(plan_of(150)))["fits"]) == 1
 
 
 def test_a_plan_in_markdown() -> None:
     lines = [*rendering.markdown(plan_of(150))]
-    assert lines[:3] == ["### Memory of `train.py`", "", "It needs 150.50 GiB, with 512.00 MiB for CUDA itself."]
+    assert lines[:3] == [
+        "### Memory of `train.py`",
+        "",
+        "It needs 150.50 GiB, with 512.00 MiB for CUDA itself.",
+    ]
     assert "|  | cuda:0 |\n|---|---|\n| weights | 0 bytes |" in "\n".join(lines)
-    assert "| GPU | memory | headroom | name |\n|---|---|---|---|\n| b200 | 178.35 GiB | 15.6 % left |" in "\n".join(
-        lines
+    assert (
+        "| GPU | memory | headroom | name |\n|---|---|---|---|\n| b200 | 178.35 GiB | 15.6 % left |"
+        in "\n".join(lines)
     )
     assert "peak of cuda:0 at: train.py:3" in lines and "| 0.0 | item() | train.py:5 |" in lines
     assert lines[-1] == "Holds for: torch 2.13.0, transformers 5.24.0"

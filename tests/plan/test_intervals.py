@@ -43,7 +43,9 @@ def test_how_much_values_select(values: Any, rows: int) -> None:
 
 def test_a_plan_is_named_a_bound_where_values_select(tmp_path: Path) -> None:
     upper, lower = found(tmp_path), found(tmp_path, "--assume", "fewest")
-    assert (upper["bound"], lower["bound"]) == ("upper", "lower") and upper["needs"] > lower["needs"]
+    assert (upper["bound"], lower["bound"]) == ("upper", "lower") and upper["needs"] > lower[
+        "needs"
+    ]
     said = "The memory depends on values, and this plan is the upper bound. --interval shows both."
     assert said in list(rendering.answer(upper))
 
@@ -51,11 +53,18 @@ def test_a_plan_is_named_a_bound_where_values_select(tmp_path: Path) -> None:
 def test_an_interval_has_both_bounds(tmp_path: Path) -> None:
     both = found(tmp_path, "--interval")
     assert both["needs"] > both["least"]["needs"] and both["least"]["bound"] == "lower"
-    assert any(line.startswith("The memory depends on values: it needs ") for line in rendering.answer(both))
+    assert any(
+        line.startswith("The memory depends on values: it needs ")
+        for line in rendering.answer(both)
+    )
 
 
 def test_a_lower_bound_that_did_not_finish() -> None:
-    plan = {"bound": "upper", "needs": 1 << 30, "least": {"finished": False, "ended": "IndexError at t.py:3"}}
+    plan = {
+        "bound": "upper",
+        "needs": 1 << 30,
+        "least": {"finished": False, "ended": "IndexError at t.py:3"},
+    }
     said = "The memory depends on values, and the lower bound is not known: IndexError at t.py:3."
     assert list(rendering._interval(plan)) == [said]
 

@@ -1,4 +1,6 @@
-"""``torchdevice plan --model``: models of transformers without a program, compared with programs that people write."""
+"""``torchdevice plan --model``: models of transformers without a program, compared with programs
+that people write.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_the_plan_is_that_of_the_program_that_it_stands_for(folder: str, tmp_pat
     _, expected = planned(str(tmp_path / "train.py"), folder)
     assert device["weights"] == expected["weights"] >= 2 * (LINEAR + OTHERS)
     assert device["optimizer state"] == expected["optimizer state"]
-    assert device["peak"] - device["fragments"] == pytest.approx(expected["peak"] - expected["fragments"], rel=0.002)
+    assert device["peak"] - device["fragments"] == pytest.approx(
+        expected["peak"] - expected["fragments"], rel=0.002
+    )
     assert plan["program"] == f"{folder}: full fine-tuning with AdamW, 4 x 128 tokens"
 
 
@@ -84,7 +88,10 @@ def test_the_plan_is_that_of_the_program_that_it_stands_for(folder: str, tmp_pat
     [
         (["--generate", "4"], "generating 4 tokens after 1 x 64 tokens"),
         (["--dtype", "fp32"], "one call without gradients, 1 x 64 tokens"),
-        (["--train", "full", "--checkpointing"], "full fine-tuning with AdamW, checkpointed, 1 x 64 tokens"),
+        (
+            ["--train", "full", "--checkpointing"],
+            "full fine-tuning with AdamW, checkpointed, 1 x 64 tokens",
+        ),
     ],
 )
 def test_what_can_be_planned(flags: list[str], said: str, folder: str) -> None:
@@ -118,7 +125,10 @@ def test_a_name_that_means_nothing_is_refused() -> None:
     [
         (["--batch", "2", "train.py"], "--batch needs --model NAME"),
         (["--model", "llama", "train.py"], "--model plans a model without a program"),
-        (["--model", "llama", "--train", "full", "--generate", "3"], "--train and --generate are two plans"),
+        (
+            ["--model", "llama", "--train", "full", "--generate", "3"],
+            "--train and --generate are two plans",
+        ),
         (["--model", "llama", "--seq", "0"], "'0' is not a number. Use a whole number from 1."),
     ],
 )
@@ -148,8 +158,6 @@ def test_only_plain_linear_layers_are_replaced() -> None:
         torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear(2, 2)
     )
     four_bits.replace(model, keep=model[2])
-    assert [type(each).__name__ for each in model.modules() if isinstance(each, torch.nn.Linear)] == [
-        "FourBitLinear",
-        "FourBitLinear",
-        "Linear",
-    ]
+    assert [
+        type(each).__name__ for each in model.modules() if isinstance(each, torch.nn.Linear)
+    ] == ["FourBitLinear", "FourBitLinear", "Linear"]

@@ -1,4 +1,6 @@
-"""A plan of one rank of a program divided by tensors or in a pipeline, compared with that rank among all ranks."""
+"""A plan of one rank of a program divided by tensors or in a pipeline, compared with that rank
+among all ranks.
+"""
 
 from __future__ import annotations
 

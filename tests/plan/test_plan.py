@@ -36,7 +36,10 @@ def peaks() -> Any:
         yield found
         found.stop()
         context = scope._context
-        assert found not in context.observers.kernels and found not in context.devices.machine.observers
+        assert (
+            found not in context.observers.kernels
+            and found not in context.devices.machine.observers
+        )
     assert [dict(each) for each in hooks] == before
 
 
@@ -81,17 +84,25 @@ def test_memory_over_time(peaks: Peaks, remembered: int, monkeypatch: pytest.Mon
     steps(model, torch.rand(256, 1024, device="cuda"), optimizer)
     kinds = peaks.kinds(0)
     columns = peaks.timeline(0)
-    assert len(columns) == COLUMNS and all(len(each) == len(KINDS) and min(each) >= 0 for each in columns)
+    assert len(columns) == COLUMNS and all(
+        len(each) == len(KINDS) and min(each) >= 0 for each in columns
+    )
     # The last column may begin before the last block was given back.
     assert sum(columns[-1]) >= torch.cuda.memory_allocated() > 0
     if remembered > 8:
-        assert max(columns, key=sum) == [kinds[kind] for kind in KINDS], "the peak is a moment of the picture"
+        assert max(columns, key=sum) == [kinds[kind] for kind in KINDS], (
+            "the peak is a moment of the picture"
+        )
         assert columns[0][1:] == [0, 0, 0] and columns[0][0] > 0, "the first tensors are weights"
     else:
-        assert columns[0][0] == kinds[WEIGHTS], "what still lives was there before the picture begins"
+        assert columns[0][0] == kinds[WEIGHTS], (
+            "what still lives was there before the picture begins"
+        )
 
 
-def test_progress(peaks: Peaks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress(
+    peaks: Peaks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from torchdevice.tools.cli import plan
 
     monkeypatch.setattr(peaks_module, "_BETWEEN", 2)
@@ -100,7 +111,11 @@ def test_progress(peaks: Peaks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     kept = [torch.empty(MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
     lines = capsys.readouterr().err.splitlines()
     assert len(kept) == 4 and len(lines) == 2
-    assert lines[1] == "torchdevice: 0 s, 2 blocks of memory, 2.00 MiB at the peak so far (Ctrl-C shows the plan)"
+    assert (
+        lines[1]
+        == "torchdevice: 0 s, 2 blocks of memory, 2.00 MiB at the peak so far (Ctrl-C shows the "
+        "plan)"
+    )
 
 
 def test_workspaces_of_products(peaks: Peaks) -> None:
@@ -123,13 +138,17 @@ def test_a_device_without_blocks_left(peaks: Peaks) -> None:
 
 @pytest.mark.usefixtures("no_collections")
 def test_a_peak_that_is_over_is_kept(peaks: Peaks) -> None:
-    kept = torch.nn.Parameter(torch.zeros(MIB, dtype=torch.uint8, device="cuda:1"), requires_grad=False)
+    kept = torch.nn.Parameter(
+        torch.zeros(MIB, dtype=torch.uint8, device="cuda:1"), requires_grad=False
+    )
     held = [torch.zeros(MIB, dtype=torch.uint8, device="cuda:1") for _ in range(3)]
     del held
     torch.cuda.reset_peak_memory_stats(1)
     later = [torch.zeros(MIB, dtype=torch.uint8, device="cuda:1") for _ in range(2)]
     kept.add(1)  # what it is for is known after the peak
-    assert peaks.kinds(1) == {WEIGHTS: MIB, OTHER: 3 * MIB} and peaks.devices[1].allocated == 4 * MIB
+    assert (
+        peaks.kinds(1) == {WEIGHTS: MIB, OTHER: 3 * MIB} and peaks.devices[1].allocated == 4 * MIB
+    )
     assert len(later) == 2 and 0 not in peaks.devices
 
 
@@ -155,7 +174,12 @@ def test_states_of_other_optimizers(peaks: Peaks, kind: str) -> None:
 
     for _ in range(2):
         optimizer.step(loss)
-    held = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, torch.Tensor)]
+    held = [
+        each
+        for state in optimizer.state.values()
+        for each in state.values()
+        if isinstance(each, torch.Tensor)
+    ]
     assert peaks.kinds(0)[WEIGHTS] == 8 * MIB
     assert peaks.kinds(0)[STATE] >= max(each.nbytes for each in held) > 0
 
@@ -194,7 +218,9 @@ def planned(*words: str) -> Any:
         ("lightning_trainer.py", ["4", "1", "auto"], "lightning"),
     ],
 )
-def test_programs_run_to_their_end(program: str, arguments: list[str], library: str, tmp_path: Path) -> None:
+def test_programs_run_to_their_end(
+    program: str, arguments: list[str], library: str, tmp_path: Path
+) -> None:
     pytest.importorskip(library)
     plan = planned(str(PROGRAMS / program), str(tmp_path), *arguments)
     assert list(tmp_path.glob("losses-*")), "the program did not come to its last line"
@@ -276,7 +302,10 @@ def test_a_program_that_fails_is_planned_up_to_there(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr.endswith("ValueError: no data\n")
     assert "said by the program\ntorchdevice: plan of train.py" in done.stdout
-    assert "The program did not finish: ValueError at train.py:7.\nIt needs at least 16.50 GiB." in done.stdout
+    assert (
+        "The program did not finish: ValueError at train.py:7.\nIt needs at least 16.50 GiB."
+        in done.stdout
+    )
     assert "peak of cuda:0 at  train.py:5" in done.stdout and "16.00 GiB" in done.stdout
 
 
@@ -350,7 +379,9 @@ def test_the_status_of_a_program_that_gave_up_is_shown() -> None:
 
 def test_weights_that_cannot_be_had(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
-    program.write_text("def from_pretrained(name):\n    raise OSError('no connection')\nfrom_pretrained('model')\n")
+    program.write_text(
+        "def from_pretrained(name):\n    raise OSError('no connection')\nfrom_pretrained('model')\n"
+    )
     done = run_command("plan", str(program))
     assert "A plan needs no weights" in done.stdout and "HF_HUB_OFFLINE=1" in done.stdout
 
@@ -359,8 +390,18 @@ def test_weights_that_cannot_be_had(tmp_path: Path) -> None:
 def test_the_picture_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(""))
     for ending in ("html", "json"):
-        command = [sys.executable, "-m", "torchdevice", "plan", "--target", "simulated:cuda:2", f"--report=r.{ending}"]
-        done = subprocess.run([*command, "train.py"], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        command = [
+            sys.executable,
+            "-m",
+            "torchdevice",
+            "plan",
+            "--target",
+            "simulated:cuda:2",
+            f"--report=r.{ending}",
+        ]
+        done = subprocess.run(
+            [*command, "train.py"], capture_output=True, text=True, timeout=300, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
     page = (tmp_path / "r.html").read_text()
     (caption,) = re.findall("<figcaption>(.*)</figcaption>", page)
@@ -369,16 +410,31 @@ def test_the_picture_in_the_report(tmp_path: Path) -> None:
     assert [kind for kind, _ in drawn] == [kind.replace(" ", "-") for kind in reversed(KINDS)]
     for _, points in drawn:
         places = [tuple(map(float, each.split(","))) for each in points.split()]
-        assert len(places) == COLUMNS + 2 and all(0 <= x <= COLUMNS and 0 <= y <= 100 for x, y in places)
+        assert len(places) == COLUMNS + 2 and all(
+            0 <= x <= COLUMNS and 0 <= y <= 100 for x, y in places
+        )
     assert min(y for _, y in places) < 1, "the weights alone reach the top"
     report = torchdevice.Report.from_dict(json.loads((tmp_path / "r.json").read_text()))
-    assert report.plan["devices"][0]["weights"] == 16 << 30 and len(report.plan["over time"]["cuda:0"]) == COLUMNS
+    assert (
+        report.plan["devices"][0]["weights"] == 16 << 30
+        and len(report.plan["over time"]["cuda:0"]) == COLUMNS
+    )
 
 
 @pytest.mark.sampled(3, of="plans of programs")
 def test_no_picture_where_no_memory_was_asked_for(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torchdevice", "plan", "--report=r.html", "-c", "import torch; torch.zeros(2)"]
+    command = [
+        sys.executable,
+        "-m",
+        "torchdevice",
+        "plan",
+        "--report=r.html",
+        "-c",
+        "import torch; torch.zeros(2)",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    assert done.returncode == 0 and "No memory was asked for in this process." in done.stdout, done.stderr
+    assert done.returncode == 0 and "No memory was asked for in this process." in done.stdout, (
+        done.stderr
+    )
     page = (tmp_path / "r.html").read_text()
     assert "<figure" not in page and "NVIDIA" not in page, "nothing is known of what fits"

@@ -1,4 +1,6 @@
-"""``torchdevice plan --sweep``: plans of a program for several values of its flags and variables."""
+"""``torchdevice plan --sweep``: plans of a program for several values of its flags and
+variables.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_what_a_sweep_says(text: str, name: str, values: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("text", ["batch", "batch=", "=1,2", "batch size=1", ""])
 def test_what_is_no_sweep(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a name with values. Write one such as batch-size=1,2,4"):
+    with pytest.raises(
+        ValueError, match=r"is not a name with values. Write one such as batch-size=1,2,4"
+    ):
         Sweep.parsed(text)
 
 
@@ -39,7 +43,12 @@ def test_what_is_no_sweep(text: str) -> None:
     ("words", "values", "expected", "variables"),
     [
         (["t.py"], {"batch-size": "2"}, ["t.py", "--batch-size", "2"], {}),
-        (["t.py", "--batch_size", "1", "x"], {"batch-size": "2"}, ["t.py", "--batch_size", "2", "x"], {}),
+        (
+            ["t.py", "--batch_size", "1", "x"],
+            {"batch-size": "2"},
+            ["t.py", "--batch_size", "2", "x"],
+            {},
+        ),
         (["t.py", "--batch-size=1"], {"batch_size": "2"}, ["t.py", "--batch-size=2"], {}),
         (["t.py", "-b", "1"], {"b": "2"}, ["t.py", "-b", "2"], {}),
         (["t.py", "{n}", "--file=a{n}"], {"n": "2"}, ["t.py", "2", "--file=a2"], {}),
@@ -47,13 +56,19 @@ def test_what_is_no_sweep(text: str) -> None:
         (["t.py", "--LAYERS", "1"], {"LAYERS": "2"}, ["t.py", "--LAYERS", "2"], {}),
     ],
 )
-def test_where_a_value_goes(words: list[str], values: Any, expected: list[str], variables: Any) -> None:
+def test_where_a_value_goes(
+    words: list[str], values: Any, expected: list[str], variables: Any
+) -> None:
     assert sweeping.words_with(words, values) == (expected, variables)
 
 
 def plan(need: int, *, finished: bool = True) -> dict[str, Any]:
     fits = [*fitting.fits(need * GIB, need * GIB, finished=finished)]
-    found = {"finished": finished, "ended": "" if finished else "ValueError at t.py:1", "fits": fits}
+    found = {
+        "finished": finished,
+        "ended": "" if finished else "ValueError at t.py:1",
+        "fits": fits,
+    }
     return {
         **found,
         "needs": need * GIB,
@@ -65,7 +80,9 @@ def plan(need: int, *, finished: bool = True) -> dict[str, Any]:
 def test_the_largest_value_that_fits_each_gpu() -> None:
     sweeps = [Sweep("batch", ("8", "16", "32", "64"))]
     # A larger batch may need less, where the program chooses another way for it.
-    found = sweeping.data(sweeps, {0: plan(10), 1: plan(9), 2: plan(20), 3: plan(30, finished=False)})
+    found = sweeping.data(
+        sweeps, {0: plan(10), 1: plan(9), 2: plan(20), 3: plan(30, finished=False)}
+    )
     assert found["largest"]["t4"] == {"batch": "16"} and found["largest"]["h100"] == {"batch": "32"}
     assert found["largest"]["rtx3060ti"] is None
     (_, rows), (_, largest) = sweeping.tables(found)
@@ -98,7 +115,11 @@ def test_a_program_with_several_values(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["names"] == ["size", "SIZE"]
     one, three = found["plans"]
-    assert one["values"] == {"size": "1", "SIZE": "6"} and one["devices"][0]["peak"] == 6 * GIB and one["finished"]
+    assert (
+        one["values"] == {"size": "1", "SIZE": "6"}
+        and one["devices"][0]["peak"] == 6 * GIB
+        and one["finished"]
+    )
     assert three["ended"] == "exit status 1 at train.py:4 (no data)"
     assert found["largest"]["t4"] == {"size": "1", "SIZE": "6"}
 

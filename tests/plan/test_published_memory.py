@@ -31,7 +31,13 @@ def test_a_miss_of_more_than_two_percent_is_explained() -> None:
 
 
 def test_the_summary_counts_what_ran_out_of_memory() -> None:
-    rows = [{"measured": 100, "planned": 101}, {"measured": 100, "planned": 97}, {"measured": None, "planned": None}]
+    rows = [
+        {"measured": 100, "planned": 101},
+        {"measured": 100, "planned": 97},
+        {"measured": None, "planned": None},
+    ]
     said = make_published.summary(rows)
-    assert said.startswith("2 measured peaks: the plan differs by 2.00 % on average, and by 3.00 % at most.")
+    assert said.startswith(
+        "2 measured peaks: the plan differs by 2.00 % on average, and by 3.00 % at most."
+    )
     assert said.endswith("Of 1 runs that ran out of memory, 1 run out of memory in the plan.")

@@ -1,4 +1,5 @@
-"""A program for CUDA and NCCL that compares every collective with its definition, for sizes that are easily forgotten.
+"""A program for CUDA and NCCL that compares every collective with its definition, for sizes that
+are easily forgotten.
 
 torchrun starts it. The argument is the backend.
 """
@@ -16,7 +17,14 @@ torch.cuda.set_device(rank)
 dist.init_process_group(sys.argv[1])
 warnings.simplefilter("ignore")  # of names that torch deprecates
 
-SHAPES = {"empty": (0,), "no rows": (0, 3), "no columns": (2, 0), "one": (1,), "a number": (), "many": (2, 3)}
+SHAPES = {
+    "empty": (0,),
+    "no rows": (0, 3),
+    "no columns": (2, 0),
+    "one": (1,),
+    "a number": (),
+    "many": (2, 3),
+}
 
 # How many elements each rank has where these differ: none, one, several.
 UNEVEN = [0, 1, 3][:size]
@@ -40,7 +48,9 @@ def same_all(found, expected):
 
 
 def rows(shape):
-    """Return the shape of the parts of all ranks, one behind the other. A number has no row, and becomes one."""
+    """Return the shape of the parts of all ranks, one behind the other. A number has no row, and
+    becomes one.
+    """
     first, *others = shape or (1,)
     return (first * size, *others)
 
@@ -113,7 +123,11 @@ def reduce_scatter_of_several_sizes(shape, do):
 
 def reduce_scatter_tensor(shape, do):
     found = torch.empty(shape, device="cuda")
-    do(dist.reduce_scatter_tensor, found, joined([of(rank + other, shape) for other in range(size)], shape))
+    do(
+        dist.reduce_scatter_tensor,
+        found,
+        joined([of(rank + other, shape) for other in range(size)], shape),
+    )
     same(found, sum(of(other + rank, shape) for other in range(size)))
 
 
@@ -133,7 +147,11 @@ def all_to_all_of_several_sizes(shape, do):
 
 def all_to_all_single(shape, do):
     found = torch.empty(rows(shape), device="cuda")
-    do(dist.all_to_all_single, found, joined([of(rank + other, shape) for other in range(size)], shape))
+    do(
+        dist.all_to_all_single,
+        found,
+        joined([of(rank + other, shape) for other in range(size)], shape),
+    )
     same(found, joined([of(other + rank, shape) for other in range(size)], shape))
 
 
@@ -169,7 +187,10 @@ def functional_forms(shape, do):
         return
     same(functional.all_gather_tensor(of(rank, shape), 0, group) + 0, joined(each(shape), shape))
     parts = joined([of(rank + other, shape) for other in range(size)], shape)
-    same(functional.reduce_scatter_tensor(parts, "sum", 0, group) + 0, sum(of(o + rank, shape) for o in range(size)))
+    same(
+        functional.reduce_scatter_tensor(parts, "sum", 0, group) + 0,
+        sum(of(o + rank, shape) for o in range(size)),
+    )
     given, taken = UNEVEN, [UNEVEN[rank]] * size
     sent = torch.cat([of(rank, (number, *shape)) for number in given])
     found = functional.all_to_all_single(sent, taken, given, group) + 0
@@ -184,7 +205,9 @@ def in_pieces(shape, do):
     for call in (
         lambda: do(dist.all_reduce, tensor),
         lambda: do(dist.broadcast, tensor, 0),
-        lambda: do(dist.all_gather_into_tensor, torch.empty(rows(tensor.shape), device="cuda"), tensor),
+        lambda: do(
+            dist.all_gather_into_tensor, torch.empty(rows(tensor.shape), device="cuda"), tensor
+        ),
     ):
         try:
             call()
@@ -202,9 +225,29 @@ def later(collective, *args):
     collective(*args, async_op=True).wait()
 
 
-CHECKS = [all_reduce, reduce, broadcast, all_gather, all_gather_of_several_sizes, all_gather_into_tensor, gather]
-CHECKS += [scatter, reduce_scatter, reduce_scatter_of_several_sizes, reduce_scatter_tensor, all_to_all, send]
-CHECKS += [all_to_all_of_several_sizes, all_to_all_single, all_to_all_single_of_several_sizes, in_a_batch]
+CHECKS = [
+    all_reduce,
+    reduce,
+    broadcast,
+    all_gather,
+    all_gather_of_several_sizes,
+    all_gather_into_tensor,
+    gather,
+]
+CHECKS += [
+    scatter,
+    reduce_scatter,
+    reduce_scatter_of_several_sizes,
+    reduce_scatter_tensor,
+    all_to_all,
+    send,
+]
+CHECKS += [
+    all_to_all_of_several_sizes,
+    all_to_all_single,
+    all_to_all_single_of_several_sizes,
+    in_a_batch,
+]
 CHECKS += [functional_forms, in_pieces]
 
 failed = []
@@ -215,7 +258,8 @@ for check in CHECKS:
                 check(shape, do)
             except Exception as error:
                 failed.append(
-                    f"rank {rank}: {check.__name__} of {kind}, {do.__name__}: {type(error).__name__}: {error}"
+                    f"rank {rank}: {check.__name__} of {kind}, {do.__name__}: "
+                    f"{type(error).__name__}: {error}"
                 )
             dist.barrier()
 print(*failed, sep="\n")

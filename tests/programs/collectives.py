@@ -1,4 +1,5 @@
-"""A program for CUDA and NCCL that compares every collective with its definition. torchrun starts it.
+"""A program for CUDA and NCCL that compares every collective with its definition. torchrun starts
+it.
 
 The arguments are the backend, and ``without-float8`` for a device that lacks these dtypes.
 """
@@ -22,7 +23,10 @@ if sys.argv[1] == "mesh":  # which chooses the device
     assert torch.cuda.current_device() == local
 else:
     torch.cuda.set_device(device)
-assert dist.get_default_backend_for_device("cuda") == "nccl" and dist.get_default_backend_for_device("cpu") == "gloo"
+assert (
+    dist.get_default_backend_for_device("cuda") == "nccl"
+    and dist.get_default_backend_for_device("cpu") == "gloo"
+)
 assert dist.get_default_backend_for_device(device) == ("gloo" if device.type == "cpu" else "nccl")
 
 if sys.argv[1] == "nccl":
@@ -33,7 +37,9 @@ elif sys.argv[1] != "mesh":
 
 def of(rank, *shape, dtype=torch.float32):
     """Return the tensor of a rank, on the CPU."""
-    return (torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + 10 * rank).to(dtype)
+    return (
+        torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + 10 * rank
+    ).to(dtype)
 
 
 def mine(*shape, dtype=torch.float32):
@@ -83,7 +89,15 @@ def all_reduce_by_every_operation():
 
 
 def all_reduce_of_every_dtype():
-    for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64):
+    for dtype in (
+        torch.bfloat16,
+        torch.float16,
+        torch.float64,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+    ):
         tensor = mine(3, dtype=dtype)
         dist.all_reduce(tensor)
         same(tensor.float(), total(3))
@@ -169,7 +183,12 @@ def all_gather_of_bytes_and_bools():
 
 
 def reduce_scatter_of_any_shape():
-    for shape, output in {(size * 3, 4): (3, 4), (size, 3, 4): (3, 4), (size * 12,): (3, 4), (size,): ()}.items():
+    for shape, output in {
+        (size * 3, 4): (3, 4),
+        (size, 3, 4): (3, 4),
+        (size * 12,): (3, 4),
+        (size,): (),
+    }.items():
         for operation, divisor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, size)):
             scattered = empty(*output)
             dist.reduce_scatter_tensor(scattered, mine(*shape), op=operation)
@@ -295,9 +314,13 @@ def random_distributed_tensors():
     mesh = init_device_mesh("cuda", (size,))
     torch.manual_seed(0)
     for draw in (
-        lambda: dtensor.zeros(4 * size, 4, device_mesh=mesh, placements=[dtensor.Shard(0)]).normal_(),
+        lambda: dtensor.zeros(
+            4 * size, 4, device_mesh=mesh, placements=[dtensor.Shard(0)]
+        ).normal_(),
         lambda: dtensor.randn(4 * size, 4, device_mesh=mesh, placements=[dtensor.Shard(0)]),
-        lambda: torch.nn.init.uniform_(dtensor.zeros(4 * size, 4, device_mesh=mesh, placements=[dtensor.Shard(0)])),
+        lambda: torch.nn.init.uniform_(
+            dtensor.zeros(4 * size, 4, device_mesh=mesh, placements=[dtensor.Shard(0)])
+        ),
     ):
         drawn = draw().full_tensor()
         assert drawn.unique().numel() == drawn.numel(), "two shards got the same numbers"
@@ -315,13 +338,18 @@ def functional_collectives():
     group = dist.group.WORLD
     same(functional.all_reduce(mine(3), "sum", group) + 0, total(3))
     same(functional.all_gather_tensor(mine(3, 4), 0, group) + 0, torch.cat(all_of(3, 4)))
-    same(functional.reduce_scatter_tensor(mine(size), "sum", 0, group) + 0, total(size)[rank : rank + 1])
+    same(
+        functional.reduce_scatter_tensor(mine(size), "sum", 0, group) + 0,
+        total(size)[rank : rank + 1],
+    )
     leaf = mine(3).requires_grad_()
     differentiable.all_reduce(leaf).sum().backward()
     same(leaf.grad, torch.full((3,), float(size)))
 
 
-CASES = [value for value in list(globals().values()) if getattr(value, "__module__", "") == "__main__"]
+CASES = [
+    value for value in list(globals().values()) if getattr(value, "__module__", "") == "__main__"
+]
 CASES = [case for case in CASES if case not in (of, mine, all_of, total, same, empty)]
 
 failed = False

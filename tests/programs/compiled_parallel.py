@@ -1,4 +1,5 @@
-"""A program for CUDA and NCCL, compiled and distributed in the ways that its command line names. It saves its results.
+"""A program for CUDA and NCCL, compiled and distributed in the ways that its command line names. It
+saves its results.
 
 With ``PLAIN`` in the environment it is the same program for the CPU and gloo.
 """

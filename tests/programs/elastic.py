@@ -1,4 +1,6 @@
-"""A program for CUDA and NCCL that trains with snapshots, and one of whose ranks is killed once. torchrun starts it."""
+"""A program for CUDA and NCCL that trains with snapshots, and one of whose ranks is killed once.
+torchrun starts it.
+"""
 
 import json
 import os

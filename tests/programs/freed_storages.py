@@ -39,7 +39,9 @@ USES = {
     "random": lambda x, y: x.uniform_(),
     "dropped": lambda x, y: F.dropout(x, 0.5),
     "normalized": lambda x, y: F.layer_norm(x, (100,)),
-    "convolved": lambda x, y: F.conv2d(x.view(1, 1, 100, 100), torch.ones(1, 1, 2, 2, device="cuda")),
+    "convolved": lambda x, y: F.conv2d(
+        x.view(1, 1, 100, 100), torch.ones(1, 1, 2, 2, device="cuda")
+    ),
     "attended": lambda x, y: F.scaled_dot_product_attention(*[x.view(1, 1, 100, 100)] * 3),
     "sparse": lambda x, y: x.to_sparse(),
     "differentiated": lambda x, y: (x.requires_grad_() * y).sum().backward(),
@@ -58,15 +60,28 @@ USES = {
 }
 
 # torch itself compares the sizes of these views with the storage's.
-REFUSED = {"printed": lambda x, y: str(x), "transposed": lambda x, y: x.t() + 1, "a row": lambda x, y: x[0]}
+REFUSED = {
+    "printed": lambda x, y: str(x),
+    "transposed": lambda x, y: x.t() + 1,
+    "a row": lambda x, y: x[0],
+}
 
 UNHARMED = {
     "a view": lambda x, y: x.view(-1),
     "a shape": lambda x, y: (x.shape, x.stride(), x.untyped_storage().nbytes()),
     "the like": lambda x, y: torch.empty_like(x).stride(),
     "zeros like it": lambda x, y: torch.zeros_like(x).sum().item(),
-    "numbers like it": lambda x, y: (torch.rand_like(x), torch.full_like(x, 2.0), torch.ones_like(x, dtype=torch.half)),
-    "new ones": lambda x, y: (x.new_ones(3), x.new_empty(2), x.new_full((2,), 1.0), x.new_empty_strided((2,), (1,))),
+    "numbers like it": lambda x, y: (
+        torch.rand_like(x),
+        torch.full_like(x, 2.0),
+        torch.ones_like(x, dtype=torch.half),
+    ),
+    "new ones": lambda x, y: (
+        x.new_ones(3),
+        x.new_empty(2),
+        x.new_full((2,), 1.0),
+        x.new_empty_strided((2,), (1,)),
+    ),
     "saved": lambda x, y: torch.save(x, io.BytesIO()),
     "detached": lambda x, y: x.detach(),
     "its size again": lambda x, y: x.untyped_storage().resize_(40_000) and x.fill_(2).sum().item(),
@@ -95,7 +110,11 @@ def run(use, size, **options):
             else:
                 lost = "alive"
             # Errors of Python 3.10 have no notes.
-            notes = "".join(getattr(error, "__notes__", [])) if sys.version_info >= (3, 11) else f"{__file__} in free"
+            notes = (
+                "".join(getattr(error, "__notes__", []))
+                if sys.version_info >= (3, 11)
+                else f"{__file__} in free"
+            )
             place = " with the line" if __file__ in notes and "in free" in notes else ""
             return f"{type(error).__name__}: {text.splitlines()[0]}, {lost}{place}"
         return "fine"

@@ -1,4 +1,6 @@
-"""What two ranks find: a process group called in every form that torch documents, beside gloo's own group."""
+"""What two ranks find: a process group called in every form that torch documents, beside gloo's own
+group.
+"""
 
 import datetime
 import json
@@ -44,7 +46,9 @@ class Given:
 
     def all(self) -> list[Any]:
         """Return the values of all tensors."""
-        return [each.tolist() for each in (self.one, self.other, *self.parts, *self.more, self.whole)]
+        return [
+            each.tolist() for each in (self.one, self.other, *self.parts, *self.more, self.whole)
+        ]
 
 
 FORMS: dict[str, Callable[[Any, Given], Any]] = {
@@ -62,18 +66,23 @@ FORMS: dict[str, Callable[[Any, Given], Any]] = {
     "broadcast(tensor, root=)": lambda pg, t: pg.broadcast(t.one, root=1),
     "allgather(lists, list)": lambda pg, t: pg.allgather([t.parts], [t.one]),
     "allgather(list, tensor)": lambda pg, t: pg.allgather(t.parts, t.one),
-    "allgather(list, tensor, timeout=)": lambda pg, t: pg.allgather(t.parts, t.one, timeout=TIMEOUT),
+    "allgather(list, tensor, "
+    "timeout=)": lambda pg, t: pg.allgather(t.parts, t.one, timeout=TIMEOUT),
     "gather(list, tensor, root)": lambda pg, t: pg.gather(t.parts if t.at_root else [], t.one, 0),
     "gather(lists, list)": lambda pg, t: pg.gather([t.parts] if t.at_root else [], [t.one]),
-    "scatter(tensor, list, root)": lambda pg, t: pg.scatter(t.whole[:4], [t.one, t.other] if t.at_root else [], 0),
+    "scatter(tensor, list, "
+    "root)": lambda pg, t: pg.scatter(t.whole[:4], [t.one, t.other] if t.at_root else [], 0),
     "scatter(list, lists)": lambda pg, t: pg.scatter([t.whole[:4]], [[t.one, t.other]] if t.at_root else []),
     "reduce(tensor, root)": lambda pg, t: pg.reduce(t.one if t.at_root else t.one + 0, 0),
     "reduce(tensor, root, op)": lambda pg, t: pg.reduce(t.one if t.at_root else t.one + 0, 0, MAX),
     "reduce_scatter(tensor, list)": lambda pg, t: pg.reduce_scatter(t.whole[:4], [t.one, t.other]),
-    "reduce_scatter(tensor, list, op)": lambda pg, t: pg.reduce_scatter(t.whole[:4], [t.one, t.other], MAX),
-    "reduce_scatter(list, lists)": lambda pg, t: pg.reduce_scatter([t.whole[:4]], [[t.one, t.other]]),
+    "reduce_scatter(tensor, list, "
+    "op)": lambda pg, t: pg.reduce_scatter(t.whole[:4], [t.one, t.other], MAX),
+    "reduce_scatter(list, "
+    "lists)": lambda pg, t: pg.reduce_scatter([t.whole[:4]], [[t.one, t.other]]),
     "alltoall_base(tensors, sizes)": lambda pg, t: pg.alltoall_base(t.whole[:4], t.one, [], []),
-    "alltoall_base(tensors, sizes, timeout=)": lambda pg, t: pg.alltoall_base(t.parts[0], t.one, [2, 2], [2, 2],
+    "alltoall_base(tensors, sizes, "
+    "timeout=)": lambda pg, t: pg.alltoall_base(t.parts[0], t.one, [2, 2], [2, 2],
         timeout=TIMEOUT),
     "_allgather_base(tensors)": lambda pg, t: pg._allgather_base(t.whole, t.one),
     "_reduce_scatter_base(tensors)": lambda pg, t: pg._reduce_scatter_base(t.parts[0], t.whole + t.one.repeat(2)),
@@ -108,11 +117,15 @@ def _ddp_gradient(hook: Callable[[Any], None]) -> list[float]:
 
 
 def _own_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return state.allreduce([bucket.buffer()]).get_future().then(lambda future: future.value()[0] / 2)
+    return (
+        state.allreduce([bucket.buffer()]).get_future().then(lambda future: future.value()[0] / 2)
+    )
 
 
 def _wait_too_short(made: Any, beside: dist.ProcessGroupGloo) -> bool:
-    """Return whether the first rank's wait for the second, which waits for it, ends by NCCL's error."""
+    """Return whether the first rank's wait for the second, which waits for it, ends by NCCL's
+    error.
+    """
     if dist.get_rank():
         beside.barrier().wait()
     work, timed_out = made.allreduce(torch.ones(2, device="cuda")), True
@@ -138,16 +151,22 @@ def _others() -> dict[str, Any]:
         for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS)
     ]
     store = dist.PrefixStore("made", world.get_group_store())
-    made, beside = (kind(store, dist.get_rank(), 2) for kind in (dist.ProcessGroupNCCL, dist.ProcessGroupGloo))
+    made, beside = (
+        kind(store, dist.get_rank(), 2) for kind in (dist.ProcessGroupNCCL, dist.ProcessGroupGloo)
+    )
     more = torch.ones(2, device="cuda")
     made.allreduce(more).wait()
     return {
         "late": _wait_too_short(made, beside),
         "split": [numbers.tolist(), split.size(), dist.get_backend(split)],
-        "hooks": [*builtin, _ddp_gradient(lambda model: model.register_comm_hook(world, _own_hook))],
+        "hooks": [
+            *builtin,
+            _ddp_gradient(lambda model: model.register_comm_hook(world, _own_hook)),
+        ],
         "made": more.tolist(),
         "configuration": dist.get_backend_config(),
-        "time-out in minutes": dist.distributed_c10d._get_default_timeout("nccl").total_seconds() / 60,
+        "time-out in minutes": dist.distributed_c10d._get_default_timeout("nccl").total_seconds()
+        / 60,
     }
 
 
@@ -160,16 +179,22 @@ def _observed() -> dict[str, Any]:
     dist.all_reduce(numbers, group=group)
     dist.all_gather([torch.empty_like(numbers) for _ in range(2)], numbers, group=group)
     found = {
-        "hook": [[info.op_type.name, info.seq, info.time_started <= info.time_finished] for info in infos],
+        "hook": [
+            [info.op_type.name, info.seq, info.time_started <= info.time_finished] for info in infos
+        ],
         "sequence": group._get_sequence_number_for_group(),
         "NaN": _error(lambda: dist.all_reduce(numbers * float("nan"), group=group)),
-        "variables": [_with_variable(name, value) for name in _VARIABLES for value in ("abc", "-1", "False")],
+        "variables": [
+            _with_variable(name, value) for name in _VARIABLES for value in ("abc", "-1", "False")
+        ],
     }
     late = dist.new_group()
     dist.barrier(late)
     if dist.get_rank() == 0:
         short = datetime.timedelta(seconds=0.5)
-        found["late"] = "Timed out waiting 500ms" in _error(lambda: late.allreduce([numbers], timeout=short).wait())
+        found["late"] = "Timed out waiting 500ms" in _error(
+            lambda: late.allreduce([numbers], timeout=short).wait()
+        )
     dist.barrier()
     return found
 
@@ -211,7 +236,13 @@ def _program(folder: str) -> None:
     gloo = dist.ProcessGroupGloo(store, rank, 2, TIMEOUT)
     plain._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
     plain._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    found = [outcomes("cuda", dist.group.WORLD), outcomes("cpu", plain), _others(), _shared_device(), _observed()]
+    found = [
+        outcomes("cuda", dist.group.WORLD),
+        outcomes("cpu", plain),
+        _others(),
+        _shared_device(),
+        _observed(),
+    ]
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -15,7 +15,9 @@ set_seed(0)
 accelerator = Accelerator(gradient_accumulation_steps=2)
 assert accelerator.device.type == torch.device("cuda").type
 generator = torch.Generator().manual_seed(0)
-data = TensorDataset(torch.randn(32, 8, generator=generator), torch.randn(32, 1, generator=generator))
+data = TensorDataset(
+    torch.randn(32, 8, generator=generator), torch.randn(32, 1, generator=generator)
+)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 loader = DataLoader(data, batch_size=batch)

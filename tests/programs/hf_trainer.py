@@ -1,4 +1,6 @@
-"""A script for CUDA that trains a tiny GPT-2 with Hugging Face's Trainer. torchrun, or python alone, starts it."""
+"""A script for CUDA that trains a tiny GPT-2 with Hugging Face's Trainer. torchrun, or python
+alone, starts it.
+"""
 
 import json
 import sys
@@ -24,7 +26,9 @@ class Tokens(Dataset):
 
 
 set_seed(0)
-config = GPT2Config(vocab_size=40, n_positions=12, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+config = GPT2Config(
+    vocab_size=40, n_positions=12, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+)
 config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
 arguments = TrainingArguments(
     output_dir=str(folder / "run"),
@@ -40,7 +44,9 @@ arguments = TrainingArguments(
     disable_tqdm=True,
 )
 assert arguments.n_gpu == 1, arguments.n_gpu
-trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Tokens(), eval_dataset=Tokens(16))
+trainer = Trainer(
+    GPT2LMHeadModel(config), arguments, train_dataset=Tokens(), eval_dataset=Tokens(16)
+)
 trainer.train()
 assert next(trainer.model.parameters()).device == torch.device(arguments.device)
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -1,4 +1,5 @@
-"""Collectives with ``async_op=True`` that one rank begins late, on a group for NCCL and on one for gloo.
+"""Collectives with ``async_op=True`` that one rank begins late, on a group for NCCL and on one for
+gloo.
 
 The first argument is a folder. Each rank writes there, by its number, what it found.
 """
@@ -21,7 +22,9 @@ def begins(device: str, group: Any) -> dict[str, Begin]:
     def mine(*shape: int) -> torch.Tensor:
         return torch.full(shape, dist.get_rank() + 1.0, device=device)
 
-    def of(call: Callable[..., Any], written: list[torch.Tensor], *args: Any) -> tuple[Any, list[torch.Tensor]]:
+    def of(
+        call: Callable[..., Any], written: list[torch.Tensor], *args: Any
+    ) -> tuple[Any, list[torch.Tensor]]:
         return call(*args, group=group, async_op=True), written
 
     def gathered() -> list[torch.Tensor]:
@@ -66,22 +69,36 @@ def begins(device: str, group: Any) -> dict[str, Begin]:
     def barrier() -> Any:
         return of(dist.barrier, [])
 
-    found = (all_reduce, broadcast, reduce, all_gather, all_gather_into_tensor, reduce_scatter_tensor)
+    found = (
+        all_reduce,
+        broadcast,
+        reduce,
+        all_gather,
+        all_gather_into_tensor,
+        reduce_scatter_tensor,
+    )
     return {each.__name__: each for each in (*found, scatter, gather, all_to_all_single, barrier)}
 
 
 def outcomes(device: str, group: Any, store: Any) -> dict[str, Any]:
-    """Return for each collective whether it had ended while a rank was late and at the end, and what it wrote."""
+    """Return for each collective whether it had ended while a rank was late and at the end, and
+    what it wrote.
+    """
     found = {}
     for name, begin in begins(device, group).items():
-        key = f"{dist.get_backend(group)} {name}"  # not the device's type, which on a CPU target is the CPU's for both
+        # Not the device's type, which on a CPU target is the CPU's for both.
+        key = f"{dist.get_backend(group)} {name}"
         if dist.get_rank():
             store.wait([key])
         work, written = begin()
         early = work.is_completed()
         store.set(key, "")
         work.wait()
-        found[name] = [early if dist.get_rank() == 0 else None, work.is_completed(), [x.tolist() for x in written]]
+        found[name] = [
+            early if dist.get_rank() == 0 else None,
+            work.is_completed(),
+            [x.tolist() for x in written],
+        ]
     return found
 
 
@@ -97,7 +114,10 @@ def goes_on(group: Any) -> list[Any]:
         dist.all_reduce(x)
     two = [torch.ones(3, device="cuda") for _ in range(2)]
     order = two if rank else two[::-1]
-    works = [dist.all_reduce(each, async_op=True, group=None if each is two[0] else group) for each in order]
+    works = [
+        dist.all_reduce(each, async_op=True, group=None if each is two[0] else group)
+        for each in order
+    ]
     torch.cuda.synchronize()  # waits for NCCL's stream too
     ended = [each.is_completed() for each in works]
     third = torch.ones(3, device="cuda")

@@ -8,13 +8,18 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-folder, batch, devices, strategy = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+folder = Path(sys.argv[1])
+batch = int(sys.argv[2])
+devices = int(sys.argv[3])
+strategy = sys.argv[4]
 
 
 class Model(L.LightningModule):
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+        )
         self.losses = []
 
     def training_step(self, batch, index):
@@ -35,7 +40,9 @@ class Model(L.LightningModule):
 
 L.seed_everything(0, verbose=False)
 generator = torch.Generator().manual_seed(0)
-data = TensorDataset(torch.randn(32, 8, generator=generator), torch.randn(32, 1, generator=generator))
+data = TensorDataset(
+    torch.randn(32, 8, generator=generator), torch.randn(32, 1, generator=generator)
+)
 trainer = L.Trainer(
     accelerator="cuda",
     devices=devices,

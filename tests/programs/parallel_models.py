@@ -1,4 +1,6 @@
-"""A program for CUDA and NCCL that trains a model in every parallel way of torch and compares with one process."""
+"""A program for CUDA and NCCL that trains a model in every parallel way of torch and compares with
+one process.
+"""
 
 import copy
 import functools
@@ -97,7 +99,12 @@ def ddp(model, **options):
 
 
 def data_parallel():
-    for options in ({}, {"static_graph": True}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}):
+    for options in (
+        {},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"gradient_as_bucket_view": True},
+    ):
         same(trained(ddp(model(), **options)))
 
 
@@ -117,14 +124,18 @@ def data_parallel_with_unused_parameters():
 
 def zero():
     parallel = ddp(model())
-    optimizer = ZeroRedundancyOptimizer(parallel.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-2)
+    optimizer = ZeroRedundancyOptimizer(
+        parallel.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-2
+    )
     same(trained(parallel, optimizer))
     optimizer.consolidate_state_dict(0)
 
 
 def synchronized_batch_norm():
     torch.manual_seed(2)
-    plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.BatchNorm2d(2, momentum=None))
+    plain = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.BatchNorm2d(2, momentum=None)
+    )
     parallel = ddp(nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain)))
     for _ in range(2):
         images = torch.randn(4 * size, 1, 5, 5, requires_grad=True)
@@ -138,11 +149,15 @@ def synchronized_batch_norm():
     for one, other in zip(parallel.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(one.grad.cpu(), other.grad, atol=1e-5)
     same_buffers(parallel.module, plain)
-    assert torch.allclose(parallel.eval()(part).cpu(), plain.eval()(images).chunk(size)[rank], atol=1e-5)
+    assert torch.allclose(
+        parallel.eval()(part).cpu(), plain.eval()(images).chunk(size)[rank], atol=1e-5
+    )
 
 
 def synchronized_batch_norm_of_unequal_parts():
-    """The ranks have 0, 1, 2, ... rows of three dimensions; the layer has no weights, and half precision."""
+    """The ranks have 0, 1, 2, ... rows of three dimensions; the layer has no weights, and half
+    precision.
+    """
     torch.manual_seed(3)
     plain, sizes = nn.BatchNorm1d(3, affine=False), list(range(size))
     parallel = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain)).cuda()
@@ -163,7 +178,10 @@ def synchronized_batch_norm_of_unequal_parts():
 def synchronized_batch_norm_in_a_group_of_one():
     group = [dist.new_group([each]) for each in range(size)][rank]
     images = torch.randn(4, 2, 5, 5)
-    assert torch.equal(nn.SyncBatchNorm(2, process_group=group).cuda()(images.cuda()).cpu(), nn.BatchNorm2d(2)(images))
+    assert torch.equal(
+        nn.SyncBatchNorm(2, process_group=group).cuda()(images.cuda()).cpu(),
+        nn.BatchNorm2d(2)(images),
+    )
 
 
 def same_buffers(parallel, plain):
@@ -174,9 +192,16 @@ def same_buffers(parallel, plain):
 def sharded():
     wrap = functools.partial(FullyShardedDataParallel, device_id=torch.cuda.current_device())
     same(trained(wrap(model().cuda())))
-    same(trained(wrap(model(), use_orig_params=True, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)))
+    same(
+        trained(
+            wrap(model(), use_orig_params=True, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
+        )
+    )
     same(trained(wrap(model(), cpu_offload=CPUOffload(offload_params=True))))
-    half = wrap(model(), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    half = wrap(
+        model(),
+        mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    )
     same(trained(half), tolerance=0.05)
     half.clip_grad_norm_(1.0)
 
@@ -202,7 +227,9 @@ def fully_sharded():
 def fully_sharded_from_meta():
     with torch.device("meta"):
         sharded = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-    policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(
+        torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32
+    )
     for layer in (sharded[0], sharded[2], sharded):
         fully_shard(layer, mp_policy=policy)
     sharded.to_empty(device="cuda")
@@ -233,12 +260,16 @@ def checkpoints():
     checkpoint.load({"model": state, "optimizer": of_optimizer}, checkpoint_id=folder[0])
     set_state_dict(one, optimizer, model_state_dict=state, optim_state_dict=of_optimizer)
     after = get_model_state_dict(one, options=options)
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys() and all(
+        torch.equal(before[name], after[name]) for name in before
+    )
 
 
 def tensor_parallel():
     mesh = init_device_mesh("cuda", (size,))
-    parallel = parallelize_module(model().cuda(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    parallel = parallelize_module(
+        model().cuda(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    )
     found = parallel(inputs.cuda())
     assert torch.allclose(found.cpu(), model()(inputs), atol=1e-5)
     found.sum().backward()
@@ -265,7 +296,10 @@ def context_parallel_attention():
             set_rotate_method(rotation)
             ring._cp_options.enable_load_balance = balanced
             parts = [each.cuda() for each in whole]
-            with sdpa_kernel(backend), context_parallel(mesh, buffers=parts, buffer_seq_dims=[2, 2, 2]):
+            with (
+                sdpa_kernel(backend),
+                context_parallel(mesh, buffers=parts, buffer_seq_dims=[2, 2, 2]),
+            ):
                 found = attention(*parts, is_causal)
                 gathered = ring.context_parallel_unshard(mesh, found, [2] * 4)
             assert found[0].shape[2] == 8 and torch.equal(parts[0].cpu(), whole[0])
@@ -283,14 +317,18 @@ def attention_of_distributed_tensors():
     whole = [torch.randn(2 * size, 2 * size, 8, 4) for _ in range(3)]
     for dim, is_causal in ((0, True), (1, False)):
         divided = [distribute_tensor(each.cuda(), mesh, [Shard(dim)]) for each in whole]
-        for one, other in zip(attention(*divided, is_causal), attention(*whole, is_causal), strict=True):
+        for one, other in zip(
+            attention(*divided, is_causal), attention(*whole, is_causal), strict=True
+        ):
             assert torch.allclose(one.full_tensor().cpu(), other, atol=1e-5)
 
 
 def pipeline():
     whole = model()
     part = nn.Sequential(whole[0], whole[1]) if rank == 0 else whole[2]
-    schedule = Schedule1F1B(PipelineStage(part.cuda(), rank, 2, device), n_microbatches=2, loss_fn=F.mse_loss)
+    schedule = Schedule1F1B(
+        PipelineStage(part.cuda(), rank, 2, device), n_microbatches=2, loss_fn=F.mse_loss
+    )
     if rank == 0:
         schedule.step(inputs.cuda())
     else:

@@ -1,4 +1,6 @@
-"""Two steps of training, divided by tensors or in a pipeline. Rank 0 prints its memory at the peak."""
+"""Two steps of training, divided by tensors or in a pipeline. Rank 0 prints its memory at the
+peak.
+"""
 
 import sys
 from collections.abc import Callable
@@ -24,7 +26,9 @@ def _pipeline(block: nn.Sequential) -> Callable[[], None]:
 
     def step() -> None:
         numbers = torch.randn(64, 512, device="cuda")
-        schedule.step(*([numbers] if rank == 0 else []), **({"target": numbers} if rank == last else {}))
+        schedule.step(
+            *([numbers] if rank == 0 else []), **({"target": numbers} if rank == last else {})
+        )
 
     return step
 

@@ -1,4 +1,6 @@
-"""Collectives of two ranks for NCCL's flight recorder, which the program compares with what NCCL records."""
+"""Collectives of two ranks for NCCL's flight recorder, which the program compares with what NCCL
+records.
+"""
 
 import json
 import os
@@ -31,12 +33,19 @@ def compared() -> None:
         dist.barrier()
     ends = "nccl:send 0->1" if rank == 0 else "nccl:recv 1<-0"
     names = ["nccl:all_reduce", "nccl:_all_gather_base", ends, "nccl:all_reduce_barrier"]
-    assert {*names} <= {event.name for event in profile.events()}, sorted({event.name for event in profile.events()})
+    assert {*names} <= {event.name for event in profile.events()}, sorted(
+        {event.name for event in profile.events()}
+    )
     entries = dump()["entries"]
     assert [each["profiling_name"] for each in entries] == names
     assert [each["record_id"] for each in entries] == [0, 1, 2, 3]
     assert [each["collective_seq_id"] for each in entries] == [1, 2, 2, 3]
-    assert [(each["p2p_seq_id"], each["is_p2p"]) for each in entries] == [(0, False), (0, False), (1, True), (1, False)]
+    assert [(each["p2p_seq_id"], each["is_p2p"]) for each in entries] == [
+        (0, False),
+        (0, False),
+        (1, True),
+        (1, False),
+    ]
     gathered = entries[1]
     assert gathered["input_sizes"] == [[3, 4]] and gathered["output_sizes"] == [[6, 4]]
     assert gathered["input_dtypes"] == gathered["output_dtypes"] == ["Float"]
@@ -67,13 +76,17 @@ def compared() -> None:
     other, small = 1 - rank, torch.full((2,), float(rank), device="cuda")
     received = torch.empty(3, 4, device="cuda"), torch.empty(2, device="cuda")
     sent = [dist.P2POp(dist.isend, each, other) for each in (torch.full_like(a, rank), small)]
-    works = dist.batch_isend_irecv([*sent, *(dist.P2POp(dist.irecv, each, other) for each in received)])
+    works = dist.batch_isend_irecv(
+        [*sent, *(dist.P2POp(dist.irecv, each, other) for each in received)]
+    )
     assert len(works) == 1, "a batch has one work"
     works[0].wait()
     assert all(torch.equal(each, torch.full_like(each, other)) for each in received)
     *parts, batch = dump()["entries"][-5:]
     ends = [f"nccl:send {rank}->{other}"] * 2 + [f"nccl:recv {rank}<-{other}"] * 2
-    assert [each["profiling_name"] for each in parts] == ends and batch["profiling_name"] == "nccl:coalesced"
+    assert [each["profiling_name"] for each in parts] == ends and batch[
+        "profiling_name"
+    ] == "nccl:coalesced"
     assert {each["p2p_seq_id"] for each in (*parts, batch)} == {3} and batch["input_sizes"] == []
     assert all(each["state"] == "scheduled" and "duration_ms" not in each for each in parts)
     assert batch["state"] == "completed" and batch["duration_ms"] > 0
@@ -91,14 +104,14 @@ def compared() -> None:
 
 
 def piped() -> None:
-    """The parent has named a pipe: what is written to it brings the record to the file, also while the rank waits."""
+    """The parent has named a pipe: what is written to it brings the record to the file, also while
+    the rank waits.
+    """
     a = torch.ones(3, device="cuda")
     dist.all_reduce(a)
     if dist.get_rank() == 0:
-        file, pipe = (
-            f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1",
-            f"{os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}1.pipe",
-        )
+        file = f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1"
+        pipe = f"{os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}1.pipe"
         with open(pipe, "w") as writer:
             writer.write("1\n")
         while not (os.path.exists(file) and os.path.getsize(file)):
@@ -121,7 +134,11 @@ def differing() -> None:
 def differing_while_the_program_goes_on() -> None:
     a = torch.ones(3, device="cuda")
     dist.all_reduce(a)
-    work = dist.all_reduce(a, async_op=True) if dist.get_rank() == 0 else dist.broadcast(a, 0, async_op=True)
+    work = (
+        dist.all_reduce(a, async_op=True)
+        if dist.get_rank() == 0
+        else dist.broadcast(a, 0, async_op=True)
+    )
     work.wait()
 
 

@@ -1,4 +1,5 @@
-"""What dispatch modes and the profiler see of a rank's collectives, and what the collectives give, as JSON.
+"""What dispatch modes and the profiler see of a rank's collectives, and what the collectives give,
+as JSON.
 
 The command line says the file for what rank 0 sees, and the backend of the program.
 """
@@ -74,19 +75,26 @@ def _functional() -> list[Any]:
     functional, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
     whole, part = torch.empty(8, device=DEVICE), torch.empty(2, device=DEVICE)
     functional.wait_tensor(functional.all_gather_into_tensor_out(_numbers(), 2, name, out=whole))
-    functional.wait_tensor(functional.reduce_scatter_tensor_out(_numbers(), "sum", 2, name, out=part))
+    functional.wait_tensor(
+        functional.reduce_scatter_tensor_out(_numbers(), "sum", 2, name, out=part)
+    )
     return [whole.tolist(), part.tolist()]
 
 
 def _apart() -> list[Any]:
-    """Return what collectives give of tensors of a class that takes operators apart and has no memory of its own."""
-    from torch.testing._internal.two_tensor import TwoTensor  # which registers a pytree, for all that follows
+    """Return what collectives give of tensors of a class that takes operators apart and has no
+    memory of its own.
+    """
+    # Which registers a pytree, for all that follows.
+    from torch.testing._internal.two_tensor import TwoTensor
 
-    mine, parts = TwoTensor(_numbers(), -_numbers()), [TwoTensor(_numbers() + part, _numbers()) for part in range(2)]
+    mine = TwoTensor(_numbers(), -_numbers())
+    parts = [TwoTensor(_numbers() + part, _numbers()) for part in range(2)]
     dist.all_reduce(mine)
     reduced = [mine.a.tolist()]
     dist.scatter(mine, parts if dist.get_rank() == 0 else None, 0)
-    # Not the second tensors: the class drops their work, and plain torch the memory that it reads from.
+    # Not the second tensors: the class drops their work, and plain torch the memory that it reads
+    # from.
     return [*reduced, mine.a.tolist()]
 
 
@@ -95,7 +103,10 @@ def _counted() -> dict[str, int]:
     with Noting() as noting, CommDebugMode() as mode:
         for call in CALLS:
             call()
-    return {**{str(name): count for name, count in mode.get_comm_counts().items()}, "noted": noting.noted}
+    return {
+        **{str(name): count for name, count in mode.get_comm_counts().items()},
+        "noted": noting.noted,
+    }
 
 
 def _profiled() -> list[str]:
@@ -127,7 +138,8 @@ def _program(path: str) -> None:
         Path(path).write_text(json.dumps(found))
     dist.destroy_process_group()
     if BACKEND == "gloo":
-        # Threads that torch's profiler and gloo leave behind can abort plain torch's process while C++ ends it.
+        # Threads that torch's profiler and gloo leave behind can abort plain torch's process while
+        # C++ ends it.
         os._exit(0)
 
 

@@ -1,4 +1,6 @@
-"""A program that fills every cache that torch keeps on disk. What it prints must not depend on what the caches hold."""
+"""A program that fills every cache that torch keeps on disk. What it prints must not depend on what
+the caches hold.
+"""
 
 import contextlib
 import os
@@ -31,7 +33,11 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.mm(F.gelu(self.first(x)), self.weight)
-        return torch.softmax(hidden, -1) + torch.arange(16, device=x.device) + torch.ones(16, device=device)
+        return (
+            torch.softmax(hidden, -1)
+            + torch.arange(16, device=x.device)
+            + torch.ones(16, device=device)
+        )
 
 
 model = Model()
@@ -46,13 +52,18 @@ with torch.no_grad():
     tuned = torch.compile(model, mode="max-autotune-no-cudagraphs", dynamic=False)
     print(tuned(torch.ones(64, 8, device=device)).sum().item())
 
-hub = written(home / "repository" / "hubconf.py", "import torch\n\ndef layer():\n    return torch.nn.Linear(2, 2)\n")
+hub = written(
+    home / "repository" / "hubconf.py",
+    "import torch\n\ndef layer():\n    return torch.nn.Linear(2, 2)\n",
+)
 print(torch.hub.load(str(hub.parent), "layer", source="local").to(device))
 weights = home / "weights.pt"
 if not weights.exists():
     torch.save({"weight": torch.ones(2, device=device)}, weights)
 with contextlib.redirect_stdout(sys.stderr):  # the first time it says that it downloads
-    loaded = torch.hub.load_state_dict_from_url(weights.as_uri(), progress=False, map_location="cpu")
+    loaded = torch.hub.load_state_dict_from_url(
+        weights.as_uri(), progress=False, map_location="cpu"
+    )
 print(loaded)
 
 source = written(

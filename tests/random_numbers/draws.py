@@ -20,6 +20,8 @@ DRAWN: dict[str, Callable[[torch.Generator | None], torch.Tensor]] = {
     "bernoulli p": lambda g: torch.bernoulli(torch.empty(300, device="cuda"), 0.3, generator=g),
     "multinomial": lambda g: torch.multinomial(torch.ones(30, device="cuda"), 20, generator=g),
     "normal": lambda g: torch.normal(torch.ones(300, device="cuda"), 2.0, generator=g),
-    "normal of both": lambda g: torch.normal(torch.ones(9, device="cuda"), torch.ones(9, device="cuda"), generator=g),
+    "normal of both": lambda g: torch.normal(
+        torch.ones(9, device="cuda"), torch.ones(9, device="cuda"), generator=g
+    ),
     "complex": lambda g: torch.randn(300, device="cuda", dtype=torch.complex64, generator=g),
 }

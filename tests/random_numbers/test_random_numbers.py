@@ -1,4 +1,6 @@
-"""The random numbers of NVIDIA's GPUs: published ones, and those that the threads of torch's kernels would draw."""
+"""The random numbers of NVIDIA's GPUs: published ones, and those that the threads of torch's
+kernels would draw.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class TestPublishedNumbers:
             assert near(found[0, :3], [-0.2963, 2.6764, -0.1408]) and near(found[0, -3:], last)
 
     def test_rows_beyond_one_wave_of_a_small_gpu(self) -> None:
-        """pytorch#158398: the first of two machines, whose figures are those of 28 multiprocessors of 1,536 threads."""
+        """pytorch#158398: the first of two machines, whose figures are those of 28 multiprocessors
+        of 1,536 threads.
+        """
         with scope(28, 1536):
             found = torch.randn([1, 64, 2048], device="cuda", generator=seeded(42))[0].cpu()
         rows = [0, 1, 2, -3, -2, -1]
@@ -84,17 +88,24 @@ class TestPublishedNumbers:
             ],
         )
 
-    @pytest.mark.parametrize(("multiprocessors", "total"), [(56, 999_826), (13, 999_100)], ids=["P100", "K80"])
+    @pytest.mark.parametrize(
+        ("multiprocessors", "total"), [(56, 999_826), (13, 999_100)], ids=["P100", "K80"]
+    )
     def test_what_dropout_kept(self, multiprocessors: int, total: int) -> None:
-        """pytorch#25690: the sum of a million dropped ones, by the kernel that reads one element at a time."""
+        """pytorch#25690: the sum of a million dropped ones, by the kernel that reads one element at
+        a time.
+        """
         with scope(multiprocessors):
-            x = torch.ones(1000, 1001, device="cuda")[:, :1000]  # a part of rows is not read four at a time
+            # A part of rows is not read four at a time.
+            x = torch.ones(1000, 1001, device="cuda")[:, :1000]
             torch.manual_seed(0)
             assert torch.nn.functional.dropout(x).sum() == total
 
 
 SMALL = Gpu(2, 600)
-"""A GPU that runs 1,024 threads at once: four blocks, since 88 threads of each multiprocessor are no block."""
+"""A GPU that runs 1,024 threads at once: four blocks, since 88 threads of each multiprocessor are
+no block.
+"""
 
 COUNTS = [1, 255, 257, 1024, 1025, 4096, 4100, 5000]
 
@@ -112,7 +123,9 @@ class Counting:
         self.offset += increment
         return source
 
-    def expected(self, count: int, unroll: int, number: Callable[..., Any], dtype: Any) -> numpy.ndarray:
+    def expected(
+        self, count: int, unroll: int, number: Callable[..., Any], dtype: Any
+    ) -> numpy.ndarray:
         grid = gpu_threads.grid_of(*SMALL, count)
         return gpu_threads.expected(self.seed, self.began, grid, count, unroll, number, dtype)
 
@@ -123,7 +136,9 @@ def test_each_element_is_its_threads(count: int) -> None:
         philox.WORDS: lambda words, i: words[i],
         philox.PAIRS: lambda words, i: words[2 * i] << 32 | words[2 * i + 1],
         philox.UNIFORM: lambda words, i: gpu_threads.uniform(words[i]),
-        philox.UNIFORM64: lambda words, i: (words[2 * i] ^ words[2 * i + 1] << 21) * 2.0**-53 + 2.0**-54,
+        philox.UNIFORM64: lambda words, i: (
+            (words[2 * i] ^ words[2 * i + 1] << 21) * 2.0**-53 + 2.0**-54
+        ),
     }
     for kind, number in numbers.items():
         counting = Counting()
@@ -146,10 +161,15 @@ def box_muller64(words: tuple[int, ...], i: int) -> float:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_normal_numbers_are_the_pairs_of_box_and_muller(count: int) -> None:
-    for kind, number, error in ((philox.NORMAL, box_muller, 3e-6), (philox.NORMAL64, box_muller64, 1e-14)):
+    for kind, number, error in (
+        (philox.NORMAL, box_muller, 3e-6),
+        (philox.NORMAL64, box_muller64, 1e-14),
+    ):
         counting = Counting()
         found = counting.draw.numbers(kind, torch.empty(count))
-        assert abs(found - counting.expected(count, kind.unroll, number, numpy.float64)).max() < error
+        assert (
+            abs(found - counting.expected(count, kind.unroll, number, numpy.float64)).max() < error
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -188,7 +208,9 @@ def test_integers_are_remainders(dtype: torch.dtype, low: int, high: int | None)
 
 
 def test_the_whole_range_of_64_bits_takes_the_words_as_they_are() -> None:
-    found = operators.random_from(Counting().draw, torch.empty(1500, dtype=torch.int64), -(2**63), None)
+    found = operators.random_from(
+        Counting().draw, torch.empty(1500, dtype=torch.int64), -(2**63), None
+    )
     words = Counting().draw.numbers(philox.PAIRS, found)
     assert found.tolist() == words.view(numpy.int64).tolist()
 
@@ -201,7 +223,13 @@ def test_a_permutation_is_the_order_of_keys_with_equal_ones_shuffled() -> None:
         assert found.sort().values.tolist() == list(range(n))
         grid = gpu_threads.grid_of(*SMALL, n)
         keys = gpu_threads.expected(
-            seed, 0, grid, n, 2, lambda words, i: (words[2 * i] << 32 | words[2 * i + 1]) % (2**32 - 1), numpy.uint64
+            seed,
+            0,
+            grid,
+            n,
+            2,
+            lambda words, i: (words[2 * i] << 32 | words[2 * i + 1]) % (2**32 - 1),
+            numpy.uint64,
         )
         bits = math.ceil(math.log2(n - (6 * n * n + 1) / (12 * math.log(0.9))))
         own = [(int(key) + 2**31) % 2**32 % 2**bits for key in keys]
@@ -252,14 +280,23 @@ def test_dropout_draws_for_the_elements_that_a_thread_reads(
                 words = [
                     word
                     for call in range(calls)
-                    for word in gpu_threads.philox(counting.seed, counting.began // 4 + turn * calls + call, thread)
+                    for word in gpu_threads.philox(
+                        counting.seed, counting.began // 4 + turn * calls + call, thread
+                    )
                 ]
-                numbers[first : first + width] = [gpu_threads.uniform(word) for word in words[:width]]
+                numbers[first : first + width] = [
+                    gpu_threads.uniform(word) for word in words[:width]
+                ]
     kept = torch.from_numpy(numbers) < torch.tensor(
         0.7, dtype=torch.float64 if dtype is torch.float64 else torch.float32
     )
     assert torch.equal(mask, kept) and 0.65 < mask.double().mean() < 0.75
-    scale = 1 / torch.tensor(0.7, dtype=torch.float64).to(torch.float32 if dtype.itemsize < 8 else torch.float64).item()
+    scale = (
+        1
+        / torch.tensor(0.7, dtype=torch.float64)
+        .to(torch.float32 if dtype.itemsize < 8 else torch.float64)
+        .item()
+    )
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     assert torch.equal(found, (x.to(wide) * kept * torch.tensor(scale, dtype=wide)).to(dtype))
     assert counting.offset - counting.began == 4 * ((count - 1) // (threads * 4) + 1)
@@ -309,11 +346,15 @@ def test_elements_are_counted_in_the_order_of_memory(make: Callable[[], torch.Te
     tensor = make()
     operators.uniform_(Counting().draw, tensor)
     flat = operators.uniform_(Counting().draw, torch.empty(tensor.numel()))
-    places = torch.arange(tensor.untyped_storage().size() // 4).as_strided(tensor.shape, tensor.stride())
+    places = torch.arange(tensor.untyped_storage().size() // 4).as_strided(
+        tensor.shape, tensor.stride()
+    )
     assert torch.equal(tensor.flatten()[places.flatten().argsort()], flat)
 
 
-def test_a_tensor_of_more_than_two_gibibytes_is_filled_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_of_more_than_two_gibibytes_is_filled_in_halves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(operators, "_LARGEST_INT", 4 * 1000)
     counting = Counting()
     found = counting.draw.numbers(philox.UNIFORM, torch.empty(3001))
@@ -324,12 +365,18 @@ def test_a_tensor_of_more_than_two_gibibytes_is_filled_in_halves(monkeypatch: py
 
 
 @pytest.mark.parametrize("draws", DRAWN.values(), ids=DRAWN)
-def test_a_state_of_16_bytes_resumes_with_the_next_numbers(draws: Callable[..., torch.Tensor]) -> None:
+def test_a_state_of_16_bytes_resumes_with_the_next_numbers(
+    draws: Callable[..., torch.Tensor],
+) -> None:
     with scope():
         generator = seeded(7)
         draws(generator)
         state = generator.get_state()
-        assert state.numel() == 16 and int(state[:8].view(torch.int64)) == 7 and int(state[8:].view(torch.int64)) > 0
+        assert (
+            state.numel() == 16
+            and int(state[:8].view(torch.int64)) == 7
+            and int(state[8:].view(torch.int64)) > 0
+        )
         expected = draws(generator)
         assert torch.equal(draws(torch.Generator("cuda").set_state(state)), expected)
         torch.cuda.set_rng_state(state)
@@ -341,8 +388,14 @@ def test_a_plain_simulated_gpu_is_an_a100_and_each_model_its_own() -> None:
         with torchdevice.portable(target, random="cuda", **options):
             return torch.rand(500_000, device="cuda", generator=seeded(3)).cpu()
 
-    plain, a100, t4 = (drawn(target) for target in ("simulated:cuda", "simulated:a100", "simulated:t4"))
-    assert torch.equal(plain, a100) and not torch.equal(plain, t4) and torch.equal(plain[:40_960], t4[:40_960])
+    plain, a100, t4 = (
+        drawn(target) for target in ("simulated:cuda", "simulated:a100", "simulated:t4")
+    )
+    assert (
+        torch.equal(plain, a100)
+        and not torch.equal(plain, t4)
+        and torch.equal(plain[:40_960], t4[:40_960])
+    )
 
 
 def test_it_is_the_default_of_simulated_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

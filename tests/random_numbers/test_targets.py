@@ -20,7 +20,11 @@ pytestmark = pytest.mark.one_engine
 
 @contextlib.contextmanager
 def on(where: str, engine: str) -> Iterator[torchdevice.Scope]:
-    machine = torchdevice.simulate("mps", written_for="mps") if where == "mps" else contextlib.nullcontext()
+    machine = (
+        torchdevice.simulate("mps", written_for="mps")
+        if where == "mps"
+        else contextlib.nullcontext()
+    )
     with machine, torchdevice.portable(where, random="cuda", engine=engine) as scope:  # type: ignore[arg-type]
         yield scope
 
@@ -39,8 +43,12 @@ CALLS: dict[str, Callable[[], torch.Tensor]] = {
     "randn_like": lambda: torch.randn_like(ones(300)),
     "randint_like": lambda: torch.randint_like(ones(30), 4, 9),
     "out": lambda: torch.rand(5, out=torch.empty(0, device="cuda")),
-    "integers, out": lambda: torch.randint(4, (5,), out=torch.empty(0, dtype=torch.int64, device="cuda")),
-    "a permutation, out": lambda: torch.randperm(5, out=torch.empty(0, dtype=torch.int64, device="cuda")),
+    "integers, out": lambda: torch.randint(
+        4, (5,), out=torch.empty(0, dtype=torch.int64, device="cuda")
+    ),
+    "a permutation, out": lambda: torch.randperm(
+        5, out=torch.empty(0, dtype=torch.int64, device="cuda")
+    ),
     "normal of a shape": lambda: torch.normal(1.0, 2.0, (5,), device="cuda"),
     "bounds by name": lambda: ones(5).uniform_(to=3.0),
     "a result": lambda: (ones(5) * 2).normal_(),
@@ -57,7 +65,9 @@ CALLS: dict[str, Callable[[], torch.Tensor]] = {
     "an embedding": lambda: torch.nn.Embedding(9, 5, device="cuda").weight.detach(),
     "xavier": lambda: init.xavier_normal_(ones(5, 6)),
     "truncated": lambda: init.trunc_normal_(ones(50)),
-    "checkpoint": lambda: _gradient(lambda x: checkpoint(functional.dropout, x, 0.4, use_reentrant=False)),
+    "checkpoint": lambda: _gradient(
+        lambda x: checkpoint(functional.dropout, x, 0.4, use_reentrant=False)
+    ),
     "the gradient of dropout": lambda: _gradient(lambda x: functional.dropout(x, 0.4)),
 }
 
@@ -71,7 +81,9 @@ def _gradient(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
 
 
 def drawn(call: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
-    """Return what a call gives of a seed, again with the numbers that follow, and the state after both."""
+    """Return what a call gives of a seed, again with the numbers that follow, and the state after
+    both.
+    """
     torch.manual_seed(2**40 + 1)
     return [call().cpu(), call().cpu(), torch.cuda.get_rng_state()]
 
@@ -79,15 +91,24 @@ def drawn(call: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("where", ["cpu", "mps"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_they_are_those_of_a_simulated_gpu(where: str, engine: str, call: Callable[[], torch.Tensor]) -> None:
-    if (where, engine) == ("cpu", "wrap") and call is CALLS["checkpoint"] and torch.__version__ < "2.11":
-        pytest.skip("torch 2.10 looks for the random state of a checkpoint in torch.cpu (docs/limits.md)")
+def test_they_are_those_of_a_simulated_gpu(
+    where: str, engine: str, call: Callable[[], torch.Tensor]
+) -> None:
+    if (
+        (where, engine) == ("cpu", "wrap")
+        and call is CALLS["checkpoint"]
+        and torch.__version__ < "2.11"
+    ):
+        pytest.skip(
+            "torch 2.10 looks for the random state of a checkpoint in torch.cpu (docs/limits.md)"
+        )
     with torchdevice.simulate(random="cuda"):
         expected = drawn(call)
     with on(where, engine):
         found = drawn(call)
     for one, other in zip(found, expected, strict=True):
-        # Arithmetic after the numbers, as of a truncated distribution, may round as the target does.
+        # Arithmetic after the numbers, as of a truncated distribution, may round as the target
+        # does.
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6, equal_nan=True)
 
 
@@ -96,7 +117,12 @@ def test_the_cpus_numbers_stay_the_cpus(where: str) -> None:
     def numbers() -> list[torch.Tensor]:
         torch.manual_seed(3)
         x = torch.zeros(4)
-        return [torch.rand(3), torch.randn(3, device="cpu"), x.normal_(), torch.rand(3, generator=torch.Generator())]
+        return [
+            torch.rand(3),
+            torch.randn(3, device="cpu"),
+            x.normal_(),
+            torch.rand(3, generator=torch.Generator()),
+        ]
 
     expected = numbers()
     for engine in ("mode", "wrap"):
@@ -137,7 +163,10 @@ def test_a_request_is_counted_once() -> None:
     with torchdevice.portable("cpu", random="cuda") as scope:
         for _ in range(3):
             torch.rand(2, device="cuda")
-    assert sum(entry.count for entry in scope.journal.entries if entry.requested == "cuda") in (3, 4)
+    assert sum(entry.count for entry in scope.journal.entries if entry.requested == "cuda") in (
+        3,
+        4,
+    )
 
 
 def test_without_the_option_nothing_changes() -> None:

@@ -1,4 +1,6 @@
-"""Reports, warnings, errors and findings use names that a user has typed or read, and whole sentences."""
+"""Reports, warnings, errors and findings use names that a user has typed or read, and whole
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from torchdevice.check.kernel_rules import _third_person
 from torchdevice.check.target import Target, _public_names
 from torchdevice.report.content import Content, Process
 
-OURS = re.compile(r"\b_cuda|\b_nccl|'simulated'|\bsimulated has|PrivateUse1|rangePush|torchdevice\.(core|cuda|sim)")
+OURS = re.compile(
+    r"\b_cuda|\b_nccl|'simulated'|\bsimulated "
+    r"has|PrivateUse1|rangePush|torchdevice\.(core|cuda|sim)"
+)
 """Names of this package, and private ones of torch, that no program contains."""
 
 
@@ -61,7 +66,10 @@ CALLS = (
 def test_what_a_scope_says_has_names_that_users_know(target: str, options: dict) -> None:
     torch._dynamo.reset()
     said = []
-    with warnings.catch_warnings(record=True) as caught, torchdevice.portable(target, **options) as scope:
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        torchdevice.portable(target, **options) as scope,
+    ):
         warnings.simplefilter("always")
         for call in CALLS:
             try:
@@ -88,7 +96,9 @@ def test_a_warning_says_the_way_out_in_the_way_of_use(monkeypatch: pytest.Monkey
                 torch.ones(1, device="cuda").double()
         finally:
             scope.__exit__(None, None, None)
-        assert str(caught[0].message) == f"mps has no torch.float64; torch.float32 is used. {remedy}"
+        assert (
+            str(caught[0].message) == f"mps has no torch.float64; torch.float32 is used. {remedy}"
+        )
 
 
 @pytest.mark.parametrize("target", ["cpu", "mps", "cuda", "simulated:cuda"])
@@ -97,7 +107,9 @@ def test_findings_of_names_are_sentences(target: str) -> None:
         found = Target.named(target).fidelity(name)
         if found is not None:
             said = _third_person(found[2].split(". ")[0])
-            assert re.match(r"(is|has|gives|hands out|[a-z]+s( (or|and) [a-z]+s)?)\b", said), f"{name} {said}"
+            assert re.match(r"(is|has|gives|hands out|[a-z]+s( (or|and) [a-z]+s)?)\b", said), (
+                f"{name} {said}"
+            )
             assert not re.search(r"\b(or|and) (set|return|select)\b", said), f"{name} {said}"
 
 

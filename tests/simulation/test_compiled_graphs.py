@@ -1,4 +1,6 @@
-"""What ``torch.compile`` makes of simulated devices: code of Inductor for the CPU, or calls of operators."""
+"""What ``torch.compile`` makes of simulated devices: code of Inductor for the CPU, or calls of
+operators.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,14 @@ def test_what_is_not_compiled_runs_and_is_reported(profile: str) -> None:
         reports = [entry for entry in scope.journal.degraded if "inductor" in entry.requested]
         assert reports and all(reason in entry.done for entry in reports), (name, reports)
         torch._dynamo.reset()
-        with torchdevice.simulate(profile, strict=True), pytest.raises(Exception, match="inductor") as caught:
+        with (
+            torchdevice.simulate(profile, strict=True),
+            pytest.raises(Exception, match="inductor") as caught,
+        ):
             torch.compile(function)(torch.eye(3, device="cuda"))
-        assert isinstance(caught.value, FidelityError) or "GraphRefusedError" in repr(caught.value), name
+        assert isinstance(caught.value, FidelityError) or "GraphRefusedError" in repr(
+            caught.value
+        ), name
     torch._dynamo.reset()
 
 
@@ -53,7 +60,9 @@ def _trained(model: torch.nn.Module, x: torch.Tensor, steps: int = 2) -> list[to
 
 
 def _compiled_training() -> None:
-    """The forward and the backward are Inductor's code, whose numbers are those of its code for the CPU, to the bit."""
+    """The forward and the backward are Inductor's code, whose numbers are those of its code for the
+    CPU, to the bit.
+    """
 
     def model() -> Any:
         torch.manual_seed(0)
@@ -98,7 +107,9 @@ def _compiled_aliases_and_draws() -> None:
         assert torch.cuda.memory_allocated() - memory == 512 and kept.nbytes <= 512
     torch._dynamo.reset()
     for plain, one, other in zip(*outcomes, strict=True):
-        assert plain.stride() == one.stride() == other.stride() and torch.equal(one, other), "a seed gives its numbers"
+        assert plain.stride() == one.stride() == other.stride() and torch.equal(one, other), (
+            "a seed gives its numbers"
+        )
     for plain, one in zip(outcomes[0][:4], outcomes[1][:4], strict=True):
         assert torch.equal(plain, one)
 
@@ -119,7 +130,9 @@ def _compiled_code_in_a_cuda_graph() -> None:
 
 @pytest.mark.one_engine
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("check", [_compiled_training, _compiled_aliases_and_draws, _compiled_code_in_a_cuda_graph])
+@pytest.mark.parametrize(
+    "check", [_compiled_training, _compiled_aliases_and_draws, _compiled_code_in_a_cuda_graph]
+)
 def test_compiled_code(check: Callable[[], None]) -> None:
     check()
 
@@ -132,7 +145,11 @@ class WithConstant(torch.nn.Module):
         self.constant, self.number = torch.arange(3.0, device="cuda"), 3
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.constant + torch.ops.aten.ones.default([3], device=torch.device("simulated", 0))
+        return (
+            x
+            + self.constant
+            + torch.ops.aten.ones.default([3], device=torch.device("simulated", 0))
+        )
 
 
 class TestGraphsForInductor:
@@ -143,13 +160,17 @@ class TestGraphsForInductor:
             gm = torch.fx.symbolic_trace(WithConstant())
             gm.meta["kept"] = True
             with torch._C.DisableTorchFunction():
-                example = FakeTensorMode(allow_non_fake_inputs=True).from_tensor(torch.ones(3, device="simulated"))
+                example = FakeTensorMode(allow_non_fake_inputs=True).from_tensor(
+                    torch.ones(3, device="simulated")
+                )
                 own = inductor._example(example)
                 assert own.device.type == "cpu" and own.shape == (3,) and inductor._example(7) == 7
                 copied = inductor._for_cpu(gm, [own])
                 assert copied(torch.zeros(3)).tolist() == [1, 2, 3] and copied.meta["kept"]
                 gm.constant.fill_(5)
-                assert copied(torch.zeros(3)).tolist() == [6, 6, 6], "the constant has the device's memory"
+                assert copied(torch.zeros(3)).tolist() == [6, 6, 6], (
+                    "the constant has the device's memory"
+                )
                 assert gm(torch.zeros(3, device="simulated")).device.type == "simulated"
 
     def test_what_cannot_be_compiled_says_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +209,10 @@ class TestCapability:
     """What Inductor and Triton refuse of a GPU's capability."""
 
     def test_bfloat16_on_a_gpu_without_its_instructions_runs_by_operators(self) -> None:
-        with torchdevice.simulate("t4"), pytest.warns(UserWarning, match=r"^Tesla T4 does not support bfloat16 comp"):
+        with (
+            torchdevice.simulate("t4"),
+            pytest.warns(UserWarning, match=r"^Tesla T4 does not support bfloat16 comp"),
+        ):
             result = torch.compile(_doubled)(torch.ones(8, device="cuda", dtype=torch.bfloat16))
         assert result.dtype is torch.bfloat16 and result.sum().item() == 16
 
@@ -196,15 +220,23 @@ class TestCapability:
     def test_other_halves_are_compiled(self, gpu: str, dtype: torch.dtype) -> None:
         with torchdevice.simulate(gpu), warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*does not support bfloat16")
-            assert torch.compile(_doubled)(torch.ones(8, device="cuda", dtype=dtype)).sum().item() == 16
+            assert (
+                torch.compile(_doubled)(torch.ones(8, device="cuda", dtype=dtype)).sum().item()
+                == 16
+            )
 
     def test_a_cast_to_float8_needs_a_gpu_that_has_it(self) -> None:
         text = "type fp8e4nv not supported in this architecture"
-        with torchdevice.simulate("a100"), pytest.raises(torch._inductor.exc.InductorError, match=text):
+        with (
+            torchdevice.simulate("a100"),
+            pytest.raises(torch._inductor.exc.InductorError, match=text),
+        ):
             torch.compile(_rounded)(torch.ones(8, device="cuda"))
         torch._dynamo.reset()
         for gpu in ("h100", "l4"):
             with torchdevice.simulate(gpu):
                 assert torch.compile(_rounded)(torch.ones(8, device="cuda")).sum().item() == 8
         with torchdevice.simulate("a100"):
-            assert _rounded(torch.ones(8, device="cuda")).sum().item() == 8, "without a compiler every GPU casts"
+            assert _rounded(torch.ones(8, device="cuda")).sum().item() == 8, (
+                "without a compiler every GPU casts"
+            )

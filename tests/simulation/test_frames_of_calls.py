@@ -16,7 +16,9 @@ pytestmark = pytest.mark.one_engine
 
 
 def frames_of(call: Callable[[], Any]) -> list[str]:
-    """Return the functions of Python that run in a call, without its own. The first calls make what later ones use."""
+    """Return the functions of Python that run in a call, without its own. The first calls make what
+    later ones use.
+    """
     found: list[str] = []
 
     def note(frame: Any, event: str, argument: Any) -> None:

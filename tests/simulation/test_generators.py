@@ -73,7 +73,9 @@ def test_a_generator_of_the_device_draws_for_no_cpu_tensor(generator: torch.Gene
         lambda: torch.bernoulli(torch.ones(3), generator=generator),
         lambda: torch.multinomial(torch.ones(3), 1, generator=generator),
     ):
-        with pytest.raises(RuntimeError, match=r"^Expected a 'cpu' device type for generator but found 'cuda'$"):
+        with pytest.raises(
+            RuntimeError, match=r"^Expected a 'cpu' device type for generator but found 'cuda'$"
+        ):
             wrong()
     torch.set_default_device("cuda")
     try:
@@ -158,7 +160,9 @@ FROM_POSITION = {
 
 
 @pytest.mark.parametrize("draws", FROM_POSITION.values(), ids=FROM_POSITION)
-def test_a_generator_that_has_a_place_determines_the_numbers(draws: Callable[..., torch.Tensor]) -> None:
+def test_a_generator_that_has_a_place_determines_the_numbers(
+    draws: Callable[..., torch.Tensor],
+) -> None:
     x = torch.linspace(1, 8, 12)
     expected = draws(x, torch.Generator().manual_seed(3))
     with torchdevice.simulate("cuda", count=2, random="cpu"):
@@ -188,7 +192,9 @@ def test_the_class_pickles(target: str) -> None:
     plain = torch.Generator
     with torchdevice.portable(target):
         inside = torch.Generator
-        written = [pickle.dumps(inside, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+        written = [
+            pickle.dumps(inside, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+        ]
         assert all(pickle.loads(each) == inside for each in written)
     written.append(pickle.dumps(inside))
     assert all(pickle.loads(each) is plain and b"torchdevice" not in each for each in written)
@@ -197,7 +203,12 @@ def test_the_class_pickles(target: str) -> None:
 class TestRandomNumbers:
     def test_a_seed_gives_the_cpus_numbers(self, devices: torchdevice.Scope) -> None:
         torch.manual_seed(5)
-        on_cpu = [torch.randn(20), torch.rand(3), torch.randperm(9), torch.nn.functional.dropout(torch.ones(64), 0.3)]
+        on_cpu = [
+            torch.randn(20),
+            torch.rand(3),
+            torch.randperm(9),
+            torch.nn.functional.dropout(torch.ones(64), 0.3),
+        ]
         torch.manual_seed(5)
         x = torch.ones(64, device="cuda:1")
         on_device = [
@@ -206,7 +217,9 @@ class TestRandomNumbers:
             torch.randperm(9, device="cuda:1"),
             torch.nn.functional.dropout(x, 0.3),
         ]
-        assert all(torch.equal(one, other.cpu()) for one, other in zip(on_cpu, on_device, strict=True))
+        assert all(
+            torch.equal(one, other.cpu()) for one, other in zip(on_cpu, on_device, strict=True)
+        )
 
     def test_devices_and_the_cpu_draw_apart(self, devices: torchdevice.Scope) -> None:
         torch.manual_seed(1)
@@ -242,7 +255,9 @@ class TestRandomNumbers:
             torch.rand(3, device="cuda:1")
         generator = torch.Generator("cuda:1").manual_seed(3)
         restored = pickle.loads(pickle.dumps(generator))
-        assert torch.equal(*(torch.rand(2, generator=each, device="cuda:1") for each in (generator, restored)))
+        assert torch.equal(
+            *(torch.rand(2, generator=each, device="cuda:1") for each in (generator, restored))
+        )
 
 
 def round_trips(generator: torch.Generator) -> list[torch.Generator]:
@@ -251,7 +266,12 @@ def round_trips(generator: torch.Generator) -> list[torch.Generator]:
     torch.save({"g": generator}, file)
     file.seek(0)
     loaded = torch.load(file, weights_only=False)["g"]
-    return [pickle.loads(pickle.dumps(generator)), copy.deepcopy(generator), copy.copy(generator), loaded]
+    return [
+        pickle.loads(pickle.dumps(generator)),
+        copy.deepcopy(generator),
+        copy.copy(generator),
+        loaded,
+    ]
 
 
 class TestPickledGenerators:
@@ -266,8 +286,13 @@ class TestPickledGenerators:
             generator = torch.Generator(device).manual_seed(3)
             copies = round_trips(generator)
             expected = torch.rand(4, device=device, generator=generator).tolist()
-            assert [torch.rand(4, device=device, generator=each).tolist() for each in copies] == [expected] * 4
-            assert all(isinstance(each, torch.Generator) and each.device == generator.device for each in copies)
+            assert [torch.rand(4, device=device, generator=each).tolist() for each in copies] == [
+                expected
+            ] * 4
+            assert all(
+                isinstance(each, torch.Generator) and each.device == generator.device
+                for each in copies
+            )
             own = round_trips(Own().manual_seed(3))
             assert [each.initial_seed() for each in own] == [3] * 4
 

@@ -1,4 +1,6 @@
-"""What a program can read on simulated devices with ``identity="program"``: nothing that says another device type."""
+"""What a program can read on simulated devices with ``identity="program"``: nothing that says
+another device type.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,11 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-# ---- kernels that call operators above autograd ----------------------------------------------------------------------
+# ---- kernels that call operators above autograd --------------------------------------------------
 
-ABOVE_AUTOGRAD = {"scaled_dot_product_attention"}.union(name.partition(".")[0] for name in autocast_lists.policies())
+ABOVE_AUTOGRAD = {"scaled_dot_product_attention"}.union(
+    name.partition(".")[0] for name in autocast_lists.policies()
+)
 """Operators whose kernels for the device call others, which save tensors."""
 
 
@@ -53,7 +57,11 @@ def samples(operator: Any) -> Iterator[Callable[[], Any]]:
 
 
 def operators_above_autograd() -> list[Any]:
-    found = [op for op in op_db if op.aten_name in ABOVE_AUTOGRAD or op.name.split(".")[-1] in ABOVE_AUTOGRAD]
+    found = [
+        op
+        for op in op_db
+        if op.aten_name in ABOVE_AUTOGRAD or op.name.split(".")[-1] in ABOVE_AUTOGRAD
+    ]
     return [op for op in found if op.supports_autograd and torch.float32 in op.dtypes]
 
 
@@ -75,7 +83,8 @@ def test_hooks_on_saved_tensors_see_the_scopes_device(engine: str, identity: str
                     with (
                         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
                         torch.autocast("cuda", dtype=torch.bfloat16, enabled=cast),
-                        contextlib.suppress(RuntimeError),  # dtypes that torch cannot mix under autocast
+                        # Dtypes that torch cannot mix under autocast.
+                        contextlib.suppress(RuntimeError),
                     ):
                         call()
     assert seen.keys() == {expected} and seen[expected] > 100
@@ -96,16 +105,22 @@ ATTENTION: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_is_recomputed(engine: str, name: str, cast: bool, reentrant: bool) -> None:
     def attend(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        options = {key: value() if callable(value) else value for key, value in ATTENTION[name].items()}
+        options = {
+            key: value() if callable(value) else value for key, value in ATTENTION[name].items()
+        }
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=cast):
-            return torch.nn.functional.scaled_dot_product_attention(q * 2, k * 2, k, **options).float()
+            return torch.nn.functional.scaled_dot_product_attention(
+                q * 2, k * 2, k, **options
+            ).float()
 
     with torchdevice.simulate(engine=engine):
         found = []
         for way in (lambda q, k: checkpoint(attend, q, k, use_reentrant=reentrant), attend):
             torch.manual_seed(0)
             q = torch.randn(1, 4, 4, 8, device="cuda", requires_grad=True)
-            k = torch.randn(1, 2 if name == "grouped" else 4, 4, 8, device="cuda", requires_grad=True)
+            k = torch.randn(
+                1, 2 if name == "grouped" else 4, 4, 8, device="cuda", requires_grad=True
+            )
             way(q, k).sum().backward()
             found.append((q.grad, k.grad))
         for one, other in zip(*found, strict=True):
@@ -115,18 +130,30 @@ def test_attention_is_recomputed(engine: str, name: str, cast: bool, reentrant: 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gpt2_with_gradient_checkpointing(engine: str, reentrant: bool, attention: str) -> None:
-    config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=64, n_positions=32, bos_token_id=1, eos_token_id=1)
+    config = GPT2Config(
+        n_layer=2,
+        n_head=2,
+        n_embd=16,
+        vocab_size=64,
+        n_positions=32,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
     config._attn_implementation = attention
 
     def gradients(device: str, checkpointing: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = GPT2LMHeadModel(config).to(device).train()
         if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+            model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": reentrant}
+            )
         x = torch.arange(16, device=device).view(2, 8)
         torch.manual_seed(1)
         model(input_ids=x, labels=x, use_cache=False).loss.backward()
-        return [parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None]
+        return [
+            parameter.grad.cpu() for parameter in model.parameters() if parameter.grad is not None
+        ]
 
     with torchdevice.simulate(engine=engine), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -134,7 +161,7 @@ def test_gpt2_with_gradient_checkpointing(engine: str, reentrant: bool, attentio
     assert len(with_it) > 20 and all(map(torch.equal, with_it, without))
 
 
-# ---- everything that names a device ----------------------------------------------------------------------------------
+# ---- everything that names a device --------------------------------------------------------------
 
 
 class Program:
@@ -193,7 +220,9 @@ class Program:
         return str(exported)
 
     def compiled(self) -> Any:
-        return torch.compile(lambda x: (x + 1, x.device, str(x.device), x.is_cuda), backend="eager")(self.x())
+        return torch.compile(
+            lambda x: (x + 1, x.device, str(x.device), x.is_cuda), backend="eager"
+        )(self.x())
 
 
 READ: dict[str, Callable[[Program], Any]] = {
@@ -212,26 +241,40 @@ READ: dict[str, Callable[[Program], Any]] = {
     "what the default device makes": lambda p: p.default(p.index)[1],
     "a pickled device": lambda p: pickle.loads(pickle.dumps(torch.device(p.index))),
     "a compiled read": lambda p: p.compiled()[1],
-    "an export's device": lambda p: torch.export.export(p.linear(), (p.x(1, 2),)).module()(p.x(1, 2)).device,
+    "an export's device": lambda p: (
+        torch.export.export(p.linear(), (p.x(1, 2),)).module()(p.x(1, 2)).device
+    ),
 }
 """What must be the program's device."""
 
 WRITTEN: dict[str, Callable[[Program], Any]] = {
-    "text": lambda p: f"{p.x().device} {p.x().device!r} {p.x()} {p.x(2000)!r} {torch.nn.Parameter(p.x())}",
+    "text": lambda p: (
+        f"{p.x().device} {p.x().device!r} {p.x()} {p.x(2000)!r} {torch.nn.Parameter(p.x())}"
+    ),
     "type": lambda p: p.x().type(),
     "storages": lambda p: (p.x().untyped_storage(), p.x().storage(), p.x().storage().type()),
     "generators": lambda p: (torch.Generator(p.device), pickle.dumps(torch.Generator(p.device))),
-    "accelerator": lambda p: (torch.accelerator.current_accelerator(), torch.accelerator.current_device_index()),
+    "accelerator": lambda p: (
+        torch.accelerator.current_accelerator(),
+        torch.accelerator.current_device_index(),
+    ),
     "streams": lambda p: (torch.Stream(p.device), torch.Event(p.accelerator)),
-    "pickles": lambda p: pickle.dumps((p.x(), torch.nn.Parameter(p.x()), p.x().device, torch.device(p.index))),
+    "pickles": lambda p: pickle.dumps(
+        (p.x(), torch.nn.Parameter(p.x()), p.x().device, torch.device(p.index))
+    ),
     "a pickled storage": lambda p: pickle.dumps(p.x().untyped_storage()),
     "a saved module": lambda p: p.saved(p.linear()),
     "a saved state": lambda p: p.saved(p.linear().state_dict()),
-    "a saved state in the old form": lambda p: p.saved(p.linear().state_dict(), _use_new_zipfile_serialization=False),
+    "a saved state in the old form": lambda p: p.saved(
+        p.linear().state_dict(), _use_new_zipfile_serialization=False
+    ),
     "an optimizer": Program.stepped,
     "a profile": Program.profiled,
     "a distributed checkpoint": Program.checkpointed,
-    "autocast": lambda p: (torch.autocast(p.x().device.type).device, torch.amp.GradScaler(p.accelerator).__dict__),
+    "autocast": lambda p: (
+        torch.autocast(p.x().device.type).device,
+        torch.amp.GradScaler(p.accelerator).__dict__,
+    ),
     "a traced graph": lambda p: make_fx(lambda x: x + torch.ones(3, device=p.device))(p.x()).code,
     "an exported program": Program.exported,
     "a compiled program": Program.compiled,
@@ -269,7 +312,9 @@ FAILING: dict[str, Callable[[Program], Any]] = {
     "a write before backward": _backward_after_a_write,
     "no kernel": lambda p: torch.ops.aten._nnz(p.x()),
     "quantized": lambda p: torch.ops.aten.dequantize.self(p.x().to(torch.int8)),
-    "embedding_bag": lambda p: torch.nn.functional.embedding_bag(torch.tensor([0]), p.x(2, 2), torch.tensor([0])),
+    "embedding_bag": lambda p: torch.nn.functional.embedding_bag(
+        torch.tensor([0]), p.x(2, 2), torch.tensor([0])
+    ),
     "an LSTM": lambda p: torch.nn.LSTM(2, 2).to(p.device)(torch.ones(1, 2)),
     "an LSTM on the CPU": lambda p: torch.nn.LSTM(2, 2)(p.x(1, 2)),
     "a GRU": lambda p: torch.nn.GRU(2, 2)(p.x(1, 2)),
@@ -306,7 +351,9 @@ def test_a_device_that_is_read_is_the_programs(program: Program, name: str) -> N
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_written_names_no_other_device(program: Program, name: str) -> None:
     if name == "a distributed checkpoint" and program.accelerator == "mps":
-        pytest.xfail("torch asks torch.mps for a stream, as soon as an out-of-tree backend is there")
+        pytest.xfail(
+            "torch asks torch.mps for a stream, as soon as an out-of-tree backend is there"
+        )
     assert "simulated" not in named(WRITTEN[name](program)).lower()
 
 
@@ -332,7 +379,10 @@ class TestIdentity:
     def test_reads_say_cuda(self, devices: torchdevice.Scope) -> None:
         x = torch.zeros(2, device="cuda:1")
         assert x.device == torch.device("cuda:1") and x.is_cuda and x.get_device() == 1
-        assert torch.device(1) == x.device and torch.zeros(1, device=torch.device(1)).device == x.device
+        assert (
+            torch.device(1) == x.device
+            and torch.zeros(1, device=torch.device(1)).device == x.device
+        )
         assert x.type() == "torch.cuda.FloatTensor"
         assert repr(x) == "tensor([0., 0.], device='cuda:1')"
         assert str(torch.nn.Parameter(x)).endswith("device='cuda:1', requires_grad=True)")
@@ -342,20 +392,39 @@ class TestIdentity:
     def test_storages_and_texts_say_cuda(self, devices: torchdevice.Scope) -> None:
         x, second = torch.ones(2, device="cuda:1"), torch.device("cuda:1")
         storage = x.untyped_storage()
-        assert storage.device == x.storage().device == torch.UntypedStorage(4, device="cuda:1").device == second
+        assert (
+            storage.device
+            == x.storage().device
+            == torch.UntypedStorage(4, device="cuda:1").device
+            == second
+        )
         assert storage.is_cuda and x.storage().is_cuda and storage.get_device() == 1
         assert "device=cuda:1" in repr(storage) and "device=cuda:1" in repr(x.storage())
         assert f"{x.device} {x}" == "cuda:1 tensor([1., 1.], device='cuda:1')"
-        assert torch.Generator("cuda:1").clone_state().device == torch.cuda.default_generators[1].device == second
-        assert not torch.UntypedStorage(4).is_cuda and torch.ones(1).untyped_storage().device.type == "cpu"
+        assert (
+            torch.Generator("cuda:1").clone_state().device
+            == torch.cuda.default_generators[1].device
+            == second
+        )
+        assert (
+            not torch.UntypedStorage(4).is_cuda
+            and torch.ones(1).untyped_storage().device.type == "cpu"
+        )
 
     @pytest.mark.parametrize("identity", ["program", "target"])
     def test_work_with_storages(self, identity: str) -> None:
         with torchdevice.simulate(count=2, identity=identity):
             x = torch.arange(3.0, device="cuda:1")
             storage = x.untyped_storage()
-            for copied in (storage.clone(), copy.deepcopy(storage), storage.cpu().to(device=torch.device("cuda:1"))):
-                assert copied.device == x.device and torch.empty(0, device="cuda:1").set_(copied).numel() == 3
+            for copied in (
+                storage.clone(),
+                copy.deepcopy(storage),
+                storage.cpu().to(device=torch.device("cuda:1")),
+            ):
+                assert (
+                    copied.device == x.device
+                    and torch.empty(0, device="cuda:1").set_(copied).numel() == 3
+                )
             assert storage.to(device=torch.device("cuda:1")) is storage
             assert storage.cpu().device.type == "cpu"
             assert torch.tensor(x.storage(), device="cuda:1").tolist() == [0, 1, 2]

@@ -1,4 +1,6 @@
-"""Modules without shapes yet: every module of torch's database in lazy form, and moves of torch's own lazy modules."""
+"""Modules without shapes yet: every module of torch's database in lazy form, and moves of torch's
+own lazy modules.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class InLazyForm(LazyModuleMixin, nn.Module):
             for name, value in owner._parameters.items():
                 if value is not None:
                     self.values.append((owner, name, value.detach().clone()))
-                    owner._parameters[name] = UninitializedParameter(value.requires_grad, None, value.dtype)
+                    owner._parameters[name] = UninitializedParameter(
+                        value.requires_grad, None, value.dtype
+                    )
             for name, value in owner._buffers.items():
                 if value is not None:
                     self.values.append((owner, name, value.detach().clone()))
@@ -55,19 +59,37 @@ def _moved(module: nn.Module, device: str) -> nn.Module:
     """Return a module after casts and, on the device, moves between it and the CPU."""
     if device == "cpu":
         return module.half().double().float()
-    return module.cuda().half().cpu().to("cuda:0").double().to(torch.device("cuda")).cpu().float().cuda()
+    return (
+        module.cuda()
+        .half()
+        .cpu()
+        .to("cuda:0")
+        .double()
+        .to(torch.device("cuda"))
+        .cpu()
+        .float()
+        .cuda()
+    )
 
 
 def _result(info: Any, module_input: Any, device: str) -> Any:
     torch.manual_seed(6)
     arguments, forward = module_input.constructor_input, module_input.forward_input
-    module = _moved(InLazyForm(info.module_cls(*arguments.args, **arguments.kwargs)), device).train()
-    assert {each.device.type for each in module.parameters()} <= {torch.empty(0, device=device).device.type}
+    module = _moved(
+        InLazyForm(info.module_cls(*arguments.args, **arguments.kwargs)), device
+    ).train()
+    assert {each.device.type for each in module.parameters()} <= {
+        torch.empty(0, device=device).device.type
+    }
     args, kwargs = pytree.tree_map_only(
         torch.Tensor, lambda each: each.detach().clone().to(device), (forward.args, forward.kwargs)
     )
     result = module(*args, **kwargs)
-    leaves = [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
+    leaves = [
+        each
+        for each in pytree.tree_leaves(result)
+        if isinstance(each, torch.Tensor) and each.requires_grad
+    ]
     if leaves:
         sum(each.abs().sum() for each in leaves).backward()
     assert not any(map(is_lazy, module.parameters()))
@@ -79,15 +101,24 @@ def _result(info: Any, module_input: Any, device: str) -> Any:
 def test_every_module_in_lazy_form_gives_the_same_bits(
     target: str, kind: str, engine: str, sweep: tuple[bool, int]
 ) -> None:
-    chosen = [info for info in choose(module_db, sweep, 30) if not issubclass(info.module_cls, LazyModuleMixin)]
+    chosen = [
+        info
+        for info in choose(module_db, sweep, 30)
+        if not issubclass(info.module_cls, LazyModuleMixin)
+    ]
     compared, differences = set(), []
     for info in chosen:
         torch.manual_seed(5)
-        inputs = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)
+        inputs = info.module_inputs_func(
+            info, device="cpu", dtype=torch.float32, requires_grad=False, training=True
+        )
         for plain in inputs[:3]:
             try:
-                expected = results_on_cpu(target, lambda plain=plain, info=info: _result(info, plain, "cpu"))
-            except Exception:  # this configuration does not run lazily, or not at all, on the plain CPU
+                expected = results_on_cpu(
+                    target, lambda plain=plain, info=info: _result(info, plain, "cpu")
+                )
+            except Exception:
+                # This configuration does not run lazily, or not at all, on the plain CPU.
                 continue
             compared.add(info.name)
             with torchdevice.portable(target, engine=engine):
@@ -106,21 +137,30 @@ LAZY = {
     "LazyConv2d": (lambda **options: nn.LazyConv2d(3, 2, **options), (2, 4, 5, 5)),
     "LazyConvTranspose1d": (lambda **options: nn.LazyConvTranspose1d(3, 2, **options), (2, 4, 5)),
     "LazyBatchNorm1d": (lambda **options: nn.LazyBatchNorm1d(**options), (2, 4)),
-    "LazyInstanceNorm2d": (lambda **options: nn.LazyInstanceNorm2d(affine=True, **options), (2, 4, 5, 5)),
+    "LazyInstanceNorm2d": (
+        lambda **options: nn.LazyInstanceNorm2d(affine=True, **options),
+        (2, 4, 5, 5),
+    ),
 }
 
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("name", LAZY)
 class TestMovesOfLazyModules:
-    """torch's own lazy modules keep device and dtype through every move, before they have a shape."""
+    """torch's own lazy modules keep device and dtype through every move, before they have a
+    shape.
+    """
 
     @pytest.fixture(autouse=True)
     def in_scope(self, target: str, engine: str) -> Any:
-        with torchdevice.portable(target, engine=engine, devices=2 if target.startswith("simulated") else None):
+        with torchdevice.portable(
+            target, engine=engine, devices=2 if target.startswith("simulated") else None
+        ):
             yield
 
-    def check(self, name: str, module: nn.Module, device: str, dtype: torch.dtype = torch.float32) -> None:
+    def check(
+        self, name: str, module: nn.Module, device: str, dtype: torch.dtype = torch.float32
+    ) -> None:
         shape = LAZY[name][1]
         expected = torch.empty(0, device=device).device
         for each in (*module.parameters(), *module.buffers()):
@@ -180,14 +220,18 @@ class Disguised(torch.Tensor):
 
 def _disguised(value: Any) -> Any:
     return pytree.tree_map_only(
-        torch.Tensor, lambda each: each.as_subclass(Disguised) if each.layout is torch.strided else each, value
+        torch.Tensor,
+        lambda each: each.as_subclass(Disguised) if each.layout is torch.strided else each,
+        value,
     )
 
 
 @pytest.mark.one_engine
 @pytest.mark.filterwarnings("ignore")
 def test_kernels_read_tensors_as_torch_does(sweep: tuple[bool, int]) -> None:
-    """As torch's kernels, those of a simulated device see a tensor and not what its class makes of it."""
+    """As torch's kernels, those of a simulated device see a tensor and not what its class makes of
+    it.
+    """
     differences, compared = [], 0
     for op in choose(op_db, sweep, 60):
         torch.manual_seed(3)
@@ -200,7 +244,9 @@ def test_kernels_read_tensors_as_torch_does(sweep: tuple[bool, int]) -> None:
             except Exception:  # Python code of torch reads it
                 continue
             with torchdevice.simulate("cuda"):
-                first, args, kwargs = moved = pytree.tree_map_only(torch.Tensor, torch.Tensor.cuda, arguments)
+                first, args, kwargs = moved = pytree.tree_map_only(
+                    torch.Tensor, torch.Tensor.cuda, arguments
+                )
                 try:
                     op(first, *args, **kwargs)
                 except Exception:

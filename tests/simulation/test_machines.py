@@ -67,7 +67,9 @@ def test_two_scopes_have_memory_of_their_own() -> None:
         with pytest.raises(torch.cuda.OutOfMemoryError):
             megabytes(30)
         del theirs
-        assert other(torch.cuda.memory_allocated) == 0 and torch.cuda.memory_allocated() == mine.nbytes
+        assert (
+            other(torch.cuda.memory_allocated) == 0 and torch.cuda.memory_allocated() == mine.nbytes
+        )
 
 
 @pytest.mark.usefixtures("no_collections")
@@ -151,7 +153,9 @@ def test_a_thread_that_inherits_a_scope_has_its_machine() -> None:
     found = []
     with torchdevice.simulate("cuda"):
         kept = megabytes(3)
-        thread = threading.Thread(target=lambda: found.extend([megabytes(1), torch.cuda.memory_allocated()]))
+        thread = threading.Thread(
+            target=lambda: found.extend([megabytes(1), torch.cuda.memory_allocated()])
+        )
         thread.start()
         thread.join()
         assert found[1] == torch.cuda.memory_allocated() == kept.nbytes + MIB
@@ -213,10 +217,8 @@ def test_a_machine_ends_with_its_last_user() -> None:
     with torchdevice.simulate("cuda", native="never"):
         tensor = torch.ones(3, device="cuda")
         assert state.context is not None
-        machine, memory = (
-            weakref.ref(state.context.devices.machine),
-            weakref.ref(state.context.devices.machine.memory[0]),
-        )
+        machine = weakref.ref(state.context.devices.machine)
+        memory = weakref.ref(state.context.devices.machine.memory[0])
     gc.collect()
     assert machine() is None and memory() is not None and tensor.tolist() == [1, 1, 1]
     del tensor

@@ -1,4 +1,6 @@
-"""What a Mac lacks that a program is written for: NCCL, tensors of 17 dimensions, and wrong ratios of memory."""
+"""What a Mac lacks that a program is written for: NCCL, tensors of 17 dimensions, and wrong ratios
+of memory.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ RATIOS = {
 
 
 @pytest.mark.parametrize("ratios", RATIOS)
-def test_ratios_are_checked_at_the_first_use(ratios: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratios_are_checked_at_the_first_use(
+    ratios: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, ratio in zip((HIGH, LOW), ratios, strict=True):
         if ratio is not None:
             monkeypatch.setenv(name, ratio)
@@ -88,9 +92,12 @@ def test_a_ratio_limits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratios", "expected"), [({}, None), ({HIGH: "0"}, 0.0), ({HIGH: "1.5"}, 1.5), ({LOW: "0.1"}, None)]
+    ("ratios", "expected"),
+    [({}, None), ({HIGH: "0"}, 0.0), ({HIGH: "1.5"}, 1.5), ({LOW: "0.1"}, None)],
 )
-def test_allowed_ratios(ratios: dict[str, str], expected: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allowed_ratios(
+    ratios: dict[str, str], expected: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, ratio in ratios.items():
         monkeypatch.setenv(name, ratio)
     assert watermarks.high_ratio() == expected

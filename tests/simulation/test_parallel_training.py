@@ -49,7 +49,10 @@ def test_threads_train_on_devices_of_their_own(devices: torchdevice.Scope) -> No
         thread.start()
     for thread in threads:
         thread.join()
-    assert {i: (g.get_device(), g.tolist()) for i, g in results.items()} == {0: (0, [40.0] * 3), 1: (1, [80.0] * 3)}
+    assert {i: (g.get_device(), g.tolist()) for i, g in results.items()} == {
+        0: (0, [40.0] * 3),
+        1: (1, [80.0] * 3),
+    }
 
 
 class TestDataParallel:
@@ -60,7 +63,14 @@ class TestDataParallel:
                 self.layer, self.norm = torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
-                seen.append((len(x), x.get_device(), self.layer.weight.get_device(), torch.cuda.current_device()))
+                seen.append(
+                    (
+                        len(x),
+                        x.get_device(),
+                        self.layer.weight.get_device(),
+                        torch.cuda.current_device(),
+                    )
+                )
                 return self.norm(self.layer(x))
 
         seen: list[tuple[int, ...]] = []
@@ -103,7 +113,9 @@ def test_a_reducer_gets_page_locked_memory(tmp_path: Path) -> None:
             print(torch.ones(1).is_pinned())
     """
     done = run_program(tmp_path, program, str(tmp_path), options=["--target", "simulated:cuda"])
-    assert done.stdout.split("\n")[:3] == ["[[2.0, 2.0], [2.0, 2.0]]"] * 2 + ["False"], done.stderr[-2000:]
+    assert done.stdout.split("\n")[:3] == ["[[2.0, 2.0], [2.0, 2.0]]"] * 2 + ["False"], done.stderr[
+        -2000:
+    ]
 
 
 def test_collectives_between_processes(tmp_path: Path) -> None:
@@ -138,6 +150,10 @@ def test_collectives_between_processes(tmp_path: Path) -> None:
     if __name__ == "__main__":
         mp.spawn(worker, nprocs=2)
     """
-    result = run_program(tmp_path, program, options=["--target", "simulated:cuda:2"], MASTER_PORT=free_port())
-    expected = "[[0.0, 0.0], [1.0, 1.0]] [0.0, 0.0, 1.0, 1.0] [3.0] [0.0, 1.0] [2.0, 2.0] 7.0 cuda:1"
+    result = run_program(
+        tmp_path, program, options=["--target", "simulated:cuda:2"], MASTER_PORT=free_port()
+    )
+    expected = (
+        "[[0.0, 0.0], [1.0, 1.0]] [0.0, 0.0, 1.0, 1.0] [3.0] [0.0, 1.0] [2.0, 2.0] 7.0 cuda:1"
+    )
     assert expected in result.stdout.splitlines(), (result.stdout, result.stderr[-2000:])

@@ -27,7 +27,9 @@ class TestMps:
                 x = torch.zeros(2, dtype=torch.float64, device="cuda")
             assert x.dtype is torch.float32
             with pytest.warns(PortabilityWarning, match="has no torch.float64"):
-                assert torch.from_numpy(torch.zeros(2).double().numpy()).cuda().dtype is torch.float32
+                assert (
+                    torch.from_numpy(torch.zeros(2).double().numpy()).cuda().dtype is torch.float32
+                )
         with (
             torchdevice.simulate("mps", float64="error"),
             pytest.raises(TypeError, match="MPS Tensor to float64 dtype"),
@@ -63,7 +65,9 @@ class TestMps:
             lambda x: torch.linspace(0, 1, 3, dtype=torch.float64, device="cuda"),
         ],
     )
-    def test_float64_becomes_float32_by_every_road(self, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def test_float64_becomes_float32_by_every_road(
+        self, make: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         with torchdevice.simulate("mps"):
             made = make(torch.ones(2, device="cuda"))
             assert made.dtype is torch.float32 and made.is_mps
@@ -75,9 +79,14 @@ class TestMps:
 
     def test_tensors_print_without_float64(self) -> None:
         with torchdevice.simulate("mps"):
-            assert repr(torch.tensor([1.5, 2.25], device="cuda")) == "tensor([1.5000, 2.2500], device='mps:0')"
+            assert (
+                repr(torch.tensor([1.5, 2.25], device="cuda"))
+                == "tensor([1.5000, 2.2500], device='mps:0')"
+            )
 
-    def test_a_missing_operator_runs_on_the_cpu_where_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_operator_runs_on_the_cpu_where_asked(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
         with torchdevice.simulate("mps") as scope:
             x = torch.randn(3, 3, device="cuda")
@@ -87,8 +96,10 @@ class TestMps:
 
     def test_a_missing_operator_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         message = (
-            r"The operator 'aten::linalg_eig' is not currently implemented for the MPS device\. If you want this op to "
-            r"be considered for addition please comment on https://github\.com/pytorch/pytorch/issues/141287"
+            r"The operator 'aten::linalg_eig' is not currently implemented for the MPS device\. If "
+            r"you want this op to "
+            r"be considered for addition please comment on "
+            r"https://github\.com/pytorch/pytorch/issues/141287"
         )
         x = torch.randn(3, 3)
         monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "0")
@@ -130,10 +141,14 @@ class TestMps:
     def test_refused_operators_are_those_that_torchs_own_tests_list(
         self, sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """``UNIMPLEMENTED_XFAILLIST`` of common_mps.py lists the operators that have no kernel on MPS."""
+        """``UNIMPLEMENTED_XFAILLIST`` of common_mps.py lists the operators that have no kernel on
+        MPS.
+        """
         expected = _unimplemented_on_mps()
         agreed, others = 0, []
-        for op in sweeping.choose([op for op in op_db if torch.float32 in op.supported_dtypes("cpu")], sweep, 60):
+        for op in sweeping.choose(
+            [op for op in op_db if torch.float32 in op.supported_dtypes("cpu")], sweep, 60
+        ):
             refused = _is_refused(op)
             if refused is None:
                 continue
@@ -142,14 +157,22 @@ class TestMps:
             else:
                 others.append(f"{'refused' if refused else 'runs'}: {op.formatted_name}")
         with capsys.disabled():
-            print(f"\nmps profile: {agreed} of {agreed + len(others)} operators as torch's tests expect; not these:")
+            print(
+                f"\nmps profile: {agreed} of {agreed + len(others)} operators as torch's tests "
+                "expect; not these:"
+            )
             print("  " + ", ".join(sorted(others)))
-        assert agreed > (600 if sweep[0] else 45) and len(others) < (0.07 if sweep[0] else 0.15) * agreed
+        assert (
+            agreed > (600 if sweep[0] else 45)
+            and len(others) < (0.07 if sweep[0] else 0.15) * agreed
+        )
 
 
 def _unimplemented_on_mps() -> set[str]:
     path = Path(torch.__file__).parent / "testing/_internal/common_mps.py"
-    found = re.search(r"UNIMPLEMENTED_XFAILLIST: [^=]+ = (\{.*?\n        \})", path.read_text(), re.S)
+    found = re.search(
+        r"UNIMPLEMENTED_XFAILLIST: [^=]+ = (\{.*?\n        \})", path.read_text(), re.S
+    )
     assert found is not None
     table = ast.parse(found[1], mode="eval").body
     assert isinstance(table, ast.Dict)
@@ -157,12 +180,15 @@ def _unimplemented_on_mps() -> set[str]:
     return {
         ast.literal_eval(key)
         for key, value in zip(table.keys, table.values, strict=True)
-        if key is not None and (ast.unparse(value) == everywhere or "torch.float32" in ast.unparse(value))
+        if key is not None
+        and (ast.unparse(value) == everywhere or "torch.float32" in ast.unparse(value))
     }
 
 
 def _is_refused(op: Any) -> bool | None:
-    """Return whether the profile lacks an operator; None if no sample of the operator runs on the plain CPU."""
+    """Return whether the profile lacks an operator; None if no sample of the operator runs on the
+    plain CPU.
+    """
     runs = None
     for sample in itertools.islice(sweeping.samples_of(op, torch.float32), 3):
         try:
@@ -171,12 +197,15 @@ def _is_refused(op: Any) -> bool | None:
             continue
         with torchdevice.simulate("mps", strict=True, float64="error"):
             try:
-                moved = sample.transform(lambda value: value.cuda() if isinstance(value, torch.Tensor) else value)
+                moved = sample.transform(
+                    lambda value: value.cuda() if isinstance(value, torch.Tensor) else value
+                )
                 op(moved.input, *moved.args, **moved.kwargs)
                 runs = False if runs is None else runs
             except NotImplementedError:
                 return True
-            except (RuntimeError, TypeError, FidelityError):  # float64 or a sparse layout is refused, not the operator
+            except (RuntimeError, TypeError, FidelityError):
+                # Float64 or a sparse layout is refused, not the operator.
                 continue
     return runs
 

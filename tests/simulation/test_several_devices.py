@@ -1,4 +1,6 @@
-"""Moves among several devices of the program, also where one device of the machine is all of them."""
+"""Moves among several devices of the program, also where one device of the machine is all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SEVERAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "as_tensor by keyword": lambda x: torch.as_tensor(data=x, device="cuda:1"),
     "asarray": lambda x: torch.asarray(x, device="cuda:1"),
     "an operator": lambda x: torch.ops.aten.to.device(x, "cuda:1", torch.float32),
-    "an operator by keyword": lambda x: torch.ops.aten.to.device(x, device="cuda:1", dtype=torch.float32),
+    "an operator by keyword": lambda x: torch.ops.aten.to.device(
+        x, device="cuda:1", dtype=torch.float32
+    ),
     "a frozen parameter": lambda x: torch.nn.Parameter(x, requires_grad=False).to("cuda:1"),
     "what an operator made": lambda x: (x.requires_grad_() * 1).to("cuda:1").detach(),
 }

@@ -21,23 +21,34 @@ class TestTensorsForOtherProcesses:
         self, devices: torchdevice.Scope, kind: type[torch.Tensor], requires_grad: bool
     ) -> None:
         x = torch.arange(6.0, device="cuda:1").view(2, 3)
-        sent = torch.nn.Parameter(x, requires_grad) if kind is torch.nn.Parameter else x.requires_grad_(requires_grad)
+        sent = (
+            torch.nn.Parameter(x, requires_grad)
+            if kind is torch.nn.Parameter
+            else x.requires_grad_(requires_grad)
+        )
         found = pickle.loads(ForkingPickler.dumps(sent))
         assert type(found) is kind and found.device == torch.device("cuda", 1)
         assert torch.equal(found, sent) and found.requires_grad is requires_grad and found.is_leaf
-        (entry,) = [each for each in devices.journal.entries if each.requested == "a tensor for another process"]
+        (entry,) = [
+            each
+            for each in devices.journal.entries
+            if each.requested == "a tensor for another process"
+        ]
         assert (entry.count, entry.bytes) == (1, 24)
 
     def test_what_torch_refuses_to_send_is_refused(self, devices: torchdevice.Scope) -> None:
         for device in ("cuda", "cpu"):
             x = torch.ones(2, device=device, requires_grad=True)
-            with pytest.raises(RuntimeError, match="Cowardly refusing to serialize non-leaf tensor"):
+            with pytest.raises(
+                RuntimeError, match="Cowardly refusing to serialize non-leaf tensor"
+            ):
                 ForkingPickler.dumps(x * 2)
 
     def test_a_process_without_a_scope_is_told_to_enter_one(self) -> None:
         with torchdevice.simulate():
             x = torch.ones(2, device="cuda")
-        sent = [ForkingPickler.dumps(x) for _ in range(2)]  # as the thread of a queue does, which is in no scope
+        # As the thread of a queue does, which is in no scope.
+        sent = [ForkingPickler.dumps(x) for _ in range(2)]
         with pytest.raises(ScopeError, match="Start the process in a scope, or after enable"):
             pickle.loads(sent[0])
         with torchdevice.simulate():

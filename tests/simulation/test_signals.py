@@ -1,4 +1,6 @@
-"""Handlers of signals on simulated devices: what they raise reaches the program and leaves the device whole."""
+"""Handlers of signals on simulated devices: what they raise reaches the program and leaves the
+device whole.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,16 @@ from torchdevice.simulation.allocator import storages
 
 pytestmark = [
     pytest.mark.interrupts,
-    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows"),
+    pytest.mark.skipif(
+        not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows"
+    ),
 ]
 
 
 @pytest.fixture(autouse=True)
 def no_callbacks_of_others() -> Iterator[None]:
-    """Python loses what a handler raises in a callback of the garbage collector, such as that of hypothesis.
+    """Python loses what a handler raises in a callback of the garbage collector, such as that of
+    hypothesis.
 
     It loses the same in a finalizer, so that garbage of other tests is collected before.
     """
@@ -52,14 +57,18 @@ def ring(number: int, frame: object) -> None:
 @pytest.fixture(params=[Rang, KeyboardInterrupt])
 def kind(request: pytest.FixtureRequest) -> Iterator[type[BaseException]]:
     """The exception that the handler of the timer raises."""
-    before = signal.signal(signal.SIGALRM, ring if request.param is Rang else signal.default_int_handler)
+    before = signal.signal(
+        signal.SIGALRM, ring if request.param is Rang else signal.default_int_handler
+    )
     yield request.param
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
 
 def repeat(function: Callable[[], Any]) -> None:
-    """Call a function for ten seconds. The loop stands here, since Python 3.13 leaves its jump out of a ``try``."""
+    """Call a function for ten seconds. The loop stands here, since Python 3.13 leaves its jump out
+    of a ``try``.
+    """
     end = time.monotonic() + 10
     while time.monotonic() < end:
         function()
@@ -105,14 +114,15 @@ def test_training_that_is_interrupted_at_any_time(kind: type[BaseException], eng
             in_a_thread(torch.cuda.memory_stats)  # an error that is kept keeps no lock
             kept.clear()
             net.zero_grad()
-            assert in_use() == torch.cuda.memory_allocated()  # in this order: in_use collects garbage
+            # In this order: in_use collects garbage.
+            assert in_use() == torch.cuda.memory_allocated()
             net(x).sum().backward()
             assert all(parameter.grad is not None for parameter in net.parameters())
     finally:
         sys.unraisablehook = before
     assert heard == 60 and not [each for each in lost if each.exc_type is kind]
-    # torch puts a mode back when it drops what it was interrupted in. That mode serves nothing, and the next scope goes
-    # without it.
+    # torch puts a mode back when it drops what it was interrupted in. That mode serves nothing, and
+    # the next scope goes without it.
     gc.collect()
     assert all(mode.context is None for mode in thread_state.stacked_modes())
     with torchdevice.portable():
@@ -125,7 +135,8 @@ def noting(inside: list[str]) -> Iterator[None]:
     """A block that notes while it lasts."""
     before = len(inside)
     try:
-        inside.append("in")  # here, because Python 3.10 may raise an interrupt between a call and a `try`
+        # Here, because Python 3.10 may raise an interrupt between a call and a `try`.
+        inside.append("in")
         yield
     finally:
         del inside[before:]
@@ -146,10 +157,14 @@ def test_blocks_that_are_interrupted_at_any_time_end_although_the_error_is_kept(
                 repeat(lambda: enter_all(scope, inside))
             except kind as error:
                 kept.append(error)
-            assert not inside and not thread_state.state.entries and not thread_state.stacked_modes()
+            assert (
+                not inside and not thread_state.state.entries and not thread_state.stacked_modes()
+            )
     finally:
         sys.unraisablehook = before
-    assert not [(each.object, each.exc_value) for each in lost], "an interrupt that nothing could raise"
+    assert not [(each.object, each.exc_value) for each in lost], (
+        "an interrupt that nothing could raise"
+    )
     assert len(kept) == 150
     kept.clear()
     gc.collect()  # an error may be among the local variables of its own frames
@@ -171,7 +186,8 @@ def test_a_kept_error_keeps_no_mode_for_hooks(kind: type[BaseException]) -> None
             except kind as error:
                 kept.append(error)
             assert not thread_state.state.lent
-            # torch's own block may have been interrupted, and puts the scope's mode back when the error is dropped
+            # torch's own block may have been interrupted, and puts the scope's mode back when the
+            # error is dropped
             assert set(thread_state.stacked_modes()) <= set(mine)
         assert len(kept) == 150
         kept.clear()
@@ -180,7 +196,9 @@ def test_a_kept_error_keeps_no_mode_for_hooks(kind: type[BaseException]) -> None
 
 @pytest.mark.one_engine
 def test_an_interrupt_of_torchs_own_block_leaves_the_mode(kind: type[BaseException]) -> None:
-    """Torch takes the mode off its stack for a call; the program goes on in the same scope after the interrupt."""
+    """Torch takes the mode off its stack for a call; the program goes on in the same scope after
+    the interrupt.
+    """
     choose, heard = random.Random(3), 0
     with torchdevice.portable(target="cpu", engine="mode"):
         x = torch.ones(2, device="cuda")
@@ -198,7 +216,9 @@ def test_an_interrupt_of_torchs_own_block_leaves_the_mode(kind: type[BaseExcepti
 
 @pytest.mark.one_engine
 def test_a_signal_comes_while_torch_asks_the_guard(kind: type[BaseException]) -> None:
-    """torch looks the guard's method up, lets Python run handlers, and calls the method: none may raise between."""
+    """torch looks the guard's method up, lets Python run handlers, and calls the method: none may
+    raise between.
+    """
     found: list[str] = []
     with torchdevice.simulate(), pytest.raises(kind):
         method = device_guard.Guard().type_
@@ -219,7 +239,10 @@ def test_programs_read_and_set_their_own_handlers() -> None:
     functions = signal.signal, signal.getsignal
     try:
         with torchdevice.simulate():
-            assert signal.getsignal(signal.SIGALRM) is first and signal.getsignal(signal.SIGINT) is outside
+            assert (
+                signal.getsignal(signal.SIGALRM) is first
+                and signal.getsignal(signal.SIGINT) is outside
+            )
             with torchdevice.simulate("mps"):
                 assert signal.signal(signal.SIGALRM, second) is first
             assert signal.getsignal(signal.SIGALRM) is second
@@ -227,7 +250,10 @@ def test_programs_read_and_set_their_own_handlers() -> None:
             assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN
             assert signal.signal(signal.SIGALRM, second) is signal.SIG_IGN
         assert (signal.signal, signal.getsignal) == functions
-        assert signal.getsignal(signal.SIGALRM) is second and signal.getsignal(signal.SIGINT) is outside
+        assert (
+            signal.getsignal(signal.SIGALRM) is second
+            and signal.getsignal(signal.SIGINT) is outside
+        )
     finally:
         signal.signal(signal.SIGALRM, before)
 
@@ -262,7 +288,9 @@ def test_more_errors_than_the_guard_has_spare_answers() -> None:
 
 @pytest.mark.one_engine
 def test_garbage_that_is_due_while_an_error_unwinds() -> None:
-    """Python collects garbage where torch asks the guard, from 3.12 on, and would drop the error."""
+    """Python collects garbage where torch asks the guard, from 3.12 on, and would drop the
+    error.
+    """
     threshold = gc.get_threshold()
     error = ValueError("of a hook")
 

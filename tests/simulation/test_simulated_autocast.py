@@ -17,15 +17,30 @@ class TestAutocast:
         x = torch.randn(4, 4, device="cuda")
         with torch.autocast("cuda", dtype=torch.float16):
             half = x @ x
-            assert half.dtype is torch.float16 and torch.nn.functional.linear(x, x).dtype is torch.float16
+            assert (
+                half.dtype is torch.float16
+                and torch.nn.functional.linear(x, x).dtype is torch.float16
+            )
             assert torch.nn.Conv1d(4, 4, 1).cuda()(x).dtype is torch.float16
-            for function in (torch.exp, torch.sum, torch.cumsum, torch.nn.functional.layer_norm, torch.norm):
-                arguments = {torch.cumsum: (0,), torch.nn.functional.layer_norm: ((4,),)}.get(function, ())
+            for function in (
+                torch.exp,
+                torch.sum,
+                torch.cumsum,
+                torch.nn.functional.layer_norm,
+                torch.norm,
+            ):
+                arguments = {torch.cumsum: (0,), torch.nn.functional.layer_norm: ((4,),)}.get(
+                    function, ()
+                )
                 assert function(half, *arguments).dtype is torch.float32, function
             assert (
-                half.softmax(0).dtype is torch.float32 and half.softmax(0, dtype=torch.float16).dtype is torch.float16
+                half.softmax(0).dtype is torch.float32
+                and half.softmax(0, dtype=torch.float16).dtype is torch.float16
             )
-            assert torch.addcmul(half, x, half).dtype is torch.float32 and (half + half).dtype is torch.float16
+            assert (
+                torch.addcmul(half, x, half).dtype is torch.float32
+                and (half + half).dtype is torch.float16
+            )
             assert (x.double() @ x.double()).dtype is torch.float64
             with pytest.raises(RuntimeError, match="are unsafe to autocast"):
                 torch.nn.functional.binary_cross_entropy(half.sigmoid(), half.sigmoid())
@@ -39,9 +54,13 @@ class TestAutocast:
             counted = 0
 
             class Counting(TorchDispatchMode):
-                def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                def __torch_dispatch__(
+                    self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+                ) -> Any:
                     nonlocal counted
-                    counted += func is torch.ops.aten._to_copy.default and args[0].shape == weight.shape
+                    counted += (
+                        func is torch.ops.aten._to_copy.default and args[0].shape == weight.shape
+                    )
                     return func(*args, **kwargs or {})
 
             with Counting():
@@ -88,7 +107,10 @@ class TestAutocast:
                     loss = ((x @ weight) @ weight).float().sum()
                 loss.backward()
                 found.append(weight.grad.clone())
-        assert all(torch.allclose(each, found[0], atol=0.05) for each in found) and found[0].dtype is torch.float32
+        assert (
+            all(torch.allclose(each, found[0], atol=0.05) for each in found)
+            and found[0].dtype is torch.float32
+        )
         assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
 
     @pytest.mark.usefixtures("no_collections")
@@ -109,10 +131,13 @@ class TestAutocast:
 
     def test_training_with_a_scaler(self, devices: torchdevice.Scope) -> None:
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1)).cuda()
+        model = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1)
+        ).cuda()
         x = torch.randn(32, 8, device="cuda")
         y = x.sum(1, keepdim=True)
-        optimizer, scaler = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.amp.GradScaler("cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scaler = torch.amp.GradScaler("cuda")
         losses = []
         for _ in range(40):
             optimizer.zero_grad()

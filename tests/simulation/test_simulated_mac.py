@@ -1,4 +1,6 @@
-"""The runtime of MPS on a simulated Mac: the outer scope is the machine, the inner one runs a CUDA program on it."""
+"""The runtime of MPS on a simulated Mac: the outer scope is the machine, the inner one runs a CUDA
+program on it.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,18 @@ def test_tensors_say_that_they_are_on_mps(portable: torchdevice.Scope) -> None:
     assert "device='mps:0'" in repr(x) and torch.nn.Linear(2, 2).cuda().weight.device.type == "mps"
 
 
-def test_who_parses_a_device_as_modules_do_gets_that_of_tensors(portable: torchdevice.Scope) -> None:
+def test_who_parses_a_device_as_modules_do_gets_that_of_tensors(
+    portable: torchdevice.Scope,
+) -> None:
     module = torch.nn.Linear(2, 2)
     device, *_ = torch._C._nn._parse_to("cuda:0")
     assert device == torch.ones(1, device="cuda").device == module.to(device).weight.device
 
 
 class TestProcessGroups:
-    def test_torch_finds_streams_in_the_module_of_a_tensors_device(self, portable: torchdevice.Scope) -> None:
+    def test_torch_finds_streams_in_the_module_of_a_tensors_device(
+        self, portable: torchdevice.Scope
+    ) -> None:
         """``torch.mps`` has none."""
         device = torch.ones(1, device="cuda").device
         assert _FSDPDeviceHandle.from_device(device) is torch.cuda
@@ -60,13 +66,17 @@ class TestProcessGroups:
         assert torch.distributed.get_default_backend_for_device(device) == "nccl"
 
     @pytest.mark.parametrize("devices", [1, 2])
-    def test_inputs_are_moved_and_shards_are_drawn(self, mac: torchdevice.Scope, devices: int) -> None:
+    def test_inputs_are_moved_and_shards_are_drawn(
+        self, mac: torchdevice.Scope, devices: int
+    ) -> None:
         with torchdevice.portable("mps", devices=devices):
             begin_group()
             try:
                 last = devices - 1
                 module = torch.nn.Linear(2, 2).cuda(last)
-                parallel = torch.nn.parallel.DistributedDataParallel(module, device_ids=[last], output_device=last)
+                parallel = torch.nn.parallel.DistributedDataParallel(
+                    module, device_ids=[last], output_device=last
+                )
                 assert parallel(torch.ones(1, 2)).is_mps
                 mesh = torch.distributed.init_device_mesh("cuda", (1,))
                 drawn = dtensor.zeros(4, device_mesh=mesh, placements=[dtensor.Shard(0)]).normal_()
@@ -88,7 +98,10 @@ def test_a_tensor_that_cannot_be_pinned_is_named_as_the_program_sees_it(
 ) -> None:
     with torchdevice.portable("mps", identity=identity):
         x = torch.ones(2, device="cuda")
-        with pytest.raises(RuntimeError, match=f"^cannot pin 'torch.{accelerator}.FloatTensor' only dense CPU tensors"):
+        with pytest.raises(
+            RuntimeError,
+            match=f"^cannot pin 'torch.{accelerator}.FloatTensor' only dense CPU tensors",
+        ):
             x.pin_memory()
 
 
@@ -119,9 +132,16 @@ def test_figures_are_those_of_the_mac(portable: torchdevice.Scope) -> None:
     before = torch.cuda.memory_allocated()
     x = torch.ones(1 << 20, device="cuda")
     assert torch.cuda.memory_allocated() - before == 4 << 20
-    assert torch.cuda.get_device_properties(0).total_memory == 64 << 20 == torch.mps.recommended_max_memory()
+    assert (
+        torch.cuda.get_device_properties(0).total_memory
+        == 64 << 20
+        == torch.mps.recommended_max_memory()
+    )
     del x
-    assert torch.cuda.memory_allocated() == before and torch.cuda.max_memory_allocated() == before + (4 << 20)
+    assert (
+        torch.cuda.memory_allocated() == before
+        and torch.cuda.max_memory_allocated() == before + (4 << 20)
+    )
 
 
 @pytest.mark.usefixtures("no_collections")
@@ -141,9 +161,13 @@ def test_a_peak_nobody_asked_for_is_known(portable: torchdevice.Scope, how: str)
 
 
 def test_memory_that_runs_out_is_cudas_error(portable: torchdevice.Scope) -> None:
-    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"^CUDA out of memory\. MPS backend out of memory"):
+    with pytest.raises(
+        torch.cuda.OutOfMemoryError, match=r"^CUDA out of memory\. MPS backend out of memory"
+    ):
         torch.empty(15 << 20, device="cuda")[None].clone()
-    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"^CUDA out of memory\. Invalid buffer size: 128\.00 MiB"):
+    with pytest.raises(
+        torch.cuda.OutOfMemoryError, match=r"^CUDA out of memory\. Invalid buffer size: 128\.00 MiB"
+    ):
         torch.empty(32 << 20, device="cuda")
     assert torch.empty(4, device="cuda").is_mps
 
@@ -162,13 +186,23 @@ def test_operators_that_mps_lacks_run_on_the_cpu(portable: torchdevice.Scope) ->
     values = torch.linalg.eigvals(x.cuda())
     assert values.is_mps and torch.equal(values.cpu(), torch.linalg.eigvals(x))
     (entry,) = portable.journal.degraded
-    assert "eigvals" in entry.requested and entry.fidelity is Fidelity.FELL_BACK and entry.bytes and entry.seconds
-    with torchdevice.portable("mps", strict=True), pytest.raises(NotImplementedError, match="for the MPS device"):
+    assert (
+        "eigvals" in entry.requested
+        and entry.fidelity is Fidelity.FELL_BACK
+        and entry.bytes
+        and entry.seconds
+    )
+    with (
+        torchdevice.portable("mps", strict=True),
+        pytest.raises(NotImplementedError, match="for the MPS device"),
+    ):
         torch.linalg.eigvals(x.cuda())
 
 
 def test_other_devices_keep_their_operators(portable: torchdevice.Scope) -> None:
-    """What is registered for the Mac is registered for the simulated devices of other threads too."""
+    """What is registered for the Mac is registered for the simulated devices of other threads
+    too.
+    """
     with torchdevice.simulate("cuda") as scope:
         assert torch.linalg.eigvals(torch.eye(2, device="cuda")).is_cuda
         assert not scope.journal.degraded
@@ -177,14 +211,21 @@ def test_other_devices_keep_their_operators(portable: torchdevice.Scope) -> None
 def test_float64_is_float32(portable: torchdevice.Scope) -> None:
     with pytest.warns(PortabilityWarning, match=r"mps has no torch\.float64"):
         assert torch.ones(2, device="cuda", dtype=torch.float64).dtype is torch.float32
-    with torchdevice.portable("mps", float64="error"), pytest.raises(TypeError, match="MPS framework doesn't support"):
+    with (
+        torchdevice.portable("mps", float64="error"),
+        pytest.raises(TypeError, match="MPS framework doesn't support"),
+    ):
         torch.ones(2, device="cuda", dtype=torch.float64)
     with torch.autocast("cuda", dtype=torch.float64):
-        assert (torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")).dtype is torch.float32
+        assert (
+            torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")
+        ).dtype is torch.float32
 
 
 def test_a_checkpoint_keeps_random_numbers(portable: torchdevice.Scope) -> None:
-    """torch asks ``torch.mps`` for names that it lacks, and would recompute with other numbers (127676, 194478)."""
+    """torch asks ``torch.mps`` for names that it lacks, and would recompute with other numbers
+    (127676, 194478).
+    """
     seen: list[torch.Tensor] = []
 
     def block(x: torch.Tensor) -> torch.Tensor:
@@ -207,7 +248,9 @@ def test_gloo_has_no_mps(mac: torchdevice.Scope, backend: str | None) -> None:
     try:
         group = dist.new_group(backend=backend)
         for collective in (dist.all_reduce, functools.partial(dist.broadcast, src=0)):
-            with pytest.raises(RuntimeError, match=r"^No backend type associated with device type mps$"):
+            with pytest.raises(
+                RuntimeError, match=r"^No backend type associated with device type mps$"
+            ):
                 collective(x, group=group)
         dist.all_reduce(on_cpu, group=group)
         assert on_cpu.tolist() == [1, 1]
@@ -217,18 +260,25 @@ def test_gloo_has_no_mps(mac: torchdevice.Scope, backend: str | None) -> None:
 
 def test_threads_and_saved_files(portable: torchdevice.Scope, tmp_path: Any) -> None:
     found: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: found.append(torch.linalg.eigvals(torch.eye(2, device="cuda"))))
+    thread = threading.Thread(
+        target=lambda: found.append(torch.linalg.eigvals(torch.eye(2, device="cuda")))
+    )
     thread.start()
     thread.join()
     assert found[0].is_mps
     torch.save(found[0].real, tmp_path / "x.pt")
-    assert torch.load(tmp_path / "x.pt").is_mps and torch.load(tmp_path / "x.pt", map_location="cuda").is_mps
+    assert (
+        torch.load(tmp_path / "x.pt").is_mps
+        and torch.load(tmp_path / "x.pt", map_location="cuda").is_mps
+    )
     with plain_torch():
         assert torch.load(tmp_path / "x.pt", map_location="cpu").tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
-def test_a_cuda_build_on_a_simulated_mac_has_no_cuda(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_build_on_a_simulated_mac_has_no_cuda(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(vars(torch._C), "_cuda_getDeviceCount", lambda: 0)  # as in builds with CUDA
     with torchdevice.simulate("mps", written_for="mps", engine=engine):
         assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
@@ -248,7 +298,9 @@ def test_a_checkpoint_of_another_accelerator(saved: str, loads: bool) -> None:
             if options or loads:
                 assert torch.load(file, **options).device.type == "mps"
             else:
-                with pytest.raises(RuntimeError, match=r"^Attempting to deserialize object on a CUDA device"):
+                with pytest.raises(
+                    RuntimeError, match=r"^Attempting to deserialize object on a CUDA device"
+                ):
                     torch.load(file)
 
 
@@ -260,7 +312,9 @@ QUANTILES: dict[str, Any] = {
     "without NaN": lambda x, like: torch.nanquantile(x, torch.tensor([0.5], device=like), 1),
     "a method without NaN": lambda x, like: x.nanquantile(0.5),
     "a result": lambda x, like: torch.quantile(x, 0.5, 1, out=torch.empty(2, device=like)),
-    "compiled": lambda x, like: torch.compile(lambda rows: rows.quantile(0.4, 1) * 2, backend="eager")(x),
+    "compiled": lambda x, like: torch.compile(
+        lambda rows: rows.quantile(0.4, 1) * 2, backend="eager"
+    )(x),
 }
 
 
@@ -268,7 +322,11 @@ QUANTILES: dict[str, Any] = {
 def test_quantiles_are_ranked_in_float32(name: str, mac: torchdevice.Scope) -> None:
     """Some releases of torch rank in float64 on each device whose type is not MPS."""
     values = torch.tensor([[3.0, 1.0, 2.0], [float("nan"), 5.0, 4.0]])
-    assert_close(QUANTILES[name](values.to("mps"), "mps").cpu(), QUANTILES[name](values, "cpu"), equal_nan=True)
+    assert_close(
+        QUANTILES[name](values.to("mps"), "mps").cpu(),
+        QUANTILES[name](values, "cpu"),
+        equal_nan=True,
+    )
 
 
 def test_gradients_of_quantiles(mac: torchdevice.Scope) -> None:

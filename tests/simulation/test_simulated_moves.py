@@ -37,8 +37,12 @@ class TestMoves:
         model(torch.ones(1, 3)).sum().backward()
 
     @pytest.mark.parametrize("options", [{}, {"compute": "meta"}], ids=str)
-    @pytest.mark.parametrize("device", [None, "cuda:0", "cuda:1", "cpu", torch.device("cpu", 0), "meta"], ids=str)
-    def test_a_tensor_like_another_is_where_the_program_says(self, device: Any, options: dict[str, Any]) -> None:
+    @pytest.mark.parametrize(
+        "device", [None, "cuda:0", "cuda:1", "cpu", torch.device("cpu", 0), "meta"], ids=str
+    )
+    def test_a_tensor_like_another_is_where_the_program_says(
+        self, device: Any, options: dict[str, Any]
+    ) -> None:
         made: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             **{
                 name: lambda x, name=name: getattr(torch, f"{name}_like")(x, device=device)
@@ -60,7 +64,11 @@ class TestMoves:
     def test_setting_data(self, devices: torchdevice.Scope) -> None:
         parameter = torch.nn.Parameter(torch.ones(3))
         parameter.data = parameter.data.cuda()
-        assert parameter.is_cuda and parameter.requires_grad and isinstance(parameter, torch.nn.Parameter)
+        assert (
+            parameter.is_cuda
+            and parameter.requires_grad
+            and isinstance(parameter, torch.nn.Parameter)
+        )
         (parameter * 2).sum().backward()
         assert parameter.grad is not None and parameter.grad.is_cuda
 
@@ -98,7 +106,9 @@ class TestMoves:
 class TestData:
     """``tensor.data = value`` between the devices leaves the C++ tensor in place, as on CUDA."""
 
-    def test_a_gradient_arrives_after_the_data_has_moved_away(self, devices: torchdevice.Scope) -> None:
+    def test_a_gradient_arrives_after_the_data_has_moved_away(
+        self, devices: torchdevice.Scope
+    ) -> None:
         parameter = torch.nn.Parameter(torch.ones(3))
         address = parameter._cdata
         parameter.data = parameter.data.cuda()

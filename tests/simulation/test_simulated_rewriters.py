@@ -32,7 +32,9 @@ def made_in(device: Any) -> torch.Tensor:
 @pytest.mark.parametrize("spell", [str, torch.device])
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("name", BY_TYPE)
-def test_the_type_alone_means_the_current_device(name: str, engine: Any, spell: Callable[[str], Any]) -> None:
+def test_the_type_alone_means_the_current_device(
+    name: str, engine: Any, spell: Callable[[str], Any]
+) -> None:
     """As torch's own code and programs spell it, from the type of a tensor's device."""
     with torchdevice.simulate(count=2, engine=engine, identity="target"):
         device = spell(torch.ones(1, device="cuda").device.type)

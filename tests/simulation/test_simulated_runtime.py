@@ -17,7 +17,9 @@ def test_the_data_loader_pins(devices: torchdevice.Scope) -> None:
     loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True, num_workers=1)
     batches = [batch[0] for batch in loader]
     assert all(batch.is_pinned() and not batch.is_cuda for batch in batches)
-    assert torch.cat([batch.cuda(non_blocking=True) for batch in batches]).tolist() == list(range(8))
+    assert torch.cat([batch.cuda(non_blocking=True) for batch in batches]).tolist() == list(
+        range(8)
+    )
 
 
 def test_streams_and_events(devices: torchdevice.Scope) -> None:
@@ -58,7 +60,8 @@ class TestCudaRefuses:
             file = io.BytesIO()
             torch.save({"x": torch.arange(3.0, device="cuda:7")}, file)
         expected = (
-            "Attempting to deserialize object on CUDA device 7 but torch.cuda.device_count() is 2. Please use "
+            "Attempting to deserialize object on CUDA device 7 but torch.cuda.device_count() is 2. "
+            "Please use "
             "torch.load with map_location to map your storages to an existing device."
         )
         with torchdevice.simulate(count=2, engine=engine):

@@ -24,7 +24,9 @@ class TestWaysIn:
         assert str(torchdevice.simulate("cuda", 4)(place)()) == "cuda:3"
         assert str(torchdevice.simulate("cuda", 4, identity="target")(place)()) == fourth
         assert str(torchdevice.portable("simulated:cuda:4")(place)()) == "cuda:3"
-        assert str(torchdevice.portable("simulated", devices=4, identity="target")(place)()) == fourth
+        assert (
+            str(torchdevice.portable("simulated", devices=4, identity="target")(place)()) == fourth
+        )
 
     def test_as_many_devices_as_torch_numbers(self) -> None:
         with torchdevice.simulate(count=128):
@@ -59,11 +61,17 @@ class TestWaysIn:
 
     def test_current_device_is_where_things_are_made(self, devices: torchdevice.Scope) -> None:
         with torch.cuda.device(1):
-            assert torch.zeros(1, device="cuda").get_device() == torch.zeros(1).cuda().get_device() == 1
+            assert (
+                torch.zeros(1, device="cuda").get_device()
+                == torch.zeros(1).cuda().get_device()
+                == 1
+            )
         assert torch.zeros(1, device="cuda").get_device() == 0
 
     def test_bad_arguments(self) -> None:
-        with pytest.raises(UnknownTargetError, match=r"'simulated:tpu' is not a target.*simulated:strict"):
+        with pytest.raises(
+            UnknownTargetError, match=r"'simulated:tpu' is not a target.*simulated:strict"
+        ):
             torchdevice.simulate("tpu").__enter__()
         with pytest.raises(ValueError, match=r"cannot have .* devices: the profile has one"):
             torchdevice.simulate("mps", count=2).__enter__()
@@ -76,7 +84,8 @@ class TestWaysIn:
 
 
 PARSED_OTHERWISE = pytest.mark.skipif(
-    torch.__version__ < "2.13" and torch.version.cuda is not None, reason="this build's own parser raises ValueError"
+    torch.__version__ < "2.13" and torch.version.cuda is not None,
+    reason="this build's own parser raises ValueError",
 )
 
 
@@ -85,8 +94,16 @@ class TestVisibleDevices:
         ("visible", "count"),
         [
             *[("0", 1), ("1,3", 2), ("2,9,0", 1), ("0,1,2,3", 4), ("-1", 0), ("", 0)],
-            # What follows is how torch's own parser reads it: nothing where an ordinal is repeated, leading numbers.
-            *[("0,0", 0), ("0,1,0", 0), (" 1 , 2 ", 2), ("1gpu2,2ampere", 2), ("+1", 1), ("0,x,1", 1)],
+            # What follows is how torch's own parser reads it: nothing where an ordinal is repeated,
+            # leading numbers.
+            *[
+                ("0,0", 0),
+                ("0,1,0", 0),
+                (" 1 , 2 ", 2),
+                ("1gpu2,2ampere", 2),
+                ("+1", 1),
+                ("0,x,1", 1),
+            ],
             pytest.param("-", 0, marks=PARSED_OTHERWISE),
             ("GPU-0123", 0),
         ],
@@ -96,7 +113,8 @@ class TestVisibleDevices:
         self, target: str, visible: str, count: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with torchdevice.portable(target, devices=4):
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)  # as a program does before it uses CUDA
+            # As a program does before it uses CUDA.
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
             assert torch.cuda.device_count() == count and torch.cuda.is_available() == (count > 0)
             if not count:
                 with pytest.raises(RuntimeError, match="No CUDA GPUs are available"):
@@ -115,7 +133,9 @@ class TestVisibleDevices:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
             assert torch.cuda.device_count() == 2
 
-    def test_the_variable_hides_no_device_where_ordinals_fold(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_variable_hides_no_device_where_ordinals_fold(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         with torchdevice.portable("cpu"):
             assert torch.cuda.is_available() and torch.zeros(1, device="cuda").numel() == 1
@@ -125,8 +145,13 @@ class TestOutsideAScope:
     def test_nothing_is_available_and_nothing_is_made(self) -> None:
         assert not torch.cuda.is_available() and not torch.accelerator.is_available()
         assert torch.simulated.device_count() == 0  # type: ignore[attr-defined]
-        for make in (lambda: torch.zeros(1, device="simulated"), lambda: torch.ones(1).to("simulated:0")):
-            with pytest.raises(RuntimeError, match="no scope on a simulated device is active in this thread"):
+        for make in (
+            lambda: torch.zeros(1, device="simulated"),
+            lambda: torch.ones(1).to("simulated:0"),
+        ):
+            with pytest.raises(
+                RuntimeError, match="no scope on a simulated device is active in this thread"
+            ):
                 make()
 
     def test_remaining_tensors_can_be_printed_and_copied(self) -> None:
@@ -156,15 +181,20 @@ class TestOutsideAScope:
             y.register_hook(look)
             x.register_hook(look)
             y.sum().backward()
-        assert seen == [(threading.get_ident(), False)] * 2 and torch._C._is_multithreading_enabled() is before
+        assert (
+            seen == [(threading.get_ident(), False)] * 2
+            and torch._C._is_multithreading_enabled() is before
+        )
 
     def test_importing_registers_nothing(self, tmp_path: Path) -> None:
         program = (
             "import torch, sys, torchdevice\n"
             "with torchdevice.portable('cpu'): torch.ones(1).cuda()\n"
             "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'\n"
-            "assert 'torchdevice.simulation.backend' not in sys.modules and not hasattr(torch, 'simulated')\n"
-            "with torchdevice.portable('simulated'): assert torch.ones(1).cuda().device.type == 'cuda'\n"
+            "assert 'torchdevice.simulation.backend' not in sys.modules and not hasattr(torch, "
+            "'simulated')\n"
+            "with torchdevice.portable('simulated'): assert torch.ones(1).cuda().device.type == "
+            "'cuda'\n"
             "print('as said')\n"
         )
         result = run_torch_python("-c", program, cwd=tmp_path)
@@ -179,7 +209,8 @@ class TestOutsideAScope:
             "        assert torch.UntypedStorage(4, device='cuda').device.type == 'simulated'\n"
             "        assert copy.deepcopy(x).device.type == 'simulated'\n"
             "    assert torch.UntypedStorage(4, device='cuda').device.type == 'cpu'\n"
-            "for make in (lambda: copy.deepcopy(x), lambda: torch.UntypedStorage(4, device='simulated')):\n"
+            "for make in (lambda: copy.deepcopy(x), lambda: torch.UntypedStorage(4, "
+            "device='simulated')):\n"
             "    try:\n"
             "        make()\n"
             "    except RuntimeError as error:\n"
@@ -190,17 +221,23 @@ class TestOutsideAScope:
         assert result.stdout == "cpu [1, 2]\n", result.stderr
 
     def test_a_real_device_loses_its_autograd_which_is_said_once(self, tmp_path: Path) -> None:
-        """An H200 and torch 2.11 fail so after a simulated scope; torch counts a GPU here that it does not have."""
+        """An H200 and torch 2.11 fail so after a simulated scope; torch counts a GPU here that it
+        does not have.
+        """
         program = (
             "import torch, torchdevice\n"
             "torch.accelerator.device_count = lambda: 1\n"
-            "torch.accelerator.current_accelerator = lambda check_available=False: torch.device('cuda')\n"
+            "torch.accelerator.current_accelerator = lambda check_available=False: "
+            "torch.device('cuda')\n"
             "for _ in range(2):\n"
             "    with torchdevice.simulate():\n"
             "        torch.ones(2, device='cuda')\n"
         )
         result = run_python("-c", program, cwd=tmp_path)
-        assert result.returncode == 0 and result.stderr.count("backward() of tensors on cuda fails from now on") == 1
+        assert (
+            result.returncode == 0
+            and result.stderr.count("backward() of tensors on cuda fails from now on") == 1
+        )
 
     def test_a_second_backend_is_refused_by_name(self, tmp_path: Path) -> None:
         program = (
@@ -213,6 +250,6 @@ class TestOutsideAScope:
             "assert torchdevice.current() is None and not torch.cuda.is_available()\n"
         )
         result = run_python("-c", program, cwd=tmp_path)
-        assert result.stdout.startswith("npu | torch has room for one out-of-tree backend in a process, and 'npu'"), (
-            result.stderr
-        )
+        assert result.stdout.startswith(
+            "npu | torch has room for one out-of-tree backend in a process, and 'npu'"
+        ), result.stderr

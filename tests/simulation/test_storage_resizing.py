@@ -35,13 +35,24 @@ class TestStorages:
         assert out.tolist() == [1.0, 2.0]
         y = torch.empty(0, device="cuda").set_(x.untyped_storage(), 3, (2,), (1,))
         assert y.tolist() == [13.0, 14.0]
-        assert torch.empty(2, 3, 4, 5, device="cuda").to(memory_format=torch.channels_last).stride() == (60, 1, 15, 3)
+        assert torch.empty(2, 3, 4, 5, device="cuda").to(
+            memory_format=torch.channels_last
+        ).stride() == (60, 1, 15, 3)
 
-    def test_tensors_are_set_to_other_memory_as_on_the_cpu(self, devices: torchdevice.Scope) -> None:
+    def test_tensors_are_set_to_other_memory_as_on_the_cpu(
+        self, devices: torchdevice.Scope
+    ) -> None:
         def found(device: str) -> list[tuple[Any, ...]]:
             source = torch.arange(6.0, device=device)
             storage = source.untyped_storage()
-            given = [(), (storage,), (storage, 1, (2, 2)), (source,), (source, 1, (2,), (2,)), (source[1:],)]
+            given = [
+                (),
+                (storage,),
+                (storage, 1, (2, 2)),
+                (source,),
+                (source, 1, (2,), (2,)),
+                (source[1:],),
+            ]
             made = [torch.zeros(6, device=device).set_(*each) for each in given]
             same = [source.is_set_to(each) for each in (*made, source, source.clone())]
             return [same, *((each.tolist(), each.stride(), each.storage_offset()) for each in made)]
@@ -55,7 +66,11 @@ class TestStorages:
         blocks = torch.cuda.memory_stats(1)["allocation.all.current"]
         assert storage.resizable()
         storage.resize_(0)
-        assert (storage.nbytes(), x.data_ptr(), before - torch.cuda.memory_allocated(1)) == (0, 0, 4096)
+        assert (storage.nbytes(), x.data_ptr(), before - torch.cuda.memory_allocated(1)) == (
+            0,
+            0,
+            4096,
+        )
         storage.resize_(4000)
         torch.add(torch.ones(1000, device="cuda:1"), 1, out=x)
         assert view.tolist() == [2.0] * 3 and x.sum().item() == 2000 and x.get_device() == 1
@@ -120,7 +135,11 @@ class TestStorages:
     def test_sparse(self, devices: torchdevice.Scope) -> None:
         x = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
         sparse = x.cuda().to_sparse()
-        assert sparse.is_sparse and sparse.is_cuda and torch.equal((sparse + sparse).to_dense().cpu(), x * 2)
+        assert (
+            sparse.is_sparse
+            and sparse.is_cuda
+            and torch.equal((sparse + sparse).to_dense().cpu(), x * 2)
+        )
         assert torch.equal(torch.sparse.mm(sparse, x.cuda()).cpu(), x @ x)
         table = torch.nn.Embedding(5, 2, sparse=True).cuda()
         for _ in range(2):

@@ -1,7 +1,9 @@
-"""Bugs that people had on GPUs and on Macs, from public issues and torch's sources, each with a correct twin.
+"""Bugs that people had on GPUs and on Macs, from public issues and torch's sources, each with a
+correct twin.
 
-What a bug breaks is a rule of the device's libraries that no kernel of the CPU has. ``docs/make_planted_bugs.py``
-writes how many are caught, and how many correct programs fail, by class, into ``docs/tested.md``.
+What a bug breaks is a rule of the device's libraries that no kernel of the CPU has.
+``docs/make_planted_bugs.py`` writes how many are caught, and how many correct programs fail, by
+class, into ``docs/tested.md``.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Case(NamedTuple):
     Attributes:
         kind: The class of the bug.
         source: The issue, as ``repository#number``, or the file of torch that refuses.
-        since: The first release of torch for which it is known to hold, of those that are supported.
+        since: The first release of torch for which it is known to hold, of those that are
+            supported.
         error: What the error's text begins with; None where the program finds wrong data itself.
         program: Called with whether it is to be correct.
         options: The options of ``simulate()``.
@@ -49,7 +52,9 @@ class Case(NamedTuple):
         return self.program.__name__
 
     def run(self, correct: bool, **options: Any) -> BaseException | None:
-        """Run the program or its twin in a scope of its own, and return the error with which it ended."""
+        """Run the program or its twin in a scope of its own, and return the error with which it
+        ended.
+        """
         with (
             torchdevice.simulate(**{"count": 2, "random": "device", **self.options, **options}),
             warnings.catch_warnings(),
@@ -67,9 +72,12 @@ class Case(NamedTuple):
         return error is not None and self.explains(type(error).__name__, str(error))
 
     def explains(self, kind: str, text: str) -> bool:
-        """Return whether an error of a class with a text is that of the real device, or wrong data if that has none."""
+        """Return whether an error of a class with a text is that of the real device, or wrong data
+        if that has none.
+        """
         if self.error is None:
-            return kind in ("AssertionError", "GraphRaceError")  # the simulation's values are right, and it tells why
+            # The simulation's values are right, and it tells why.
+            return kind in ("AssertionError", "GraphRaceError")
         return text.startswith((self.error, *LATER.get(self.error, ())))
 
 
@@ -82,16 +90,16 @@ LATER = {
         "monitored_barrier requires a group with a CPU-capable backend",  # since torch 2.14
     ),
     # until torch 2.10
-    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned.": (
-        "CUDA error: operation not permitted when stream is capturing",
-    ),
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is "
+    "pinned.": ("CUDA error: operation not permitted when stream is capturing",),
     "Torch not compiled with CUDA enabled": (
         "PyTorch is not linked with support for cuda devices",
         "Could not run 'aten::empty.memory_format' with arguments from the 'CUDA' backend",
     ),
 }
-"""What other releases of torch say, or the same one once its C++ has asked for CUDA in the process, as it does when
-another test runs a scope."""
+"""What other releases of torch say, or the same one once its C++ has asked for CUDA in the process,
+as it does when another test runs a scope.
+"""
 
 
 CASES: list[Case] = []
@@ -113,7 +121,7 @@ def rand(*shape: int, **options: Any) -> torch.Tensor:
     return torch.randn(*shape, **{"device": "cuda", **options})
 
 
-# ---- cuDNN's recurrent networks --------------------------------------------------------------------------------------
+# ---- cuDNN's recurrent networks ------------------------------------------------------------------
 
 RNN = "cuDNN's recurrent networks"
 
@@ -181,7 +189,7 @@ def cell_state_by_transpose(correct: bool) -> None:
     model(rand(5, 3, 4), (rand(1, 3, 4), cell.contiguous() if correct else cell))
 
 
-# ---- attention -------------------------------------------------------------------------------------------------------
+# ---- attention -----------------------------------------------------------------------------------
 
 ATTENTION = "attention's kernels"
 
@@ -218,7 +226,12 @@ def flash_with_a_mask(correct: bool) -> None:
 @case(ATTENTION, "lucidrains/x-transformers#143", NONE, profile="t4")
 def flash_on_a_turing(correct: bool) -> None:
     x = heads()
-    attend([SDPBackend.FLASH_ATTENTION, *([SDPBackend.EFFICIENT_ATTENTION] if correct else [])], x, x, x)
+    attend(
+        [SDPBackend.FLASH_ATTENTION, *([SDPBackend.EFFICIENT_ATTENTION] if correct else [])],
+        x,
+        x,
+        x,
+    )
 
 
 @case(ATTENTION, "cuda/sdp_utils.cpp", NONE, profile="t4")
@@ -254,7 +267,12 @@ def causal_with_a_cache(correct: bool) -> None:
 @case(ATTENTION, "cuda/sdp_utils.cpp", NONE)
 def groups_without_being_asked(correct: bool) -> None:
     q, k = heads(1, 8, 8, 64), heads(1, 2, 8, 64)
-    attend(SDPBackend.FLASH_ATTENTION, q, k.repeat_interleave(4, 1) if correct else k, k.repeat_interleave(4, 1))
+    attend(
+        SDPBackend.FLASH_ATTENTION,
+        q,
+        k.repeat_interleave(4, 1) if correct else k,
+        k.repeat_interleave(4, 1),
+    )
 
 
 @case(ATTENTION, "cuda/sdp_utils.cpp", NONE, since="2.12")  # 2.11 computes it
@@ -277,7 +295,7 @@ def asking_what_is_possible(correct: bool) -> None:
     assert torch.backends.cuda.can_use_flash_attention(params)
 
 
-# ---- two dtypes ------------------------------------------------------------------------------------------------------
+# ---- two dtypes ----------------------------------------------------------------------------------
 
 DTYPES = "two dtypes in one call"
 
@@ -303,12 +321,15 @@ def half_input_of_group_norm(correct: bool) -> None:
 @case(
     DTYPES,
     "cudnn/BatchNorm.cpp",
-    "Expected tensor for argument #1 'input' to have the same type as tensor for argument #2 'weight'; but type "
-    "torch.cuda.FloatTensor does not equal torch.cuda.HalfTensor (while checking arguments for cudnn_batch_norm)",
+    "Expected tensor for argument #1 'input' to have the same type as tensor for argument #2 "
+    "'weight'; but type "
+    "torch.cuda.FloatTensor does not equal torch.cuda.HalfTensor (while checking arguments for "
+    "cudnn_batch_norm)",
 )
 def half_weights_of_batch_norm(correct: bool) -> None:
     net, x = nn.BatchNorm2d(4).cuda(), rand(2, 4, 3, 3)
-    net(x.half()) if correct else net.half()(x)  # half numbers with weights in float32 are CUDA's common case
+    # Half numbers with weights in float32 are CUDA's common case.
+    net(x.half()) if correct else net.half()(x)
 
 
 @case(DTYPES, "cuda/Normalization.cu", "Expected weight to have type Float but got BFloat16")
@@ -323,25 +344,37 @@ def bfloat16_input_of_layer_norm(correct: bool) -> None:
     (norm.bfloat16() if correct else norm)(rand(2, 4, dtype=torch.bfloat16))
 
 
-@case(DTYPES, "Convolution.cpp", "Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor)")
+@case(
+    DTYPES,
+    "Convolution.cpp",
+    "Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor)",
+)
 def half_input_of_a_convolution(correct: bool) -> None:
     layer = nn.Conv2d(2, 2, 1, bias=False).cuda()
     (layer.half() if correct else layer)(rand(1, 2, 4, 4).half())
 
 
-@case(DTYPES, "Convolution.cpp", "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor)")
+@case(
+    DTYPES,
+    "Convolution.cpp",
+    "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor)",
+)
 def images_left_on_the_host(correct: bool) -> None:
     x = torch.randn(1, 4, 8, 8)
     nn.Conv2d(4, 4, 5).cuda()(x.cuda() if correct else x)
 
 
-@case(DTYPES, "Convolution.cpp", "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor)")
+@case(
+    DTYPES,
+    "Convolution.cpp",
+    "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor)",
+)
 def convolution_left_on_the_host(correct: bool) -> None:
     layer = nn.Conv2d(2, 2, 1)
     (layer.cuda() if correct else layer)(rand(1, 2, 4, 4))
 
 
-# ---- shapes of libraries ---------------------------------------------------------------------------------------------
+# ---- shapes of libraries -------------------------------------------------------------------------
 
 SHAPES = "shapes and drivers of libraries"
 
@@ -355,18 +388,28 @@ def int_mm_of_few_rows(correct: bool) -> None:
     torch._int_mm(int8(32 if correct else 8, 16), int8(16, 8))
 
 
-@case(SHAPES, "cuda/Blas.cpp", "self.size(1) needs to be greater than 0 and a multiple of 8, but got 12")
+@case(
+    SHAPES,
+    "cuda/Blas.cpp",
+    "self.size(1) needs to be greater than 0 and a multiple of 8, but got 12",
+)
 def int_mm_of_odd_rows(correct: bool) -> None:
     inner = 16 if correct else 12
     torch._int_mm(int8(32, inner), int8(inner, 8))
 
 
-@case(SHAPES, "cuda/Blas.cpp", "mat2.size(1) needs to be greater than 0 and a multiple of 8, but got 10")
+@case(
+    SHAPES,
+    "cuda/Blas.cpp",
+    "mat2.size(1) needs to be greater than 0 and a multiple of 8, but got 10",
+)
 def int_mm_of_odd_columns(correct: bool) -> None:
     torch._int_mm(int8(32, 16), int8(16, 16 if correct else 10))
 
 
-def scaled(rows: int, inner: int, columns: int, one: torch.dtype, other: torch.dtype) -> torch.Tensor:
+def scaled(
+    rows: int, inner: int, columns: int, one: torch.dtype, other: torch.dtype
+) -> torch.Tensor:
     a, b = rand(rows, inner).to(one), rand(columns, inner).to(other).t()
     scale = torch.ones((), device="cuda")
     return torch._scaled_mm(a, b, scale, scale, out_dtype=torch.bfloat16)
@@ -375,7 +418,12 @@ def scaled(rows: int, inner: int, columns: int, one: torch.dtype, other: torch.d
 E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-@case(SHAPES, "cuda/ScaledBlas.cpp", "Expected trailing dimension of mat1 to be divisible by 16", profile="h100")
+@case(
+    SHAPES,
+    "cuda/ScaledBlas.cpp",
+    "Expected trailing dimension of mat1 to be divisible by 16",
+    profile="h100",
+)
 def float8_of_odd_rows(correct: bool) -> None:
     scaled(16, 32 if correct else 24, 16, E4, E4)
 
@@ -385,18 +433,32 @@ def float8_of_odd_columns(correct: bool) -> None:
     scaled(16, 32, 32 if correct else 24, E4, E4)
 
 
-@case(SHAPES, "cuda/ScaledBlas.cpp", "Multiplication of two Float8_e5m2 matrices is not supported", profile="h100")
+@case(
+    SHAPES,
+    "cuda/ScaledBlas.cpp",
+    "Multiplication of two Float8_e5m2 matrices is not supported",
+    profile="h100",
+)
 def float8_pair(correct: bool) -> None:
     scaled(16, 32, 16, E4 if correct else E5, E5)
 
 
-@case(SHAPES, "cuda/ScaledBlas.cpp", "Only multiplication of row-major and column-major matrices", profile="h100")
+@case(
+    SHAPES,
+    "cuda/ScaledBlas.cpp",
+    "Only multiplication of row-major and column-major matrices",
+    profile="h100",
+)
 def float8_of_two_row_major_matrices(correct: bool) -> None:
     a, b, scale = rand(16, 32).to(E4), rand(32, 16).to(E4), torch.ones((), device="cuda")
-    torch._scaled_mm(a, b.t().contiguous().t() if correct else b, scale, scale, out_dtype=torch.bfloat16)
+    torch._scaled_mm(
+        a, b.t().contiguous().t() if correct else b, scale, scale, out_dtype=torch.bfloat16
+    )
 
 
-FFT = "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision"
+FFT = (
+    "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision"
+)
 
 
 @case(SHAPES, "cuda/CuFFTPlanCache.h", FFT)
@@ -409,7 +471,11 @@ def fft2_in_half_precision(correct: bool) -> None:
     torch.fft.rfft2(rand(2, 8, 8 if correct else 12).half())
 
 
-@case(SHAPES, "BatchLinearAlgebra.cpp", "torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA")
+@case(
+    SHAPES,
+    "BatchLinearAlgebra.cpp",
+    "torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA",
+)
 def least_squares_driver(correct: bool) -> None:
     torch.linalg.lstsq(rand(4, 2), rand(4, 1), driver="gels" if correct else "gelsd")
 
@@ -418,7 +484,8 @@ def least_squares_driver(correct: bool) -> None:
 def least_squares_of_deficient_rank(correct: bool) -> None:
     a = torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 7.0 if correct else 6.0]], device="cuda")
     b = torch.tensor([[1.0], [2.0], [4.0]], device="cuda")
-    assert torch.linalg.lstsq(a, b).solution.norm() < 10  # of all solutions the CPU's default driver finds the smallest
+    # Of all solutions the CPU's default driver finds the smallest.
+    assert torch.linalg.lstsq(a, b).solution.norm() < 10
 
 
 @case(SHAPES, "BatchLinearAlgebraLib.cpp", "torch.linalg.svd: unknown svd driver gesdd")
@@ -426,7 +493,11 @@ def svd_driver_of_lapack(correct: bool) -> None:
     torch.linalg.svd(rand(4, 2), driver="gesvd" if correct else "gesdd")
 
 
-@case(SHAPES, "cuda/ScatterGatherKernel.cu", "\"cuda_scatter_gather_base_kernel_func\" not implemented for 'Bool'")
+@case(
+    SHAPES,
+    "cuda/ScatterGatherKernel.cu",
+    "\"cuda_scatter_gather_base_kernel_func\" not implemented for 'Bool'",
+)
 def reduction_of_bools(correct: bool) -> None:
     x, index = torch.zeros(4, device="cuda"), torch.tensor([0, 1], device="cuda")
     x = x if correct else x.bool()
@@ -439,14 +510,18 @@ def source_of_masked_scatter_is_short(correct: bool) -> None:
     torch.zeros(4, device="cuda").masked_scatter_(mask, source)
 
 
-@case(SHAPES, "torch.use_deterministic_algorithms", "_bincount_cuda does not have a deterministic implementation")
+@case(
+    SHAPES,
+    "torch.use_deterministic_algorithms",
+    "_bincount_cuda does not have a deterministic implementation",
+)
 def deterministic_bincount(correct: bool) -> None:
     torch.use_deterministic_algorithms(True)
     index = torch.tensor([0, 1], device="cuda")
     torch.bincount(index, None if correct else torch.ones(2, device="cuda"))
 
 
-# ---- values ----------------------------------------------------------------------------------------------------------
+# ---- values --------------------------------------------------------------------------------------
 
 VALUES = "values that CUDA defines otherwise"
 
@@ -476,7 +551,7 @@ def division_of_integers_by_zero(correct: bool) -> None:
     assert (quotient * divisor == 4).all()
 
 
-# ---- generators ------------------------------------------------------------------------------------------------------
+# ---- generators ----------------------------------------------------------------------------------
 
 GENERATORS = "generators"
 
@@ -485,7 +560,9 @@ FOR_CPU = "Expected a 'cpu' device type for generator but found 'cuda'"
 
 @case(GENERATORS, "pytorch/pytorch#44714", FOR_CPU)
 def generator_of_the_gpu_for_a_split(correct: bool) -> None:
-    torch.utils.data.random_split(range(4), [2, 2], generator=torch.Generator("cpu" if correct else "cuda"))
+    torch.utils.data.random_split(
+        range(4), [2, 2], generator=torch.Generator("cpu" if correct else "cuda")
+    )
 
 
 @case(GENERATORS, "zhang-can/CoLA#10", FOR_CPU)
@@ -499,7 +576,11 @@ def generator_of_the_gpu_for_the_host(correct: bool) -> None:
     torch.randn(3, device="cuda" if correct else "cpu", generator=torch.Generator("cuda"))
 
 
-@case(GENERATORS, "hcnoh/knowledge-tracing-collection-pytorch#1", "Expected a 'cuda' device type for generator but")
+@case(
+    GENERATORS,
+    "hcnoh/knowledge-tracing-collection-pytorch#1",
+    "Expected a 'cuda' device type for generator but",
+)
 def generator_of_the_host_for_the_gpu(correct: bool) -> None:
     torch.set_default_device("cuda")
     try:
@@ -528,7 +609,7 @@ def numbers_of_the_host_expected(correct: bool) -> None:
     assert torch.equal(one, other.cpu())
 
 
-# ---- captures of CUDA graphs -----------------------------------------------------------------------------------------
+# ---- captures of CUDA graphs ---------------------------------------------------------------------
 
 CAPTURES = "captures of CUDA graphs"
 
@@ -537,7 +618,10 @@ CAPTURING = "CUDA error: operation failed due to a previous error during capture
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
-PAGEABLE = "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned."
+PAGEABLE = (
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is "
+    "pinned."
+)
 
 
 @contextlib.contextmanager
@@ -645,7 +729,8 @@ def a_branch_on_a_value(correct: bool) -> None:
 @case(
     CAPTURES,
     "cuda/CUDAGeneratorImpl.cpp",
-    "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same",
+    "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is "
+    "the same",
 )
 def seeding(correct: bool) -> None:
     x = rand(4)
@@ -673,7 +758,11 @@ def checkpointing_with_random_state(correct: bool) -> None:
         assert torch.equal(y * 2, gradient), "the second forward drops what the first one did"
 
 
-@case(CAPTURES, "CUDA runtime API: cudaErrorStreamCaptureUnjoined", "CUDA error: capturing stream has unjoined work")
+@case(
+    CAPTURES,
+    "CUDA runtime API: cudaErrorStreamCaptureUnjoined",
+    "CUDA error: capturing stream has unjoined work",
+)
 def a_side_stream_is_not_joined(correct: bool) -> None:
     x, side = rand(4), torch.cuda.Stream()
     with capturing():
@@ -686,7 +775,9 @@ def a_side_stream_is_not_joined(correct: bool) -> None:
 
 
 @case(
-    CAPTURES, "CUDA runtime API: cudaErrorStreamCaptureIsolation", "CUDA error: dependency created on uncaptured work"
+    CAPTURES,
+    "CUDA runtime API: cudaErrorStreamCaptureIsolation",
+    "CUDA error: dependency created on uncaptured work",
 )
 def waiting_for_work_outside(correct: bool) -> None:
     x, other = rand(4), torch.cuda.Stream()
@@ -748,7 +839,7 @@ def memory_that_would_have_to_be_freed(correct: bool) -> None:
         torch.empty(50 << 20, dtype=torch.uint8, device="cuda").fill_(1)
 
 
-# ---- assertions of kernels -------------------------------------------------------------------------------------------
+# ---- assertions of kernels -----------------------------------------------------------------------
 
 ASSERTIONS = "assertions of kernels"
 
@@ -799,7 +890,7 @@ def sampling_from_scores(correct: bool) -> None:
     torch.multinomial(scores.softmax(0) if correct else scores, 1)
 
 
-# ---- tensors on two devices ------------------------------------------------------------------------------------------
+# ---- tensors on two devices ----------------------------------------------------------------------
 
 DEVICES = "tensors on two devices"
 
@@ -824,7 +915,7 @@ def steps_left_on_the_host(correct: bool) -> None:
     schedule.index_select(0, steps.cuda() if correct else steps)
 
 
-# ---- determinism -----------------------------------------------------------------------------------------------------
+# ---- determinism ---------------------------------------------------------------------------------
 
 DETERMINISM = "kernels that are not deterministic"
 
@@ -832,41 +923,60 @@ DETERMINISM = "kernels that are not deterministic"
 def deterministically(correct: bool, module: nn.Module, *shape: int) -> None:
     """Go back through a module where the program asks for deterministic kernels, or does not.
 
-    Some modules have a deterministic forward of their own, which torch chooses where the program asks before it.
+    Some modules have a deterministic forward of their own, which torch chooses where the program
+    asks before it.
     """
     y = module(rand(*shape, requires_grad=True))
     torch.use_deterministic_algorithms(not correct)
     y.sum().backward()
 
 
-@case(DETERMINISM, "pytorch/pytorch#50198", "adaptive_avg_pool2d_backward_cuda does not have a deterministic")
+@case(
+    DETERMINISM,
+    "pytorch/pytorch#50198",
+    "adaptive_avg_pool2d_backward_cuda does not have a deterministic",
+)
 def deterministic_adaptive_pooling(correct: bool) -> None:
     deterministically(correct, nn.AdaptiveAvgPool2d(2), 1, 2, 4, 4)
 
 
-@case(DETERMINISM, "pytorch/pytorch#59783", "adaptive_max_pool2d_backward_cuda does not have a deterministic")
+@case(
+    DETERMINISM,
+    "pytorch/pytorch#59783",
+    "adaptive_max_pool2d_backward_cuda does not have a deterministic",
+)
 def deterministic_maximum_of_a_sentence(correct: bool) -> None:
     deterministically(correct, nn.AdaptiveMaxPool1d(2), 1, 2, 8)
 
 
-@case(DETERMINISM, "pytorch/pytorch#107999", "upsample_trilinear3d_backward_out_cuda does not have a deterministic")
+@case(
+    DETERMINISM,
+    "pytorch/pytorch#107999",
+    "upsample_trilinear3d_backward_out_cuda does not have a deterministic",
+)
 def deterministic_upsampling_of_volumes(correct: bool) -> None:
     deterministically(correct, nn.Upsample(scale_factor=2, mode="trilinear"), 1, 1, 2, 2, 2)
 
 
-@case(DETERMINISM, "cuda/ReplicationPadding.cu", "replication_pad2d_backward_cuda does not have a deterministic")
+@case(
+    DETERMINISM,
+    "cuda/ReplicationPadding.cu",
+    "replication_pad2d_backward_cuda does not have a deterministic",
+)
 def deterministic_replication(correct: bool) -> None:
     deterministically(correct, nn.ReplicationPad2d(1), 1, 1, 3, 3)
 
 
-# ---- Macs ------------------------------------------------------------------------------------------------------------
+# ---- Macs ----------------------------------------------------------------------------------------
 
 MACS = "what MPS refuses"
 
 MAC: dict[str, Any] = {"profile": "mps", "written_for": "mps", "count": 1}
 
 
-def on_mac(source: str, error: str, **options: Any) -> Callable[[Callable[[bool], Any]], Callable[[bool], Any]]:
+def on_mac(
+    source: str, error: str, **options: Any
+) -> Callable[[Callable[[bool], Any]], Callable[[bool], Any]]:
     return case(MACS, source, error, **{**MAC, **options})
 
 
@@ -874,7 +984,10 @@ def ones(*shape: int, **options: Any) -> torch.Tensor:
     return torch.ones(shape, device="mps", **options)
 
 
-FLOAT8 = "Trying to convert Float8_e4m3fn to the MPS backend but it does not have support for that dtype."
+FLOAT8 = (
+    "Trying to convert Float8_e4m3fn to the MPS backend but it does not have support for that "
+    "dtype."
+)
 
 
 @on_mac("zzc0721/torch-performance-test-data#62", FLOAT8)
@@ -915,7 +1028,9 @@ def projections_of_an_lstm(correct: bool) -> None:
     nn.LSTM(4, 4, proj_size=0 if correct else 2).to("mps")(ones(2, 1, 4))
 
 
-@on_mac("pytorch/pytorch#160739", "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS")
+@on_mac(
+    "pytorch/pytorch#160739", "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS"
+)
 def transposed_convolution_in_half(correct: bool) -> None:
     dtype = torch.float32 if correct else torch.float16
     nn.ConvTranspose3d(2, 2, 1).to("mps", dtype)(ones(1, 2, 2, 2, 2, dtype=dtype))
@@ -939,7 +1054,10 @@ def many_channels(correct: bool) -> None:
     F.conv1d(ones(1, 1, 1), ones(1 << 16 if correct else (1 << 16) + 1, 1, 1))
 
 
-@on_mac("native_functions.yaml", "The operator 'aten::binomial' is not currently implemented for the MPS device")
+@on_mac(
+    "native_functions.yaml",
+    "The operator 'aten::binomial' is not currently implemented for the MPS device",
+)
 def binomial_on_a_mac(correct: bool) -> None:
     p = ones(2) / 2
     torch.distributions.Binomial(10, p.cpu() if correct else p).sample()
@@ -956,7 +1074,9 @@ def compressed_tensor_made_of_its_parts(correct: bool) -> None:
 
 @on_mac("pytorch/pytorch#166426", "Could not run 'new_compressed_tensor' from the 'mps:0' device.")
 def compressed_blocks_made_on_a_mac(correct: bool) -> None:
-    made = torch.sparse_bsr_tensor([0, 1], [0], torch.ones(1, 2, 2), device="cpu" if correct else "mps")
+    made = torch.sparse_bsr_tensor(
+        [0, 1], [0], torch.ones(1, 2, 2), device="cpu" if correct else "mps"
+    )
     made.to_dense().to("mps")
 
 
@@ -976,7 +1096,9 @@ def float64_on_a_mac(correct: bool) -> None:
     torch.ones(2, dtype=torch.float64).to("mps", torch.float32 if correct else torch.float64)
 
 
-@on_mac("aten/src/ATen/core/Generator.h", "Expected a 'cpu' device type for generator but found 'mps'")
+@on_mac(
+    "aten/src/ATen/core/Generator.h", "Expected a 'cpu' device type for generator but found 'mps'"
+)
 def generator_of_a_mac_for_the_host(correct: bool) -> None:
     torch.randperm(4, generator=torch.Generator("cpu" if correct else "mps"))
 
@@ -997,7 +1119,7 @@ def many_channels_of_a_layer(correct: bool) -> None:
     nn.Conv2d(1, 1 << 16 if correct else (1 << 16) + 1, 1).to("mps")(ones(1, 1, 1, 1))
 
 
-# ---- what is known to be wrong ---------------------------------------------------------------------------------------
+# ---- what is known to be wrong -------------------------------------------------------------------
 
 SILENT: set[str] = {
     "maximum_pooling_of_odd_sizes",
@@ -1005,13 +1127,20 @@ SILENT: set[str] = {
     "linear_layer_of_integers",
     "targets_that_broadcast",  # memory that a kernel takes while it runs is not counted
 }
-"""Cases that are not found: no rule has them yet, or the simulation's memory is another than a GPU's."""
+"""Cases that are not found: no rule has them yet, or the simulation's memory is another than a
+GPU's.
+"""
 
-MENDED_IN_TORCH = {"binomial_on_a_mac": "2.14", "loss_of_speech_on_a_mac": "2.14", "least_squares_on_a_mac": "2.14"}
+MENDED_IN_TORCH = {
+    "binomial_on_a_mac": "2.14",
+    "loss_of_speech_on_a_mac": "2.14",
+    "least_squares_on_a_mac": "2.14",
+}
 """Cases that are no bugs from a release of torch on, which has kernels for MPS."""
 
 SILENT_ON_WRAP: set[str] = {"tokens_in_half_precision"}
-"""Cases that end with another text with ``engine="wrap"``, which sees no call that takes no device."""
+"""Cases that end with another text with ``engine="wrap"``, which sees no call that takes no device.
+"""
 
 SILENT_AT_FIRST: set[str] = {
     # Found since the simulation was mended.
@@ -1029,7 +1158,8 @@ SILENT_AT_FIRST: set[str] = {
     "pool_of_a_graph_before_its_capture",
     "rates_below_zero",
     "scores_beyond_the_longest_buffer",
-    # Found since the case was: another text than torch 2.13's was expected, or the program broke another rule first.
+    # Found since the case was: another text than torch 2.13's was expected, or the program broke
+    # another rule first.
     "batch_beyond_the_memory_of_a_mac",
     "deterministic_histogram",
     "gradient_copied_from_a_server",
@@ -1051,7 +1181,11 @@ def weights_in_several_pieces(correct: bool) -> None:
     model(rand(3, 2, 4))
 
 
-@case(ATTENTION, "CUDA C++ programming guide: 65,535 blocks in y and z", "CUDA error: invalid argument")
+@case(
+    ATTENTION,
+    "CUDA C++ programming guide: 65,535 blocks in y and z",
+    "CUDA error: invalid argument",
+)
 def more_heads_than_a_grid_has_blocks(correct: bool) -> None:
     x = heads(1, 65_535 if correct else 65_536, 1, 8)
     attend(SDPBackend.EFFICIENT_ATTENTION, x, x, x)
@@ -1079,7 +1213,11 @@ def values_of_the_device_where_a_mask_says_so(correct: bool) -> None:
         x[mask] = 1.0 if correct else value
 
 
-@case(CAPTURES, "cuda/CUDAGeneratorImpl.cpp", "Cannot call CUDAGeneratorImpl::get_offset during CUDA graph capture")
+@case(
+    CAPTURES,
+    "cuda/CUDAGeneratorImpl.cpp",
+    "Cannot call CUDAGeneratorImpl::get_offset during CUDA graph capture",
+)
 def offset_of_random_numbers_in_a_capture(correct: bool) -> None:
     x, generator = rand(4), torch.cuda.default_generators[0]
     with capturing():
@@ -1105,19 +1243,30 @@ def results_of_two_graphs_in_one_pool(correct: bool) -> None:
     assert result.tolist() == [3, 3, 3, 3]
 
 
-@on_mac("native_functions.yaml", "Could not run 'aten::empty.memory_format' with arguments from the 'SparseCsrMPS'")
+@on_mac(
+    "native_functions.yaml",
+    "Could not run 'aten::empty.memory_format' with arguments from the 'SparseCsrMPS'",
+)
 def compressed_sparse_on_a_mac(correct: bool) -> None:
     x = torch.eye(2)
     (x if correct else x.to_sparse_csr()).to("mps")
 
 
-@case(ATTENTION, "cuda/flash_attn/flash_api.cpp", "FlashAttention only support fp16 and bf16 data type")
+@case(
+    ATTENTION,
+    "cuda/flash_attn/flash_api.cpp",
+    "FlashAttention only support fp16 and bf16 data type",
+)
 def flash_by_its_operator(correct: bool) -> None:
     x = rand(1, 8, 2, 64, dtype=torch.float16 if correct else torch.float32)
     torch.ops.aten._flash_attention_forward(x, x, x, None, None, 8, 8, 0.0, False, False)
 
 
-@case(ATTENTION, "torch/nested/_internal/sdpa.py", "No viable backend for scaled_dot_product_attention was found.")
+@case(
+    ATTENTION,
+    "torch/nested/_internal/sdpa.py",
+    "No viable backend for scaled_dot_product_attention was found.",
+)
 def flash_of_jagged_tensors(correct: bool) -> None:
     dtype = torch.float16 if correct else torch.float32
     parts = [rand(length, 2, 64, dtype=dtype) for length in (3, 5)]
@@ -1125,10 +1274,12 @@ def flash_of_jagged_tensors(correct: bool) -> None:
     attend(SDPBackend.FLASH_ATTENTION, x, x, x)
 
 
-# ---- the second part -------------------------------------------------------------------------------------------------
+# ---- the second part -----------------------------------------------------------------------------
 
 FIRST_PART = len(CASES)
-"""How many cases the first part has. Those below were written down before any of them ran on the simulation."""
+"""How many cases the first part has. Those below were written down before any of them ran on the
+simulation.
+"""
 
 LEFT = "tensors that a call left on the host"
 
@@ -1139,7 +1290,8 @@ def model_moved_after_its_optimizer_was_loaded(correct: bool) -> None:
     model(torch.ones(1, 2)).sum().backward()
     optimizer = torch.optim.Adam(model.parameters())
     optimizer.step()
-    saved, optimizer = optimizer.state_dict(), torch.optim.Adam((model.cuda() if correct else model).parameters())
+    saved = optimizer.state_dict()
+    optimizer = torch.optim.Adam((model.cuda() if correct else model).parameters())
     optimizer.load_state_dict(saved)
     model.cuda().zero_grad()
     model(rand(1, 2)).sum().backward()
@@ -1156,9 +1308,18 @@ def steps_of_a_fused_optimizer(correct: bool) -> None:
     optimizer.step()
 
 
-@case(LEFT, "pytorch/pytorch#51042", "stft input and window must be on the same device but got self on cuda:0")
+@case(
+    LEFT,
+    "pytorch/pytorch#51042",
+    "stft input and window must be on the same device but got self on cuda:0",
+)
 def window_of_a_spectrogram(correct: bool) -> None:
-    torch.stft(rand(64), 16, window=torch.hann_window(16, device="cuda" if correct else "cpu"), return_complex=True)
+    torch.stft(
+        rand(64),
+        16,
+        window=torch.hann_window(16, device="cuda" if correct else "cpu"),
+        return_complex=True,
+    )
 
 
 @case(LEFT, "SamsungLabs/rome#27", TWO)
@@ -1167,14 +1328,20 @@ def grid_of_a_spatial_transformer(correct: bool) -> None:
     F.grid_sample(rand(1, 1, 4, 4), grid.cuda() if correct else grid, align_corners=False)
 
 
-@case(LEFT, "WenjieDu/PyPOTS#3", "expected self and mask to be on the same device, but got mask on cpu and self on")
+@case(
+    LEFT,
+    "WenjieDu/PyPOTS#3",
+    "expected self and mask to be on the same device, but got mask on cpu and self on",
+)
 def causal_mask_made_on_the_host(correct: bool) -> None:
     mask = torch.ones(4, 4, device="cuda" if correct else "cpu").triu(1).bool()
     rand(4, 4).masked_fill(mask, float("-inf"))
 
 
 @case(
-    LEFT, "pytorch/pytorch#43227", "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor"
+    LEFT,
+    "pytorch/pytorch#43227",
+    "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor",
 )
 def lengths_of_sentences_on_the_gpu(correct: bool) -> None:
     lengths = torch.tensor([3, 2], device="cpu" if correct else "cuda")
@@ -1187,13 +1354,21 @@ def control_points_on_the_host(correct: bool) -> None:
     points[indices(1, 2)]
 
 
-@case(LEFT, "Lightning-AI/pytorch-lightning#3738", "Input and hidden tensors are not at the same device, found input")
+@case(
+    LEFT,
+    "Lightning-AI/pytorch-lightning#3738",
+    "Input and hidden tensors are not at the same device, found input",
+)
 def hidden_state_made_on_the_host(correct: bool) -> None:
     hidden = torch.zeros(1, 2, 4, device="cuda" if correct else "cpu")
     nn.GRU(4, 4).cuda()(rand(3, 2, 4), hidden)
 
 
-@case(LEFT, "torch/nn/modules/rnn.py", "Input and parameter tensors are not at the same device, found input tensor at")
+@case(
+    LEFT,
+    "torch/nn/modules/rnn.py",
+    "Input and parameter tensors are not at the same device, found input tensor at",
+)
 def network_that_was_not_moved(correct: bool) -> None:
     model = nn.LSTM(4, 4)
     (model.cuda() if correct else model)(rand(3, 2, 4))
@@ -1259,7 +1434,9 @@ def gradient_made_by_numpy(correct: bool) -> None:
 @case(LEFT, "torch/nn/functional.py: binary_cross_entropy_with_logits", TWO)
 def weights_of_the_positive_class(correct: bool) -> None:
     weights = torch.ones(3)
-    F.binary_cross_entropy_with_logits(rand(2, 3), rand(2, 3), pos_weight=weights.cuda() if correct else weights)
+    F.binary_cross_entropy_with_logits(
+        rand(2, 3), rand(2, 3), pos_weight=weights.cuda() if correct else weights
+    )
 
 
 @case(LEFT, "cuda/EmbeddingBag.cu", TWO)
@@ -1280,7 +1457,7 @@ def memory_of_the_host(correct: bool) -> None:
     torch.cuda.memory_allocated(torch.ones(1, device="cuda" if correct else "cpu").device)
 
 
-# ---- dtypes that a kernel lacks --------------------------------------------------------------------------------------
+# ---- dtypes that a kernel lacks ------------------------------------------------------------------
 
 LACKING = "dtypes that CUDA's kernels lack"
 
@@ -1295,7 +1472,11 @@ def labels_of_32_bits(correct: bool) -> None:
     F.cross_entropy(rand(2, 3), labels if correct else labels.int())
 
 
-@case(LACKING, "pytorch/pytorch#107412", "\"max_pool2d_with_indices_out_cuda_frame\" not implemented for 'Long'")
+@case(
+    LACKING,
+    "pytorch/pytorch#107412",
+    "\"max_pool2d_with_indices_out_cuda_frame\" not implemented for 'Long'",
+)
 def maxima_of_integers(correct: bool) -> None:
     x = torch.ones(1, 1, 4, 4, device="cuda")
     F.max_pool2d(x if correct else x.long(), 2)
@@ -1310,7 +1491,9 @@ def means_of_integers(correct: bool) -> None:
 @case(LACKING, "cuda/Blas.cpp", "\"addmv_impl_cuda\" not implemented for 'Long'")
 def matrix_of_integers_times_a_vector(correct: bool) -> None:
     dtype = torch.float32 if correct else torch.int64
-    torch.mv(torch.ones(2, 2, device="cuda", dtype=dtype), torch.ones(2, device="cuda", dtype=dtype))
+    torch.mv(
+        torch.ones(2, 2, device="cuda", dtype=dtype), torch.ones(2, device="cuda", dtype=dtype)
+    )
 
 
 @case(LACKING, "KyungMinJin/HANet#1", "\"baddbmm_cuda\" not implemented for 'Int'")
@@ -1319,7 +1502,11 @@ def batch_of_integer_matrices(correct: bool) -> None:
     torch.bmm(x, x)
 
 
-@case(LACKING, "cuda/UpSampleBilinear2d.cu", "\"upsample_bilinear2d_out_frame\" not implemented for 'Byte'")
+@case(
+    LACKING,
+    "cuda/UpSampleBilinear2d.cu",
+    "\"upsample_bilinear2d_out_frame\" not implemented for 'Byte'",
+)
 def resizing_images_of_bytes(correct: bool) -> None:
     images = torch.ones(1, 3, 4, 4, device="cuda", dtype=torch.uint8)
     F.interpolate(images.float() if correct else images, scale_factor=2, mode="bilinear")
@@ -1334,7 +1521,8 @@ def distances_in_half_precision(correct: bool) -> None:
 @case(
     LACKING,
     "Comfy-Org/ComfyUI#7370",
-    "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
+    "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, "
+    "Int; but got "
     "torch.cuda.HalfTensor instead",
 )
 def tokens_in_half_precision(correct: bool) -> None:
@@ -1343,10 +1531,14 @@ def tokens_in_half_precision(correct: bool) -> None:
 
 
 @case(
-    LACKING, "pytorch/pytorch#90986", "Could not run 'quantized::linear_dynamic' with arguments from the 'CUDA' backend"
+    LACKING,
+    "pytorch/pytorch#90986",
+    "Could not run 'quantized::linear_dynamic' with arguments from the 'CUDA' backend",
 )
 def model_quantized_for_the_host(correct: bool) -> None:
-    model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, dtype=torch.qint8)
+    model = torch.ao.quantization.quantize_dynamic(
+        nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, dtype=torch.qint8
+    )
     model(torch.ones(1, 4) if correct else rand(1, 4))
 
 
@@ -1357,19 +1549,25 @@ def batches_of_two_dtypes(correct: bool) -> None:
 
 
 @case(
-    RNN, "RNN.h: check_attributes", "Input and hidden tensors are not the same dtype, found input tensor with Half and"
+    RNN,
+    "RNN.h: check_attributes",
+    "Input and hidden tensors are not the same dtype, found input tensor with Half and",
 )
 def hidden_state_in_float32(correct: bool) -> None:
     hidden = torch.zeros(1, 2, 4, device="cuda")
     nn.GRU(4, 4).cuda().half()(rand(3, 2, 4).half(), hidden.half() if correct else hidden)
 
 
-# ---- sparse tensors and solvers --------------------------------------------------------------------------------------
+# ---- sparse tensors and solvers ------------------------------------------------------------------
 
 SPARSE = "sparse tensors and solvers"
 
 
-@case(SPARSE, "sparse/cuda/SparseCUDATensorMath.cu", "\"addmm_sparse_cuda\" not implemented for 'Half'")
+@case(
+    SPARSE,
+    "sparse/cuda/SparseCUDATensorMath.cu",
+    "\"addmm_sparse_cuda\" not implemented for 'Half'",
+)
 def graph_in_half_precision(correct: bool) -> None:
     dtype = torch.float32 if correct else torch.float16
     torch.sparse.mm(torch.eye(4, device="cuda").to(dtype).to_sparse(), rand(4, 2, dtype=dtype))
@@ -1378,10 +1576,16 @@ def graph_in_half_precision(correct: bool) -> None:
 @case(SPARSE, "sparse/cuda/SparseCUDATensorMath.cu", TWO)
 def features_of_a_graph_on_the_host(correct: bool) -> None:
     features = torch.ones(4, 2)
-    torch.sparse.mm(torch.eye(4, device="cuda").to_sparse(), features.cuda() if correct else features)
+    torch.sparse.mm(
+        torch.eye(4, device="cuda").to_sparse(), features.cuda() if correct else features
+    )
 
 
-@case(SPARSE, "torch/sparse/semi_structured.py", "Error original_tensor.shape torch.Size([24, 24]) is not supported!")
+@case(
+    SPARSE,
+    "torch/sparse/semi_structured.py",
+    "Error original_tensor.shape torch.Size([24, 24]) is not supported!",
+)
 def pruned_weights_that_are_too_small(correct: bool) -> None:
     size = 128 if correct else 24
     weights = torch.tensor([0.0, 0.0, 1.0, 1.0], device="cuda").half().repeat(size, size // 4)
@@ -1399,22 +1603,29 @@ def sparse_solver(correct: bool) -> None:
 
 
 @case(
-    SPARSE, "cuda/linalg/BatchLinearAlgebra.cpp", "torch.linalg.ldl_solve: complex tensors with hermitian=True flag are"
+    SPARSE,
+    "cuda/linalg/BatchLinearAlgebra.cpp",
+    "torch.linalg.ldl_solve: complex tensors with hermitian=True flag are",
 )
 def hermitian_factor(correct: bool) -> None:
-    factor, pivots = torch.linalg.ldl_factor(torch.eye(2, dtype=torch.complex64), hermitian=not correct)
+    factor, pivots = torch.linalg.ldl_factor(
+        torch.eye(2, dtype=torch.complex64), hermitian=not correct
+    )
     b = torch.ones(2, 1, dtype=torch.complex64, device="cuda")
     torch.linalg.ldl_solve(factor.cuda(), pivots.cuda(), b, hermitian=not correct)
 
 
-# ---- mixed precision -------------------------------------------------------------------------------------------------
+# ---- mixed precision -----------------------------------------------------------------------------
 
 MIXED = "mixed precision"
 
 
-def scaled_gradients(dtype: torch.dtype = torch.float32) -> tuple[torch.amp.GradScaler, torch.optim.SGD]:
+def scaled_gradients(
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.amp.GradScaler, torch.optim.SGD]:
     """Return a scaler and an optimizer whose weight has a scaled gradient."""
-    scaler, weight = torch.amp.GradScaler("cuda"), nn.Parameter(torch.ones(2, device="cuda", dtype=dtype))
+    scaler = torch.amp.GradScaler("cuda")
+    weight = nn.Parameter(torch.ones(2, device="cuda", dtype=dtype))
     scaler.scale(weight.sum()).backward()
     return scaler, torch.optim.SGD([weight], 0.1)
 
@@ -1427,7 +1638,9 @@ def scaled_gradients(dtype: torch.dtype = torch.float32) -> tuple[torch.amp.Grad
 def probabilities_under_autocast(correct: bool) -> None:
     x, target = torch.ones(2, device="cuda") / 2, torch.ones(2, device="cuda")
     with torch.autocast("cuda", dtype=torch.float16):
-        F.binary_cross_entropy_with_logits(x, target) if correct else F.binary_cross_entropy(x, target)
+        F.binary_cross_entropy_with_logits(x, target) if correct else F.binary_cross_entropy(
+            x, target
+        )
 
 
 @case(MIXED, "haotian-liu/LLaVA#363", "Attempting to unscale FP16 gradients.")
@@ -1444,7 +1657,9 @@ def optimizer_of_weights_without_gradients(correct: bool) -> None:
 
 
 @case(
-    MIXED, "torch/amp/grad_scaler.py", "unscale_() has already been called on this optimizer since the last update()."
+    MIXED,
+    "torch/amp/grad_scaler.py",
+    "unscale_() has already been called on this optimizer since the last update().",
 )
 def clipping_twice_in_a_step(correct: bool) -> None:
     scaler, optimizer = scaled_gradients()
@@ -1458,7 +1673,8 @@ def clipping_twice_in_a_step(correct: bool) -> None:
 @case(
     MIXED,
     "continue-revolution/sd-webui-animatediff#168",
-    "Index put requires the source and destination dtypes match, got Float for the destination and Half for",
+    "Index put requires the source and destination dtypes match, got Float for the destination and "
+    "Half for",
 )
 def results_under_autocast_put_into_a_buffer(correct: bool) -> None:
     model, buffer = nn.Linear(4, 4).cuda(), torch.zeros(3, 4, device="cuda")
@@ -1467,12 +1683,16 @@ def results_under_autocast_put_into_a_buffer(correct: bool) -> None:
         buffer[indices(0, 1)] = result.float() if correct else result
 
 
-# ---- several GPUs ----------------------------------------------------------------------------------------------------
+# ---- several GPUs --------------------------------------------------------------------------------
 
 PARALLEL = "NCCL and several GPUs"
 
 
-@case(PARALLEL, "pytorch/pytorch#42519", "Input tensor data type is not supported for NCCL process group: Short")
+@case(
+    PARALLEL,
+    "pytorch/pytorch#42519",
+    "Input tensor data type is not supported for NCCL process group: Short",
+)
 def collective_of_16_bit_integers(correct: bool) -> None:
     planted_bugs.begin_group()
     dist.all_reduce(torch.ones(2, device="cuda", dtype=torch.int32 if correct else torch.int16))
@@ -1485,7 +1705,9 @@ def masks_of_all_ranks(correct: bool) -> None:
 
 
 @case(
-    PARALLEL, "pytorch/pytorch#100243", "DistributedDataParallel device_ids and output_device arguments only work with"
+    PARALLEL,
+    "pytorch/pytorch#100243",
+    "DistributedDataParallel device_ids and output_device arguments only work with",
 )
 def distributed_model_on_the_host(correct: bool) -> None:
     planted_bugs.begin_group()
@@ -1493,14 +1715,20 @@ def distributed_model_on_the_host(correct: bool) -> None:
     nn.parallel.DistributedDataParallel(model.cuda() if correct else model, device_ids=[0])
 
 
-@case(PARALLEL, "open-mmlab/mmsegmentation#2147", "SyncBatchNorm expected input tensor to be on GPU")
+@case(
+    PARALLEL, "open-mmlab/mmsegmentation#2147", "SyncBatchNorm expected input tensor to be on GPU"
+)
 def batch_of_the_host_for_all_ranks(correct: bool) -> None:
     planted_bugs.begin_group()
     x = torch.ones(2, 3, 4)
     nn.SyncBatchNorm(3).cuda()(x.cuda() if correct else x)
 
 
-@case(PARALLEL, "torch/distributed/distributed_c10d.py", "monitored_barrier is only implemented for GLOO backend.")
+@case(
+    PARALLEL,
+    "torch/distributed/distributed_c10d.py",
+    "monitored_barrier is only implemented for GLOO backend.",
+)
 def barrier_that_names_the_late_rank(correct: bool) -> None:
     planted_bugs.begin_group()
     dist.barrier() if correct else dist.monitored_barrier()
@@ -1517,7 +1745,7 @@ def replicas_of_a_model_on_the_host(correct: bool) -> None:
     nn.DataParallel(model.cuda() if correct else model)(rand(4, 2))
 
 
-# ---- workers and page-locked memory ----------------------------------------------------------------------------------
+# ---- workers and page-locked memory --------------------------------------------------------------
 
 WORKERS = "workers and page-locked memory"
 
@@ -1527,14 +1755,22 @@ def batches_moved_in_a_worker(correct: bool) -> None:
     rand(1)
     workers = 0 if correct else 1
     context = None if correct else "fork"
-    list(DataLoader([1, 2], collate_fn=indices_of, num_workers=workers, multiprocessing_context=context))
+    list(
+        DataLoader(
+            [1, 2], collate_fn=indices_of, num_workers=workers, multiprocessing_context=context
+        )
+    )
 
 
 def indices_of(items: list[int]) -> torch.Tensor:
     return indices(*items)
 
 
-@case(WORKERS, "unit8co/darts#436", "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+@case(
+    WORKERS,
+    "unit8co/darts#436",
+    "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
+)
 def data_of_the_gpu_in_a_loader_that_pins(correct: bool) -> None:
     list(DataLoader(TensorDataset(rand(4, 2)), pin_memory=not correct))
 
@@ -1544,7 +1780,7 @@ def page_locked_memory_of_the_gpu(correct: bool) -> None:
     torch.empty(2, device="cpu" if correct else "cuda", pin_memory=True)
 
 
-# ---- memory ----------------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 MEMORY = "memory"
 
@@ -1589,14 +1825,15 @@ def part_of_a_shared_gpu(correct: bool) -> None:
     torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
 
 
-# ---- streams and events ----------------------------------------------------------------------------------------------
+# ---- streams and events --------------------------------------------------------------------------
 
 STREAMS = "streams and events"
 
 
 @case(STREAMS, "docs/source/notes/cuda.rst", asynchronous=True)
 def results_that_are_still_on_their_way(correct: bool) -> None:
-    x = torch.ones(64, device="cuda").mul(2).mul(0.5)  # the kernel is loaded, which waits for the device
+    # The kernel is loaded, which waits for the device.
+    x = torch.ones(64, device="cuda").mul(2).mul(0.5)
     torch.cuda._sleep(10**9)
     host = x.mul(2).to("cpu", non_blocking=True)
     if correct:
@@ -1614,11 +1851,13 @@ def time_to_an_event_that_was_not_recorded(correct: bool) -> None:
     begin.elapsed_time(end)
 
 
-# ---- more captures ---------------------------------------------------------------------------------------------------
+# ---- more captures -------------------------------------------------------------------------------
 
 
 @case(
-    CAPTURES, "Lightning-AI/pytorch-lightning#18501", "Attempting CUDA graph capture of step() for an instance of Adam"
+    CAPTURES,
+    "Lightning-AI/pytorch-lightning#18501",
+    "Attempting CUDA graph capture of step() for an instance of Adam",
 )
 def optimizer_that_is_not_capturable(correct: bool) -> None:
     weight = nn.Parameter(rand(2))
@@ -1628,7 +1867,11 @@ def optimizer_that_is_not_capturable(correct: bool) -> None:
         optimizer.step()
 
 
-@case(CAPTURES, "torch/cuda/graphs.py", "make_graphed_callables does not support the autocast caching.")
+@case(
+    CAPTURES,
+    "torch/cuda/graphs.py",
+    "make_graphed_callables does not support the autocast caching.",
+)
 def graphed_module_under_autocast(correct: bool) -> None:
     with torch.autocast("cuda", dtype=torch.float16, cache_enabled=not correct):
         torch.cuda.make_graphed_callables(nn.Linear(4, 4).cuda(), (rand(2, 4),))
@@ -1667,7 +1910,9 @@ def clipping_that_raises(correct: bool) -> None:
 def counts_of_tokens(correct: bool) -> None:
     tokens, counts = indices(0, 1, 1), torch.zeros(4, device="cuda")
     with capturing():
-        counts.index_add_(0, tokens, torch.ones(3, device="cuda")) if correct else tokens.bincount(minlength=4)
+        counts.index_add_(0, tokens, torch.ones(3, device="cuda")) if correct else tokens.bincount(
+            minlength=4
+        )
 
 
 @case(CAPTURES, "cuda/CUDAGraph.cpp", "This CUDAGraph instance already owns a captured graph.")
@@ -1678,7 +1923,11 @@ def graph_captured_twice(correct: bool) -> None:
             x.mul_(2)
 
 
-@case(CAPTURES, "cuda/CUDAGraph.cpp", "Called CUDAGraph::pool() without a preceding successful capture.")
+@case(
+    CAPTURES,
+    "cuda/CUDAGraph.cpp",
+    "Called CUDAGraph::pool() without a preceding successful capture.",
+)
 def pool_of_a_graph_before_its_capture(correct: bool) -> None:
     graph, x = torch.cuda.CUDAGraph(), rand(4)
     if correct:
@@ -1699,7 +1948,7 @@ def results_kept_over_replays(correct: bool) -> None:
     assert [each[0].item() for each in kept] == [2, 4]
 
 
-# ---- more assertions -------------------------------------------------------------------------------------------------
+# ---- more assertions -----------------------------------------------------------------------------
 
 
 @case(ASSERTIONS, "pytorch/pytorch#74079", ASSERTED)
@@ -1709,7 +1958,9 @@ def one_class_too_few(correct: bool) -> None:
 
 @case(ASSERTIONS, "MIC-DKFZ/nnUNet#1435", ASSERTED)
 def labels_scattered_into_too_few_planes(correct: bool) -> None:
-    torch.zeros(2, 4 if correct else 3, device="cuda").scatter_(1, indices(0, 3)[:, None], 1.0).cpu()
+    torch.zeros(2, 4 if correct else 3, device="cuda").scatter_(
+        1, indices(0, 3)[:, None], 1.0
+    ).cpu()
 
 
 @case(ASSERTIONS, "cuda/ScatterGatherKernel.cu", ASSERTED)
@@ -1731,7 +1982,9 @@ def place_beyond_the_end_of_a_cache(correct: bool) -> None:
 
 @case(ASSERTIONS, "cuda/Indexing.cu", ASSERTED)
 def edges_to_a_node_that_is_not_there(correct: bool) -> None:
-    torch.zeros(4, device="cuda").index_add_(0, indices(0, 3 if correct else 4), torch.ones(2, device="cuda")).cpu()
+    torch.zeros(4, device="cuda").index_add_(
+        0, indices(0, 3 if correct else 4), torch.ones(2, device="cuda")
+    ).cpu()
 
 
 @case(ASSERTIONS, "cuda/IndexKernel.cu: take", ASSERTED)
@@ -1764,7 +2017,7 @@ def rates_below_zero(correct: bool) -> None:
     torch.poisson(torch.tensor([0.5, 1.0 if correct else -1.0], device="cuda")).cpu()
 
 
-# ---- more kernels that are not deterministic -------------------------------------------------------------------------
+# ---- more kernels that are not deterministic -----------------------------------------------------
 
 
 @case(DETERMINISM, "mittagessen/kraken#479", "ctc_loss_backward_gpu does not have a deterministic")
@@ -1786,14 +2039,20 @@ def deterministic_histogram(correct: bool) -> None:
 
 
 @case(
-    DETERMINISM, "torch.use_deterministic_algorithms", "median CUDA with indices output does not have a deterministic"
+    DETERMINISM,
+    "torch.use_deterministic_algorithms",
+    "median CUDA with indices output does not have a deterministic",
 )
 def deterministic_median(correct: bool) -> None:
     torch.use_deterministic_algorithms(True)
     rand(2, 5).median() if correct else rand(2, 5).median(1)
 
 
-@case(DETERMINISM, "pytorch/pytorch#68959", "grid_sampler_2d_backward_cuda does not have a deterministic")
+@case(
+    DETERMINISM,
+    "pytorch/pytorch#68959",
+    "grid_sampler_2d_backward_cuda does not have a deterministic",
+)
 def deterministic_warp(correct: bool) -> None:
     x, grid = rand(1, 1, 4, 4, requires_grad=True), torch.zeros(1, 2, 2, 2, device="cuda")
     y = F.grid_sample(x, grid, align_corners=False)
@@ -1801,7 +2060,11 @@ def deterministic_warp(correct: bool) -> None:
     y.sum().backward()
 
 
-@case(DETERMINISM, "torch.use_deterministic_algorithms", "max_unpooling2d_forward_out does not have a deterministic")
+@case(
+    DETERMINISM,
+    "torch.use_deterministic_algorithms",
+    "max_unpooling2d_forward_out does not have a deterministic",
+)
 def deterministic_unpooling(correct: bool) -> None:
     x, places = F.max_pool2d(rand(1, 1, 4, 4), 2, return_indices=True)
     torch.use_deterministic_algorithms(not correct)
@@ -1809,7 +2072,9 @@ def deterministic_unpooling(correct: bool) -> None:
 
 
 @case(
-    DETERMINISM, "torch.use_deterministic_algorithms", "embedding_bag_backward_cuda_max does not have a deterministic"
+    DETERMINISM,
+    "torch.use_deterministic_algorithms",
+    "embedding_bag_backward_cuda_max does not have a deterministic",
 )
 def deterministic_maximum_of_bags(correct: bool) -> None:
     y = nn.EmbeddingBag(8, 4, mode="max").cuda()(indices(1, 2)[None])
@@ -1817,23 +2082,37 @@ def deterministic_maximum_of_bags(correct: bool) -> None:
     y.sum().backward()
 
 
-@case(DETERMINISM, "torch.use_deterministic_algorithms", "avg_pool3d_backward_cuda does not have a deterministic")
+@case(
+    DETERMINISM,
+    "torch.use_deterministic_algorithms",
+    "avg_pool3d_backward_cuda does not have a deterministic",
+)
 def deterministic_pooling_of_videos(correct: bool) -> None:
     deterministically(correct, nn.AvgPool3d(2), 1, 1, 4, 4, 4)
 
 
-@case(DETERMINISM, "torch.use_deterministic_algorithms", "upsample_bicubic2d_backward_out_cuda does not have a")
+@case(
+    DETERMINISM,
+    "torch.use_deterministic_algorithms",
+    "upsample_bicubic2d_backward_out_cuda does not have a",
+)
 def deterministic_bicubic(correct: bool) -> None:
     deterministically(correct, nn.Upsample(scale_factor=2, mode="bicubic"), 1, 1, 4, 4)
 
 
-@case(DETERMINISM, "torch.use_deterministic_algorithms", "nll_loss2d_forward_out_cuda_template does not have a")
+@case(
+    DETERMINISM,
+    "torch.use_deterministic_algorithms",
+    "nll_loss2d_forward_out_cuda_template does not have a",
+)
 def deterministic_segmentation(correct: bool) -> None:
     torch.use_deterministic_algorithms(not correct)
-    F.nll_loss(rand(1, 3, 2, 2).log_softmax(1), torch.zeros(1, 2, 2, dtype=torch.int64, device="cuda"))
+    F.nll_loss(
+        rand(1, 3, 2, 2).log_softmax(1), torch.zeros(1, 2, 2, dtype=torch.int64, device="cuda")
+    )
 
 
-# ---- more of Macs ----------------------------------------------------------------------------------------------------
+# ---- more of Macs --------------------------------------------------------------------------------
 
 
 def lacking(operator: str) -> str:
@@ -1843,7 +2122,9 @@ def lacking(operator: str) -> str:
 @on_mac("pytorch/pytorch#160829", lacking("_ctc_loss"))
 def loss_of_speech_on_a_mac(correct: bool) -> None:
     scores, lengths = ones(6, 1, 5).log_softmax(2), torch.tensor([6])
-    F.ctc_loss(scores.cpu() if correct else scores, torch.tensor([[1, 2]]), lengths, torch.tensor([2]))
+    F.ctc_loss(
+        scores.cpu() if correct else scores, torch.tensor([[1, 2]]), lengths, torch.tensor([2])
+    )
 
 
 @on_mac("pytorch/pytorch#141287", lacking("linalg_eig"))
@@ -1895,7 +2176,8 @@ def convolution_of_integers(correct: bool) -> None:
 
 
 @on_mac(
-    "mps/operations/Indexing.mm", "expected self and mask to be on the same device, but got mask on cpu and self on mps"
+    "mps/operations/Indexing.mm",
+    "expected self and mask to be on the same device, but got mask on cpu and self on mps",
 )
 def causal_mask_that_is_no_buffer(correct: bool) -> None:
     mask = torch.ones(4, 4).triu(1).bool()
@@ -1912,6 +2194,8 @@ def state_of_the_host_for_a_mac(correct: bool) -> None:
     torch.mps.set_rng_state(torch.mps.get_rng_state() if correct else torch.get_rng_state())
 
 
-@on_mac("aten/src/ATen/core/Generator.h", "Expected a 'mps' device type for generator but found 'cpu'")
+@on_mac(
+    "aten/src/ATen/core/Generator.h", "Expected a 'mps' device type for generator but found 'cpu'"
+)
 def generator_of_the_host_for_a_mac(correct: bool) -> None:
     torch.randn(2, device="mps", generator=torch.Generator("mps" if correct else "cpu"))

@@ -1,7 +1,9 @@
-"""What a device answers to questions that need no bug: values, states, figures of the allocator, and refusals.
+"""What a device answers to questions that need no bug: values, states, figures of the allocator,
+and refusals.
 
-``python -m benchmarks.conformance`` asks a device, and ``tests/test_conformance.py`` asks the simulated one. Every
-answer is made of strings, numbers, lists and dictionaries with keys that are strings.
+``python -m benchmarks.conformance`` asks a device, and ``tests/test_conformance.py`` asks the
+simulated one. Every answer is made of strings, numbers, lists and dictionaries with keys that are
+strings.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def short(dtype: torch.dtype) -> str:
 
 
 def ended(call: Callable[[], Any], *, waits: bool = True) -> str:
-    """Return the class and the text of a call's error, or "ok"; also of an error that the device has later."""
+    """Return the class and the text of a call's error, or "ok"; also of an error that the device
+    has later.
+    """
     try:
         call()
         if waits:
@@ -72,10 +76,28 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @fact
 def conversions() -> dict[str, Any]:
-    """Integers that are made of floating-point numbers, as text, because JSON's numbers end at 2**53."""
-    numbers = [float("nan"), float("inf"), -float("inf"), 1e20, -1e20, 300.0, -1.0, 7e4, -7e4, 3e9, -3e9, 1e19, 2.0**63]
+    """Integers that are made of floating-point numbers, as text, because JSON's numbers end at
+    2**53.
+    """
+    numbers = [
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        1e20,
+        -1e20,
+        300.0,
+        -1.0,
+        7e4,
+        -7e4,
+        3e9,
+        -3e9,
+        1e19,
+        2.0**63,
+    ]
     return {
-        f"{short(one)} to {short(other)}": str(torch.tensor(numbers).to(one).cuda().to(other).tolist())
+        f"{short(one)} to {short(other)}": str(
+            torch.tensor(numbers).to(one).cuda().to(other).tolist()
+        )
         for one, other in itertools.product(FLOATS, (*INTEGERS, *UNSIGNED))
     }
 
@@ -128,16 +150,30 @@ def generators() -> dict[str, Any]:
     torch.cuda.manual_seed(2**40 + 3)
     generator = torch.Generator("cuda")
     found["seed"] = [torch.cuda.get_rng_state().tolist(), torch.cuda.initial_seed()]
-    found["new"] = [generator.get_state().tolist(), generator.initial_seed(), generator.get_offset()]
+    found["new"] = [
+        generator.get_state().tolist(),
+        generator.initial_seed(),
+        generator.get_offset(),
+    ]
     found["state of the host"] = ended(lambda: generator.set_state(torch.get_rng_state()))
     found["eight bytes"] = ended(lambda: generator.set_state(torch.zeros(8, dtype=torch.uint8)))
-    found["offset"] = [ended(lambda: generator.set_offset(6)), ended(lambda: generator.set_offset(8))]
+    found["offset"] = [
+        ended(lambda: generator.set_offset(6)),
+        ended(lambda: generator.set_offset(8)),
+    ]
     found["of the host"] = ended(lambda: torch.rand(2, device="cuda", generator=torch.Generator()))
     found["for the host"] = ended(lambda: torch.rand(2, generator=generator))
     return found
 
 
-FIGURES = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "segment", "allocation")
+FIGURES = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "segment",
+    "allocation",
+)
 
 SETTINGS = (
     "", "max_split_size_mb:200", "roundup_power2_divisions:4", "garbage_collection_threshold:0.6",
@@ -166,7 +202,8 @@ def _of_allocator(setting: str) -> dict[str, Any]:
         "peaks": [stats[f"{name}.all.peak"] for name in FIGURES],
         "others": [stats["num_alloc_retries"], stats["num_device_alloc"], stats["num_device_free"]],
         "segments": sorted(
-            [each["total_size"], each["allocated_size"], len(each["blocks"])] for each in torch.cuda.memory_snapshot()
+            [each["total_size"], each["allocated_size"], len(each["blocks"])]
+            for each in torch.cuda.memory_snapshot()
         ),
     }
 
@@ -178,16 +215,32 @@ for _setting in SETTINGS:
 @fact
 def attention() -> dict[str, Any]:
     """Which of the kernels of attention take what, as "fec": flash, memory-efficient, cuDNN."""
-    kernels = {"f": can_use_flash_attention, "e": can_use_efficient_attention, "c": can_use_cudnn_attention}
+    kernels = {
+        "f": can_use_flash_attention,
+        "e": can_use_efficient_attention,
+        "c": can_use_cudnn_attention,
+    }
     variants = ("plain", "causal", "mask", "float mask", "dropout", "gradient", "groups", "one key")
     found = {}
-    for dtype, width, variant in itertools.product(FLOATS, (4, 8, 40, 64, 100, 128, 136, 192, 256, 264), variants):
+    for dtype, width, variant in itertools.product(
+        FLOATS, (4, 8, 40, 64, 100, 128, 136, 192, 256, 264), variants
+    ):
         q = ones(2, 4, 16, width, dtype=dtype)
-        k = ones(2, 2 if variant == "groups" else 4, 1 if variant == "one key" else 16, width, dtype=dtype)
+        k = ones(
+            2,
+            2 if variant == "groups" else 4,
+            1 if variant == "one key" else 16,
+            width,
+            dtype=dtype,
+        )
         q.requires_grad_(variant == "gradient")
         mask = {"mask": ones(16, 16).bool(), "float mask": ones(16, 16, dtype=dtype)}.get(variant)
-        params = SDPAParams(q, k, k, mask, 0.1 * (variant == "dropout"), variant == "causal", variant == "groups")
-        found[f"{short(dtype)} {width} {variant}"] = "".join(n for n, takes in kernels.items() if takes(params))
+        params = SDPAParams(
+            q, k, k, mask, 0.1 * (variant == "dropout"), variant == "causal", variant == "groups"
+        )
+        found[f"{short(dtype)} {width} {variant}"] = "".join(
+            n for n, takes in kernels.items() if takes(params)
+        )
     return found
 
 
@@ -224,8 +277,12 @@ def two_dtypes() -> dict[str, Any]:
         for statistics, on in itertools.product(FLOATS, (False, True)):
             given = [ones(4, dtype=each) for each in (statistics, statistics, w, w)]
             with torch.backends.cudnn.flags(enabled=on):
-                name = f"batch norm {short(x)} {short(w)} {short(statistics)}{' cudnn' if on else ''}"
-                found[name] = ended(lambda x=x, given=given: F.batch_norm(ones(2, 4, 3, 3, dtype=x), *given))
+                name = (
+                    f"batch norm {short(x)} {short(w)} {short(statistics)}{' cudnn' if on else ''}"
+                )
+                found[name] = ended(
+                    lambda x=x, given=given: F.batch_norm(ones(2, 4, 3, 3, dtype=x), *given)
+                )
     return found
 
 
@@ -234,7 +291,9 @@ def grids() -> dict[str, Any]:
     """How many heads and batches the kernels of attention take."""
     found = {}
     kernels = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
-    for (name, kernel), shape in itertools.product(kernels.items(), ((1, 65_535), (1, 65_536), (65_536, 1))):
+    for (name, kernel), shape in itertools.product(
+        kernels.items(), ((1, 65_535), (1, 65_536), (65_536, 1))
+    ):
         x = ones(*shape, 1, 8, dtype=torch.float16)
         with nn.attention.sdpa_kernel(getattr(nn.attention.SDPBackend, kernel)):
             found[f"{name} {shape}"] = ended(lambda x=x: F.scaled_dot_product_attention(x, x, x))
@@ -289,15 +348,28 @@ def deterministic() -> dict[str, Any]:
 
 def captured() -> dict[str, Callable[[], Any]]:
     """Return what one may do while a graph is captured, each under a name."""
-    x, index, matrix = ones(4), torch.tensor([0, 1, 1, 2], device="cuda"), torch.eye(3, device="cuda")
+    x = ones(4)
+    index = torch.tensor([0, 1, 1, 2], device="cuda")
+    matrix = torch.eye(3, device="cuda")
     mask, host, pinned = x > 0, torch.empty(4), torch.empty(4, pin_memory=True)
-    event, generator, linalg, cuda = torch.cuda.Event(), torch.Generator("cuda"), torch.linalg, torch.cuda
+    event = torch.cuda.Event()
+    generator = torch.Generator("cuda")
+    linalg = torch.linalg
+    cuda = torch.cuda
     recorded = cuda.Event(enable_timing=True)
     event.record()
     recorded.record()
     weights, log = ones(4, 4), ones(4, 1, 3).log_softmax(2)
     lstm, rows = nn.LSTM(4, 4).cuda(), ones(3, 2, 4)
-    for first in (linalg.inv, linalg.qr, linalg.svd, linalg.eigh, linalg.det, torch.fft.fft, linalg.eig):
+    for first in (
+        linalg.inv,
+        linalg.qr,
+        linalg.svd,
+        linalg.eigh,
+        linalg.det,
+        torch.fft.fft,
+        linalg.eig,
+    ):
         first(matrix @ matrix)  # libraries take memory at their first call
     lstm(rows)
     return {
@@ -363,13 +435,18 @@ def captured() -> dict[str, Callable[[], Any]]:
 def captures() -> dict[str, Any]:
     """How a call ends while a graph is captured, and how the capture then ends, by mode."""
     calls, found, kept = captured(), dict[str, Any](), []
-    for mode, (name, call) in itertools.product(("global", "thread_local", "relaxed"), calls.items()):
+    for mode, (name, call) in itertools.product(
+        ("global", "thread_local", "relaxed"), calls.items()
+    ):
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             graph.capture_begin(capture_error_mode=mode)
-            found[f"{mode}: {name}"] = [ended(step, waits=False) for step in (call, graph.capture_end)]
-        kept.append(graph)  # a capture that followed a deleted graph was spoiled before its call, on an H200
+            found[f"{mode}: {name}"] = [
+                ended(step, waits=False) for step in (call, graph.capture_end)
+            ]
+        # A capture that followed a deleted graph was spoiled before its call, on an H200.
+        kept.append(graph)
         torch.cuda.synchronize()
     return found
 
@@ -379,14 +456,18 @@ PARTS = 12
 
 
 def _of_operators(part: int) -> dict[str, Any]:
-    """Which operators refuse samples of torch's own database that the CPU's kernels take, by dtype."""
+    """Which operators refuse samples of torch's own database that the CPU's kernels take, by
+    dtype.
+    """
     from torch.testing._internal.common_methods_invocations import op_db
 
     def on_device(value: torch.Tensor | torch.device) -> Any:
         return value.to("cuda") if isinstance(value, torch.Tensor) else torch.device("cuda")
 
     found = {}
-    for op, dtype in itertools.product(op_db[part::PARTS], (torch.bool, *INTEGERS, *FLOATS, *COMPLEX)):
+    for op, dtype in itertools.product(
+        op_db[part::PARTS], (torch.bool, *INTEGERS, *FLOATS, *COMPLEX)
+    ):
         if op.name.startswith("jit"):
             continue
         torch.manual_seed(0)
@@ -396,7 +477,9 @@ def _of_operators(part: int) -> dict[str, Any]:
             for sample in itertools.islice(samples_of(op, dtype), 4):
                 args, kwargs = (sample.input, *sample.args), sample.kwargs
                 if ended(functools.partial(op, *args, **kwargs)) == OK:
-                    args, kwargs = pytree.tree_map_only((torch.Tensor, torch.device), on_device, (args, kwargs))
+                    args, kwargs = pytree.tree_map_only(
+                        (torch.Tensor, torch.device), on_device, (args, kwargs)
+                    )
                     ends.add(ended(functools.partial(op, *args, **kwargs))[:200])
         except Exception as error:
             ends.add(f"no samples: {type(error).__name__}")

@@ -1,9 +1,10 @@
-"""One case for every public name under ``torch.cuda`` and its neighbours: a call, and what must hold afterwards.
+"""One case for every public name under ``torch.cuda`` and its neighbours: a call, and what must
+hold afterwards.
 
-A case returns a true value, or raises. It checks an effect that a function which only returns None, True or 0 does not
-have: a state that changes and is read back, a figure that grows by a known amount, the answer to a program written for
-another accelerator, an error.
-Names that hold the same object as a name already listed need no case.
+A case returns a true value, or raises. It checks an effect that a function which only returns None,
+True or 0 does not have: a state that changes and is read back, a figure that grows by a known
+amount, the answer to a program written for another accelerator, an error. Names that hold the same
+object as a name already listed need no case.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ def raises(errors: type[Exception] | tuple[type[Exception], ...], call: Callable
 
 
 def elsewhere(call: Callable[[], Any], **options: Any) -> Any:
-    """Call a function in a scope nested in the active one, on the same target with other options."""
+    """Call a function in a scope nested in the active one, on the same target with other
+    options.
+    """
     scope = torchdevice.current()
     assert scope is not None
     with torchdevice.portable(scope.target, **{"written_for": accelerator(), **options}):
@@ -106,12 +109,16 @@ def elsewhere(call: Callable[[], Any], **options: Any) -> Any:
 
 
 def by_program(call: Callable[[], Any]) -> list[Any]:
-    """Return the results of a call in a program written for CUDA, and in a program written for MPS."""
+    """Return the results of a call in a program written for CUDA, and in a program written for
+    MPS.
+    """
     return [elsewhere(call, written_for="cuda"), elsewhere(call, written_for="mps")]
 
 
 def of_xpu(call: Callable[[], Any]) -> bool:
-    """Return whether a call returns True in a program written for XPU, and False in one written for CUDA."""
+    """Return whether a call returns True in a program written for XPU, and False in one written for
+    CUDA.
+    """
     return call() is True and elsewhere(call, written_for="cuda") is False
 
 
@@ -139,7 +146,9 @@ def reported(call: Callable[[], Any]) -> bool:
 
 
 def asks_the_runtime(method: str, call: Callable[[], Any]) -> bool:
-    """Return whether a call returns None and calls this method of the runtime, or of its supplied device."""
+    """Return whether a call returns None and calls this method of the runtime, or of its supplied
+    device.
+    """
     scope = torchdevice.current()
     assert scope is not None
     owner: Any = scope.runtime if hasattr(scope.runtime, method) else scope.runtime.supplied
@@ -154,7 +163,9 @@ def asks_torch(binding: str, call: Callable[[], Any]) -> bool:
 
 
 def says_what_torch_says(binding: str, call: Callable[[], Any]) -> bool:
-    """Return whether a call returns a bool: the value of this name in torch's C module, or that function's result."""
+    """Return whether a call returns a bool: the value of this name in torch's C module, or that
+    function's result.
+    """
     answer = object()
     held = getattr(torch._C, binding)
     with mock.patch.object(torch._C, binding, (lambda *args: answer) if callable(held) else answer):
@@ -178,7 +189,9 @@ def grows(figure: Callable[[], int]) -> bool:
 
 
 def peak_grows(figure: Callable[[], int]) -> bool:
-    """Return whether a peak of memory grows by the size of a new tensor, after a reset to the current amount."""
+    """Return whether a peak of memory grows by the size of a new tensor, after a reset to the
+    current amount.
+    """
     c.empty_cache()
     c.reset_peak_memory_stats()
     return grows(figure)
@@ -243,14 +256,22 @@ def _custom() -> bool:
 
 def _held(module: Any, name: str) -> Any:
     """Return the type of what a legacy constructor makes on the target: MPS holds no float64."""
-    return module.FloatTensor if name == "DoubleTensor" and ones().device.type == "mps" else getattr(module, name)
+    return (
+        module.FloatTensor
+        if name == "DoubleTensor" and ones().device.type == "mps"
+        else getattr(module, name)
+    )
 
 
 def _sparse_type(name: str) -> Callable[[], bool]:
     def use() -> bool:
         kind = getattr(c.sparse, name)
         made = kind(torch.tensor([[0, 2]]), getattr(torch, name)([1, 2]), torch.Size([3]))
-        return isinstance(made, _held(c.sparse, name)) and made.is_sparse and made.to_dense().tolist() == [1, 0, 2]
+        return (
+            isinstance(made, _held(c.sparse, name))
+            and made.is_sparse
+            and made.to_dense().tolist() == [1, 0, 2]
+        )
 
     return use
 
@@ -275,7 +296,9 @@ def _elapsed_on_mps() -> bool:
 
 
 def _set_and_get(module: Any, setter: str, getter: str, *values: Any) -> bool:
-    """Return whether each value is read back after it was set. With fewer than two values a constant would pass."""
+    """Return whether each value is read back after it was set. With fewer than two values a
+    constant would pass.
+    """
     read = []
     for value in values:
         getattr(module, setter)(value)
@@ -284,7 +307,9 @@ def _set_and_get(module: Any, setter: str, getter: str, *values: Any) -> bool:
 
 
 def _flag(setter: Callable[[bool], None], getter: Callable[[], bool]) -> bool:
-    """Return whether a flag can be set to both values. One of the two functions is of torch's C module."""
+    """Return whether a flag can be set to both values. One of the two functions is of torch's C
+    module.
+    """
     before = getter()
     try:
         return all(setter(value) is None and getter() is value for value in (not before, before))
@@ -305,7 +330,8 @@ _FLAGS = {
         "_get_math_sdp_allow_fp16_bf16_reduction",
     ),
 }
-"""Setter and getter of ``torch.backends.cuda`` -> the functions of torch's C module that they call."""
+"""Setter and getter of ``torch.backends.cuda`` -> the functions of torch's C module that they call.
+"""
 
 
 def _simulates_cuda() -> bool:
@@ -369,7 +395,9 @@ def _all_states() -> bool:
     states = c.get_rng_state_all()
     first = torch.rand(3, device=accelerator())
     c.set_rng_state_all(states)
-    return len(states) == c.device_count() and torch.equal(first, torch.rand(3, device=accelerator()))
+    return len(states) == c.device_count() and torch.equal(
+        first, torch.rand(3, device=accelerator())
+    )
 
 
 def _generators() -> bool:
@@ -520,7 +548,9 @@ def _matmul_flag() -> bool:
 def _plan_cache() -> bool:
     cache = torch.backends.cuda.cufft_plan_cache
     cache[0].max_size = 10
-    return isinstance(cache, torch.backends.cuda.cuFFTPlanCacheManager) and is_exactly(cache.max_size, 10)
+    return isinstance(cache, torch.backends.cuda.cuFFTPlanCacheManager) and is_exactly(
+        cache.max_size, 10
+    )
 
 
 def _library(call: Callable[..., Any], kind: Any, name: str) -> bool:
@@ -582,9 +612,16 @@ m = torch.mps
 
 CASES: dict[str, Callable[[], Any]] = {
     **{f"torch.cuda.{name}Tensor": _tensor_type(f"{name}Tensor") for name in _DTYPES},
-    **{f"torch.cuda.sparse.{name}Tensor": _sparse_type(f"{name}Tensor") for name in _DTYPES if name != "Bool"},
+    **{
+        f"torch.cuda.sparse.{name}Tensor": _sparse_type(f"{name}Tensor")
+        for name in _DTYPES
+        if name != "Bool"
+    },
     **{f"torch.cuda.{name}Storage": _storage_type(f"{name}Storage") for name in _DTYPES},
-    **{f"torch.cuda.Complex{name}Storage": _storage_type(f"Complex{name}Storage") for name in ("Double", "Float")},
+    **{
+        f"torch.cuda.Complex{name}Storage": _storage_type(f"Complex{name}Storage")
+        for name in ("Double", "Float")
+    },
     # ---- devices
     "torch.cuda.device": lambda: _on_the_third(lambda: _inside_device(lambda: c.device(2))),
     "torch.cuda.device_of": lambda: inside(c.device_of(ones())),
@@ -597,13 +634,18 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.synchronize": lambda: asks_the_runtime("synchronize", c.synchronize),
     "torch.cuda.get_device_name": lambda: _follows_the_name(c.get_device_name),
     "torch.cuda.get_device_capability": lambda: (
-        [c.get_device_capability(), elsewhere(c.get_device_capability, capability=(7, 5))] == [(8, 0), (7, 5)]
+        [c.get_device_capability(), elsewhere(c.get_device_capability, capability=(7, 5))]
+        == [(8, 0), (7, 5)]
     ),
     "torch.cuda.get_device_properties": lambda: c.get_device_properties(0).major == 8,
     "torch.cuda.get_arch_list": lambda: c.get_arch_list() == ["sm_80"],
-    "torch.cuda.get_gencode_flags": lambda: c.get_gencode_flags() == "-gencode compute=compute_80,code=sm_80",
+    "torch.cuda.get_gencode_flags": lambda: (
+        c.get_gencode_flags() == "-gencode compute=compute_80,code=sm_80"
+    ),
     "torch.cuda.can_device_access_peer": lambda: _on_the_third(_peers),
-    "torch.cuda.is_bf16_supported": lambda: _by_capability(lambda: c.is_bf16_supported(including_emulation=False)),
+    "torch.cuda.is_bf16_supported": lambda: _by_capability(
+        lambda: c.is_bf16_supported(including_emulation=False)
+    ),
     "torch.cuda.is_tf32_supported": lambda: _by_capability(c.is_tf32_supported),
     "torch.cuda.has_half": lambda: c.has_half is True,
     "torch.cuda.has_magma": lambda: c.has_magma is torch._C._has_magma,
@@ -629,7 +671,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.Stream": lambda: c.Stream().query(),
     "torch.cuda.Event": _elapsed,
     "torch.cuda.ExternalStream": lambda: c.ExternalStream(0) == c.default_stream(),
-    "torch.cuda.get_stream_from_external": lambda: c.get_stream_from_external(0, 0) == c.default_stream(),
+    "torch.cuda.get_stream_from_external": lambda: (
+        c.get_stream_from_external(0, 0) == c.default_stream()
+    ),
     "torch.cuda.StreamContext": lambda: _stream_context(c.StreamContext),
     "torch.cuda.stream": lambda: _stream_context(c.stream),
     "torch.cuda.set_stream": _stream_set,
@@ -643,19 +687,31 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.is_current_stream_capturing": _capturing,
     "torch.cuda.export_dot": lambda: _exported(c.export_dot("graph.dot")),
     "torch.cuda.export_graph_data": lambda: _exported(c.export_graph_data("graph.pickle")),
-    "torch.cuda.graph_annotations.is_available": lambda: c.graph_annotations.is_available() is False,
-    "torch.cuda.graph_annotations.mark_kernels": lambda: inside(c.graph_annotations.mark_kernels("a")),
-    "torch.cuda.graph_annotations.get_kernel_annotations": lambda: not c.graph_annotations.get_kernel_annotations(),
+    "torch.cuda.graph_annotations.is_available": lambda: (
+        c.graph_annotations.is_available() is False
+    ),
+    "torch.cuda.graph_annotations.mark_kernels": lambda: inside(
+        c.graph_annotations.mark_kernels("a")
+    ),
+    "torch.cuda.graph_annotations.get_kernel_annotations": lambda: (
+        not c.graph_annotations.get_kernel_annotations()
+    ),
     "torch.cuda.graph_annotations.clear_kernel_annotations": lambda: (
         quiet(c.graph_annotations.clear_kernel_annotations) is None
     ),
-    "torch.cuda.graph_annotations.get_kernel_py_stacks": lambda: not c.graph_annotations.get_kernel_py_stacks(),
+    "torch.cuda.graph_annotations.get_kernel_py_stacks": lambda: (
+        not c.graph_annotations.get_kernel_py_stacks()
+    ),
     "torch.cuda.graph_annotations.dump_kernel_py_stacks": lambda: (
         c.graph_annotations.dump_kernel_py_stacks("stacks") is None
     ),
     "torch.cuda.green_contexts.SMPartition": lambda: c.green_contexts.SMPartition.from_device(0),
-    "torch.cuda.green_contexts.get_num_locality_domains": lambda: c.green_contexts.get_num_locality_domains(0),
-    "torch.cuda.green_contexts.is_localization_supported": lambda: c.green_contexts.is_localization_supported(0),
+    "torch.cuda.green_contexts.get_num_locality_domains": lambda: (
+        c.green_contexts.get_num_locality_domains(0)
+    ),
+    "torch.cuda.green_contexts.is_localization_supported": lambda: (
+        c.green_contexts.is_localization_supported(0)
+    ),
     "torch.cuda.GreenContext": lambda: c.GreenContext.create(num_sms=1, device_id=0),
     # ---- memory
     "torch.cuda.empty_cache": lambda: asks_the_runtime("empty_cache", c.empty_cache),
@@ -665,7 +721,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.max_memory_reserved": lambda: peak_grows(c.max_memory_reserved),
     "torch.cuda.memory_cached": lambda: peak_grows(lambda: quiet(c.memory_cached)),
     "torch.cuda.max_memory_cached": lambda: peak_grows(lambda: quiet(c.max_memory_cached)),
-    "torch.cuda.memory_stats": lambda: grows(lambda: c.memory_stats()["allocated_bytes.all.current"]),
+    "torch.cuda.memory_stats": lambda: grows(
+        lambda: c.memory_stats()["allocated_bytes.all.current"]
+    ),
     "torch.cuda.memory_stats_as_nested_dict": lambda: grows(
         lambda: c.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"]
     ),
@@ -673,7 +731,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.memory_snapshot": _snapshot,
     "torch.cuda.mem_get_info": lambda: c.mem_get_info()[0] <= c.mem_get_info()[1],
     "torch.cuda.list_gpu_processes": lambda: c.list_gpu_processes(),
-    "torch.cuda.reset_peak_memory_stats": lambda: asks_the_runtime("reset_peak_memory", c.reset_peak_memory_stats),
+    "torch.cuda.reset_peak_memory_stats": lambda: asks_the_runtime(
+        "reset_peak_memory", c.reset_peak_memory_stats
+    ),
     "torch.cuda.reset_accumulated_memory_stats": lambda: asks_the_runtime(
         "reset_accumulated_memory", c.reset_accumulated_memory_stats
     ),
@@ -696,14 +756,20 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.set_per_process_memory_fraction": lambda: _set_and_get(
         c, "set_per_process_memory_fraction", "get_per_process_memory_fraction", 0.5, 0.99
     ),
-    "torch.cuda.get_per_process_memory_fraction": lambda: is_exactly(c.get_per_process_memory_fraction(), 1.0),
+    "torch.cuda.get_per_process_memory_fraction": lambda: is_exactly(
+        c.get_per_process_memory_fraction(), 1.0
+    ),
     "torch.cuda.get_allocator_backend": lambda: c.get_allocator_backend() == "native",
     "torch.cuda.caching_allocator_enable": _caching_allocator,
     "torch.cuda.caching_allocator_disabled": _caching_allocator_off,
     "torch.cuda.caching_allocator_alloc": _memory_by_its_address,
     "torch.cuda.caching_allocator_delete": _memory_by_its_address,
-    "torch.cuda.change_current_allocator": lambda: c.change_current_allocator(c.memory._CUDAAllocator(None)),
-    "torch.cuda.CUDAPluggableAllocator": lambda: c.CUDAPluggableAllocator("none.so", "alloc", "free"),
+    "torch.cuda.change_current_allocator": lambda: c.change_current_allocator(
+        c.memory._CUDAAllocator(None)
+    ),
+    "torch.cuda.CUDAPluggableAllocator": lambda: c.CUDAPluggableAllocator(
+        "none.so", "alloc", "free"
+    ),
     "torch.cuda.MemPool": lambda: c.MemPool().use_count() == 1,
     "torch.cuda.use_mem_pool": lambda: inside(c.use_mem_pool(_Pool())),
     # ---- random numbers
@@ -735,16 +801,26 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.comm.broadcast_coalesced": lambda: (
         c.comm.broadcast_coalesced([ones()], [0])[0][0].tolist() == [1.0] * 4
     ),
-    "torch.cuda.comm.scatter": lambda: c.comm.scatter(ones(), [0], chunk_sizes=[4])[0].tolist() == [1.0] * 4,
+    "torch.cuda.comm.scatter": lambda: (
+        c.comm.scatter(ones(), [0], chunk_sizes=[4])[0].tolist() == [1.0] * 4
+    ),
     "torch.cuda.comm.gather": lambda: (
         c.comm.gather([ones(), ones() * 2], destination=0).tolist() == [1.0] * 4 + [2.0] * 4
     ),
-    "torch.cuda.comm.reduce_add": lambda: c.comm.reduce_add([ones(), ones()], 0).tolist() == [2.0] * 4,
-    "torch.cuda.comm.reduce_add_coalesced": lambda: c.comm.reduce_add_coalesced([[ones()], [ones()]], 0)[0].sum() == 8,
+    "torch.cuda.comm.reduce_add": lambda: (
+        c.comm.reduce_add([ones(), ones()], 0).tolist() == [2.0] * 4
+    ),
+    "torch.cuda.comm.reduce_add_coalesced": lambda: (
+        c.comm.reduce_add_coalesced([[ones()], [ones()]], 0)[0].sum() == 8
+    ),
     "torch.cuda.gds.GdsFile": lambda: c.gds.GdsFile(__file__, os.O_RDONLY),
     "torch.cuda.gds.is_available": lambda: says_what_torch_says("_has_gds", c.gds.is_available),
-    "torch.cuda.gds.gds_register_buffer": lambda: c.gds.gds_register_buffer(ones().untyped_storage()),
-    "torch.cuda.gds.gds_deregister_buffer": lambda: c.gds.gds_deregister_buffer(ones().untyped_storage()),
+    "torch.cuda.gds.gds_register_buffer": lambda: c.gds.gds_register_buffer(
+        ones().untyped_storage()
+    ),
+    "torch.cuda.gds.gds_deregister_buffer": lambda: c.gds.gds_deregister_buffer(
+        ones().untyped_storage()
+    ),
     "torch.cuda.nccl.all_reduce": lambda: c.nccl.all_reduce([ones()]),
     "torch.cuda.nccl.reduce": lambda: c.nccl.reduce([ones(), ones()], output=ones()),
     "torch.cuda.nccl.broadcast": lambda: c.nccl.broadcast([ones(), ones()]),
@@ -754,14 +830,20 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.nvtx.range": lambda: shown(lambda: inside(c.nvtx.range("a name"))),
     "torch.cuda.nvtx.range_push": _nested_ranges,
     "torch.cuda.nvtx.range_pop": _nested_ranges,
-    "torch.cuda.nvtx.range_start": lambda: shown(lambda: c.nvtx.range_end(c.nvtx.range_start("a name"))),
+    "torch.cuda.nvtx.range_start": lambda: shown(
+        lambda: c.nvtx.range_end(c.nvtx.range_start("a name"))
+    ),
     "torch.cuda.nvtx.range_end": _range_ended,
     "torch.cuda.profiler.start": lambda: only_inside(c.profiler.start),
     "torch.cuda.profiler.stop": lambda: only_inside(c.profiler.stop),
     "torch.cuda.profiler.profile": lambda: inside(c.profiler.profile()),
     "torch.cuda.profiler.init": lambda: c.profiler.init("out", None, "csv"),
-    "torch.cuda.tunable.enable": lambda: _set_and_get(c.tunable, "enable", "is_enabled", True, False),
-    "torch.cuda.tunable.is_enabled": lambda: _set_and_get(c.tunable, "enable", "is_enabled", True, False),
+    "torch.cuda.tunable.enable": lambda: _set_and_get(
+        c.tunable, "enable", "is_enabled", True, False
+    ),
+    "torch.cuda.tunable.is_enabled": lambda: _set_and_get(
+        c.tunable, "enable", "is_enabled", True, False
+    ),
     "torch.cuda.tunable.tuning_enable": lambda: _set_and_get(
         c.tunable, "tuning_enable", "tuning_is_enabled", False, True
     ),
@@ -809,16 +891,22 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.cuda.tunable.get_results": lambda: c.tunable.get_results(),
     "torch.cuda.tunable.get_validators": lambda: c.tunable.get_validators(),
     "torch.cuda.tunable.read_file": lambda: c.tunable.read_file("none.csv"),
-    "torch.cuda.tunable.set_numerical_check_tolerances": lambda: c.tunable.set_numerical_check_tolerances(True),
+    "torch.cuda.tunable.set_numerical_check_tolerances": lambda: (
+        c.tunable.set_numerical_check_tolerances(True)
+    ),
     "torch.cuda.tunable.dynamic_dims_mask": lambda: inside(c.tunable.dynamic_dims_mask("m")),
     "torch.cuda.tunable.tune_gemm_in_file": _tuned_file,
-    "torch.cuda.tunable.mgpu_tune_gemm_in_file": lambda: c.tunable.mgpu_tune_gemm_in_file("none*.csv", 1),
+    "torch.cuda.tunable.mgpu_tune_gemm_in_file": lambda: c.tunable.mgpu_tune_gemm_in_file(
+        "none*.csv", 1
+    ),
     "torch.cuda._sanitizer.enable_cuda_sanitizer": _sanitized,
     "torch.cuda._memory_viz.segments": lambda: _viewed(c._memory_viz.segments),
     "torch.cuda._memory_viz.memory": lambda: _viewed(c._memory_viz.memory),
     "torch.cuda._memory_viz.compare": _compared,
     # ---- torch.backends
-    "torch.backends.cuda.is_built": lambda: says_what_torch_says("_has_cuda", torch.backends.cuda.is_built),
+    "torch.backends.cuda.is_built": lambda: says_what_torch_says(
+        "_has_cuda", torch.backends.cuda.is_built
+    ),
     "torch.backends.cuda.SDPAParams": lambda: (
         is_exactly(_params().dropout, 0.0) and _params().query.shape == (1, 1, 4, 8)
     ),
@@ -835,8 +923,12 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.backends.cuda.is_flash_attention_available": lambda: says_what_torch_says(
         "_is_flash_attention_available", torch.backends.cuda.is_flash_attention_available
     ),
-    "torch.backends.cuda.is_ck_sdpa_available": lambda: torch.backends.cuda.is_ck_sdpa_available() is False,
-    "torch.backends.cuda.sdp_kernel": lambda: quiet(lambda: inside(torch.backends.cuda.sdp_kernel())),
+    "torch.backends.cuda.is_ck_sdpa_available": lambda: (
+        torch.backends.cuda.is_ck_sdpa_available() is False
+    ),
+    "torch.backends.cuda.sdp_kernel": lambda: quiet(
+        lambda: inside(torch.backends.cuda.sdp_kernel())
+    ),
     "torch.backends.cuda.preferred_linalg_library": lambda: _library(
         torch.backends.cuda.preferred_linalg_library, torch._C._LinalgBackend, "Magma"
     ),
@@ -846,9 +938,15 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.backends.cuda.preferred_rocm_fa_library": lambda: (
         torch.backends.cuda.preferred_rocm_fa_library() == torch._C._ROCmFABackend.Default
     ),
-    "torch.backends.cuda.cublas_workspace_size": lambda: torch.backends.cuda.cublas_workspace_size(1024) == 1024,
-    "torch.backends.cuda.cublaslt_workspace_size": lambda: torch.backends.cuda.cublaslt_workspace_size(1024) == 1024,
-    "torch.backends.cuda.blas_workspace_size": lambda: torch.backends.cuda.blas_workspace_size(1024, "cublas") == 1024,
+    "torch.backends.cuda.cublas_workspace_size": lambda: (
+        torch.backends.cuda.cublas_workspace_size(1024) == 1024
+    ),
+    "torch.backends.cuda.cublaslt_workspace_size": lambda: (
+        torch.backends.cuda.cublaslt_workspace_size(1024) == 1024
+    ),
+    "torch.backends.cuda.blas_workspace_size": lambda: (
+        torch.backends.cuda.blas_workspace_size(1024, "cublas") == 1024
+    ),
     "torch.backends.cuda.matmul": _matmul_flag,
     "torch.backends.cuda.cuBLASModule": lambda: isinstance(
         torch.backends.cuda.matmul, torch.backends.cuda.cuBLASModule
@@ -858,22 +956,29 @@ CASES: dict[str, Callable[[], Any]] = {
         torch.backends.cuda.cufft_plan_cache[0], torch.backends.cuda.cuFFTPlanCache
     ),
     "torch.backends.cuda.cuFFTPlanCacheAttrContextProp": lambda: isinstance(
-        vars(type(torch.backends.cuda.cufft_plan_cache[0]))["size"], torch.backends.cuda.cuFFTPlanCacheAttrContextProp
+        vars(type(torch.backends.cuda.cufft_plan_cache[0]))["size"],
+        torch.backends.cuda.cuFFTPlanCacheAttrContextProp,
     ),
     "torch.backends.cuda.cuFFTPlanCacheManager": _plan_cache,
     **{
         f"torch.backends.cuda.{setter}": (
-            lambda setter=setter, own=own: _flag(getattr(torch.backends.cuda, setter), getattr(torch._C, own))
+            lambda setter=setter, own=own: _flag(
+                getattr(torch.backends.cuda, setter), getattr(torch._C, own)
+            )
         )
         for (setter, _), (_, own) in _FLAGS.items()
     },
     **{
         f"torch.backends.cuda.{getter}": (
-            lambda getter=getter, own=own: _flag(getattr(torch._C, own), getattr(torch.backends.cuda, getter))
+            lambda getter=getter, own=own: _flag(
+                getattr(torch._C, own), getattr(torch.backends.cuda, getter)
+            )
         )
         for (_, getter), (own, _) in _FLAGS.items()
     },
-    "torch.backends.cudnn.is_available": lambda: says_what_torch_says("_has_cudnn", torch.backends.cudnn.is_available),
+    "torch.backends.cudnn.is_available": lambda: says_what_torch_says(
+        "_has_cudnn", torch.backends.cudnn.is_available
+    ),
     "torch.backends.cudnn.version": lambda: is_exactly(torch.backends.cudnn.version(), 91002),
     "torch.backends.cudnn.is_acceptable": lambda: (
         torch.backends.cudnn.is_acceptable(ones()) is _simulates_cuda()
@@ -888,13 +993,17 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.mps.synchronize": lambda: asks_the_runtime("synchronize", m.synchronize),
     "torch.mps.get_rng_state": _state_of_mps,
     "torch.mps.set_rng_state": _state_of_mps,
-    "torch.mps.manual_seed": lambda: elsewhere(lambda: _same_numbers(m.manual_seed, "mps"), written_for="mps"),
+    "torch.mps.manual_seed": lambda: elsewhere(
+        lambda: _same_numbers(m.manual_seed, "mps"), written_for="mps"
+    ),
     "torch.mps.seed": lambda: _seeded(m.seed, m.get_rng_state),
     "torch.mps.empty_cache": lambda: asks_the_runtime("empty_cache", m.empty_cache),
     "torch.mps.set_per_process_memory_fraction": _limit_of_mps,
     "torch.mps.current_allocated_memory": lambda: grows(m.current_allocated_memory),
     "torch.mps.driver_allocated_memory": lambda: peak_grows(m.driver_allocated_memory),
-    "torch.mps.recommended_max_memory": lambda: is_exactly(m.recommended_max_memory(), c.mem_get_info()[1]),
+    "torch.mps.recommended_max_memory": lambda: is_exactly(
+        m.recommended_max_memory(), c.mem_get_info()[1]
+    ),
     "torch.mps.compile_shader": lambda: m.compile_shader("kernel void f() {}"),
     "torch.mps.load_metallib": lambda: m.load_metallib(b"none"),
     "torch.mps.Event": _elapsed_on_mps,
@@ -907,14 +1016,20 @@ CASES: dict[str, Callable[[], Any]] = {
     "torch.mps.profiler.stop": lambda: reported(m.profiler.stop),
     "torch.mps.profiler.profile": lambda: inside(m.profiler.profile()),
     "torch.mps.profiler.metal_capture": lambda: inside(m.profiler.metal_capture("a")),
-    "torch.mps.profiler.is_metal_capture_enabled": lambda: m.profiler.is_metal_capture_enabled() is False,
+    "torch.mps.profiler.is_metal_capture_enabled": lambda: (
+        m.profiler.is_metal_capture_enabled() is False
+    ),
     "torch.mps.profiler.is_capturing_metal": lambda: m.profiler.is_capturing_metal() is False,
     "torch.backends.mps.is_built": lambda: by_program(torch.backends.mps.is_built) == [False, True],
-    "torch.backends.mps.is_available": lambda: by_program(torch.backends.mps.is_available) == [False, True],
+    "torch.backends.mps.is_available": lambda: (
+        by_program(torch.backends.mps.is_available) == [False, True]
+    ),
     "torch.backends.mps.is_macos_or_newer": lambda: (
         [torch.backends.mps.is_macos_or_newer(major, 0) for major in (14, 99)] == [True, False]
     ),
-    "torch.backends.mps.is_macos13_or_newer": lambda: torch.backends.mps.is_macos13_or_newer() is True,
+    "torch.backends.mps.is_macos13_or_newer": lambda: (
+        torch.backends.mps.is_macos13_or_newer() is True
+    ),
     "torch.backends.mps.get_name": lambda: torch.backends.mps.get_name() == c.get_device_name(),
     "torch.backends.mps.get_core_count": lambda: is_exactly(
         torch.backends.mps.get_core_count(), c.get_device_properties(0).multi_processor_count
@@ -928,13 +1043,19 @@ class _Pool:
 
 _XPU = {
     "is_available": lambda: of_xpu(torch.xpu.is_available),
-    "get_device_properties": lambda: torch.xpu.get_device_properties(0).vendor == "Intel(R) Corporation",
-    "get_device_capability": lambda: _follows_the_name(lambda: torch.xpu.get_device_capability()["name"]),
+    "get_device_properties": lambda: (
+        torch.xpu.get_device_properties(0).vendor == "Intel(R) Corporation"
+    ),
+    "get_device_capability": lambda: _follows_the_name(
+        lambda: torch.xpu.get_device_capability()["name"]
+    ),
     "is_bf16_supported": lambda: of_xpu(torch.xpu.is_bf16_supported),
     "is_tf32_supported": lambda: of_xpu(torch.xpu.is_tf32_supported),
     "get_arch_list": lambda: torch.xpu.get_arch_list() == [],
     "get_gencode_flags": lambda: torch.xpu.get_gencode_flags() == "",
-    "get_stream_from_external": lambda: torch.xpu.get_stream_from_external(0, 0) == torch.xpu.current_stream(),
+    "get_stream_from_external": lambda: (
+        torch.xpu.get_stream_from_external(0, 0) == torch.xpu.current_stream()
+    ),
     "current_stream": _stream_set,
     "XPUGraph": _graph,
     "graph": _graph,
@@ -942,12 +1063,23 @@ _XPU = {
     "make_graphed_callables": _graphed,
     "is_current_stream_capturing": lambda: torch.xpu.is_current_stream_capturing() is False,
     "XPUPluggableAllocator": lambda: torch.xpu.XPUPluggableAllocator("none.so", "alloc", "free"),
-    "change_current_allocator": lambda: torch.xpu.change_current_allocator(torch.xpu.memory._XPUAllocator(None)),
-    **{name: CASES[f"torch.cuda.{name}"] for name in ("temperature", "power_draw", "clock_rate", "memory_usage")},
+    "change_current_allocator": lambda: torch.xpu.change_current_allocator(
+        torch.xpu.memory._XPUAllocator(None)
+    ),
+    **{
+        name: CASES[f"torch.cuda.{name}"]
+        for name in ("temperature", "power_draw", "clock_rate", "memory_usage")
+    },
 }
 _AS_IN_CUDA = {
     name.rpartition(".")[2]
     for name, declared in PUBLIC_NAMES.items()
-    if name.startswith("torch.xpu.") and declared is PUBLIC_NAMES.get(name.replace("torch.xpu", "torch.cuda"))
+    if name.startswith("torch.xpu.")
+    and declared is PUBLIC_NAMES.get(name.replace("torch.xpu", "torch.cuda"))
 }
-CASES.update({f"torch.xpu.{name}": _XPU.get(name, CASES.get(f"torch.cuda.{name}")) for name in {*_AS_IN_CUDA, *_XPU}})
+CASES.update(
+    {
+        f"torch.xpu.{name}": _XPU.get(name, CASES.get(f"torch.cuda.{name}"))
+        for name in {*_AS_IN_CUDA, *_XPU}
+    }
+)

@@ -1,4 +1,6 @@
-"""Faults that are planted in the simulated device: kernels that do what real devices have been seen to do wrong."""
+"""Faults that are planted in the simulated device: kernels that do what real devices have been seen
+to do wrong.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ class Fault(NamedTuple):
 FAULTS: list[Fault] = []
 
 
-def fault(name: str, operator: str, program: Callable[[], Any], kind: str = "values") -> Callable[[Any], Any]:
+def fault(
+    name: str, operator: str, program: Callable[[], Any], kind: str = "values"
+) -> Callable[[Any], Any]:
     """Return a decorator that adds a wrong kernel to ``FAULTS``."""
 
     def add(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,13 +1,16 @@
-"""A Python process that has imported torch, and the package if asked, and forks a process for each request.
+"""A Python process that has imported torch, and the package if asked, and forks a process for each
+request.
 
-An interpreter takes a second and a half of a core to import torch; a fork takes some milliseconds. The process that a
-fork makes is what ``python ARGUMENTS`` would be: its own arguments, variables, folder, output and exit status, and no
-frame of this file in its tracebacks. Only what happens before the first line of a program differs, so tests of that
-start an interpreter (:func:`processes.run_fresh_python`).
+An interpreter takes a second and a half of a core to import torch; a fork takes some milliseconds.
+The process that a fork makes is what ``python ARGUMENTS`` would be: its own arguments, variables,
+folder, output and exit status, and no frame of this file in its tracebacks. Only what happens
+before the first line of a program differs, so tests of that start an interpreter
+(:func:`processes.run_fresh_python`).
 
-One request is one connection to a Unix socket: a line of JSON with the arguments, variables and folder, and the files
-for the output. The answer is the process's number, and its exit status when it has ended. torchrun, where it runs in
-such a process, starts its ranks by requests too: each rank imports torch otherwise.
+One request is one connection to a Unix socket: a line of JSON with the arguments, variables and
+folder, and the files for the output. The answer is the process's number, and its exit status when
+it has ended. torchrun, where it runs in such a process, starts its ranks by requests too: each rank
+imports torch otherwise.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ class Server:
         self.selector.register(sys.stdin, selectors.EVENT_READ)
         while True:
             for key, _ in self.selector.select():
-                if key.fileobj is sys.stdin:  # the test process holds the other end, and writes nothing
+                # The test process holds the other end, and writes nothing.
+                if key.fileobj is sys.stdin:
                     return None
                 if key.fileobj is self.woken_by:
                     self.woken_by.recv(4096)
@@ -95,11 +99,19 @@ class Server:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
-        for each in (connection, self.listening, self.wakes, self.woken_by, *self.of_process.values()):
+        for each in (
+            connection,
+            self.listening,
+            self.wakes,
+            self.woken_by,
+            *self.of_process.values(),
+        ):
             each.close()
 
     def report_ended(self) -> None:
-        """Send the exit status of each process that has ended: negative for a signal, as ``subprocess`` has it."""
+        """Send the exit status of each process that has ended: negative for a signal, as
+        ``subprocess`` has it.
+        """
         while self.of_process:
             number, status = os.waitpid(-1, os.WNOHANG)
             if number == 0:
@@ -115,7 +127,10 @@ def standard_streams(unbuffered: bool) -> None:
         raw = io.FileIO(number, "w", closefd=False)
         raw.name = f"<{name}>"
         stream = io.TextIOWrapper(
-            io.BufferedWriter(raw), errors=errors, line_buffering=name == "stderr", write_through=unbuffered
+            io.BufferedWriter(raw),
+            errors=errors,
+            line_buffering=name == "stderr",
+            write_through=unbuffered,
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
@@ -125,8 +140,8 @@ def become(request: dict[str, Any]) -> Callable[[], int]:
     """Make this process one that was just started with the arguments of a request.
 
     Returns:
-        The interpreter's own function for what the arguments say. It prints errors, ends the process at SystemExit, and
-        returns 0 after a program that had neither.
+        The interpreter's own function for what the arguments say. It prints errors, ends the
+        process at SystemExit, and returns 0 after a program that had neither.
     """
     arguments, folder = request["arguments"], request["folder"]
     if request.get("session"):
@@ -140,13 +155,19 @@ def become(request: dict[str, Any]) -> Callable[[], int]:
     sys.orig_argv[:] = [sys.executable, *arguments]
     random.seed()
     numpy.random.seed()
-    if arguments[:2] != ["-m", "torchdevice"]:  # the command takes the variable before it imports torch
-        torchdevice_autoload.activate()  # as the import of torch does, where a variable asks for a scope
+    # The command takes the variable before it imports torch.
+    if arguments[:2] != ["-m", "torchdevice"]:
+        # As the import of torch does, where a variable asks for a scope.
+        torchdevice_autoload.activate()
     first, *others = arguments
     if first in ("-c", "-m"):
         sys.argv[:] = [first, *others[1:]]
         sys.path.insert(0, "" if first == "-c" else folder)
-        text = others[0] if first == "-c" else f"import runpy; runpy._run_module_as_main({others[0]!r})"
+        text = (
+            others[0]
+            if first == "-c"
+            else f"import runpy; runpy._run_module_as_main({others[0]!r})"
+        )
         return functools.partial(ctypes.pythonapi.PyRun_SimpleStringFlags, text.encode(), None)
     sys.argv[:] = arguments
     path = os.path.abspath(first)  # as Python has it in tracebacks
@@ -160,7 +181,15 @@ def become(request: dict[str, Any]) -> Callable[[], int]:
 def run(call: Callable[[], int]) -> None:
     """Empty ``__main__``, which the program gets, run the program, and end the process."""
     names = vars(sys.modules["__main__"])
-    kept = {"__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__", "__builtins__"}
+    kept = {
+        "__name__",
+        "__doc__",
+        "__package__",
+        "__loader__",
+        "__spec__",
+        "__annotations__",
+        "__builtins__",
+    }
     for name in names.keys() - kept:
         del names[name]
     if call() != 0:

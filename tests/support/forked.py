@@ -1,4 +1,6 @@
-"""Processes that ``fork_server.py`` forks on request: those of tests, and the ranks that torchrun starts in them."""
+"""Processes that ``fork_server.py`` forks on request: those of tests, and the ranks that torchrun
+starts in them.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,21 @@ _LATER = {"TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 
 def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a process must have had when it started."""
-    return {name: value for name, value in variables.items() if _START.fullmatch(name) and name not in _LATER}
+    return {
+        name: value
+        for name, value in variables.items()
+        if _START.fullmatch(name) and name not in _LATER
+    }
 
 
 class Forked:
-    """A process that a server forks on request, with the part of ``subprocess.Popen`` that torchrun uses.
+    """A process that a server forks on request, with the part of ``subprocess.Popen`` that torchrun
+    uses.
 
     Args:
         place: The server's socket.
-        request: The arguments, variables and folder. With ``session`` the process leads a session of its own, and
-            with ``unbuffered`` it writes its output at once.
+        request: The arguments, variables and folder. With ``session`` the process leads a session
+            of its own, and with ``unbuffered`` it writes its output at once.
         files: The numbers of the files for its output and its errors.
     """
 
@@ -66,7 +73,8 @@ class Forked:
 
     def _line(self) -> str:
         line = b""
-        while not line.endswith(b"\n"):  # byte by byte, because the next line may come with this one
+        # Byte by byte, because the next line may come with this one.
+        while not line.endswith(b"\n"):
             byte = self._connection.recv(1)
             if not byte:
                 raise ConnectionError("the fork server has ended")
@@ -76,13 +84,19 @@ class Forked:
 
 def fork_ranks(place: str) -> None:
     """Let torchrun, in processes that are forked from this one, ask the server for its ranks."""
-    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import (
+        SubprocessHandler,
+    )
 
     start = SubprocessHandler._popen
 
-    def started(handler: SubprocessHandler, words: tuple[str, ...], variables: dict[str, str]) -> Any:
+    def started(
+        handler: SubprocessHandler, words: tuple[str, ...], variables: dict[str, str]
+    ) -> Any:
         python, flag, *arguments = words
-        if (python, flag) != (sys.executable, "-u") or read_at_start(variables) != read_at_start(os.environ):
+        if (python, flag) != (sys.executable, "-u") or read_at_start(variables) != read_at_start(
+            os.environ
+        ):
             return start(handler, words, variables)
         request = {
             "arguments": arguments,

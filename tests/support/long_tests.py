@@ -1,9 +1,10 @@
-"""Tests that take long: which of them a run takes by day, and how the record of their seconds is made.
+"""Tests that take long: which of them a run takes by day, and how the record of their seconds is
+made.
 
-Four fifths of the processor time of all tests is that of some two hundred tests, each of which starts interpreters,
-ranks, trainers or compilers. A run by day takes some of them, drawn with the seed: as many as fit in :data:`BUDGET`,
-and first one of each file that has no other tests, unless it takes longer than :data:`ALONE`. So a run of a few files
-takes all of them.
+Four fifths of the processor time of all tests is that of some two hundred tests, each of which
+starts interpreters, ranks, trainers or compilers. A run by day takes some of them, drawn with the
+seed: as many as fit in :data:`BUDGET`, and first one of each file that has no other tests, unless
+it takes longer than :data:`ALONE`. So a run of a few files takes all of them.
 """
 
 from __future__ import annotations
@@ -48,12 +49,17 @@ def affordable(
         items: The tests.
         seed: Draws the long tests.
         seconds: Those of one case of each long test, by function.
-        budget: How many seconds the long tests may take, if those of files without others leave anything.
+        budget: How many seconds the long tests may take, if those of files without others leave
+            anything.
     """
     long_ones = [item for item in items if function_of(item) in seconds]
     drawn = random.Random(f"{seed} long tests").sample(long_ones, len(long_ones))
     with_others = {item.path for item in items if function_of(item) not in seconds}
-    alone = [item for item in drawn if item.path not in with_others and seconds[function_of(item)] <= ALONE]
+    alone = [
+        item
+        for item in drawn
+        if item.path not in with_others and seconds[function_of(item)] <= ALONE
+    ]
     kept = set({item.path: item for item in alone}.values())
     left = budget - sum(seconds[function_of(item)] for item in kept)
     for item in drawn:
@@ -66,7 +72,9 @@ def affordable(
 
 
 class Recording:
-    """A plugin of pytest that records the seconds of the tests that run in :data:`FILE`. It keeps those of others."""
+    """A plugin of pytest that records the seconds of the tests that run in :data:`FILE`. It keeps
+    those of others.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -1,6 +1,8 @@
-"""Bugs of programs for GPUs, each with a correct twin: a function whose argument says which of the two runs.
+"""Bugs of programs for GPUs, each with a correct twin: a function whose argument says which of the
+two runs.
 
-The bug must end with an error on a simulated device, or with wrong data, which its ``assert`` finds. The twin must not.
+The bug must end with an error on a simulated device, or with wrong data, which its ``assert``
+finds. The twin must not.
 ``docs/make_planted_bugs.py`` makes a table of them.
 """
 
@@ -72,7 +74,9 @@ class Planted(NamedTuple):
         return self.program.__name__
 
     def run(self, correct: bool) -> BaseException | None:
-        """Run the program or its twin in a scope of its own, and return the error with which it ended."""
+        """Run the program or its twin in a scope of its own, and return the error with which it
+        ended.
+        """
         with torchdevice.simulate(**{"count": 2, **self.options}):
             try:
                 return error_of(self.program, correct)
@@ -83,7 +87,9 @@ class Planted(NamedTuple):
 BUGS: list[Planted] = []
 
 
-def bug(kind: str, mistake: str, **options: Any) -> Callable[[Callable[[bool], Any]], Callable[[bool], Any]]:
+def bug(
+    kind: str, mistake: str, **options: Any
+) -> Callable[[Callable[[bool], Any]], Callable[[bool], Any]]:
     """Return a decorator that adds a program to ``BUGS``."""
 
     def add(program: Callable[[bool], Any]) -> Callable[[bool], Any]:
@@ -101,12 +107,14 @@ def rand(*shape: int, **options: Any) -> torch.Tensor:
     return torch.rand(*(shape or (N,)), **{"device": "cuda", **options})
 
 
-# ---- streams ---------------------------------------------------------------------------------------------------------
+# ---- streams -------------------------------------------------------------------------------------
 
 STREAMS = "race between streams"
 
 
-@bug(STREAMS, "a side stream reads what the main stream writes, without `wait_stream`", races="error")
+@bug(
+    STREAMS, "a side stream reads what the main stream writes, without `wait_stream`", races="error"
+)
 def missing_wait(correct: bool) -> None:
     side, x = torch.cuda.Stream(), rand()
     if correct:
@@ -226,7 +234,7 @@ def copy_between_devices(correct: bool) -> None:
         y + 1
 
 
-# ---- copies in flight ------------------------------------------------------------------------------------------------
+# ---- copies in flight ----------------------------------------------------------------------------
 
 COPIES = "copy in flight"
 
@@ -261,7 +269,11 @@ def staging_buffer_filled_again(correct: bool) -> None:
     assert x.sum().item() == N
 
 
-@bug(COPIES, "a kernel on another stream reads the destination of a copy without waiting", asynchronous=True)
+@bug(
+    COPIES,
+    "a kernel on another stream reads the destination of a copy without waiting",
+    asynchronous=True,
+)
 def kernel_reads_a_copy_early(correct: bool) -> None:
     side, buffer = torch.cuda.Stream(), torch.ones(N).pin_memory()
     x = torch.zeros(N, device="cuda")
@@ -275,7 +287,7 @@ def kernel_reads_a_copy_early(correct: bool) -> None:
     assert total.item() == N
 
 
-# ---- placement -------------------------------------------------------------------------------------------------------
+# ---- placement -----------------------------------------------------------------------------------
 
 PLACEMENT = "placement"
 
@@ -348,7 +360,7 @@ def legacy_constructor(correct: bool) -> None:
     torch.cuda.FloatTensor(3, device="cuda:1" if correct else "cpu")
 
 
-# ---- what CUDA refuses -----------------------------------------------------------------------------------------------
+# ---- what CUDA refuses ---------------------------------------------------------------------------
 
 REFUSED = "refused by CUDA"
 
@@ -463,7 +475,7 @@ def used_in_a_fork(correct: bool) -> None:
         raise RuntimeError(text)
 
 
-# ---- graphs ----------------------------------------------------------------------------------------------------------
+# ---- graphs --------------------------------------------------------------------------------------
 
 GRAPHS = "graph"
 
@@ -519,7 +531,9 @@ def generator_of_no_graph(correct: bool) -> None:
 
 @bug(GRAPHS, "the results of a capture are read before a replay")
 def results_before_a_replay(correct: bool) -> None:
-    x, total, graph = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda"), torch.cuda.CUDAGraph()
+    x = torch.ones(3, device="cuda")
+    total = torch.zeros(3, device="cuda")
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         total += x
     if correct:
@@ -578,7 +592,7 @@ def results_of_replays(correct: bool) -> None:
     torch.stack(kept)
 
 
-# ---- collectives -----------------------------------------------------------------------------------------------------
+# ---- collectives ---------------------------------------------------------------------------------
 
 COLLECTIVES = "collective"
 
@@ -596,7 +610,9 @@ def collective_with_gaps(correct: bool) -> None:
     dist.all_reduce(x.t().contiguous() if correct else x.t())
 
 
-@bug(COLLECTIVES, "a gradient is reduced on a stream that does not wait for backward", races="error")
+@bug(
+    COLLECTIVES, "a gradient is reduced on a stream that does not wait for backward", races="error"
+)
 def collective_before_backward(correct: bool) -> None:
     begin_group()
     side, gradient = torch.cuda.Stream(), rand()
@@ -606,7 +622,9 @@ def collective_before_backward(correct: bool) -> None:
         dist.all_reduce(gradient)
 
 
-@bug(COLLECTIVES, "the result of an asynchronous collective is read without `wait()`", races="error")
+@bug(
+    COLLECTIVES, "the result of an asynchronous collective is read without `wait()`", races="error"
+)
 def asynchronous_collective(correct: bool) -> None:
     begin_group()
     x = rand()
@@ -616,7 +634,9 @@ def asynchronous_collective(correct: bool) -> None:
     x + 1
 
 
-@bug(COLLECTIVES, "the input of an asynchronous collective is written before `wait()`", races="error")
+@bug(
+    COLLECTIVES, "the input of an asynchronous collective is written before `wait()`", races="error"
+)
 def input_of_a_collective(correct: bool) -> None:
     begin_group()
     x, out = rand(), rand()

@@ -56,25 +56,32 @@ def listed() -> dict[str, str]:
 def is_listed(name: str, names: Collection[str]) -> bool:
     """Return whether a table has a name that :class:`Reads` yields.
 
-    ``torch._C`` is listed with what it contains. What is listed is listed with its own public attributes.
+    ``torch._C`` is listed with what it contains. What is listed is listed with its own public
+    attributes.
     """
     if name.startswith("."):
         return any(name[1:] in each.split(".") for each in names) or name[1:] in NOT_OF_TORCH
     if name.startswith("torch.ops.") and len(parts := name.split(".")) > _WITH_OVERLOAD:
         overload, attributes = ".".join(parts[:_WITH_OVERLOAD]), parts[_WITH_OVERLOAD:]
         names = {*names, overload} if not is_private(overload) else names
-        return all(is_listed(f".{each}", names) for each in attributes) and is_listed(overload, names)
+        return all(is_listed(f".{each}", names) for each in attributes) and is_listed(
+            overload, names
+        )
     parents = (name[:end] for end in range(len(name) + 1) if end == len(name) or name[end] == ".")
     inside = any(each in names and not is_private(name[len(each) :]) for each in parents)
     return inside or any(each.startswith(f"{name}.") for each in names)
 
 
 _WITH_OVERLOAD = 5
-"""The parts of the name of an operator with an overload. What comes after is an attribute of any operator."""
+"""The parts of the name of an operator with an overload. What comes after is an attribute of any
+operator.
+"""
 
 
 def is_private(name: str) -> bool:
-    """Return whether a part of a dotted name is private. ``__init__`` and its like are Python's own."""
+    """Return whether a part of a dotted name is private. ``__init__`` and its like are Python's
+    own.
+    """
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
@@ -85,20 +92,27 @@ def sources() -> dict[str, ast.Module]:
 
 
 def own_names(trees: Iterable[ast.Module]) -> set[str]:
-    """Return the private names that files define: in classes and modules, and as attributes of objects of theirs."""
+    """Return the private names that files define: in classes and modules, and as attributes of
+    objects of theirs.
+    """
     found = set()
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef)):
                 found.update(_defined(node.body))
             if isinstance(node, ast.ClassDef):
-                # Not in functions outside classes: ``self`` is an object of torch in those that replace methods.
+                # Not in functions outside classes: ``self`` is an object of torch in those that
+                # replace methods.
                 found.update(each.attr for each in ast.walk(node) if _is_set(each))
     return {name for name in found if is_private(name)}
 
 
 def _is_set(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node.value) == "self"
+    )
 
 
 def _defined(body: list[ast.stmt]) -> Iterator[str]:
@@ -110,14 +124,18 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
                 if isinstance(target, ast.Name):
                     yield target.id
                     if target.id == "__slots__" and node.value is not None:
-                        yield from (each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant))
+                        yield from (
+                            each.value
+                            for each in ast.walk(node.value)
+                            if isinstance(each, ast.Constant)
+                        )
 
 
 class Reads:
     """The private names that a file reads.
 
-    A name that begins at a module of torch is written in full, such as ``torch._C._nn._parse_to``. Of an attribute of
-    any other value only the name is known, and it is written ``._cdata``.
+    A name that begins at a module of torch is written in full, such as ``torch._C._nn._parse_to``.
+    Of an attribute of any other value only the name is known, and it is written ``._cdata``.
 
     Args:
         tree: The file.
@@ -144,7 +162,11 @@ class Reads:
         elif isinstance(node, ast.ImportFrom):
             for alias, name in zip(node.names, _imported(node), strict=False):
                 self._bound[alias.asname or alias.name] = name
-        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        elif (
+            isinstance(node, ast.Assign)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Name)
+        ):
             name = self._full_name(node.value)
             if name is not None:
                 self._bound[node.targets[0].id] = name
@@ -165,12 +187,18 @@ class Reads:
         return None
 
     def _replaced(self, node: ast.AST) -> Iterator[str]:
-        """Yield the names that the decorator ``replaces`` takes, in full where their owner is known."""
+        """Yield the names that the decorator ``replaces`` takes, in full where their owner is
+        known.
+        """
         function = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
         if not isinstance(node, ast.Call) or not function.endswith("replaces"):
             return
         given = node.args if function == "_replaces" else node.args[1:]
-        owner = "" if function == "_replaces" else self._full_name(node.args[0]) or self._text(node.args[0])
+        owner = (
+            ""
+            if function == "_replaces"
+            else self._full_name(node.args[0]) or self._text(node.args[0])
+        )
         yield from (f"{owner}.{each.value}" for each in given if isinstance(each, ast.Constant))
 
     def _text(self, node: ast.expr) -> str:
@@ -211,8 +239,16 @@ def _link(node: ast.AST) -> tuple[ast.expr, str] | None:
     if isinstance(node, ast.Attribute):
         return (node.value, node.attr) if isinstance(node.ctx, ast.Load) else None
     if isinstance(node, ast.Call):
-        function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        spelled = node.args[1:2] if function in READERS else node.args[:1] if function == "attrgetter" else []
+        function = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
+        spelled = (
+            node.args[1:2]
+            if function in READERS
+            else node.args[:1]
+            if function == "attrgetter"
+            else []
+        )
         if spelled and isinstance(spelled[0], ast.Constant) and isinstance(spelled[0].value, str):
             return node.args[0], spelled[0].value
     return None

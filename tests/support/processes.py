@@ -1,4 +1,6 @@
-"""Processes that tests start: Python, the ``torchdevice`` command, and programs under ``torchdevice run``."""
+"""Processes that tests start: Python, the ``torchdevice`` command, and programs under ``torchdevice
+run``.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,28 @@ def run_program(
     return run_command("run", *options, str(path), *arguments, cwd=folder, **environment)
 
 
-def run_command(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run the ``torchdevice`` command."""
     return run_python("-m", "torchdevice", *arguments, cwd=cwd, **environment)
 
 
-def run_python(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run this Python with one thread for torch, forked from a process that has imported torch and the package."""
+def run_python(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run this Python with one thread for torch, forked from a process that has imported torch and
+    the package.
+    """
     return _run("package", arguments, cwd, environment)
 
 
-def run_torch_python(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run this Python forked from a process that has imported torch alone: for tests of the package's import."""
+def run_torch_python(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run this Python forked from a process that has imported torch alone: for tests of the
+    package's import.
+    """
     return _run("torch", arguments, cwd, environment)
 
 
@@ -50,18 +62,24 @@ def _run(
 ) -> subprocess.CompletedProcess[str]:
     """Fork a process where that may be.
 
-    Flags of the interpreter, and variables that Python or torch read when they start, lead to a new interpreter. Tests
-    of what happens before torch is imported call :func:`run_fresh_python`.
+    Flags of the interpreter, and variables that Python or torch read when they start, lead to a new
+    interpreter. Tests of what happens before torch is imported call :func:`run_fresh_python`.
     """
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     is_flag = arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")
     # Elsewhere a process that has loaded torch's libraries may not be forked safely, or not at all.
-    if is_flag or sys.platform != "linux" or read_at_start(variables) != read_at_start(_of_server()):
+    if (
+        is_flag
+        or sys.platform != "linux"
+        or read_at_start(variables) != read_at_start(_of_server())
+    ):
         return run_fresh_python(*arguments, cwd=cwd, **environment)
     return _without_gloo(_forked(imported, arguments, variables, cwd))
 
 
-def run_fresh_python(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_fresh_python(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a new interpreter with one thread for torch."""
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -82,7 +100,8 @@ def _without_gloo(done: subprocess.CompletedProcess[str]) -> subprocess.Complete
 
 
 _PRINTED_BY_GLOO = re.compile(
-    r"\[Gloo\] Rank |[0-9]+ is connected to [0-9]+ peer ranks\. Expected number of connected peer ranks is : [0-9]+\n"
+    r"\[Gloo\] Rank |[0-9]+ is connected to [0-9]+ peer ranks\. Expected number of connected peer "
+    r"ranks is : [0-9]+\n"
 )
 """Several ranks print into each other's lines."""
 
@@ -94,24 +113,33 @@ def free_port() -> str:
         return str(listening.getsockname()[1])
 
 
-# ---- processes forked by fork_server.py ------------------------------------------------------------------------------
+# ---- processes forked by fork_server.py ----------------------------------------------------------
 
 
 @functools.cache
 def _of_server() -> dict[str, str]:
-    """Return the variables of the server: those of this process when it is first asked, without the package's."""
+    """Return the variables of the server: those of this process when it is first asked, without the
+    package's.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHDEVICE")}
     return {**kept, "OMP_NUM_THREADS": "1"}
 
 
 @functools.cache
 def _server(imported: str) -> str:
-    """Start the server that has imported torch, or the package too; return its socket. It ends with this process."""
+    """Start the server that has imported torch, or the package too; return its socket. It ends with
+    this process.
+    """
     folder = tempfile.mkdtemp(prefix="fork")
     place = os.path.join(folder, "socket")
     words = [sys.executable, str(Path(__file__).with_name("fork_server.py")), place, imported]
     server = subprocess.Popen(
-        words, env=_of_server(), cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        words,
+        env=_of_server(),
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     assert server.stdout is not None
     ready = server.stdout.readline()
@@ -128,7 +156,11 @@ def _forked(
     imported: str, arguments: Sequence[str], variables: Mapping[str, str], cwd: Path | None
 ) -> subprocess.CompletedProcess[str]:
     """Let the server fork a process, and return what it printed and how it ended."""
-    request = {"arguments": arguments, "variables": variables, "folder": os.path.abspath(cwd or os.getcwd())}
+    request = {
+        "arguments": arguments,
+        "variables": variables,
+        "folder": os.path.abspath(cwd or os.getcwd()),
+    }
     printed: dict[str, str] = {}
     ends = [os.pipe(), os.pipe()]
     process = Forked(_server(imported), request, [write for _, write in ends])

@@ -19,7 +19,9 @@ Dtypes = list[str]
 
 def dtypes_of(result: Any) -> Dtypes:
     """Return the dtypes of the tensors of a result, in their order."""
-    return [str(leaf.dtype) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return [
+        str(leaf.dtype) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)
+    ]
 
 
 class Recorded(TorchFunctionMode):
@@ -38,7 +40,8 @@ class Recorded(TorchFunctionMode):
 
 
 def record(program: Callable[[], object], target: str, **options: Any) -> list[tuple[str, Dtypes]]:
-    """Run a program written for CUDA on a target, and return what it called with the dtypes of the results.
+    """Run a program written for CUDA on a target, and return what it called with the dtypes of the
+    results.
 
     With ``engine="wrap"`` a mode would also see what wrappers call.
     """
@@ -50,7 +53,9 @@ def record(program: Callable[[], object], target: str, **options: Any) -> list[t
 
 
 def differences(program: Callable[[], object]) -> list[str]:
-    """Return the calls whose dtypes differ between a CPU and a simulated GPU, where autocast is in bfloat16."""
+    """Return the calls whose dtypes differ between a CPU and a simulated GPU, where autocast is in
+    bfloat16.
+    """
     on_cpu = record(program, "cpu", autocast="bfloat16", half_products="target")
     simulated = record(program, "simulated:cuda", identity="target")
     named = [name for name, _ in on_cpu], [name for name, _ in simulated]
@@ -75,8 +80,11 @@ def autocast_of(kind: str, lower: torch.dtype) -> Iterator[None]:
         torch.set_autocast_dtype(kind, before[1])
 
 
-def of_torch(kind: str, function: Callable[..., Any], inputs: Any, lower: torch.dtype) -> Dtypes | None:
-    """Return the dtypes that torch's own kernels for autocast of a device type give, on tensors without values.
+def of_torch(
+    kind: str, function: Callable[..., Any], inputs: Any, lower: torch.dtype
+) -> Dtypes | None:
+    """Return the dtypes that torch's own kernels for autocast of a device type give, on tensors
+    without values.
 
     Returns:
         None where torch refuses the call, or needs the device or values for it.

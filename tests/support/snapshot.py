@@ -177,21 +177,32 @@ _FLAGS = (
 
 PRECISIONS = [
     ("generic", "all"),
-    *((backend, kind) for backend in ("cuda", "mkldnn") for kind in ("all", "matmul", "conv", "rnn")),
+    *(
+        (backend, kind)
+        for backend in ("cuda", "mkldnn")
+        for kind in ("all", "matmul", "conv", "rnn")
+    ),
 ]
-"""Backends and kinds of operators that have a precision of float32 arithmetic. The first ones hold for the others."""
+"""Backends and kinds of operators that have a precision of float32 arithmetic. The first ones hold
+for the others.
+"""
 
 
 def precisions() -> list[str]:
-    """Return the process's precisions of float32 arithmetic, which programs and the HuggingFace Trainer set."""
+    """Return the process's precisions of float32 arithmetic, which programs and the HuggingFace
+    Trainer set.
+    """
     return [torch._C._get_fp32_precision_getter(*each) for each in PRECISIONS]
 
 
 def restore_precisions(before: list[str]) -> None:
-    """Put the precisions back, unless they are the same: torch counts each setting as a use of its newer flags."""
+    """Put the precisions back, unless they are the same: torch counts each setting as a use of its
+    newer flags.
+    """
     if precisions() == before:
         return
-    # torch has an older flag for the same, refuses to read it where the two differ, and sets each with the other.
+    # torch has an older flag for the same, refuses to read it where the two differ, and sets each
+    # with the other.
     torch.set_float32_matmul_precision("highest")
     for _ in range(2):
         for each, value in zip(PRECISIONS, before, strict=True):
@@ -199,7 +210,9 @@ def restore_precisions(before: list[str]) -> None:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return what changed, one line each. Names that torch added by importing its own submodules do not count."""
+    """Return what changed, one line each. Names that torch added by importing its own submodules do
+    not count.
+    """
     found = [
         f"{part}: {value!r} -> {after[part]!r}"
         for part, value in before.items()
@@ -207,21 +220,31 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     ]
     for owner, members in before["members"].items():
         now = after["members"][owner]
-        # By identity, because some replacements equal what they replace; `all(map())` is fast where nothing changed.
+        # By identity, because some replacements equal what they replace; `all(map())` is fast where
+        # nothing changed.
         if len(now) != len(members) or not all(map(operator.is_, members.values(), now.values())):
             found += _changed_members(_name_of(owner), members, now)
     return found
 
 
 def _name_of(owner: Any) -> str:
-    return owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+    return (
+        owner.__name__
+        if isinstance(owner, ModuleType)
+        else f"{owner.__module__}.{owner.__qualname__}"
+    )
 
 
 def _changed_members(owner: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     found = []
     for name in before.keys() | after.keys():
         old, new = before.get(name, _GONE), after.get(name, _GONE)
-        if old is new or (owner, name) in OWN_LIFE or name in _PYTHONS_OWN or _is_one_of(old, ModuleType):
+        if (
+            old is new
+            or (owner, name) in OWN_LIFE
+            or name in _PYTHONS_OWN
+            or _is_one_of(old, ModuleType)
+        ):
             continue
         if old is _GONE:
             if not (_is_one_of(new, ModuleType) or f"{owner}.{name}" in sys.modules):
@@ -239,5 +262,7 @@ _PYTHONS_OWN = ("__warningregistry__", "__slotnames__")
 
 
 def _is_one_of(value: Any, *types: type) -> bool:
-    """Like isinstance, but without asking the value for its class: some of torch's warn that they are deprecated."""
+    """Like isinstance, but without asking the value for its class: some of torch's warn that they
+    are deprecated.
+    """
     return issubclass(type(value), types)

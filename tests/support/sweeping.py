@@ -18,7 +18,9 @@ T = TypeVar("T")
 
 
 def choose(items: Sequence[T], sweep: tuple[bool, int], size: int) -> list[T]:
-    """Return all items in a complete sweep, else a sample of ``size`` items drawn with the seed. The order is kept."""
+    """Return all items in a complete sweep, else a sample of ``size`` items drawn with the seed.
+    The order is kept.
+    """
     complete, seed = sweep
     if complete or size >= len(items):
         return list(items)
@@ -27,7 +29,9 @@ def choose(items: Sequence[T], sweep: tuple[bool, int], size: int) -> list[T]:
 
 
 def shuffled(items: Sequence[T], sweep: tuple[bool, int]) -> list[T]:
-    """Return the items in their order in a complete sweep, else shuffled with the seed: the first few are a sample."""
+    """Return the items in their order in a complete sweep, else shuffled with the seed: the first
+    few are a sample.
+    """
     complete, seed = sweep
     return list(items) if complete else random.Random(seed).sample(items, len(items))
 
@@ -40,9 +44,9 @@ def parameters(item: pytest.Item) -> dict[str, Any]:
 def sample(items: Sequence[pytest.Item], seed: int) -> set[pytest.Item]:
     """Return the tests of a sample: all but those marked ``sampled``.
 
-    Of a function marked ``sampled(n)`` n cases are kept. Of all functions marked ``sampled(n, of="a group")``, wherever
-    they stand, n are kept, with one case each. The seed and the name of the function or group draw them, so others
-    have no influence on what is drawn.
+    Of a function marked ``sampled(n)`` n cases are kept. Of all functions marked ``sampled(n, of="a
+    group")``, wherever they stand, n are kept, with one case each. The seed and the name of the
+    function or group draw them, so others have no influence on what is drawn.
     """
     kept, cases, groups = set(), defaultdict(list), defaultdict(lambda: defaultdict(list))
     for item in items:
@@ -66,7 +70,9 @@ def _drawn(items: list[T], size: int, seed: int, name: str) -> list[T]:
     return random.Random(f"{seed} {name}").sample(items, min(size, len(items)))
 
 
-def few_of(name: str, value: Any, items: Sequence[pytest.Item], seed: int, size: int) -> list[pytest.Item]:
+def few_of(
+    name: str, value: Any, items: Sequence[pytest.Item], seed: int, size: int
+) -> list[pytest.Item]:
     """Return the tests, of those with one value of a parameter only ``size``, drawn by the seed."""
     with_it = [item for item in items if parameters(item).get(name) == value]
     kept = set(random.Random(f"{seed} {value}").sample(with_it, min(size, len(with_it))))
@@ -77,7 +83,8 @@ def few_of(name: str, value: Any, items: Sequence[pytest.Item], seed: int, size:
 def on_one_target(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
     """Return the tests; of one that runs on several targets, the case of one of them.
 
-    The test's name and the seed choose, so each target gets its share, and consecutive seeds go through all targets.
+    The test's name and the seed choose, so each target gets its share, and consecutive seeds go
+    through all targets.
     """
     kept, cases = set(), defaultdict(list)
     for item in items:
@@ -86,15 +93,17 @@ def on_one_target(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
             cases[item.nodeid.replace(str(given["target"]), "", 1)].append(item)
         else:
             kept.add(item)
-    kept.update(of_one[(zlib.crc32(key.encode()) + seed) % len(of_one)] for key, of_one in cases.items())
+    kept.update(
+        of_one[(zlib.crc32(key.encode()) + seed) % len(of_one)] for key, of_one in cases.items()
+    )
     return [item for item in items if item in kept]
 
 
 def samples_of(op: Any, dtype: torch.dtype, *, requires_grad: bool = False) -> Iterator[Any]:
     """Return the samples of an operator of torch's own database, on the CPU.
 
-    torch looks for a test of unittest's in the stack first, which with some thousand modules takes longer than most
-    operators. There is none.
+    torch looks for a test of unittest's in the stack first, which with some thousand modules takes
+    longer than most operators. There is none.
     """
     from torch.testing._internal import common_utils
 
@@ -105,14 +114,18 @@ def samples_of(op: Any, dtype: torch.dtype, *, requires_grad: bool = False) -> I
 
 
 def attention_on(target: str) -> contextlib.AbstractContextManager[None]:
-    """Let the CPU compute attention by the operators of a target: MPS has no kernel like the fused one of the CPU."""
+    """Let the CPU compute attention by the operators of a target: MPS has no kernel like the fused
+    one of the CPU.
+    """
     return sdpa_kernel(SDPBackend.MATH) if "mps" in target else contextlib.nullcontext()
 
 
 def results_on_cpu(target: str, run: Callable[[], Any]) -> list[Any]:
-    """Return what a run may give on a target: its results on the plain CPU, by each way to compute attention.
+    """Return what a run may give on a target: its results on the plain CPU, by each way to compute
+    attention.
 
-    A GPU composes attention that learns where heads are too narrow for its kernels, and so does a simulated one.
+    A GPU composes attention that learns where heads are too narrow for its kernels, and so does a
+    simulated one.
     """
     with attention_on(target):
         found = [run()]
@@ -123,13 +136,16 @@ def results_on_cpu(target: str, run: Callable[[], Any]) -> list[Any]:
 
 
 def difference_from_each(expected: Sequence[Any], actual: Any, kind: str) -> str:
-    """Return "" if a result is identical to one of those expected, else the difference from the first."""
+    """Return "" if a result is identical to one of those expected, else the difference from the
+    first.
+    """
     differences = [identical(each, actual, kind) for each in expected]
     return "" if "" in differences else differences[0]
 
 
 def identical(expected: Any, actual: Any, kind: str = "cpu") -> str:
-    """Return "" if two results agree to the bit in values, dtypes, shapes and strides, else a text with the difference.
+    """Return "" if two results agree to the bit in values, dtypes, shapes and strides, else a text
+    with the difference.
 
     Tensors of ``actual`` may be on devices of type ``kind``.
     """
@@ -146,12 +162,23 @@ def identical(expected: Any, actual: Any, kind: str = "cpu") -> str:
 
 def _leaf_difference(one: Any, other: Any, kind: str) -> str:
     if not isinstance(one, torch.Tensor):
-        return "" if one == other or (one != one and other != other) else f"{other!r} instead of {one!r}"
+        return (
+            ""
+            if one == other or (one != one and other != other)
+            else f"{other!r} instead of {one!r}"
+        )
     if not isinstance(other, torch.Tensor):
         return f"{other!r} instead of a tensor"
     same_device = other.device.type in (kind, one.device.type)
-    if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout) or not same_device:
-        return f"{other.dtype} {other.shape} {other.layout} on {other.device} instead of {one.dtype} {one.shape}"
+    if (one.dtype, one.shape, one.layout) != (
+        other.dtype,
+        other.shape,
+        other.layout,
+    ) or not same_device:
+        return (
+            f"{other.dtype} {other.shape} {other.layout} on {other.device} instead of {one.dtype} "
+            f"{one.shape}"
+        )
     if one.is_nested or one.layout is not torch.strided or one.is_quantized:
         return "" if str(one.detach()) == str(other.detach().cpu()) else "values differ"
     if one.stride() != other.stride():

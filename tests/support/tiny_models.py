@@ -13,7 +13,8 @@ VOCABULARY = 99
 LENGTH = 7
 MAX_PARAMETERS = 5_000_000
 
-# The names that configs have for sizes. A name is set only where the config has an int by that name.
+# The names that configs have for sizes. A name is set only where the config has an int by that
+# name.
 SIZES = {
     "hidden_size": 32,
     "d_model": 32,
@@ -65,7 +66,12 @@ SIZES = {
     "conv_dim": None,
 }
 
-SPECIAL_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+SPECIAL_TOKENS = {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
 
 
 @dataclasses.dataclass
@@ -74,7 +80,8 @@ class TinyModel:
 
     Attributes:
         name: The model type, such as ``"gpt2"``.
-        family: The auto mapping it was found in: ``"causal"``, ``"masked"``, ``"seq2seq"``, ``"vision"``, ``"audio"``.
+        family: The auto mapping it was found in: ``"causal"``, ``"masked"``, ``"seq2seq"``,
+            ``"vision"``, ``"audio"``.
         model: The model, on the CPU, in evaluation mode.
         inputs: Keyword arguments of its forward pass, on the CPU.
         generates: Whether ``generate`` applies.
@@ -106,7 +113,9 @@ def all_names() -> list[tuple[str, str]]:
 
 
 def build(family: str, name: str) -> TinyModel:
-    """Return a tiny model of an architecture; raises whatever building or running it on the plain CPU raises."""
+    """Return a tiny model of an architecture; raises whatever building or running it on the plain
+    CPU raises.
+    """
     import transformers
 
     class_name = mappings()[family][name]
@@ -116,17 +125,25 @@ def build(family: str, name: str) -> TinyModel:
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in model_class(config).parameters())
     if parameters > MAX_PARAMETERS:
-        raise ValueError(f"not tiny, {parameters} parameters: this config calls its sizes something unknown here")
+        raise ValueError(
+            f"not tiny, {parameters} parameters: this config calls its sizes something unknown here"
+        )
     torch.manual_seed(0)
     model = model_class(config).eval()
     inputs = _INPUTS[family](model, config)
     inputs.update(_labels(family, model, config))
-    return TinyModel(name, family, model, inputs, family in ("causal", "seq2seq") and model.can_generate())
+    return TinyModel(
+        name, family, model, inputs, family in ("causal", "seq2seq") and model.can_generate()
+    )
 
 
 def _tiny_config(config_class: type) -> Any:
     default = config_class()
-    values = {k: v for k, v in SIZES.items() if v is not None and isinstance(getattr(default, k, None), int)}
+    values = {
+        k: v
+        for k, v in SIZES.items()
+        if v is not None and isinstance(getattr(default, k, None), int)
+    }
     values.update({k: v for k, v in SPECIAL_TOKENS.items() if hasattr(default, k)})
     return config_class(**values)
 
@@ -141,7 +158,9 @@ def _text(model: Any, config: Any) -> dict[str, torch.Tensor]:
 
 def _seq2seq(model: Any, config: Any) -> dict[str, torch.Tensor]:
     if model.main_input_name == "input_features":
-        features = torch.randn(2, getattr(config, "num_mel_bins", 16), 128, generator=torch.Generator().manual_seed(1))
+        features = torch.randn(
+            2, getattr(config, "num_mel_bins", 16), 128, generator=torch.Generator().manual_seed(1)
+        )
         return {"input_features": features, "decoder_input_ids": _ids()}
     return {"input_ids": _ids(), "decoder_input_ids": _ids(5)}
 
@@ -150,7 +169,11 @@ def _image(model: Any, config: Any) -> dict[str, torch.Tensor]:
     size = getattr(config, "image_size", 32)
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     channels = getattr(config, "num_channels", 3)
-    return {"pixel_values": torch.randn(2, channels, height, width, generator=torch.Generator().manual_seed(1))}
+    return {
+        "pixel_values": torch.randn(
+            2, channels, height, width, generator=torch.Generator().manual_seed(1)
+        )
+    }
 
 
 def _sound(model: Any, config: Any) -> dict[str, torch.Tensor]:
@@ -181,4 +204,8 @@ def _labels(family: str, model: Any, config: Any) -> dict[str, torch.Tensor]:
         return {}
     if family in ("vision", "audio"):
         return {"labels": torch.tensor([0, 1])}
-    return {"labels": _ids(5) if family == "seq2seq" and model.main_input_name != "input_features" else _ids()}
+    return {
+        "labels": _ids(5)
+        if family == "seq2seq" and model.main_input_name != "input_features"
+        else _ids()
+    }

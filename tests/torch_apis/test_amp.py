@@ -14,7 +14,10 @@ from torchdevice.errors import FidelityError
 from torchdevice.kernel.devices import cpu
 from torchdevice.kernel.devices.cpu import computes_in_bfloat16
 
-pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("cuda"),
+    pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning"),
+]
 
 
 def product() -> torch.dtype:
@@ -36,8 +39,12 @@ def bfloat16(kind: str) -> torch.dtype:
     return torch.bfloat16 if kind != "cpu" or computes_in_bfloat16() else torch.float32
 
 
-@pytest.mark.parametrize("spelling", [lambda: torch.autocast("cuda", dtype=torch.float16), torch.cuda.amp.autocast])
-def test_a_region_casts_the_weights_of_its_beginning(cuda: torchdevice.Scope, spelling: Any) -> None:
+@pytest.mark.parametrize(
+    "spelling", [lambda: torch.autocast("cuda", dtype=torch.float16), torch.cuda.amp.autocast]
+)
+def test_a_region_casts_the_weights_of_its_beginning(
+    cuda: torchdevice.Scope, spelling: Any
+) -> None:
     """Whatever is cached of the casts of weights ends with the region."""
     weight, x = torch.nn.Parameter(torch.ones(4, 4, device="cuda")), torch.ones(2, 4, device="cuda")
     for expected in (4, 8, 16):
@@ -119,7 +126,10 @@ class TestAutocast:
         done = {entry.done for entry in scope.journal.degraded if "float16" in entry.requested}
         assert done == {"torch.bfloat16" if computes_in_bfloat16() else "torch.float32"}
         with torchdevice.portable("cpu", strict=True, autocast="bfloat16"):
-            with pytest.raises(FidelityError, match="float16"), torch.autocast("cuda", dtype=torch.float16):
+            with (
+                pytest.raises(FidelityError, match="float16"),
+                torch.autocast("cuda", dtype=torch.float16),
+            ):
                 pass
             assert not torch.is_autocast_enabled("cuda"), "a refused autocast left its state behind"
             with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -146,17 +156,27 @@ class TestAutocast:
             with torch.autocast("cuda", dtype=torch.float16):
                 return x @ x
 
-        with torchdevice.portable("cpu", autocast=option), torch.autocast("cuda", dtype=torch.float16):
+        with (
+            torchdevice.portable("cpu", autocast=option),
+            torch.autocast("cuda", dtype=torch.float16),
+        ):
             assert product() is getattr(torch, name)
             assert compiled(torch.ones(2, 2, device="cuda")).dtype is getattr(torch, name)
             assert torch.get_autocast_dtype("cuda") is torch.float16
         with torchdevice.simulate(autocast=option), torch.autocast("cuda", dtype=torch.float16):
             assert product() is torch.float16
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, None])
+    @pytest.mark.parametrize(
+        "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, None]
+    )
     @pytest.mark.parametrize("how", ["eager", "compiled by eager", "compiled by aot_eager"])
     def test_any_dtype_is_taken_without_a_warning(
-        self, float16: torch.dtype, bfloat16: torch.dtype, float64: torch.dtype, dtype: Any, how: str
+        self,
+        float16: torch.dtype,
+        bfloat16: torch.dtype,
+        float64: torch.dtype,
+        dtype: Any,
+        how: str,
     ) -> None:
         """CUDA casts to whatever it is told: also half precision to float32."""
         torch._dynamo.reset()  # it compiles the code of one function a few times only
@@ -165,17 +185,28 @@ class TestAutocast:
             with torch.autocast("cuda", dtype=dtype):
                 return x @ y
 
-        function = multiplied if how == "eager" else torch.compile(multiplied, backend=how.split()[-1], fullgraph=True)
+        function = (
+            multiplied
+            if how == "eager"
+            else torch.compile(multiplied, backend=how.split()[-1], fullgraph=True)
+        )
         x, y = torch.ones(2, 2, device="cuda", dtype=torch.float16), torch.ones(2, 2, device="cuda")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = function(x, y)
-        held = {None: float16, torch.float16: float16, torch.bfloat16: bfloat16, torch.float64: float64}
+        held = {
+            None: float16,
+            torch.float16: float16,
+            torch.bfloat16: bfloat16,
+            torch.float64: float64,
+        }
         expected = held.get(dtype, dtype)
         assert found.dtype is expected and found.tolist() == [[2.0] * 2] * 2
 
     @pytest.mark.parametrize("reentrant", [True, False])
-    def test_a_checkpoint_recomputes_in_float32_where_that_was_chosen(self, reentrant: bool) -> None:
+    def test_a_checkpoint_recomputes_in_float32_where_that_was_chosen(
+        self, reentrant: bool
+    ) -> None:
         seen: list[torch.dtype] = []
 
         def block(x: torch.Tensor) -> torch.Tensor:
@@ -186,7 +217,10 @@ class TestAutocast:
         with torchdevice.portable("cpu", autocast="float32"), warnings.catch_warnings():
             warnings.simplefilter("error")
             x = torch.ones(4, 4, device="cuda", requires_grad=True)
-            with torch.autocast("cuda", dtype=torch.float16), torch.utils.checkpoint.set_checkpoint_early_stop(False):
+            with (
+                torch.autocast("cuda", dtype=torch.float16),
+                torch.utils.checkpoint.set_checkpoint_early_stop(False),
+            ):
                 y = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=reentrant)
             y.sum().backward()
         assert seen == [torch.float32] * 4
@@ -210,7 +244,9 @@ class TestAutocast:
 
 
 class TestGradScaler:
-    @pytest.mark.parametrize("make", [lambda: torch.cuda.amp.GradScaler(), lambda: torch.amp.GradScaler("cuda")])
+    @pytest.mark.parametrize(
+        "make", [lambda: torch.cuda.amp.GradScaler(), lambda: torch.amp.GradScaler("cuda")]
+    )
     def test_scales_unscales_skips_and_updates(self, make: object) -> None:
         scaler = make()  # type: ignore[operator]
         assert scaler.is_enabled() and scaler.get_scale() == 65536.0

@@ -1,4 +1,6 @@
-"""Autocast has CUDA's lists of operators on every target. torch's own kernels for CUDA tell the dtypes of results."""
+"""Autocast has CUDA's lists of operators on every target. torch's own kernels for CUDA tell the
+dtypes of results.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,22 @@ LEFT_OUT = {
     "ldexp": "torch decomposes it in another way without values",
     "mvlgamma": "torch decomposes it in another way without values",
     "matrix_exp": "its kernel calls listed operators, which a kernel without values does not",
-    "torch.ops.aten._safe_softmax.default": "its kernel calls listed operators, which a kernel without values does not",
-    "_softmax_backward_data": "in bfloat16 its CPU kernel returns another dtype than the one without values",
+    "torch.ops.aten._safe_softmax.default": (
+        "its kernel calls listed operators, which a kernel without values does not"
+    ),
+    "_softmax_backward_data": (
+        "in bfloat16 its CPU kernel returns another dtype than the one without values"
+    ),
     "native_batch_norm": "in bfloat16 its CPU kernel returns statistics in bfloat16",
     "_native_batch_norm_legit": "in bfloat16 its CPU kernel returns statistics in bfloat16",
 }
 """Operators whose results without values have other dtypes for other reasons than autocast."""
 
-OPERATORS = [op for op in op_db if {LOWER, torch.float32} <= op.supported_dtypes("cuda") and op.name not in LEFT_OUT]
+OPERATORS = [
+    op
+    for op in op_db
+    if {LOWER, torch.float32} <= op.supported_dtypes("cuda") and op.name not in LEFT_OUT
+]
 """The operators of torch's database that CUDA has in bfloat16."""
 
 
@@ -94,16 +104,24 @@ def listed() -> Iterator[Call]:
                 if isinstance(given[0], str):  # an equation of einsum
                     given = [(given[0], *given[1])]
                 kwargs = given[1] if len(given) > 1 and isinstance(given[1], dict) else {}
-                yield Call(operator, getattr(module, operator), pytree.tree_map(in_lower, (given[0], kwargs)))
+                yield Call(
+                    operator,
+                    getattr(module, operator),
+                    pytree.tree_map(in_lower, (given[0], kwargs)),
+                )
 
 
 def in_lower(leaf: Any) -> Any:
-    return leaf.to(LOWER) if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float16 else leaf
+    return (
+        leaf.to(LOWER) if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float16 else leaf
+    )
 
 
 def found(call: Call) -> Dtypes | str:
     """Return the dtypes of the results of a call under autocast; the text of an error."""
-    args, kwargs = pytree.tree_map(lambda leaf: leaf.cuda() if isinstance(leaf, torch.Tensor) else leaf, call.inputs)
+    args, kwargs = pytree.tree_map(
+        lambda leaf: leaf.cuda() if isinstance(leaf, torch.Tensor) else leaf, call.inputs
+    )
     try:
         with torch.autocast("cuda", LOWER):
             return dtypes_of(call.function(*args, **kwargs))
@@ -112,7 +130,9 @@ def found(call: Call) -> Dtypes | str:
 
 
 def refuses(call: Call) -> bool:
-    """Return whether the CPU's kernel refuses the dtypes without autocast too, which it asks only of values."""
+    """Return whether the CPU's kernel refuses the dtypes without autocast too, which it asks only
+    of values.
+    """
     args, kwargs = call.inputs
     try:
         with plain_torch():
@@ -123,9 +143,13 @@ def refuses(call: Call) -> bool:
 
 
 def compare(target: str, chosen: list[Call]) -> int:
-    """Assert that calls on a target have the dtypes of torch's own kernels for CUDA. Return how many those take."""
+    """Assert that calls on a target have the dtypes of torch's own kernels for CUDA. Return how
+    many those take.
+    """
     wanted = [of_torch("cuda", call.function, call.inputs, LOWER) for call in chosen]
-    taken = [(call, dtypes) for call, dtypes in zip(chosen, wanted, strict=True) if dtypes is not None]
+    taken = [
+        (call, dtypes) for call, dtypes in zip(chosen, wanted, strict=True) if dtypes is not None
+    ]
     with torchdevice.portable(target, **TARGETS[target]):  # type: ignore[arg-type]
         results = [(call, found(call), dtypes) for call, dtypes in taken]
         wrong = [
@@ -159,7 +183,10 @@ PROMOTING: dict[str, tuple[Callable[[Tensors], Any], list[tuple[int, ...]]]] = {
     "addcmul": (lambda given: torch.addcmul(*given), [(2, 2)] * 3),
     "atan2": (lambda given: torch.atan2(*given), [(2, 2)] * 2),
     "bilinear": (lambda given: torch.nn.functional.bilinear(*given), [(2, 2), (2, 2), (2, 2, 2)]),
-    "bilinear with a bias": (lambda given: torch.nn.functional.bilinear(*given), [(2, 2), (2, 2), (2, 2, 2), (2,)]),
+    "bilinear with a bias": (
+        lambda given: torch.nn.functional.bilinear(*given),
+        [(2, 2), (2, 2), (2, 2, 2), (2,)],
+    ),
     "cross": (lambda given: torch.cross(*given, dim=0), [(3, 2)] * 2),
     "dot": (lambda given: torch.dot(*given), [(3,)] * 2),
     "vdot": (lambda given: torch.vdot(*given), [(3,)] * 2),
@@ -168,12 +195,16 @@ PROMOTING: dict[str, tuple[Callable[[Tensors], Any], list[tuple[int, ...]]]] = {
         [(1, 1, 2, 2), (1, 2, 2, 2)],
     ),
     "index_put": (
-        lambda given: given[0].index_put([torch.zeros(1, dtype=torch.int64, device="cuda")], given[1]),
+        lambda given: given[0].index_put(
+            [torch.zeros(1, dtype=torch.int64, device="cuda")], given[1]
+        ),
         [(2,), (1,)],
     ),
     "tensordot": (lambda given: torch.tensordot(*given, dims=1), [(2, 2)] * 2),
     "scatter_add": (
-        lambda given: torch.scatter_add(given[0], 0, torch.zeros(2, dtype=torch.int64, device="cuda"), given[1]),
+        lambda given: torch.scatter_add(
+            given[0], 0, torch.zeros(2, dtype=torch.int64, device="cuda"), given[1]
+        ),
         [(2,)] * 2,
     ),
     "cat": (lambda given: torch.cat(given), [(2,)] * 3),
@@ -185,7 +216,8 @@ PROMOTING: dict[str, tuple[Callable[[Tensors], Any], list[tuple[int, ...]]]] = {
         [(2,), (1,)],
     ),
 }
-"""What promotes its arguments on CUDA or on the CPU -> the call, and the shapes of the arguments."""
+"""What promotes its arguments on CUDA or on the CPU -> the call, and the shapes of the arguments.
+"""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -193,9 +225,14 @@ REFUSAL = "Unexpected floating ScalarType in at::autocast::prioritize"
 
 
 def promoted(name: str, dtypes: tuple[torch.dtype, ...], device: str) -> str:
-    """Return the dtype of a call's result, with arguments in two dtypes in turn; the text of an error of autocast."""
+    """Return the dtype of a call's result, with arguments in two dtypes in turn; the text of an
+    error of autocast.
+    """
     call, shapes = PROMOTING[name]
-    given = [torch.ones(shape, dtype=dtypes[i % len(dtypes)], device=device) for i, shape in enumerate(shapes)]
+    given = [
+        torch.ones(shape, dtype=dtypes[i % len(dtypes)], device=device)
+        for i, shape in enumerate(shapes)
+    ]
     try:
         return str(call(given).dtype)
     except RuntimeError as error:
@@ -214,7 +251,9 @@ def on_cuda(name: str, dtypes: tuple[torch.dtype, ...], lower: torch.dtype) -> s
 
 
 def test_every_operator_that_promotes_has_its_pairs() -> None:
-    header = {name for name, macro in autocast_lists.policies().items() if macro == "AT_FORALL_PROMOTE"}
+    header = {
+        name for name, macro in autocast_lists.policies().items() if macro == "AT_FORALL_PROMOTE"
+    }
     assert header == PROMOTING.keys() - {"bilinear with a bias", "cat", "stack", "index_copy"}
 
 
@@ -252,9 +291,15 @@ def test_no_pair_is_refused_on_a_cpu_that_computes_in_another_dtype(name: str) -
 @pytest.mark.parametrize("device", ["cpu", "mps", "xpu"])
 @pytest.mark.filterwarnings("ignore")
 def test_the_lists_on_devices_that_are_not_here(device: str, sweep: tuple[bool, int]) -> None:
-    """On tensors without values torch's kernels for any device run, and this package's beside them."""
+    """On tensors without values torch's kernels for any device run, and this package's beside
+    them.
+    """
     found = runtime(device)
-    own = nullcontext() if found.support.autocast_key is None else autocast_lists.Region(found, enabled=True)
+    own = (
+        nullcontext()
+        if found.support.autocast_key is None
+        else autocast_lists.Region(found, enabled=True)
+    )
     wrong = []
     for call in [*listed(), *(call for op in choose(OPERATORS, sweep, 12) for call in calls(op))]:
         wanted = of_torch("cuda", call.function, call.inputs, LOWER)
@@ -274,8 +319,11 @@ CASTS_BATCH_NORM = ("batch_norm", "nn_functional_batch_norm", "nn_functional_ins
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_not_a_number_of_sixteen_bits_stays(target: str) -> None:
     with torchdevice.portable(target, **TARGETS[target]), torch.autocast("cuda", LOWER):  # type: ignore[arg-type]
-        double, whole = torch.ones(2, 2, dtype=torch.float64).cuda(), torch.ones(2, dtype=torch.int64).cuda()
-        assert (double @ double).dtype is double.exp().dtype is torch.float64 and whole.sum().dtype is torch.int64
+        double = torch.ones(2, 2, dtype=torch.float64).cuda()
+        whole = torch.ones(2, dtype=torch.int64).cuda()
+        assert (
+            double @ double
+        ).dtype is double.exp().dtype is torch.float64 and whole.sum().dtype is torch.int64
         assert torch.ones(2, 2, dtype=LOWER).cuda().softmax(0, dtype=LOWER).dtype is LOWER
         with pytest.raises(RuntimeError, match="are unsafe to autocast"):
             torch.nn.functional.binary_cross_entropy(torch.ones(2).cuda(), torch.ones(2).cuda())
@@ -305,16 +353,19 @@ def test_nothing_of_it_is_outside_the_region() -> None:
 def test_a_mask_of_a_softmax() -> None:
     with torchdevice.portable("cpu", autocast="bfloat16"), torch.autocast("cuda", LOWER):
         logits = torch.nn.Linear(4, 4).cuda()(torch.randn(4, 4, device="cuda"))
-        kept, mask = torch.zeros(4, 4, device="cuda"), torch.ones(4, dtype=torch.bool, device="cuda")
+        kept = torch.zeros(4, 4, device="cuda")
+        mask = torch.ones(4, dtype=torch.bool, device="cuda")
         kept[mask] = logits.softmax(-1)[mask]
         assert torch.allclose(kept.sum(-1), torch.ones(4, device="cuda"))
 
 
-# ---- programs --------------------------------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------------------
 
 
 class Llama(torch.nn.Module):
-    """A decoder as public programs write it: RMSNorm by pow and rsqrt, rotary positions, a gated MLP."""
+    """A decoder as public programs write it: RMSNorm by pow and rsqrt, rotary positions, a gated
+    MLP.
+    """
 
     def __init__(self, width: int = 32):
         super().__init__()
@@ -333,7 +384,9 @@ class Llama(torch.nn.Module):
             q.shape[-1], device=x.device
         )
         q, k = q * angles.cos(), k * angles.cos()
-        weights = (q @ k.transpose(-1, -2) / 6).masked_fill(torch.ones(8, 8, device=x.device).triu(1).bool(), -1e4)
+        weights = (q @ k.transpose(-1, -2) / 6).masked_fill(
+            torch.ones(8, 8, device=x.device).triu(1).bool(), -1e4
+        )
         x = x + self.out(weights.softmax(-1) @ v)
         x = x + self.down(torch.nn.functional.silu(self.gate(self.norm(x))) * self.up(x))
         return self.norm(x) @ self.embedding.weight.T
@@ -344,7 +397,9 @@ def language() -> None:
     tokens = torch.arange(16, device="cuda").view(2, 8)
     with torch.autocast("cuda", LOWER):
         logits = model(tokens)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), label_smoothing=0.1)
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), tokens.flatten(), label_smoothing=0.1
+        )
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
@@ -359,7 +414,9 @@ def vision() -> None:
     x, y = torch.randn(2, 3, 16, 16, device="cuda"), torch.tensor([1, 2], device="cuda")
     with torch.autocast("cuda", LOWER):
         found = model(x)
-        loss = torch.nn.functional.multi_margin_loss(found, y) + torch.nn.functional.smooth_l1_loss(found, found * 2)
+        loss = torch.nn.functional.multi_margin_loss(found, y) + torch.nn.functional.smooth_l1_loss(
+            found, found * 2
+        )
     loss.backward()
 
 
@@ -381,8 +438,12 @@ def recurrent() -> None:
         cell(output[-1], hidden[0]).softmax(-1).sum() + state.sum()
 
 
-@pytest.mark.parametrize("program", [language, vision, detection, recurrent], ids=lambda program: program.__name__)
-def test_programs_have_the_same_dtypes_on_a_cpu_as_on_a_simulated_gpu(program: Callable[[], object]) -> None:
+@pytest.mark.parametrize(
+    "program", [language, vision, detection, recurrent], ids=lambda program: program.__name__
+)
+def test_programs_have_the_same_dtypes_on_a_cpu_as_on_a_simulated_gpu(
+    program: Callable[[], object],
+) -> None:
     assert differences(program) == []
 
 
@@ -401,6 +462,8 @@ with torch.autocast("cuda", torch.bfloat16):
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_operators_of_a_library_may_have_kernels_for_autocast(target: str) -> None:
     """As torchvision's have. They are read once in a process, at its first region of autocast."""
-    ran = run_python("-m", "torchdevice", "run", "--target", target, "--autocast", "bfloat16", "-c", LIBRARY)
+    ran = run_python(
+        "-m", "torchdevice", "run", "--target", target, "--autocast", "bfloat16", "-c", LIBRARY
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "torch.bfloat16 [[2.0, 2.0], [2.0, 2.0]]\n"

@@ -71,7 +71,9 @@ class TestEngine:
 
     def test_unpack_hooks(self, way: str) -> None:
         x = leaf()
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.cpu(), lambda t: spelled(t.cuda())):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: t.cpu(), lambda t: spelled(t.cuda())
+        ):
             y = (x * x).sum()
         assert self.differentiate(way, y, x) == [2.0, 4.0, 6.0]
 
@@ -86,7 +88,9 @@ class TestEngine:
 def test_checkpoint_reproduces_dropout(reentrant: bool) -> None:
     x = torch.ones(64, device="cuda", requires_grad=True)
     torch.manual_seed(0)
-    y = checkpoint(lambda t: torch.nn.functional.dropout(spelled(t), 0.5), x, use_reentrant=reentrant)
+    y = checkpoint(
+        lambda t: torch.nn.functional.dropout(spelled(t), 0.5), x, use_reentrant=reentrant
+    )
     y.sum().backward()
     assert x.grad is not None and torch.equal(x.grad, y.detach())
 
@@ -101,11 +105,16 @@ def test_checkpoint_under_autocast_recomputes_in_the_same_dtype(kind: str) -> No
         return out
 
     x = torch.ones(2, 4, device="cuda", requires_grad=True)
-    with torch.autocast("cuda", dtype=torch.float16), torch.utils.checkpoint.set_checkpoint_early_stop(False):
+    with (
+        torch.autocast("cuda", dtype=torch.float16),
+        torch.utils.checkpoint.set_checkpoint_early_stop(False),
+    ):
         y = checkpoint(block, x, use_reentrant=False)
     y.float().sum().backward()
     first, again = seen
-    assert first is again and first in ((torch.bfloat16, torch.float32) if kind == "cpu" else (torch.float16,))
+    assert first is again and first in (
+        (torch.bfloat16, torch.float32) if kind == "cpu" else (torch.float16,)
+    )
 
 
 def test_checkpoint_sequential() -> None:
@@ -118,8 +127,12 @@ def test_checkpoint_sequential() -> None:
 def test_module_hooks() -> None:
     module = torch.nn.Linear(3, 3, device="cuda")
     called: list[str] = []
-    module.register_full_backward_hook(lambda *_: called.append("backward") or (spelled(torch.ones(1)) and None))
-    module.register_forward_hook(lambda *_: called.append("forward") or (spelled(torch.ones(1)) and None))
+    module.register_full_backward_hook(
+        lambda *_: called.append("backward") or (spelled(torch.ones(1)) and None)
+    )
+    module.register_forward_hook(
+        lambda *_: called.append("forward") or (spelled(torch.ones(1)) and None)
+    )
     module(torch.ones(2, 3, device="cuda", requires_grad=True)).sum().backward()
     assert called == ["forward", "backward"]
 
@@ -254,11 +267,21 @@ def test_programs_that_call_the_engine_themselves(cuda: torchdevice.Scope) -> No
 
     threads: list[threading.Thread] = []
     engine: Any = torch.autograd.Variable._execution_engine
-    names = "tensors", "grad_tensors", "keep_graph", "create_graph", "inputs", "allow_unreachable", "accumulate_grad"
+    names = (
+        "tensors",
+        "grad_tensors",
+        "keep_graph",
+        "create_graph",
+        "inputs",
+        "allow_unreachable",
+        "accumulate_grad",
+    )
     for by_name in (False, True):
         x = torch.ones(2, device="cuda", requires_grad=True)
         result = Counted.apply(x)
         given = (result,), (torch.ones_like(result),), False, False, (), True, True
-        engine.run_backward(**dict(zip(names, given, strict=True))) if by_name else engine.run_backward(*given)
+        engine.run_backward(
+            **dict(zip(names, given, strict=True))
+        ) if by_name else engine.run_backward(*given)
         assert x.grad is not None and x.grad.tolist() == [0, 1]
     assert threads == [threading.current_thread()] * 2

@@ -1,4 +1,6 @@
-"""Extensions in C++: those for an accelerator's compiler are refused at the call, others are built."""
+"""Extensions in C++: those for an accelerator's compiler are refused at the call, others are
+built.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     names: list[str] = []
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr(
-        cpp_extension, "_write_ninja_file_and_build_library", lambda name, **options: names.append(name)
+        cpp_extension,
+        "_write_ninja_file_and_build_library",
+        lambda name, **options: names.append(name),
     )
     monkeypatch.setattr(cpp_extension, "_import_module_from_library", lambda name, *rest: name)
     return names
@@ -43,13 +47,21 @@ def sources(tmp_path: Path) -> Callable[[str], str]:
 REFUSED: dict[str, Callable[[Callable[[str], str]], Any]] = {
     "load": lambda sources: cpp_extension.load("kernels", [sources("a.cpp"), sources("b.cu")]),
     "load of one file": lambda sources: cpp_extension.load("kernels", sources("b.cu")),
-    "load, asked for": lambda sources: cpp_extension.load("kernels", [sources("a.cpp")], with_cuda=True),
+    "load, asked for": lambda sources: cpp_extension.load(
+        "kernels", [sources("a.cpp")], with_cuda=True
+    ),
     "load, by value": lambda sources: load_by_value("kernels", [sources("b.cu")]),
     "load of SYCL": lambda sources: cpp_extension.load("kernels", [sources("b.sycl")]),
-    "load_inline": lambda sources: cpp_extension.load_inline("kernels", "", cuda_sources="__global__ void f() {}"),
-    "load_inline, asked for": lambda sources: cpp_extension.load_inline("kernels", "", with_cuda=True),
+    "load_inline": lambda sources: cpp_extension.load_inline(
+        "kernels", "", cuda_sources="__global__ void f() {}"
+    ),
+    "load_inline, asked for": lambda sources: cpp_extension.load_inline(
+        "kernels", "", with_cuda=True
+    ),
     "CUDAExtension": lambda sources: cpp_extension.CUDAExtension("kernels", ["b.cu"]),
-    "SyclExtension": lambda sources: cpp_extension.SyclExtension(name="kernels", sources=["b.sycl"]),
+    "SyclExtension": lambda sources: cpp_extension.SyclExtension(
+        name="kernels", sources=["b.sycl"]
+    ),
 }
 
 
@@ -64,7 +76,9 @@ def test_those_for_an_accelerator_are_refused(
     assert not built and not list(tmp_path.rglob("lock"))
 
 
-def test_those_in_plain_cpp_are_built(cuda: torchdevice.Scope, built: list[str], sources: Any) -> None:
+def test_those_in_plain_cpp_are_built(
+    cuda: torchdevice.Scope, built: list[str], sources: Any
+) -> None:
     cpp_extension.load("plain", [sources("a.cpp")])
     cpp_extension.load_inline("inline", "int f() { return 1; }", functions="f")
     assert [name.partition("_v")[0] for name in built] == ["plain", "inline"]

@@ -26,7 +26,8 @@ class Numbers(Dataset):
         return 12
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        # A worker process inherits the scope by fork. CUDA cannot be used there if the parent has used it.
+        # A worker process inherits the scope by fork. CUDA cannot be used there if the parent has
+        # used it.
         device = "cpu" if torch.cuda._is_in_bad_fork() else "cuda"
         return {"x": torch.full((3,), float(index), device=device).cpu(), "y": torch.tensor(index)}
 
@@ -37,7 +38,11 @@ class TestLoader:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             loader = DataLoader(
-                Numbers(), batch_size=4, pin_memory=True, num_workers=workers, persistent_workers=workers > 0
+                Numbers(),
+                batch_size=4,
+                pin_memory=True,
+                num_workers=workers,
+                persistent_workers=workers > 0,
             )
             for _ in range(2):
                 seen = []
@@ -56,12 +61,16 @@ class TestLoader:
                 self.x = self.x.pin_memory()
                 return self
 
-        loader = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=3, collate_fn=Batch, pin_memory=True)
+        loader = DataLoader(
+            TensorDataset(torch.arange(6.0)), batch_size=3, collate_fn=Batch, pin_memory=True
+        )
         assert all(batch.x.is_pinned() for batch in loader)
 
     def test_shuffled_with_a_cuda_default_device_generator(self) -> None:
         loader = DataLoader(
-            TensorDataset(torch.arange(8)), shuffle=True, generator=torch.Generator("cuda").manual_seed(0)
+            TensorDataset(torch.arange(8)),
+            shuffle=True,
+            generator=torch.Generator("cuda").manual_seed(0),
         )
         scope = torchdevice.current()
         assert scope is not None
@@ -141,18 +150,26 @@ class TestCopies:
         x = torch.zeros(3, device="cuda")
         converted = torch.ops.aten.to(x, torch.float16)
         converted += 1
-        assert converted.dtype is torch.float16 and converted.device == x.device and x.tolist() == [0.0] * 3
+        assert (
+            converted.dtype is torch.float16
+            and converted.device == x.device
+            and x.tolist() == [0.0] * 3
+        )
 
     def test_what_has_no_memory_of_its_own(self, kind: str) -> None:
         x = torch.eye(3).to_sparse()
         moved = torch.as_tensor(x, dtype=torch.float16, device="cuda")
         assert (
-            moved.is_sparse and moved.device.type == kind and torch.equal(moved.to_dense().cpu(), torch.eye(3).half())
+            moved.is_sparse
+            and moved.device.type == kind
+            and torch.equal(moved.to_dense().cpu(), torch.eye(3).half())
         )
 
 
 def tagged_cuda(value: Any, path: Path, tag: str = "cuda:0") -> Path:
-    """Write a file as a CUDA machine does, in the current format: storages in the pickle have the location ``tag``."""
+    """Write a file as a CUDA machine does, in the current format: storages in the pickle have the
+    location ``tag``.
+    """
     buffer = io.BytesIO()
     with plain_torch():
         original = torch.serialization.location_tag
@@ -163,7 +180,11 @@ def tagged_cuda(value: Any, path: Path, tag: str = "cuda:0") -> Path:
             torch.serialization.location_tag = original
     path.write_bytes(buffer.getvalue())
     with zipfile.ZipFile(path) as archive:
-        assert any(tag.encode() in archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
+        assert any(
+            tag.encode() in archive.read(name)
+            for name in archive.namelist()
+            if name.endswith("data.pkl")
+        )
     return path
 
 
@@ -190,8 +211,13 @@ class TestLoad:
         path = tagged_cuda({"w": torch.arange(4.0), "path": "cuda:0"}, tmp_path / "x.pt", tag)
         scope = torchdevice.current()
         assert scope is not None
-        if map_location is None and scope.runtime.supplied.location_tag == "cuda" and not tag.startswith("cuda"):
-            with pytest.raises(RuntimeError, match=r"not recognized: mps|torch\.xpu\.is_available"):  # as on a GPU
+        if (
+            map_location is None
+            and scope.runtime.supplied.location_tag == "cuda"
+            and not tag.startswith("cuda")
+        ):
+            # As on a GPU.
+            with pytest.raises(RuntimeError, match=r"not recognized: mps|torch\.xpu\.is_available"):
                 torch.load(path, weights_only=True)
             return
         for _ in range(2):
@@ -208,7 +234,12 @@ class TestLoad:
 
     def test_memory_mapped(self, tmp_path: Path) -> None:
         path = tagged_cuda({"w": torch.arange(4.0)}, tmp_path / "x.pt")
-        assert torch.load(path, map_location="cuda", mmap=True)["w"].tolist() == [0.0, 1.0, 2.0, 3.0]
+        assert torch.load(path, map_location="cuda", mmap=True)["w"].tolist() == [
+            0.0,
+            1.0,
+            2.0,
+            3.0,
+        ]
 
     def test_weights_only_stays_in_force(self, tmp_path: Path) -> None:
         class Evil:
@@ -222,7 +253,10 @@ class TestLoad:
 
     def test_loading_without_a_scope_raises_torchs_own_error(self, tmp_path: Path) -> None:
         path = tagged_cuda(torch.ones(1), tmp_path / "x.pt")
-        with plain_torch(), pytest.raises(RuntimeError, match="deserialize object on a CUDA device"):
+        with (
+            plain_torch(),
+            pytest.raises(RuntimeError, match="deserialize object on a CUDA device"),
+        ):
             torch.load(path)
 
     def test_location_tags_of_files_saved_in_a_scope(self, tmp_path: Path, kind: str) -> None:
@@ -235,7 +269,11 @@ class TestLoad:
                 assert torch.load(path)["w"].device.type == kind
             else:
                 # Of a Mac's file torch says on another machine that it does not know the device.
-                told = "not recognized: mps" if kind == "mps" else r"on a CUDA device but torch\.cuda\.is_available"
+                told = (
+                    "not recognized: mps"
+                    if kind == "mps"
+                    else r"on a CUDA device but torch\.cuda\.is_available"
+                )
                 with pytest.raises(RuntimeError, match=told):
                     torch.load(path)
 
@@ -267,7 +305,9 @@ class TestLoad:
         resumed.load_state_dict(loaded["optimizer"])
         torch.cuda.set_rng_state(loaded["rng"].cpu())
         steps(other, resumed, 2)
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+        )
 
 
 class TestSafetensors:
@@ -321,5 +361,8 @@ def test_options_reach_workers_however_they_start(target: str, kind: str, tmp_pa
     done = run_program(tmp_path, program, options=["--target", target, "--capability", "9.0"])
     expected = []
     for method in ("fork", "spawn", "forkserver"):
-        expected += [f"{method} [(9, {kind!r}), (9, {kind!r})]", "Caught ValueError in DataLoader worker process 0."]
+        expected += [
+            f"{method} [(9, {kind!r}), (9, {kind!r})]",
+            "Caught ValueError in DataLoader worker process 0.",
+        ]
     assert done.stdout.splitlines() == expected, done.stderr[-2000:]

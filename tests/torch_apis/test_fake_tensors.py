@@ -1,4 +1,6 @@
-"""FakeTensors say the device that the tensors they stand for say, to the program and to torch alike."""
+"""FakeTensors say the device that the tensors they stand for say, to the program and to torch
+alike.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import torchdevice
 
 
-@pytest.fixture(params=[(kind, engine) for kind in ("cuda", "mps") for engine in ("mode", "wrap")], ids="-".join)
+@pytest.fixture(
+    params=[(kind, engine) for kind in ("cuda", "mps") for engine in ("mode", "wrap")], ids="-".join
+)
 def scope(request: pytest.FixtureRequest) -> Any:
     kind, engine = request.param
     with torchdevice.simulate(kind, engine=engine, identity="program") as entered:
@@ -38,7 +42,9 @@ def test_the_device_of_fakes(scope: torchdevice.Scope) -> None:
         assert fake.cpu().device.type == "cpu"
 
 
-def test_a_fake_kernel_asks_for_the_device(scope: torchdevice.Scope, request: pytest.FixtureRequest) -> None:
+def test_a_fake_kernel_asks_for_the_device(
+    scope: torchdevice.Scope, request: pytest.FixtureRequest
+) -> None:
     name = f"torchdevice_fakes::{request.node.callspec.id.replace('-', '_')}"
 
     @torch.library.custom_op(name, mutates_args=())
@@ -54,4 +60,6 @@ def test_a_fake_kernel_asks_for_the_device(scope: torchdevice.Scope, request: py
     assert set(torch.library.opcheck(op, (x,)).values()) == {"SUCCESS"}
     graph = make_fx(lambda x: op(x) + torch.ones(2, device=x.device), tracing_mode="fake")(x)
     assert graph(x).tolist() == [3, 3] and "cuda" in graph.code and "simulated" not in graph.code
-    assert {str(node.meta["val"].device) for node in graph.graph.nodes if "val" in node.meta} == {"cuda:0"}
+    assert {str(node.meta["val"].device) for node in graph.graph.nodes if "val" in node.meta} == {
+        "cuda:0"
+    }

@@ -1,4 +1,6 @@
-"""``flex_attention`` on the target, with gradients: eager and compiled, held against ordinary attention."""
+"""``flex_attention`` on the target, with gradients: eager and compiled, held against ordinary
+attention.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
 
 
 def attend(how: Callable[..., Any], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the result of causal attention and, where they are wanted, the gradients of its inputs."""
+    """Return the result of causal attention and, where they are wanted, the gradients of its
+    inputs.
+    """
     if how is scaled_dot_product_attention:
         out = how(*tensors, is_causal=True)
     else:
         out = how(*tensors, block_mask=create_block_mask(causal, 1, 1, 128, 128, device="cuda"))
     if tensors[0].requires_grad:
         out.square().sum().backward()
-    return [each.detach().cpu() for each in (out, *(each.grad for each in tensors)) if each is not None]
+    return [
+        each.detach().cpu() for each in (out, *(each.grad for each in tensors)) if each is not None
+    ]
 
 
 WAYS: dict[str, Callable[[], Callable[..., Any]]] = {
@@ -62,9 +68,13 @@ def test_scores_take_numbers_from_a_tensor(cuda: torchdevice.Scope, way: str) ->
     torch._dynamo.reset()
 
     def attended(device: str) -> list[torch.Tensor]:
-        given, slopes = inputs(gradient=True, device=device), torch.tensor([0.5, 0.25], device=device)
+        given = inputs(gradient=True, device=device)
+        slopes = torch.tensor([0.5, 0.25], device=device)
         if device == "cuda":
-            out = WAYS[way]()(*given, score_mod=lambda score, _, head, query, key: score + (key - query) * slopes[head])
+            out = WAYS[way]()(
+                *given,
+                score_mod=lambda score, _, head, query, key: score + (key - query) * slopes[head],
+            )
         else:
             steps = torch.arange(128)
             biases = (steps[None] - steps[:, None]) * slopes[:, None, None]
@@ -84,14 +94,21 @@ def test_what_is_not_compiled_is_reported() -> None:
     compiled = torch.compile(flex_attention)
     with torchdevice.portable("cpu") as scope:
         attend(flex_attention, inputs(gradient=True))
-        assert {entry.requested for entry in scope.journal.entries} >= {"flex_attention with a gradient"}
+        assert {entry.requested for entry in scope.journal.entries} >= {
+            "flex_attention with a gradient"
+        }
         assert not scope.journal.degraded, "eager attention is what CUDA runs too"
         attend(compiled, inputs(gradient=False))
         assert not scope.journal.degraded, "Inductor has code for the forward"
         attend(compiled, inputs(gradient=True))
-        assert [entry.requested for entry in scope.journal.degraded] == ["torch.compile with inductor"]
+        assert [entry.requested for entry in scope.journal.degraded] == [
+            "torch.compile with inductor"
+        ]
     torch._dynamo.reset()
-    with torchdevice.portable("cpu", strict=True), pytest.raises(RuntimeError, match="the scope is strict"):
+    with (
+        torchdevice.portable("cpu", strict=True),
+        pytest.raises(RuntimeError, match="the scope is strict"),
+    ):
         attend(torch.compile(flex_attention), inputs(gradient=True))
 
 

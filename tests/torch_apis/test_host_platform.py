@@ -39,7 +39,9 @@ def is_mac() -> bool:
     assert (int(major), int(minor)) == MACOS and (uname.system, uname.machine) == (system, machine)
     assert uname.node == HOST[-1].node and machine == of_release
     assert texts[:3] == (uname.release, uname.version, processor) and processor == "arm"
-    assert texts[3].startswith(f"macOS-{release}-arm64-arm-64bit") and texts[4] == f"macOS-{release}"
+    assert (
+        texts[3].startswith(f"macOS-{release}-arm64-arm-64bit") and texts[4] == f"macOS-{release}"
+    )
     return system == "Darwin" and machine == "arm64"
 
 
@@ -53,7 +55,11 @@ def test_a_program_on_a_simulated_mac_is_on_a_mac() -> None:
 
 
 def test_other_devices_are_in_this_computer() -> None:
-    for scope in (torchdevice.simulate(), torchdevice.portable("cpu"), torchdevice.simulate("mps", platform="host")):
+    for scope in (
+        torchdevice.simulate(),
+        torchdevice.portable("cpu"),
+        torchdevice.simulate("mps", platform="host"),
+    ):
         with scope:
             assert answers() == HOST
 
@@ -77,7 +83,9 @@ def test_only_the_threads_of_the_scope_are_on_the_mac() -> None:
     assert seen == {"outside": HOST, "inside": True}
 
 
-ASKING = "import platform\ndef ask(): return platform.system(), platform.machine(), platform.mac_ver()"
+ASKING = (
+    "import platform\ndef ask(): return platform.system(), platform.machine(), platform.mac_ver()"
+)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,8 @@ def test_kernels_write_into_tensors(target: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64, torch.uint8])
 def test_dtypes_atomics_shared_memory_and_device_functions(target: str, dtype: torch.dtype) -> None:
     with torchdevice.portable(target):
-        x, out = torch.arange(8, device="cuda").to(dtype), torch.zeros(1, device="cuda", dtype=dtype)
+        x = torch.arange(8, device="cuda").to(dtype)
+        out = torch.zeros(1, device="cuda", dtype=dtype)
         summed[2, 4](x, out)
         assert out.item() == 56
 

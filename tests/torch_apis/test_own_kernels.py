@@ -1,4 +1,6 @@
-"""Kernels that a program registers for its accelerator, in each of torch's ways, run on the target."""
+"""Kernels that a program registers for its accelerator, in each of torch's ways, run on the
+target.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ WAYS: dict[str, Callable[[str], Made]] = {
     "custom_op(device_types=)": _custom_op,
     "register_kernel, with a default kernel": _register_kernel,
     "Library.impl": _of_library,
-    "Library.impl, with a default kernel": lambda name: _of_library(name, "CompositeExplicitAutograd"),
+    "Library.impl, with a default kernel": lambda name: _of_library(
+        name, "CompositeExplicitAutograd"
+    ),
     "a library of the key": _of_key,
     "torch.library.register_kernel": _by_function,
     "triton_op without a Triton kernel": _triton_op,
@@ -131,7 +135,9 @@ def test_it_ends_with_the_scope(way: str, target: str, engine: Any, name: str) -
 
 
 def test_a_kernel_for_the_cpu_is_kept(engine: Any, name: str) -> None:
-    """On a CPU target, whichever of them is registered first; a simulated device is an accelerator."""
+    """On a CPU target, whichever of them is registered first; a simulated device is an
+    accelerator.
+    """
     with torchdevice.portable("cpu", engine=engine):
         op, _kept = _of_library(name, "CPU")
         assert op(torch.ones(2, device="cuda")).tolist() == [0, 0]
@@ -139,7 +145,11 @@ def test_a_kernel_for_the_cpu_is_kept(engine: Any, name: str) -> None:
         library.impl("op", lambda x: x - 1, "CPU")
         assert later(torch.ones(2, device="cuda")).tolist() == [0, 0]
     with torchdevice.simulate("cuda", engine=engine):
-        assert op(torch.ones(2, device="cuda")).tolist() == later(torch.ones(2, device="cuda")).tolist() == [11, 11]
+        assert (
+            op(torch.ones(2, device="cuda")).tolist()
+            == later(torch.ones(2, device="cuda")).tolist()
+            == [11, 11]
+        )
         assert op(torch.ones(2)).tolist() == [0, 0]
 
 
@@ -165,7 +175,9 @@ def test_autograd_opcheck_and_compiled_code(target: str, engine: Any, name: str)
         assert compiled(x).tolist() == [22, 22]
         op(x).sum().backward()
         assert x.grad is not None and x.grad.tolist() == [5, 5]
-        assert set(torch.library.opcheck(library, (torch.ones(2, device="cuda"),)).values()) == {"SUCCESS"}
+        assert set(torch.library.opcheck(library, (torch.ones(2, device="cuda"),)).values()) == {
+            "SUCCESS"
+        }
 
 
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
@@ -178,7 +190,9 @@ def test_a_kernel_of_autograd(target: str, engine: Any, name: str) -> None:
 
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_a_kernel_of_torch_serves_only_its_own_device(target: str, engine: Any, name: str) -> None:
-    """torch's CUDA build registers kernels in Python that end in kernels of CUDA, in a scope if it needs them there."""
+    """torch's CUDA build registers kernels in Python that end in kernels of CUDA, in a scope if it
+    needs them there.
+    """
 
     def router(keys: Any, x: torch.Tensor) -> torch.Tensor:
         raise AssertionError("CUDA's kernel was called")
@@ -193,13 +207,17 @@ def test_a_kernel_of_torch_serves_only_its_own_device(target: str, engine: Any, 
 
 
 def test_entering_with_kernels_makes_no_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finalizer in Python would swallow what a handler of a signal raises while a scope is left."""
+    """A finalizer in Python would swallow what a handler of a signal raises while a scope is
+    left.
+    """
     library = torch.library.Library("finalized", "DEF")
     library.define("one(Tensor x) -> Tensor")
     with torchdevice.portable("cpu"):
         library.impl("one", lambda x: x + 1, "CUDA")
     made: list[object] = []
-    monkeypatch.setattr(weakref.finalize, "__init__", lambda self, watched, *args, **kwargs: made.append(watched))
+    monkeypatch.setattr(
+        weakref.finalize, "__init__", lambda self, watched, *args, **kwargs: made.append(watched)
+    )
     with torchdevice.portable("cpu"):
         assert torch.ops.finalized.one(torch.ones(1)).item() == 2
     assert not made

@@ -1,4 +1,6 @@
-"""Errors that are made a text of inside a scope: by the program, a logger, a worker of a loader, another process."""
+"""Errors that are made a text of inside a scope: by the program, a logger, a worker of a loader,
+another process.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ import torchdevice
 WAYS = {
     "printed": "try:\n    fail(0)\nexcept RuntimeError:\n    traceback.print_exc()",
     "logged": "try:\n    fail(0)\nexcept RuntimeError:\n    logging.exception('failed')",
-    "of a cause": "try:\n    fail(0)\nexcept RuntimeError as error:\n    raise ValueError from error",
+    "of a cause": (
+        "try:\n    fail(0)\nexcept RuntimeError as error:\n    raise ValueError from error"
+    ),
     "of a worker": "list(torch.utils.data.DataLoader(Data(), num_workers=1))",
     "of a process": "torch.multiprocessing.spawn(fail)",
 }
@@ -44,7 +48,9 @@ OURS = f"{os.sep}torchdevice{os.sep}"
 @pytest.mark.parametrize("way", WAYS)
 def test_texts_end_at_the_line_of_the_program(tmp_path: Path, way: str, engine: str) -> None:
     lines = "".join(f"\n        {line}" for line in WAYS[way].splitlines())
-    done = run_program(tmp_path, PROGRAM.rstrip() + lines, options=("--target", "cpu", "--engine", engine))
+    done = run_program(
+        tmp_path, PROGRAM.rstrip() + lines, options=("--target", "cpu", "--engine", engine)
+    )
     assert 'torch.zeros(-1, device="cuda")' in done.stderr and "must be non-negative" in done.stderr
     assert f"{OURS}engines" not in done.stderr
 
@@ -55,7 +61,9 @@ def test_frames_that_a_program_chose_stay(target: str) -> None:
             torch.zeros(-1, device="cuda")
         except RuntimeError as error:
             whole = error.__traceback__
-            chosen = traceback.TracebackException(type(error), error, whole.tb_next if whole else None)
+            chosen = traceback.TracebackException(
+                type(error), error, whole.tb_next if whole else None
+            )
             found = traceback.TracebackException(type(error), error, whole)
     assert [frame.name for frame in found.stack] == ["test_frames_that_a_program_chose_stay"]
     assert len(chosen.stack) == 0 or chosen.stack[0].filename != __file__

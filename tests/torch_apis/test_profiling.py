@@ -15,12 +15,16 @@ from torch.profiler import ProfilerActivity, profile, schedule
 import torchdevice
 from torchdevice.errors import FidelityError
 
-MEASURED = pytest.mark.lacked_by("simulated:mps", "device times, because its calls return before the work is done")
+MEASURED = pytest.mark.lacked_by(
+    "simulated:mps", "device times, because its calls return before the work is done"
+)
 
 
 @pytest.fixture
 def model(cuda: torchdevice.Scope) -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).cuda()
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)
+    ).cuda()
 
 
 def step(model: torch.nn.Module) -> None:
@@ -37,7 +41,9 @@ def averages(profiler: Any) -> dict[str, Any]:
 
 
 @MEASURED
-@pytest.mark.parametrize("activities", [{ProfilerActivity.CUDA}, {ProfilerActivity.CPU, ProfilerActivity.CUDA}, None])
+@pytest.mark.parametrize(
+    "activities", [{ProfilerActivity.CUDA}, {ProfilerActivity.CPU, ProfilerActivity.CUDA}, None]
+)
 def test_times_of_the_device(model: torch.nn.Module, activities: Any) -> None:
     with profile(activities=activities, record_shapes=True, profile_memory=True) as profiler:
         step(model)
@@ -46,7 +52,13 @@ def test_times_of_the_device(model: torch.nn.Module, activities: Any) -> None:
     assert 0 < product.self_device_time_total <= product.device_time_total
     assert found["forward"].device_time_total >= product.device_time_total
     assert found["forward"].self_device_time_total == 0
-    for key in ("cuda_time_total", "self_cuda_time_total", "device_time_total", "self_device_time_total", "cpu_time"):
+    for key in (
+        "cuda_time_total",
+        "self_cuda_time_total",
+        "device_time_total",
+        "self_device_time_total",
+        "cpu_time",
+    ):
         table = profiler.key_averages().table(sort_by=key, row_limit=50)
         assert "CUDA total" in table and "Self CUDA time total" in table and "aten::addmm" in table
     by_time = [event.key for event in profiler.key_averages()]
@@ -62,7 +74,10 @@ def test_ranges_of_nvtx(model: torch.nn.Module, tmp_path: Path) -> None:
         torch.cuda.nvtx.range_end(started)
     assert {"forward", "backward", "done", "free"} <= averages(profiler).keys()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    names = {
+        event.get("name")
+        for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    }
     assert {"forward", "backward", "aten::addmm"} <= names
 
 
@@ -84,7 +99,9 @@ def test_a_schedule(model: torch.nn.Module) -> None:
         ready.append(sum(event.self_device_time_total for event in profiler.key_averages()))
 
     with profile(
-        activities=[ProfilerActivity.CUDA], schedule=schedule(wait=1, warmup=1, active=2), on_trace_ready=note
+        activities=[ProfilerActivity.CUDA],
+        schedule=schedule(wait=1, warmup=1, active=2),
+        on_trace_ready=note,
     ) as profiler:
         for _ in range(4):
             step(model)
@@ -124,13 +141,19 @@ def test_no_warning_and_a_report(model: torch.nn.Module, cuda: torchdevice.Scope
     assert any(entry.requested == "the profiler's CUDA activity" for entry in cuda.journal.entries)
 
 
-@pytest.mark.parametrize("plan", [None, schedule(wait=1, warmup=1, active=1, repeat=2)], ids=["no plan", "a plan"])
-def test_the_report_names_the_line_that_made_the_profiler(plan: Any, cuda: torchdevice.Scope) -> None:
+@pytest.mark.parametrize(
+    "plan", [None, schedule(wait=1, warmup=1, active=1, repeat=2)], ids=["no plan", "a plan"]
+)
+def test_the_report_names_the_line_that_made_the_profiler(
+    plan: Any, cuda: torchdevice.Scope
+) -> None:
     profiler = profile(activities=[ProfilerActivity.CUDA], schedule=plan)  # made here
     with profiler:
         for _ in range(6):
             profiler.step()
-    (entry,) = (each for each in cuda.journal.entries if each.requested == "the profiler's CUDA activity")
+    (entry,) = (
+        each for each in cuda.journal.entries if each.requested == "the profiler's CUDA activity"
+    )
     assert Path(__file__).read_text().splitlines()[entry.site.line - 1].endswith("# made here")
     assert entry.count == 1
 
@@ -144,7 +167,9 @@ def test_strict_refuses(target: str) -> None:
 def test_an_asynchronous_target_shows_no_cpu_times_as_device_times(
     model: torch.nn.Module, cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runtime is made to look asynchronous, as MPS is, whose times the CPU's profiler cannot measure."""
+    """The runtime is made to look asynchronous, as MPS is, whose times the CPU's profiler cannot
+    measure.
+    """
     monkeypatch.setattr(type(cuda.runtime), "is_asynchronous", True)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         step(model)

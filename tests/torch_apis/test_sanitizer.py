@@ -1,4 +1,6 @@
-"""torch's own sanitizer, and the events on which it runs, on simulated devices: each in a process, which it marks."""
+"""torch's own sanitizer, and the events on which it runs, on simulated devices: each in a process,
+which it marks.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,19 @@ def test_the_documented_example(tmp_path: Path) -> None:
     result = run_program(tmp_path, DOCUMENTED, options=OPTIONS, TORCH_CUDA_SANITIZER="1")
     assert result.returncode == 1 and "CUDASanitizerErrors: detected 1 errors" in result.stderr
     assert "CSAN detected a possible data race on tensor with data pointer" in result.stderr
-    assert "aten::mul.out" in result.stderr and "writing to argument(s) self, out, and to the output" in result.stderr
+    assert (
+        "aten::mul.out" in result.stderr
+        and "writing to argument(s) self, out, and to the output" in result.stderr
+    )
     assert "Previous access by stream 0 during kernel:\naten::rand" in result.stderr
     fixed = DOCUMENTED.replace("torch.cuda.Stream()", "torch.cuda.default_stream()")
     result = run_program(tmp_path, fixed, options=OPTIONS, TORCH_CUDA_SANITIZER="1")
     assert result.returncode == 0 and "CSAN" not in result.stderr, result.stderr
 
 
-FOLDERS = os.pathsep.join(map(str, (TESTS, TESTS / "support", TESTS / "simulation/observe", TESTS.parent)))
+FOLDERS = os.pathsep.join(
+    map(str, (TESTS, TESTS / "support", TESTS / "simulation/observe", TESTS.parent))
+)
 
 KINDS = """
 import contextlib, io, sys
@@ -72,7 +79,9 @@ print("kinds", len(seen))
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_kinds_of_races(tmp_path: Path, engine: str) -> None:
-    result = run_program(tmp_path, KINDS, options=[*OPTIONS, "--engine", engine], PYTHONPATH=FOLDERS)
+    result = run_program(
+        tmp_path, KINDS, options=[*OPTIONS, "--engine", engine], PYTHONPATH=FOLDERS
+    )
     assert result.stdout.splitlines() == ["kinds 13"], result.stdout + result.stderr[-3000:]
 
 

@@ -1,4 +1,5 @@
-"""TorchScript programs with devices in them: scripted, traced and loaded, in a process of their own for each target.
+"""TorchScript programs with devices in them: scripted, traced and loaded, in a process of their own
+for each target.
 
 Torch keeps scripted functions for the life of the process, so each process runs one target.
 """
@@ -120,7 +121,9 @@ def test_every_way_to_name_a_device(target: str, kind: str, tmp_path: Path) -> N
     assert result.stdout.count("ran ") == 15
 
 
-def test_a_device_of_two_parts_may_have_a_type_that_an_argument_says(cuda: torchdevice.Scope) -> None:
+def test_a_device_of_two_parts_may_have_a_type_that_an_argument_says(
+    cuda: torchdevice.Scope,
+) -> None:
     def moved(x: torch.Tensor, kind: str) -> torch.Tensor:
         return x.to(torch.device(kind, 0))
 
@@ -130,15 +133,21 @@ def test_a_device_of_two_parts_may_have_a_type_that_an_argument_says(cuda: torch
 
 
 @pytest.mark.lacked_by("simulated:mps", "device of its own that TorchScript takes from a list")
-def test_a_device_that_cannot_be_known_is_torchs_error_with_the_line(cuda: torchdevice.Scope) -> None:
+def test_a_device_that_cannot_be_known_is_torchs_error_with_the_line(
+    cuda: torchdevice.Scope,
+) -> None:
     """A tuple of devices is left as it is; the error names the operator and the line."""
 
     def hidden(x: torch.Tensor, devices: list[torch.device]) -> torch.Tensor:
         return x.to(devices[0])
 
     function = torch.jit.script(hidden)
-    assert function(torch.ones(2), [torch.device("cuda")]).numel() == 2  # rewritten when it was made
-    with pytest.raises(RuntimeError, match=r"x\.to\(devices\[0\]\)"), torch._C.DisableTorchFunction():
+    # Rewritten when it was made.
+    assert function(torch.ones(2), [torch.device("cuda")]).numel() == 2
+    with (
+        pytest.raises(RuntimeError, match=r"x\.to\(devices\[0\]\)"),
+        torch._C.DisableTorchFunction(),
+    ):
         function(torch.ones(2), [torch.device("cuda", 0)])
 
 
@@ -149,7 +158,10 @@ def test_float64_beside_a_device(target: str, policy: Any) -> None:
 
     def made(x: torch.Tensor) -> list[torch.Tensor]:
         there = x.to("cuda", torch.float64), torch.zeros(2, dtype=torch.float64, device="cuda")
-        by_keyword = x.to(dtype=torch.complex128, device="cuda:0"), torch.arange(2, device="cuda", dtype=torch.double)
+        by_keyword = (
+            x.to(dtype=torch.complex128, device="cuda:0"),
+            torch.arange(2, device="cuda", dtype=torch.double),
+        )
         host = torch.ones_like(x, dtype=torch.float64, device="cpu")
         return [there[0], there[1], by_keyword[0], by_keyword[1], host]
 
@@ -169,8 +181,13 @@ def test_float64_beside_a_device(target: str, policy: Any) -> None:
             torch.float64,
         ]
         assert [each.tolist() for each in results] == [[1, 1], [0, 0], [1, 1], [0, 1], [1, 1]]
-        assert all(each.device.type != "cpu" for each in results[:4]) and results[4].device.type == "cpu"
-        assert {"torch.float64", "torch.complex128"} <= {entry.requested for entry in scope.journal.degraded}
+        assert (
+            all(each.device.type != "cpu" for each in results[:4])
+            and results[4].device.type == "cpu"
+        )
+        assert {"torch.float64", "torch.complex128"} <= {
+            entry.requested for entry in scope.journal.degraded
+        }
 
 
 CALLS: list[Callable[[Any], Any]] = [
@@ -181,7 +198,9 @@ CALLS: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("prepare", CALLS, ids=["as it is", "frozen", "optimized"])
-def test_a_traced_model_goes_on(cuda: torchdevice.Scope, prepare: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_a_traced_model_goes_on(
+    cuda: torchdevice.Scope, prepare: Callable[[Any], Any], tmp_path: Path
+) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).cuda().eval()
     x = torch.rand(2, 4, device="cuda")
     traced = torch.jit.trace(model, (x,))

@@ -1,4 +1,6 @@
-"""Moves as objects: ``ToDevice``, ``DeviceSpec``, ``Prefetcher``; with and without a scope, on one device and two."""
+"""Moves as objects: ``ToDevice``, ``DeviceSpec``, ``Prefetcher``; with and without a scope, on one
+device and two.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,13 @@ def dot(one: torch.Tensor, other: torch.Tensor) -> complex:
     return complex(torch.vdot(one.detach().cpu().flatten(), other.detach().cpu().flatten()))
 
 
-WAYS = [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"), ("cuda", "cuda:0")]
+WAYS = [
+    ("cpu", "cuda:0"),
+    ("cuda:0", "cpu"),
+    ("cuda:0", "cuda:1"),
+    ("cuda:1", "cuda:0"),
+    ("cuda", "cuda:0"),
+]
 
 
 @pytest.mark.usefixtures("two")
@@ -72,7 +80,9 @@ class TestMoves:
         assert torch.equal(move.H(move(x)), move.N(x))
 
     @pytest.mark.parametrize("dtype", [None, torch.complex64, torch.bfloat16], ids=str)
-    def test_dot_products(self, way: tuple[str, str], dtype: torch.dtype | None, float64: torch.dtype) -> None:
+    def test_dot_products(
+        self, way: tuple[str, str], dtype: torch.dtype | None, float64: torch.dtype
+    ) -> None:
         """The defining property of an adjoint: <A x, y> = <x, A^H y>."""
         dtype = dtype or float64
         move = ToDevice(*way)
@@ -94,7 +104,9 @@ class TestMoves:
     @pytest.mark.lacked_by("simulated:mps", "complex128, for finite differences")
     def test_complex_autograd(self, way: tuple[str, str]) -> None:
         x = torch.randn(3, dtype=torch.complex128, device=way[0], requires_grad=True)
-        assert torch.autograd.gradcheck(ToDevice(*way), x) and torch.autograd.gradgradcheck(ToDevice(*way), x)
+        assert torch.autograd.gradcheck(ToDevice(*way), x) and torch.autograd.gradgradcheck(
+            ToDevice(*way), x
+        )
 
     def test_function_transforms(self, way: tuple[str, str]) -> None:
         move, x = ToDevice(*way), torch.randn(4, 3, device=way[0])
@@ -121,10 +133,14 @@ class TestMoves:
         expected = second.cpu()(first.cpu()(x.cpu()))
         assert first.weight.grad is not None and first.weight.grad.abs().sum() > 0
         first.to(way[0]), second.to(way[1])
-        assert torch.equal(model(x).cpu(), expected) and not list(model[1].parameters()) and not model[1].state_dict()
+        assert (
+            torch.equal(model(x).cpu(), expected)
+            and not list(model[1].parameters())
+            and not model[1].state_dict()
+        )
 
 
-# ---- batches ---------------------------------------------------------------------------------------------------------
+# ---- batches -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -205,7 +221,9 @@ NESTED: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def tensors(batch: Any) -> list[torch.Tensor]:
-    """Return the tensors in a batch, found by pickling: in another way than the package finds them."""
+    """Return the tensors in a batch, found by pickling: in another way than the package finds
+    them.
+    """
     found = []
 
     class Pickler(pickle.Pickler):
@@ -230,10 +248,18 @@ class TestBatches:
         before = tensors(batch)
         moved = ToDevice(*way)(batch)
         after = tensors(moved)
-        assert type(moved) is type(batch) and len(before) == len(after) and repr(batch) == repr(NESTED[name](x))
+        assert (
+            type(moved) is type(batch)
+            and len(before) == len(after)
+            and repr(batch) == repr(NESTED[name](x))
+        )
         for old, new in zip(before, after, strict=True):
-            assert new.device == there and torch.equal(old.cpu(), new.cpu()) and old.device == x.device
-        assert [tensor is x for tensor in before] == [tensor is x for tensor in tensors(batch)], "the batch was changed"
+            assert (
+                new.device == there and torch.equal(old.cpu(), new.cpu()) and old.device == x.device
+            )
+        assert [tensor is x for tensor in before] == [tensor is x for tensor in tensors(batch)], (
+            "the batch was changed"
+        )
 
     def test_what_containers_hold_besides(self) -> None:
         move, x = ToDevice("cpu", "cuda:0"), torch.ones(2)
@@ -249,7 +275,9 @@ class TestBatches:
 
     def test_packed_sequence(self) -> None:
         x = torch.randn(3, 4, 2, device="cuda:0")
-        packed = pack_padded_sequence(x, torch.tensor([2, 4, 1]), batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(
+            x, torch.tensor([2, 4, 1]), batch_first=True, enforce_sorted=False
+        )
         move = ToDevice("cuda:0", "cuda:1")
         moved = move(packed)
         assert type(moved) is PackedSequence and moved.batch_sizes.device.type == "cpu"
@@ -257,11 +285,19 @@ class TestBatches:
         for one, other in zip(moved, packed, strict=True):
             assert torch.equal(one.cpu(), other.cpu())
         there = torch.zeros(1, device="cuda:1").device
-        assert moved.data.device == moved.sorted_indices.device == moved.unsorted_indices.device == there
+        assert (
+            moved.data.device
+            == moved.sorted_indices.device
+            == moved.unsorted_indices.device
+            == there
+        )
         rnn = torch.nn.GRU(2, 3).to("cuda:1")
         output, _ = rnn(moved)
         assert output.data.device == there
-        assert move(pack_padded_sequence(x, torch.tensor([4, 4, 4]), batch_first=True)).sorted_indices is None
+        assert (
+            move(pack_padded_sequence(x, torch.tensor([4, 4, 4]), batch_first=True)).sorted_indices
+            is None
+        )
 
     def test_hugging_face(self) -> None:
         transformers = pytest.importorskip("transformers", reason="install with the [hf] extra")
@@ -271,11 +307,18 @@ class TestBatches:
         move, there = ToDevice("cpu", "cuda:0"), torch.zeros(1, device="cuda:0").device
         encoding = transformers.BatchEncoding({"input_ids": ids, "text": ["a"]}, encoding=None)
         moved = move(encoding)
-        assert type(moved) is type(encoding) and moved.input_ids.device == there and moved["text"] == ["a"]
+        assert (
+            type(moved) is type(encoding)
+            and moved.input_ids.device == there
+            and moved["text"] == ["a"]
+        )
         assert encoding["input_ids"] is ids
         output = BaseModelOutput(last_hidden_state=ids.float(), hidden_states=(ids.float(),))
         moved_output = move(output)
-        assert type(moved_output) is BaseModelOutput and moved_output[0] is moved_output.last_hidden_state
+        assert (
+            type(moved_output) is BaseModelOutput
+            and moved_output[0] is moved_output.last_hidden_state
+        )
         assert moved_output.hidden_states[0].device == there and output.last_hidden_state.sum() == 6
 
     def test_modules(self) -> None:
@@ -284,7 +327,12 @@ class TestBatches:
         there = torch.zeros(1, device="cuda:1").device
         model(torch.ones(4, 2)).sum().backward()
         assert ToDevice("cpu", "cuda:0")(model) is model
-        assert ToDevice("cuda:0", "cuda:1")({"model": model, "x": torch.ones(1, device="cuda:0")})["model"] is model
+        assert (
+            ToDevice("cuda:0", "cuda:1")({"model": model, "x": torch.ones(1, device="cuda:0")})[
+                "model"
+            ]
+            is model
+        )
         assert model[0].weight is weight and isinstance(weight, torch.nn.Parameter)
         assert {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {there}
         assert weight.grad is not None and weight.grad.device == there
@@ -297,7 +345,7 @@ class TestBatches:
         assert moved[1] is Itself and moved[2] is torch.float32
 
 
-# ---- errors ----------------------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("pair")
@@ -305,9 +353,13 @@ class TestErrors:
     @pytest.mark.parametrize("found", ["cpu", "cuda:1"])
     def test_a_wrong_device_is_named_beside_the_right_one(self, found: str) -> None:
         move = ToDevice("cuda:0", "cpu")
-        with pytest.raises(WrongDeviceError, match=rf"the batch is on '{found}', but expected on 'cuda:0'") as caught:
+        with pytest.raises(
+            WrongDeviceError, match=rf"the batch is on '{found}', but expected on 'cuda:0'"
+        ) as caught:
             move(torch.zeros(2, device=found))
-        assert isinstance(caught.value, RuntimeError) and isinstance(caught.value, torchdevice.errors.TorchDeviceError)
+        assert isinstance(caught.value, RuntimeError) and isinstance(
+            caught.value, torchdevice.errors.TorchDeviceError
+        )
         assert (str(caught.value.found), str(caught.value.expected)) == (found, "cuda:0")
         with pytest.raises(WrongDeviceError):
             move.N(torch.zeros(2, device=found))
@@ -321,7 +373,9 @@ class TestErrors:
         ],
         ids=["dict", "dataclass", "tuple"],
     )
-    def test_the_place_in_a_batch_is_named_and_nothing_is_moved(self, batch: Any, name: str) -> None:
+    def test_the_place_in_a_batch_is_named_and_nothing_is_moved(
+        self, batch: Any, name: str
+    ) -> None:
         model = torch.nn.Linear(2, 2).to("cuda:0")
         values = {"here": torch.ones(1, device="cuda:0"), "there": torch.ones(1)}
         filled = mapped(batch, values.get)
@@ -333,7 +387,9 @@ class TestErrors:
     def test_a_parameter_or_buffer_elsewhere_is_named(self) -> None:
         model = torch.nn.BatchNorm1d(3).to("cuda:1")
         model.running_var = model.running_var.cpu()
-        with pytest.raises(WrongDeviceError, match=r"the batch\[0\]\.running_var is on 'cpu'.*'cuda:1'"):
+        with pytest.raises(
+            WrongDeviceError, match=r"the batch\[0\]\.running_var is on 'cpu'.*'cuda:1'"
+        ):
             ToDevice("cuda:1", "cuda:0")([model])
 
     def test_bad_devices_raise_as_torch_does(self) -> None:
@@ -349,7 +405,9 @@ class TestErrors:
 
     def test_a_stream_of_another_device_is_refused(self) -> None:
         for name in ("compute_stream", "transfer_stream"):
-            with pytest.raises(ValueError, match=rf"{name} is a stream of 'cuda:1', and .* for 'cuda:0'"):
+            with pytest.raises(
+                ValueError, match=rf"{name} is a stream of 'cuda:1', and .* for 'cuda:0'"
+            ):
                 DeviceSpec("cuda:0", **{name: torch.cuda.Stream(1)})
 
     @pytest.mark.parametrize("stream", ["cuda", 3, torch.device("cuda:0")])
@@ -363,15 +421,17 @@ class TestErrors:
             Prefetcher([], "cuda", depth=depth)
 
 
-# ---- streams ---------------------------------------------------------------------------------------------------------
+# ---- streams -------------------------------------------------------------------------------------
 
 
 class Order(TorchDispatchMode):
-    """What each stream knows to be done when it does something: the order that real streams need to be told.
+    """What each stream knows to be done when it does something: the order that real streams need to
+    be told.
 
     Attributes:
         known: Stream -> the work that is done before whatever the stream does next.
-        copies: For each copy between devices: its stream, what that one knew, and source and target.
+        copies: For each copy between devices: its stream, what that one knew, and source and
+            target.
         memory: For each copy to a device: the stream that its memory is of.
     """
 
@@ -404,9 +464,15 @@ class Order(TorchDispatchMode):
         device = (kwargs or {}).get("device")
         if device is not None and device.index is not None:
             self.memory.append(torch.cuda.current_stream(device.index))
-        if func is torch.ops.aten._to_copy.default and device is not None and args[0].device.index is not None:
+        if (
+            func is torch.ops.aten._to_copy.default
+            and device is not None
+            and args[0].device.index is not None
+        ):
             stream = torch.cuda.current_stream(args[0].device.index)
-            self.copies.append((stream, set(self.known[stream]), f"{args[0].device.index}-{device.index}"))
+            self.copies.append(
+                (stream, set(self.known[stream]), f"{args[0].device.index}-{device.index}")
+            )
             self.work(f"copy {len(self.copies)}", stream)
         return func(*args, **(kwargs or {}))
 
@@ -419,18 +485,28 @@ def order(pair: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 class TestStreams:
     def test_the_handshake(self, order: Order) -> None:
-        """The copy comes after the work of both devices so far, and before what the target does next."""
+        """The copy comes after the work of both devices so far, and before what the target does
+        next.
+        """
         move, x = ToDevice("cuda:0", "cuda:1"), torch.ones(3, device="cuda:0")
         order.work("input", torch.cuda.current_stream(0))
         order.work("earlier", torch.cuda.current_stream(1))
-        current = torch.cuda.current_stream(0), torch.cuda.current_stream(1), torch.cuda.current_device()
+        current = (
+            torch.cuda.current_stream(0),
+            torch.cuda.current_stream(1),
+            torch.cuda.current_device(),
+        )
         move(x)
         ((stream, known, way),) = order.copies
         assert stream == move.ispec.transfer_stream and stream != current[0] and way == "0-1"
         assert known >= {"input", "earlier"}
         assert "copy 1" in order.known[torch.cuda.current_stream(1)]
         assert "copy 1" not in order.known[torch.cuda.current_stream(0)], "the source need not wait"
-        assert current == (torch.cuda.current_stream(0), torch.cuda.current_stream(1), torch.cuda.current_device())
+        assert current == (
+            torch.cuda.current_stream(0),
+            torch.cuda.current_stream(1),
+            torch.cuda.current_device(),
+        )
 
     def test_current_streams_are_the_compute_streams(self, order: Order) -> None:
         move, x = ToDevice("cuda:0", "cuda:1"), torch.ones(3, device="cuda:0")
@@ -441,19 +517,34 @@ class TestStreams:
             move(x)
         ((_, known, _),) = order.copies
         assert "input" in known and "unrelated" not in known
-        assert "copy 1" in order.known[other] and "copy 1" not in order.known[torch.cuda.default_stream(1)]
+        assert (
+            "copy 1" in order.known[other]
+            and "copy 1" not in order.known[torch.cuda.default_stream(1)]
+        )
 
     @pytest.mark.usefixtures("no_collections")
     def test_streams_of_the_program(self, order: Order) -> None:
         one, way, other = torch.cuda.Stream(0), torch.cuda.Stream(0), torch.Stream(device="cuda:1")
-        move = ToDevice(DeviceSpec("cuda:0", one, transfer_stream=way), DeviceSpec("cuda:1", compute_stream=other))
-        assert (move.ispec.compute_stream, move.ispec.transfer_stream, move.ospec.compute_stream) == (one, way, other)
+        move = ToDevice(
+            DeviceSpec("cuda:0", one, transfer_stream=way),
+            DeviceSpec("cuda:1", compute_stream=other),
+        )
+        assert (
+            move.ispec.compute_stream,
+            move.ispec.transfer_stream,
+            move.ospec.compute_stream,
+        ) == (one, way, other)
         order.work("input", one)
         order.work("unrelated", torch.cuda.default_stream(0))
         move(torch.ones(3, device="cuda:0"))
         ((stream, known, _),) = order.copies
         assert order.memory[-1] == other
-        assert stream == way and "input" in known and "unrelated" not in known and "copy 1" in order.known[other]
+        assert (
+            stream == way
+            and "input" in known
+            and "unrelated" not in known
+            and "copy 1" in order.known[other]
+        )
         host = ToDevice(DeviceSpec("cuda:0", one), "cpu")
         host(torch.ones(3, device="cuda:0"))
         assert order.copies[-1][0] == one
@@ -488,12 +579,16 @@ class TestStreams:
         batch = [torch.ones(3, device="cuda:0") for _ in range(4)]
         ToDevice("cuda:0", "cuda:1")([*batch, "text", None, Itself])
         assert len(order.copies) == 4 and len(order.kept) == 3
-        assert order.known[torch.cuda.current_stream(0)] == set(), "what is no tensor holds nothing up"
+        assert order.known[torch.cuda.current_stream(0)] == set(), (
+            "what is no tensor holds nothing up"
+        )
         assert {"copy 1", "copy 4"} <= order.known[torch.cuda.current_stream(1)]
 
     def test_memory_that_cannot_be_kept_holds_up_the_source(self, order: Order) -> None:
         move = ToDevice("cuda:0", "cuda:1")
-        for number, leaf in enumerate([torch.nn.Linear(2, 2).to("cuda:0"), Itself(torch.ones(1, device="cuda:0"))]):
+        for number, leaf in enumerate(
+            [torch.nn.Linear(2, 2).to("cuda:0"), Itself(torch.ones(1, device="cuda:0"))]
+        ):
             before = len(order.copies)
             move([leaf, None, "text", 3])
             made = {f"copy {number + 1}" for number in range(before, len(order.copies))}
@@ -523,7 +618,11 @@ class TestStreams:
     @pytest.mark.parametrize("other", ["cpu", "cuda:0"])
     def test_no_streams_where_none_are_needed(self, other: str) -> None:
         move = ToDevice("cuda:0", other)
-        assert {move.ispec.transfer_stream, move.ospec.compute_stream, move.ispec.compute_stream} == {None}
+        assert {
+            move.ispec.transfer_stream,
+            move.ospec.compute_stream,
+            move.ispec.compute_stream,
+        } == {None}
 
     @pytest.mark.parametrize("written_for", ["cuda", "xpu"])
     def test_by_what_the_program_is_written_for(self, written_for: Any) -> None:
@@ -533,19 +632,38 @@ class TestStreams:
             assert move(torch.ones(2, device=f"{written_for}:0")).device.index == 1
 
     @pytest.mark.usefixtures("two")
-    @pytest.mark.parametrize("way", [("cpu", "cuda:1"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")], ids="-".join)
+    @pytest.mark.parametrize(
+        "way", [("cpu", "cuda:1"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")], ids="-".join
+    )
     def test_streams_of_the_program_on_every_way(self, way: tuple[str, str]) -> None:
-        specs = [DeviceSpec(device) if device == "cpu" else DeviceSpec(device, torch.Stream(device)) for device in way]
-        before = torch.cuda.current_stream(0), torch.cuda.current_stream(1), torch.cuda.current_device()
+        specs = [
+            DeviceSpec(device) if device == "cpu" else DeviceSpec(device, torch.Stream(device))
+            for device in way
+        ]
+        before = (
+            torch.cuda.current_stream(0),
+            torch.cuda.current_stream(1),
+            torch.cuda.current_device(),
+        )
         x = torch.randn(3, device=way[0], requires_grad=True)
         move = ToDevice(*specs)
         move.H(move(x)).sum().backward()
         assert x.grad is not None and x.grad.eq(1).all() and torch.equal(move(x).cpu(), x.cpu())
-        assert before == (torch.cuda.current_stream(0), torch.cuda.current_stream(1), torch.cuda.current_device())
+        assert before == (
+            torch.cuda.current_stream(0),
+            torch.cuda.current_stream(1),
+            torch.cuda.current_device(),
+        )
 
     @pytest.mark.usefixtures("two")
-    def test_nothing_is_left_half_done_where_a_move_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        before = torch.cuda.current_stream(0), torch.cuda.current_stream(1), torch.cuda.current_device()
+    def test_nothing_is_left_half_done_where_a_move_fails(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = (
+            torch.cuda.current_stream(0),
+            torch.cuda.current_stream(1),
+            torch.cuda.current_device(),
+        )
 
         class Fails:
             def to(self, device: torch.device) -> None:
@@ -553,14 +671,24 @@ class TestStreams:
 
         with pytest.raises(RuntimeError, match="on its way"):
             ToDevice("cuda:0", "cuda:1")([torch.ones(2, device="cuda:0"), Fails()])
-        assert before == (torch.cuda.current_stream(0), torch.cuda.current_stream(1), torch.cuda.current_device())
+        assert before == (
+            torch.cuda.current_stream(0),
+            torch.cuda.current_stream(1),
+            torch.cuda.current_device(),
+        )
 
 
 @pytest.fixture
 def kept(pair: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
-    """What ``Tensor.record_stream`` is called with: the address of the memory, and the stream it is kept for."""
+    """What ``Tensor.record_stream`` is called with: the address of the memory, and the stream it is
+    kept for.
+    """
     found: list[tuple[int, Any]] = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: found.append((tensor.data_ptr(), stream)))
+    monkeypatch.setattr(
+        torch.Tensor,
+        "record_stream",
+        lambda tensor, stream: found.append((tensor.data_ptr(), stream)),
+    )
     return found
 
 
@@ -592,11 +720,19 @@ def test_the_host_does_not_wait_only_where_its_memory_stays_in_place() -> None:
         moved = move(batch)
         move.H(moved[0])
         ToDevice("cpu", "cpu")(pinned)
-    assert [kwargs["non_blocking"] for _, _, kwargs in calls.seen] == [True, False, False, False, False]
+    assert [kwargs["non_blocking"] for _, _, kwargs in calls.seen] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_the_host_waits_for_a_device_that_copies_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MPS: its runtime says that an asynchronous copy may return partly copied data, with a scope and without one."""
+    """MPS: its runtime says that an asynchronous copy may return partly copied data, with a scope
+    and without one.
+    """
     pinned = torch.ones(2)
     monkeypatch.setattr(pinned, "is_pinned", lambda: True)
     assert batch_moves.may_copy_alone(pinned, torch.device("cuda"))
@@ -621,10 +757,12 @@ def test_whose_memory_is_known() -> None:
         warnings.simplefilter("ignore")  # torch calls both layouts experimental
         assert addresses(torch.nested.nested_tensor([torch.ones(2)])) == set()
         csr = torch.eye(3).to_sparse_csr()
-    assert addresses(csr) == {part.data_ptr() for part in (csr.crow_indices(), csr.col_indices(), csr.values())}
+    assert addresses(csr) == {
+        part.data_ptr() for part in (csr.crow_indices(), csr.col_indices(), csr.values())
+    }
 
 
-# ---- copies of the objects -------------------------------------------------------------------------------------------
+# ---- copies of the objects -----------------------------------------------------------------------
 
 
 class TestCopies:
@@ -633,7 +771,12 @@ class TestCopies:
         stream = torch.cuda.Stream(0)
         spec = DeviceSpec("cuda:0", transfer_stream=stream)
         move = ToDevice(spec, "cuda:1")
-        for other in (copy.copy(spec), copy.deepcopy(spec), copy.deepcopy(move).ispec, copy.copy(move).ispec):
+        for other in (
+            copy.copy(spec),
+            copy.deepcopy(spec),
+            copy.deepcopy(move).ispec,
+            copy.copy(move).ispec,
+        ):
             assert other == spec and hash(other) == hash(spec) and other.transfer_stream == stream
         assert move.ispec is not spec and DeviceSpec("cuda:0") != spec and spec != "cuda:0"
 
@@ -643,7 +786,9 @@ class TestCopies:
         move = pickle.loads(pickle.dumps(ToDevice(*way)))
         x = torch.randn(3, device=way[0])
         moved = move(x)
-        assert moved.device == torch.zeros(1, device=way[1]).device and repr(move) == repr(ToDevice(*way))
+        assert moved.device == torch.zeros(1, device=way[1]).device and repr(move) == repr(
+            ToDevice(*way)
+        )
         moved += 1
         one = way == ("cuda", "cuda:0")
         assert one or not torch.equal(moved.cpu(), x.cpu()), "the pickle moved nothing"
@@ -657,9 +802,13 @@ class TestCopies:
     def test_a_pickle_means_the_same_on_another_target(self, target: str, kind: str) -> None:
         """What was made with one device standing in is read with another one."""
         with torchdevice.portable("simulated:cuda:2"):
-            simulated = pickle.dumps([ToDevice("cpu", "cuda:0"), ToDevice("cuda:0", "cuda:1"), DeviceSpec("cuda:1")])
+            simulated = pickle.dumps(
+                [ToDevice("cpu", "cuda:0"), ToDevice("cuda:0", "cuda:1"), DeviceSpec("cuda:1")]
+            )
         with torchdevice.portable("cpu"):
-            on_cpu = pickle.dumps([ToDevice("cpu", "cuda:0"), ToDevice("cuda:0", "cuda:0"), DeviceSpec("cuda:0")])
+            on_cpu = pickle.dumps(
+                [ToDevice("cpu", "cuda:0"), ToDevice("cuda:0", "cuda:0"), DeviceSpec("cuda:0")]
+            )
         for dumped in (simulated, on_cpu):
             with torchdevice.portable(target, devices=2):
                 up, over, spec = pickle.loads(dumped)
@@ -676,7 +825,7 @@ class TestCopies:
         assert loaded == DeviceSpec("cuda:0") and loaded.transfer_stream is None
 
 
-# ---- scopes ----------------------------------------------------------------------------------------------------------
+# ---- scopes --------------------------------------------------------------------------------------
 
 
 class TestScopes:
@@ -692,7 +841,10 @@ class TestScopes:
         model = torch.nn.Linear(2, 2)
         assert ToDevice("cpu", "meta")(model) is model and model.weight.is_meta
         assert pickle.loads(pickle.dumps(move))(x) is x
-        assert [batch.sum() for batch in Prefetcher([torch.ones(2), torch.zeros(2)], "cpu")] == [2, 0]
+        assert [batch.sum() for batch in Prefetcher([torch.ones(2), torch.zeros(2)], "cpu")] == [
+            2,
+            0,
+        ]
 
     def test_compiled_without_a_scope(self) -> None:
         move, x = ToDevice("cpu", "cpu"), torch.randn(3, requires_grad=True)
@@ -714,8 +866,13 @@ class TestScopes:
                 moved = over(up(x))
                 assert moved.device == torch.zeros(1, device="cuda:1").device
                 moved += 1
-                assert x.sum() == 3 and over.H(moved).device == torch.zeros(1, device="cuda:0").device
-        assert (up.ospec.device, over.ispec.device) == (torch.device("cuda"), torch.device("cuda:0"))
+                assert (
+                    x.sum() == 3 and over.H(moved).device == torch.zeros(1, device="cuda:0").device
+                )
+        assert (up.ospec.device, over.ispec.device) == (
+            torch.device("cuda"),
+            torch.device("cuda:0"),
+        )
 
     @pytest.mark.parametrize("identity", ["target", "program"])
     def test_both_identities(self, identity: Any) -> None:
@@ -725,8 +882,15 @@ class TestScopes:
                 x = torch.ones(3, device="cuda:0", requires_grad=True)
                 y = move(x)
                 y.sum().backward()
-                assert y.device == torch.device("cuda:1") and x.grad is not None and x.grad.device == x.device
-                assert move.ispec.transfer_stream is not None and torch.func.vmap(move)(x).device == y.device
+                assert (
+                    y.device == torch.device("cuda:1")
+                    and x.grad is not None
+                    and x.grad.device == x.device
+                )
+                assert (
+                    move.ispec.transfer_stream is not None
+                    and torch.func.vmap(move)(x).device == y.device
+                )
 
     def test_streams_end_with_their_scope(self) -> None:
         move = ToDevice("cuda:0", "cuda:1")
@@ -735,7 +899,9 @@ class TestScopes:
             assert first is not None and move.ispec.transfer_stream is first
         assert move.ispec.transfer_stream is None and repr(move) == "ToDevice(cuda:0 -> cuda:1)"
         with torchdevice.simulate(count=2):
-            assert move.ispec.transfer_stream is not None and move.ispec.transfer_stream is not first
+            assert (
+                move.ispec.transfer_stream is not None and move.ispec.transfer_stream is not first
+            )
 
     def test_the_device_without_an_ordinal_is_the_current_one_of_then(self) -> None:
         with torchdevice.simulate(count=2):
@@ -748,13 +914,19 @@ class TestScopes:
         move = ToDevice("cuda:0", DeviceSpec("cuda:1", torch.cuda.Stream(1)))
         there, back, on = (
             stream.stream_id  # type: ignore[union-attr]
-            for stream in (move.ispec.transfer_stream, move.ospec.transfer_stream, move.ospec.compute_stream)
+            for stream in (
+                move.ispec.transfer_stream,
+                move.ospec.transfer_stream,
+                move.ospec.compute_stream,
+            )
         )
         assert repr(move) == (
             f"ToDevice(cuda:0 (compute stream 0, transfer stream {there}) -> "
             f"cuda:1 (compute stream {on}, transfer stream {back}))"
         )
-        assert repr(move.ospec) == f"DeviceSpec(cuda:1 (compute stream {on}, transfer stream {back}))"
+        assert (
+            repr(move.ospec) == f"DeviceSpec(cuda:1 (compute stream {on}, transfer stream {back}))"
+        )
         assert repr(torch.nn.Sequential(move)).count("cuda:1") == 1
 
     def test_what_is_strict_allows_moves(self) -> None:
@@ -767,14 +939,19 @@ class TestScopes:
         with torchdevice.portable("simulated:mps", strict=True), pytest.raises(FidelityError):
             ToDevice("cpu", "cuda")(torch.ones(1, dtype=torch.float64))
 
-    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo, of any broken graph
+    # Dynamo, of any broken graph.
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
     @pytest.mark.usefixtures("two")
     def test_compiled(self) -> None:
         move, x = ToDevice("cuda:0", "cuda:1"), torch.randn(3, device="cuda:0", requires_grad=True)
         compiled = torch.compile(lambda value: move(value * 2) + 1, backend="eager")
         result = compiled(x)
         result.sum().backward()
-        assert torch.equal(result.cpu(), (x * 2 + 1).cpu()) and x.grad is not None and x.grad.eq(2).all()
+        assert (
+            torch.equal(result.cpu(), (x * 2 + 1).cpu())
+            and x.grad is not None
+            and x.grad.eq(2).all()
+        )
 
 
 class TestThreads:
@@ -796,10 +973,14 @@ class TestThreads:
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(run, range(24)))
         assert [gradient for gradient, _, _ in found] == [10 * number for number in range(24)]
-        assert {device for _, _, device in found} == {there} and len({stream for _, stream, _ in found}) == 1
+        assert {device for _, _, device in found} == {there} and len(
+            {stream for _, stream, _ in found}
+        ) == 1
 
     @pytest.mark.usefixtures("pair")
-    def test_threads_that_come_at_once_get_one_stream(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_threads_that_come_at_once_get_one_stream(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Both find none, and both make one."""
         gate, found = threading.Barrier(2), []
         make = torch.cuda.Stream.__new__
@@ -810,7 +991,9 @@ class TestThreads:
 
         monkeypatch.setattr(torch.cuda.Stream, "__new__", slow)
         threads = [
-            threading.Thread(target=lambda: found.append(ToDevice("cuda:0", "cuda:1").ispec.transfer_stream))
+            threading.Thread(
+                target=lambda: found.append(ToDevice("cuda:0", "cuda:1").ispec.transfer_stream)
+            )
             for _ in range(2)
         ]
         for thread in threads:
@@ -820,13 +1003,17 @@ class TestThreads:
         assert found[0] is not None and found[0] is found[1]
 
 
-# ---- loaders ---------------------------------------------------------------------------------------------------------
+# ---- loaders -------------------------------------------------------------------------------------
 
 
 class Counted:
-    """A loader that says how many batches it was asked for, and may fill one buffer again and again, or fail."""
+    """A loader that says how many batches it was asked for, and may fill one buffer again and
+    again, or fail.
+    """
 
-    def __init__(self, count: int, *, fails_at: int | None = None, buffer: torch.Tensor | None = None):
+    def __init__(
+        self, count: int, *, fails_at: int | None = None, buffer: torch.Tensor | None = None
+    ):
         self.asked = 0
         self.count, self.fails_at, self.buffer = count, fails_at, buffer
 
@@ -851,7 +1038,11 @@ class TestPrefetcher:
         there = torch.zeros(1, device="cuda:1").device
         for _ in range(2):
             got = list(batches)
-            assert [batch["number"] for batch in got] == list(range(5)) == [int(batch["x"][0]) for batch in got]
+            assert (
+                [batch["number"] for batch in got]
+                == list(range(5))
+                == [int(batch["x"][0]) for batch in got]
+            )
             assert all(batch["x"].device == there for batch in got)
         assert len(batches) == 5 and loader.asked == 10
         assert list(Prefetcher([], "cuda")) == []
@@ -910,7 +1101,9 @@ class TestPrefetcher:
 
     @pytest.mark.usefixtures("pair")
     @pytest.mark.parametrize("depth", [1, 2, 5])
-    def test_a_loader_is_asked_after_the_copy_before(self, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_loader_is_asked_after_the_copy_before(
+        self, depth: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         happened: list[str] = []
         synchronize = streams.EventStandIn.synchronize
 
@@ -926,7 +1119,14 @@ class TestPrefetcher:
                 yield torch.ones(1).pin_memory()
 
         list(Prefetcher(loader(), "cuda", depth=depth))
-        assert happened == ["asked for 0", "copied", "asked for 1", "copied", "asked for 2", "copied"]
+        assert happened == [
+            "asked for 0",
+            "copied",
+            "asked for 1",
+            "copied",
+            "asked for 2",
+            "copied",
+        ]
 
     @pytest.mark.usefixtures("no_collections")
     def test_on_a_stream_of_its_own(self, order: Order, kept: list[tuple[int, Any]]) -> None:
@@ -945,14 +1145,20 @@ class TestPrefetcher:
             with torch.cuda.stream(torch.cuda.Stream(1)):
                 used = torch.cuda.current_stream(1)
                 second = next(batches)
-        assert "copy 2" in order.known[used] and kept == [(first.data_ptr(), compute), (second.data_ptr(), used)]
+        assert "copy 2" in order.known[used] and kept == [
+            (first.data_ptr(), compute),
+            (second.data_ptr(), used),
+        ]
         assert torch.cuda.current_stream(1) == compute
 
     def test_on_streams_of_the_program(self, order: Order) -> None:
         way, compute = torch.cuda.Stream(1), torch.cuda.Stream(1)
         order.work("copied", way)
         next(iter(Prefetcher([torch.ones(2)], DeviceSpec("cuda:1", compute, way))))
-        assert "copied" in order.known[compute] and "copied" not in order.known[torch.cuda.current_stream(1)]
+        assert (
+            "copied" in order.known[compute]
+            and "copied" not in order.known[torch.cuda.current_stream(1)]
+        )
 
     @pytest.mark.usefixtures("two")
     def test_what_cannot_be_kept_is_moved_in_the_current_stream(self) -> None:
@@ -966,26 +1172,33 @@ class TestPrefetcher:
         data = torch.utils.data.TensorDataset(torch.arange(8.0))
         loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=2, pin_memory=True)
         batches = Prefetcher(loader, "cuda", depth=3)
-        assert [batch[0].tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5], [6, 7]] and len(batches) == 4
+        assert [batch[0].tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5], [6, 7]] and len(
+            batches
+        ) == 4
         for batch in batches:
             assert batch[0].device == torch.zeros(1, device="cuda").device
             break
 
     def test_a_pickle_and_its_text(self, pair: torchdevice.Scope) -> None:
         batches = pickle.loads(pickle.dumps(Prefetcher([torch.ones(1)], "cuda:1", depth=3)))
-        assert batches.depth == 3 and [batch.device for batch in batches] == [torch.device("cuda:1")]
+        assert batches.depth == 3 and [batch.device for batch in batches] == [
+            torch.device("cuda:1")
+        ]
         assert repr(Prefetcher([], "cuda:1")) == "Prefetcher([], 'cuda:1', depth=2)"
         with pytest.raises(TypeError, match="len"):
             len(Prefetcher(iter([]), "cuda"))
 
 
 def test_importing_it_changes_nothing() -> None:
-    """In a process of its own: outside scopes moves neither enter one nor register the simulated device."""
+    """In a process of its own: outside scopes moves neither enter one nor register the simulated
+    device.
+    """
     result = run_python(
         "-c",
         "import torch, torchdevice\n"
         "x = torch.ones(2)\n"
-        "assert torchdevice.ToDevice('cpu', 'cpu')(x) is x and list(torchdevice.Prefetcher([x], 'cpu')) == [x]\n"
+        "assert torchdevice.ToDevice('cpu', 'cpu')(x) is x and list(torchdevice.Prefetcher([x], "
+        "'cpu')) == [x]\n"
         "assert torchdevice.current() is None and not hasattr(torch, 'simulated')\n",
         TORCHDEVICE="0",
     )

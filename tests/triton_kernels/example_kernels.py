@@ -26,18 +26,39 @@ def softmax(out, x, stride, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def matmul(a, b, c, M, N, K, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, OUT: tl.constexpr):
+def matmul(
+    a,
+    b,
+    c,
+    M,
+    N,
+    K,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OUT: tl.constexpr,
+):
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK, BLOCK), dtype=OUT)
     for k in range(0, tl.cdiv(K, DEPTH)):
         depth = k * DEPTH + tl.arange(0, DEPTH)
         left = tl.load(
-            a + rows[:, None] * K + depth[None, :], mask=(rows[:, None] < M) & (depth[None, :] < K), other=0.0
+            a + rows[:, None] * K + depth[None, :],
+            mask=(rows[:, None] < M) & (depth[None, :] < K),
+            other=0.0,
         )
-        right = tl.load(b + depth[:, None] * N + columns[None, :], mask=(depth[:, None] < K) & (columns < N), other=0.0)
+        right = tl.load(
+            b + depth[:, None] * N + columns[None, :],
+            mask=(depth[:, None] < K) & (columns < N),
+            other=0.0,
+        )
         total = tl.dot(left, right, total, input_precision=PRECISION, out_dtype=OUT)
-    tl.store(c + rows[:, None] * N + columns[None, :], total, mask=(rows[:, None] < M) & (columns[None, :] < N))
+    tl.store(
+        c + rows[:, None] * N + columns[None, :],
+        total,
+        mask=(rows[:, None] < M) & (columns[None, :] < N),
+    )
 
 
 @triton.jit
@@ -207,7 +228,10 @@ def random_numbers(out, seed, N: tl.constexpr):
 
 @triton.jit
 def assembly(out):
-    tl.store(out, tl.inline_asm_elementwise("mov.u32 $0, 1;", "=r", [], dtype=tl.int32, is_pure=True, pack=1))
+    tl.store(
+        out,
+        tl.inline_asm_elementwise("mov.u32 $0, 1;", "=r", [], dtype=tl.int32, is_pure=True, pack=1),
+    )
 
 
 @triton.jit
@@ -338,7 +362,10 @@ def scaled(a, a_scale, b, out, N: tl.constexpr, K: tl.constexpr):
     left = tl.load(a + rows[:, None] * (K // 2) + tl.arange(0, K // 2)[None, :])
     factors = tl.load(a_scale + rows[:, None] * (K // 32) + tl.arange(0, K // 32)[None, :])
     right = tl.load(b + depth[:, None] * N + rows[None, :])
-    tl.store(out + rows[:, None] * N + rows[None, :], tl.dot_scaled(left, factors, "e2m1", right, None, "bf16"))
+    tl.store(
+        out + rows[:, None] * N + rows[None, :],
+        tl.dot_scaled(left, factors, "e2m1", right, None, "bf16"),
+    )
 
 
 @triton.jit
@@ -355,7 +382,7 @@ def by_own_pointer(pointers, out, N: tl.constexpr):
     tl.store(out + tl.program_id(0) * N + tl.arange(0, N), tl.load(source + tl.arange(0, N)))
 
 
-# ---- kernels with mistakes -------------------------------------------------------------------------------------------
+# ---- kernels with mistakes -----------------------------------------------------------------------
 
 
 @triton.jit

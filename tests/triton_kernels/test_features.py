@@ -1,4 +1,6 @@
-"""What the language of Triton gives in a scope, compared with torch on the CPU, feature by feature."""
+"""What the language of Triton gives in a scope, compared with torch on the CPU, feature by
+feature.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,11 @@ def _bfloat16() -> Pairs:
 
 @feature("casts to bfloat16, float16 and float8, to nearest")
 def _casts() -> Pairs:
-    pairs = [(tl.bfloat16, torch.bfloat16), (tl.float16, torch.float16), (tl.float8e5, torch.float8_e5m2)]
+    pairs = [
+        (tl.bfloat16, torch.bfloat16),
+        (tl.float16, torch.float16),
+        (tl.float8e5, torch.float8_e5m2),
+    ]
     for theirs, ours in pairs:
         values, x = made(256)
         values, x = values * 30, x * 30
@@ -103,10 +109,15 @@ def _casts() -> Pairs:
 
 
 def _products(
-    dtype: torch.dtype, precision: Any = None, out: torch.dtype = torch.float32, kind: Any = tl.float32
+    dtype: torch.dtype,
+    precision: Any = None,
+    out: torch.dtype = torch.float32,
+    kind: Any = tl.float32,
 ) -> Pairs:
     (left, a), (right, b) = (
-        (made(50, 70), made(70, 40)) if dtype != torch.int8 else (made(50, 70, dtype=dtype), made(70, 40, dtype=dtype))
+        (made(50, 70), made(70, 40))
+        if dtype != torch.int8
+        else (made(50, 70, dtype=dtype), made(70, 40, dtype=dtype))
     )
     a, b = a.to(dtype), b.to(dtype)
     c = on_device(50, 40, dtype=out)
@@ -134,7 +145,9 @@ def _wide_products() -> Pairs:
     torch.testing.assert_close(result.cpu(), expected, atol=5e-2, rtol=1e-2)
 
 
-def _by(name: str, function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32) -> Pairs:
+def _by(
+    name: str, function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32
+) -> Pairs:
     values, x = made(64, dtype=dtype)
     values, x = values.abs(), x.abs()
     out = on_device(64, dtype=dtype)
@@ -239,7 +252,8 @@ def _shapes() -> Pairs:
 @feature("atomics of integers, float32, float16, bfloat16")
 def _atomics() -> Pairs:
     for dtype in (torch.int32, torch.float32, torch.float16, torch.bfloat16):
-        values = torch.randint(-2, 3, (100,)).to(dtype)  # small numbers, so that no order rounds otherwise
+        # Small numbers, so that no order rounds otherwise.
+        values = torch.randint(-2, 3, (100,)).to(dtype)
         total = on_device(4, dtype=dtype)
         kernels.accumulate[(4,)](total, values.cuda(), 100, BLOCK=32)
         yield total, values.reshape(25, 4).sum(0).to(dtype)
@@ -253,7 +267,8 @@ def _atomics() -> Pairs:
 @feature("`tl.dot_scaled` of float4, bfloat16 and others")
 def _scaled_products() -> Pairs:
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-    codes, exponents = torch.randint(0, 16, (16, 64)), torch.randint(120, 134, (16, 2), dtype=torch.uint8)
+    codes = torch.randint(0, 16, (16, 64))
+    exponents = torch.randint(120, 134, (16, 2), dtype=torch.uint8)
     packed = (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8)
     right = torch.randn(64, 16).bfloat16()
     out = on_device(16, 16)
@@ -268,7 +283,10 @@ def _toward_zero() -> Pairs:
     out = on_device(1024, dtype=torch.float16)
     kernels.toward_zero[(1,)](x, out, N=1024)
     bits = values.half().view(torch.int16)
-    yield out, torch.where(values.half().float().abs() > values.abs(), bits - 1, bits).view(torch.float16)
+    yield (
+        out,
+        torch.where(values.half().float().abs() > values.abs(), bits - 1, bits).view(torch.float16),
+    )
 
 
 @feature("tuples of tensors, numbers and None as arguments")
@@ -316,7 +334,9 @@ def _block_pointers() -> Pairs:
         pytest.skip("this Triton has no block pointers")
     values, x = made(10, 50)
     out = on_device(10, 50)
-    with pytest.warns(UserWarning, match="deprecated") if triton.__version__ >= "3.7" else _nothing():
+    with (
+        pytest.warns(UserWarning, match="deprecated") if triton.__version__ >= "3.7" else _nothing()
+    ):
         kernels.block_pointers[(1,)](x, out, 10, 50, BLOCK=16)
     yield out, values * 2
 
@@ -333,12 +353,19 @@ def _descriptors() -> Pairs:
 
 
 def philox(seed: int, offset: int) -> int:
-    """Return the first number of Philox 4x32-10, from its paper: Salmon et al., Parallel Random Numbers, 2011."""
+    """Return the first number of Philox 4x32-10, from its paper: Salmon et al., Parallel Random
+    Numbers, 2011.
+    """
     counter, key = [offset, 0, 0, 0], [seed & 0xFFFFFFFF, seed >> 32]
     for _ in range(10):
         first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
         low = 0xFFFFFFFF
-        counter = [(second >> 32) ^ counter[1] ^ key[0], second & low, (first >> 32) ^ counter[3] ^ key[1], first & low]
+        counter = [
+            (second >> 32) ^ counter[1] ^ key[0],
+            second & low,
+            (first >> 32) ^ counter[3] ^ key[1],
+            first & low,
+        ]
         key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
     return counter[0] - 2**32 if counter[0] >= 2**31 else counter[0]
 
@@ -382,5 +409,9 @@ def test_a_feature(name: str, target: str) -> None:
         pairs = list(CASES[name]())
         assert pairs
         for result, expected in pairs:
-            tolerance = {"atol": 0, "rtol": 0} if FEATURES[name] == "exact" else {"atol": 1e-4, "rtol": 1e-5}
+            tolerance = (
+                {"atol": 0, "rtol": 0}
+                if FEATURES[name] == "exact"
+                else {"atol": 1e-4, "rtol": 1e-5}
+            )
             torch.testing.assert_close(result.cpu(), expected, equal_nan=True, **tolerance)

@@ -1,4 +1,6 @@
-"""Launches: how kernels are reached in a scope, what is undone after it, and what a launch is to the rest of torch."""
+"""Launches: how kernels are reached in a scope, what is undone after it, and what a launch is to
+the rest of torch.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_a_kernel_of_the_scope(target: str) -> None:
 
 
 @pytest.mark.parametrize("interpreted", [False, True])
-def test_a_kernel_decorated_while_the_variable_was_set(interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_decorated_while_the_variable_was_set(
+    interpreted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(triton.knobs.runtime, "interpret", interpreted)
     kernel = triton.jit(kernels.copied.fn)
     assert isinstance(kernel, InterpretedFunction) is interpreted
@@ -79,7 +83,13 @@ def names(*modules: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_nothing_of_triton_or_of_the_kernels_module_differs_after_a_scope() -> None:
-    kinds = (triton.runtime.JITFunction, triton.runtime.Autotuner, type(driver), tl.tensor, tl.dtype)
+    kinds = (
+        triton.runtime.JITFunction,
+        triton.runtime.Autotuner,
+        type(driver),
+        tl.tensor,
+        tl.dtype,
+    )
     modules = (kernels, tl, tl.core, tl.math, tl.standard, triton.compiler.compiler, *kinds)
     with torchdevice.simulate():
         added()  # imports what is imported late
@@ -90,7 +100,10 @@ def test_nothing_of_triton_or_of_the_kernels_module_differs_after_a_scope() -> N
         kernels.tuned[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, torch.empty_like(x), 64)
     after = names(*modules)
     assert before == after
-    assert not kernels.tuned.cache and vars(kernels.tuned).keys() - tuned.keys() <= {"nargs", "best_config"}
+    assert not kernels.tuned.cache and vars(kernels.tuned).keys() - tuned.keys() <= {
+        "nargs",
+        "best_config",
+    }
     assert not kernels.add.device_caches
 
 
@@ -135,15 +148,28 @@ def test_threads_run_kernels_at_the_same_time() -> None:
 def test_the_driver_answers_for_the_device_of_the_scope() -> None:
     with torchdevice.simulate("h100"):
         active = driver.active
-        assert (active.get_current_target().backend, active.get_current_target().arch) == ("cuda", 90)
-        assert active.get_active_torch_device() == torch.device("cuda:0") and active.get_current_device() == 0
-        assert active.get_device_capability() == (9, 0) and active.get_device_interface() is torch.cuda
+        assert (active.get_current_target().backend, active.get_current_target().arch) == (
+            "cuda",
+            90,
+        )
+        assert (
+            active.get_active_torch_device() == torch.device("cuda:0")
+            and active.get_current_device() == 0
+        )
+        assert (
+            active.get_device_capability() == (9, 0) and active.get_device_interface() is torch.cuda
+        )
         properties = active.utils.get_device_properties(active.get_active_torch_device().index)
-        assert properties["max_shared_mem"] == 227 << 10 and properties["multiprocessor_count"] == 132
+        assert (
+            properties["max_shared_mem"] == 227 << 10 and properties["multiprocessor_count"] == 132
+        )
         with torch.cuda.stream(torch.cuda.Stream()):
             assert active.get_current_stream(0) == torch.cuda.current_stream().cuda_stream != 0
     with torchdevice.portable("cpu", capability=(7, 5)):
-        assert driver.active.get_current_target().arch == 75 and driver.active.get_current_stream(0) == 0
+        assert (
+            driver.active.get_current_target().arch == 75
+            and driver.active.get_current_stream(0) == 0
+        )
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -159,18 +185,24 @@ def test_autotune_takes_the_first_configuration(target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("rep", "fewest", "most"), [(0.001, 1, 1), (1000.0, 9, 100_000)])
 def test_a_kernel_is_timed(target: str, rep: float, fewest: int, most: int) -> None:
-    """A call that takes as long as ``rep`` is not repeated; a shorter one is, as Triton repeats it."""
+    """A call that takes as long as ``rep`` is not repeated; a shorter one is, as Triton repeats
+    it.
+    """
     for options in ({}, {"quantiles": [0, 0.5]}, {"return_mode": "all"}):
         calls: list[Any] = []
         with torchdevice.portable(target):
-            times = triton.testing.do_bench(lambda calls=calls: calls.append(added()), warmup=1, rep=rep, **options)
+            times = triton.testing.do_bench(
+                lambda calls=calls: calls.append(added()), warmup=1, rep=rep, **options
+            )
         assert all(each > 0 for each in (times if options else [times]))
         assert fewest <= len(calls) <= most
 
 
 def test_warmup_compiles_and_what_it_returns_can_be_launched() -> None:
     with torchdevice.simulate():
-        compiled = kernels.softmax.warmup(torch.float32, torch.float32, 100, 100, BLOCK=128, grid=(1,))
+        compiled = kernels.softmax.warmup(
+            torch.float32, torch.float32, 100, 100, BLOCK=128, grid=(1,)
+        )
         assert ".target sm_80" in compiled.asm["ptx"]
         x = torch.randn(7, 100, device="cuda")
         out = torch.empty_like(x)
@@ -198,15 +230,21 @@ def test_masks_that_end_in_the_middle_of_rows_and_of_columns(kind: str, turned: 
         given = (x.T.contiguous(), out.T.contiguous()) if turned else (x, out)
         kernels.with_edges[(4, 3)](*given, 27, 21, N=8, KIND=kind, TURNED=turned)
         i, j = torch.arange(27, device="cuda")[:, None], torch.arange(21, device="cuda")
-        inside = {"triangle": i >= j, "hole": (j != 3) & (i >= 0), "nothing": j + i < 0}.get(kind, j + i >= 0)
+        inside = {"triangle": i >= j, "hole": (j != 3) & (i >= 0), "nothing": j + i < 0}.get(
+            kind, j + i >= 0
+        )
         assert torch.equal(given[1].T if turned else given[1], torch.where(inside, x + 1, 0))
 
 
 def test_a_mask_that_ends_too_late_is_found() -> None:
     with torchdevice.simulate():
         x = torch.zeros(27, 21, device="cuda")
-        with pytest.raises(RuntimeError, match=r"instance \(3, 0, 0\) of \(4, 3, 1\) reads 4 bytes at offset 2268"):
-            kernels.with_edges[(4, 3)](x, torch.zeros_like(x), 27, 21, N=8, KIND="too far", TURNED=False)
+        with pytest.raises(
+            RuntimeError, match=r"instance \(3, 0, 0\) of \(4, 3, 1\) reads 4 bytes at offset 2268"
+        ):
+            kernels.with_edges[(4, 3)](
+                x, torch.zeros_like(x), 27, 21, N=8, KIND="too far", TURNED=False
+            )
 
 
 def test_a_grid_without_instances_runs_none() -> None:
@@ -217,7 +255,9 @@ def test_a_grid_without_instances_runs_none() -> None:
 
 
 def of_a_library(name: str) -> Any:
-    """An operator with a default kernel, and one for CUDA that launches. Return its library too, which keeps it."""
+    """An operator with a default kernel, and one for CUDA that launches. Return its library too,
+    which keeps it.
+    """
     library = torch.library.Library(name, "DEF")
     library.define("op(Tensor x, Tensor y) -> Tensor")
     library.impl("op", lambda x, y: x - y, "CompositeExplicitAutograd")
@@ -245,7 +285,9 @@ def subtracted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def launched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
-    kernels.add[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, out, x.numel(), 0.5, BLOCK=32)
+    kernels.add[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](
+        x, y, out, x.numel(), 0.5, BLOCK=32
+    )
     return out
 
 
@@ -259,7 +301,9 @@ def test_compiled_code_calls_an_operator_that_launches(writes: bool, target: str
         y.copy_(launched(x, y))
 
     name = f"torchdevice_compiled_{writes}_{target.partition(':')[0]}::op"
-    op = torch.library.custom_op(name, mutates_args=("y",) if writes else ())(written if writes else launched)
+    op = torch.library.custom_op(name, mutates_args=("y",) if writes else ())(
+        written if writes else launched
+    )
     op.register_fake((lambda x, y: None) if writes else (lambda x, y: torch.empty_like(x)))
     with torchdevice.portable(target):
         x, y = torch.randn(100, device="cuda"), torch.randn(100, device="cuda")
@@ -275,16 +319,22 @@ def test_compiled_code_calls_an_operator_that_launches(writes: bool, target: str
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
-@pytest.mark.parametrize("make", [of_a_library, with_a_default_kernel, for_cuda_only], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [of_a_library, with_a_default_kernel, for_cuda_only], ids=lambda make: make.__name__
+)
 def test_the_kernel_of_an_operator_for_cuda_launches(make: Any, engine: Any, target: str) -> None:
-    """It is the one that runs, also where the operator has a default kernel, which serves tensors of the host."""
+    """It is the one that runs, also where the operator has a default kernel, which serves tensors
+    of the host.
+    """
     name = f"torchdevice_{make.__name__}_{engine}_{target.partition(':')[0]}"
     with torchdevice.portable(target, engine=engine):
         op, _kept = make(name)
         x, y = torch.randn(100, device="cuda", requires_grad=True), torch.randn(100, device="cuda")
         wanted = (x + 0.5 * y).detach()
         assert torch.equal(op(x, y).detach(), wanted)
-        assert torch.equal(torch.compile(lambda x, y: op(x, y) * 1, backend="aot_eager")(x.detach(), y), wanted)
+        assert torch.equal(
+            torch.compile(lambda x, y: op(x, y) * 1, backend="aot_eager")(x.detach(), y), wanted
+        )
         if target != "cpu" and make is not for_cuda_only:
             assert torch.equal(op(x.detach().cpu(), y.cpu()), (x - y).detach().cpu())
 
@@ -293,12 +343,14 @@ def test_the_kernel_of_an_operator_for_cuda_launches(make: Any, engine: Any, tar
 def test_operators_by_triton_op(target: str) -> None:
     with torchdevice.portable(target):
 
-        @torch.library.triton_op(f"torchdevice_tests::plus_one_{target.partition(':')[0]}", mutates_args={})
+        @torch.library.triton_op(
+            f"torchdevice_tests::plus_one_{target.partition(':')[0]}", mutates_args={}
+        )
         def plus_one(x: torch.Tensor) -> torch.Tensor:
             out = torch.empty_like(x)
-            torch.library.wrap_triton(kernels.tuned)[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](
-                x, out, x.numel()
-            )
+            torch.library.wrap_triton(kernels.tuned)[
+                lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)
+            ](x, out, x.numel())
             return out
 
         x = torch.randn(100, device="cuda")
@@ -335,9 +387,13 @@ def test_compiled_code_calls_kernels_in_one_graph(backend: str, target: str) -> 
             x = torch.randn(7, columns, device="cuda")
             torch.testing.assert_close(compiled(x), (x + 1).softmax(-1) * 2)
         leaf = torch.randn(100, device="cuda", requires_grad=True)
-        torch.compile(lambda x: PlusOne.apply(x), backend=backend, fullgraph=True)(leaf).sum().backward()
+        torch.compile(lambda x: PlusOne.apply(x), backend=backend, fullgraph=True)(
+            leaf
+        ).sum().backward()
         assert torch.equal(leaf.grad, torch.full_like(leaf, 1.5))
-    assert not [each for each in messages if "Encountered an exception" in each], "Dynamo asks what a kernel writes"
+    assert not [each for each in messages if "Encountered an exception" in each], (
+        "Dynamo asks what a kernel writes"
+    )
 
 
 CACHED = """
@@ -361,14 +417,17 @@ def test_code_with_a_launch_is_not_kept_for_other_processes(tmp_path: Path) -> N
     """It has the number of a kernel, by which another process may mean another one."""
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(torchdevice.__file__).parents[1])])
     runs = [
-        run_python("-c", CACHED, skipped, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), PYTHONPATH=path) for skipped in "01"
+        run_python("-c", CACHED, skipped, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), PYTHONPATH=path)
+        for skipped in "01"
     ]
     assert [each.stdout.split() for each in runs] == [["1.0", "2.0"], ["2.0"]], runs[1].stderr
 
 
 def test_a_captured_graph_runs_the_kernel_again() -> None:
     with torchdevice.simulate():
-        x, out, graph = torch.randn(7, 100, device="cuda"), torch.zeros(7, 100, device="cuda"), torch.cuda.CUDAGraph()
+        x = torch.randn(7, 100, device="cuda")
+        out = torch.zeros(7, 100, device="cuda")
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             kernels.softmax[(7,)](out, x, 100, 100, BLOCK=128)
         assert not out.any()
@@ -437,16 +496,26 @@ def addresses_one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
-def test_blocks_of_whole_rows_and_columns(target: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that is contiguous along either axis is read and written by its rows, others element by element."""
+def test_blocks_of_whole_rows_and_columns(
+    target: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block that is contiguous along either axis is read and written by its rows, others element
+    by element.
+    """
     seen = addresses_one_by_one(monkeypatch)
     with torchdevice.portable(target):
         for rows, columns, by_rows in ((32, 16, True), (32, 13, False), (29, 16, False)):
             whole = torch.randint(0, 2, (columns, 2, rows)).to(dtype)
-            for x in (whole[:, 0].to("cuda").T, whole[:, 1].T.contiguous().to("cuda"), whole.to("cuda")[:, 1].T):
+            for x in (
+                whole[:, 0].to("cuda").T,
+                whole[:, 1].T.contiguous().to("cuda"),
+                whole.to("cuda")[:, 1].T,
+            ):
                 out = torch.zeros(columns + 1, rows, dtype=dtype, device="cuda")[1:].T
                 seen.clear()
-                kernels.doubled_block[(4,)](x, out, rows, columns, x.stride(), out.stride(), M=8, N=16, num_warps=1)
+                kernels.doubled_block[(4,)](
+                    x, out, rows, columns, x.stride(), out.stride(), M=8, N=16, num_warps=1
+                )
                 assert torch.equal(out, (x * 2).to(dtype))
                 # Triton casts pointers to bool.
                 assert not by_rows or not seen or dtype == torch.bool
@@ -454,7 +523,9 @@ def test_blocks_of_whole_rows_and_columns(target: str, dtype: torch.dtype, monke
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("columns", [16, 11, 1, 0])
-def test_rows_that_end_before_their_block(columns: int, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_end_before_their_block(
+    columns: int, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = addresses_one_by_one(monkeypatch)
     with torchdevice.portable(target):
         x, out = torch.randn(300, columns, device="cuda"), torch.zeros(300, 16, device="cuda")
@@ -490,7 +561,9 @@ def parting(x, out, N: tl.constexpr):
 
 
 def test_instances_that_go_different_ways() -> None:
-    """Instances run together. Where a condition or a loop parts them, what they did is undone and each part runs."""
+    """Instances run together. Where a condition or a loop parts them, what they did is undone and
+    each part runs.
+    """
     counts = torch.randint(0, 9, (300,), dtype=torch.int32)
     expected = [-1.0 if n % 2 else n * (n - 1) / 2 for n in counts.tolist()]
     with torchdevice.simulate():
@@ -513,7 +586,9 @@ def looping(bounds, out, length, N: tl.constexpr, STEP: tl.constexpr):
 @pytest.mark.parametrize("step", [1, 3, -2])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_loops_with_bounds_of_their_own(target: str, step: int, dtype: torch.dtype) -> None:
-    """Instances whose loops begin and end elsewhere count as Python does, also in loops that never begin."""
+    """Instances whose loops begin and end elsewhere count as Python does, also in loops that never
+    begin.
+    """
     bounds = torch.randint(-20, 20, (200, 2)).to(dtype)
     with torchdevice.portable(target):
         out = torch.full((200, 64), 99, dtype=dtype, device="cuda")
@@ -552,8 +627,12 @@ def in_python(x, out, n, N: tl.constexpr):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_tritons_compiler_makes_of_python(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``min``, ``max`` and ``not`` part no instances, and ``assert`` is one of the device, for debugging only."""
+def test_what_tritons_compiler_makes_of_python(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``min``, ``max`` and ``not`` part no instances, and ``assert`` is one of the device, for
+    debugging only.
+    """
     groups = sizes_of_groups(monkeypatch)
     with torchdevice.portable(target):
         x = torch.randn(60, device="cuda")
@@ -561,15 +640,21 @@ def test_what_tritons_compiler_makes_of_python(target: str, monkeypatch: pytest.
             out = torch.zeros(64, device="cuda")
             given = torch.nn.functional.pad(x, (0, 4))
             in_python[(4,)](given[:n], out, n, N=16)
-            assert torch.equal(out, given * torch.tensor([2.0, 2, 2, 3], device="cuda").repeat_interleave(16))
+            assert torch.equal(
+                out, given * torch.tensor([2.0, 2, 2, 3], device="cuda").repeat_interleave(16)
+            )
         assert groups == [4, 4]
         in_python[(4,)](given, out, 64, N=16, debug=True)
         with pytest.raises(torch.AcceleratorError, match="device-side assert"):
             in_python[(4,)](x, out, 60, N=16, debug=True)
 
 
-def test_instances_whose_loops_have_as_many_turns_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A persistent kernel begins its loop at the instance's number: 48 instances of 3 turns, and 16 of 2."""
+def test_instances_whose_loops_have_as_many_turns_stay_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A persistent kernel begins its loop at the instance's number: 48 instances of 3 turns, and 16
+    of 2.
+    """
     groups = sizes_of_groups(monkeypatch)
     with torchdevice.portable("cpu"):
         x = torch.randn(176, 8, device="cuda")
@@ -590,13 +675,13 @@ def ticket(counter, out):
 
 def test_an_atomic_is_undone_too() -> None:
     with torchdevice.simulate():
-        counter, out = (
-            torch.zeros(1, dtype=torch.int32, device="cuda"),
-            torch.zeros(50, dtype=torch.int32, device="cuda"),
-        )
+        counter = torch.zeros(1, dtype=torch.int32, device="cuda")
+        out = torch.zeros(50, dtype=torch.int32, device="cuda")
         ticket[(50,)](counter, out)
         assert counter.item() == 50
-        assert sorted(out[::2].tolist()) == sorted(set(out[::2].tolist())) and (out[1::2] == -1).all()
+        assert (
+            sorted(out[::2].tolist()) == sorted(set(out[::2].tolist())) and (out[1::2] == -1).all()
+        )
 
 
 def test_a_long_launch_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,7 +698,8 @@ def test_another_version_of_triton_is_named() -> None:
     from torchdevice.triton_kernels import triton_internals
 
     with pytest.raises(
-        torchdevice.errors.TritonVersionError, match=f"triton {triton.__version__} has no 'triton.language.nothing'"
+        torchdevice.errors.TritonVersionError,
+        match=f"triton {triton.__version__} has no 'triton.language.nothing'",
     ):
         triton_internals._require("language", "nothing")
 
@@ -634,10 +720,14 @@ def test_a_launch_without_tensors_prints(target: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_pointer_is_printed_in_hexadecimal(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pointer_is_printed_in_hexadecimal(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with torchdevice.portable(target):
         kernels.printing_pointers[(1,)](torch.ones(2, device="cuda"), N=2)
-    first, second = (int(line.partition("at: 0x")[2], 16) for line in capsys.readouterr().out.splitlines())
+    first, second = (
+        int(line.partition("at: 0x")[2], 16) for line in capsys.readouterr().out.splitlines()
+    )
     assert second == first + 4
 
 
@@ -649,7 +739,11 @@ def test_a_launch_returns_the_compiled_kernel(target: str) -> None:
         launched = kernels.ranged[(1,)](x, N=32)
         assert x.all() and isinstance(launched, triton.compiler.CompiledKernel)
         assert launched.n_regs > 0 and launched.n_spills == 0
-        assert launched.metadata.num_warps == 4 and launched.name == "ranged" and len(launched.hash) == 64
+        assert (
+            launched.metadata.num_warps == 4
+            and launched.name == "ranged"
+            and len(launched.hash) == 64
+        )
         assert ".target sm_80" in launched.asm["ptx"]
         with pytest.raises(AttributeError, match="nothing"):
             _ = launched.nothing
@@ -663,7 +757,9 @@ def test_a_launch_returns_the_compiled_kernel(target: str) -> None:
 def test_collecting_and_inspecting_a_kernel_compiles_nothing(
     target: str, inside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python collects wherever it allocates, and Triton's own ``__del__`` asks for what only a compiled kernel has."""
+    """Python collects wherever it allocates, and Triton's own ``__del__`` asks for what only a
+    compiled kernel has.
+    """
     asked: list[Any] = []
     compile_kernel = launching.triton.compile_kernel
     monkeypatch.setattr(launching.triton, "compile_kernel", lambda *args, **kw: asked.append(args))
@@ -696,7 +792,9 @@ def test_collecting_and_inspecting_a_kernel_compiles_nothing(
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_kernel_that_the_program_compiles(target: str) -> None:
     with torchdevice.portable(target):
-        source = triton.compiler.ASTSource(kernels.ranged, {"out": "*fp32", "N": "constexpr"}, {(1,): 32})
+        source = triton.compiler.ASTSource(
+            kernels.ranged, {"out": "*fp32", "N": "constexpr"}, {(1,): 32}
+        )
         compiled = triton.compile(source, target=driver.active.get_current_target())
         x = torch.zeros(64, device="cuda")
         compiled[(1, 1, 1)](x, 32)
@@ -726,18 +824,30 @@ def test_hooks_of_triton_are_called(target: str, monkeypatch: pytest.MonkeyPatch
     refuses = False
 
     def of_cache(*, fn: Any, compile: Any, is_manual_warmup: bool, **others: Any) -> bool:
-        called.append((fn.name, compile["signature"]["out"], compile["constants"][1,], is_manual_warmup))
+        called.append(
+            (fn.name, compile["signature"]["out"], compile["constants"][1,], is_manual_warmup)
+        )
         return refuses
 
     monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", of_cache)
-    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **given: called.append("compiled"))
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **given: called.append("compiled")
+    )
     hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-    added = [lambda metadata, when=when: called.append((when, metadata.get()["name"])) for when in ("enter", "exit")]
+    added = [
+        lambda metadata, when=when: called.append((when, metadata.get()["name"]))
+        for when in ("enter", "exit")
+    ]
     with torchdevice.portable(target):
         x = torch.zeros(64, device="cuda")
         launched = [kernels.ranged[(1,)](x, N=size) for size in (32, 64, 32)]
         assert launched[0] is launched[2] is not launched[1]
-        assert called == [("ranged", "*fp32", 32, False), "compiled", ("ranged", "*fp32", 64, False), "compiled"]
+        assert called == [
+            ("ranged", "*fp32", 32, False),
+            "compiled",
+            ("ranged", "*fp32", 64, False),
+            "compiled",
+        ]
         called.clear()
         try:
             for hook, each in zip(hooks, added, strict=True):
@@ -753,7 +863,9 @@ def test_hooks_of_triton_are_called(target: str, monkeypatch: pytest.MonkeyPatch
         assert kernels.ranged[(1,)](x, N=16) is None and not x.any()
         assert kernels.ranged.run(x, N=16, grid=(1,), warmup=True) is None
         refuses = False
-        assert kernels.ranged.run(x, N=16, grid=(1,), warmup=True).metadata.shared == 0 and not x.any()
+        assert (
+            kernels.ranged.run(x, N=16, grid=(1,), warmup=True).metadata.shared == 0 and not x.any()
+        )
         assert [each[-1] for each in called] == [False, True, True, "d"]
 
 
@@ -780,4 +892,6 @@ def test_instances_with_pointers_to_several_tensors(target: str) -> None:
 def test_the_drivers_device_is_that_of_tensors(target: str) -> None:
     with torchdevice.portable(target):
         device = driver.active.get_active_torch_device()
-        assert torch.zeros(1, device=device).device == torch.zeros(1, device="cuda").device == device
+        assert (
+            torch.zeros(1, device=device).device == torch.zeros(1, device="cuda").device == device
+        )

@@ -1,4 +1,6 @@
-"""Mistakes in kernels and launches end with an error on a simulated GPU, and their correct twins do not."""
+"""Mistakes in kernels and launches end with an error on a simulated GPU, and their correct twins do
+not.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from triton.compiler.errors import CompilationError  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
 ILLEGAL = (torch.AcceleratorError, "an illegal memory access was encountered")
-UNWRITTEN = (UninitializedReadError, "lanes that the mask lets through read what nothing has written")
+UNWRITTEN = (
+    UninitializedReadError,
+    "lanes that the mask lets through read what nothing has written",
+)
 
 
 class Planted(NamedTuple):
@@ -44,7 +49,14 @@ def ones(n: int, device: str = "cuda") -> torch.Tensor:
     return torch.ones(n, device=device)
 
 
-def copy(n: int = 100, size: int = 100, stride: int = 1, masked: bool = True, blocks: int = 4, out: int = 128) -> None:
+def copy(
+    n: int = 100,
+    size: int = 100,
+    stride: int = 1,
+    masked: bool = True,
+    blocks: int = 4,
+    out: int = 128,
+) -> None:
     kernels.copied[(blocks,)](ones(size), ones(out), n, stride, MASKED=masked, BLOCK=32)
 
 
@@ -75,15 +87,23 @@ def multiplied(kernel: Any, size: int = 64, **options: Any) -> torch.Tensor:
 
 PLANTED = {
     "no mask": Planted(
-        lambda right: copy(masked=right), ILLEGAL, "reads 4 bytes at offset 400 of the 400 bytes of argument 'x'"
+        lambda right: copy(masked=right),
+        ILLEGAL,
+        "reads 4 bytes at offset 400 of the 400 bytes of argument 'x'",
     ),
-    "a mask by the wrong size": Planted(lambda right: copy(n=100 if right else 101), ILLEGAL, "(1 of 5 lanes"),
-    "a stride that is too large": Planted(lambda right: copy(stride=1 if right else 2), ILLEGAL, "'x'"),
+    "a mask by the wrong size": Planted(
+        lambda right: copy(n=100 if right else 101), ILLEGAL, "(1 of 5 lanes"
+    ),
+    "a stride that is too large": Planted(
+        lambda right: copy(stride=1 if right else 2), ILLEGAL, "'x'"
+    ),
     "a store beyond the output": Planted(
         lambda right: copy(out=100 if right else 99), ILLEGAL, "writes 4 bytes at offset 396"
     ),
     "an offset below 0": Planted(
-        lambda right: kernels.shifted[(1,)](ones(32), ones(32), 32, 0 if right else -1, BLOCK=32), ILLEGAL, "offset -4 "
+        lambda right: kernels.shifted[(1,)](ones(32), ones(32), 32, 0 if right else -1, BLOCK=32),
+        ILLEGAL,
+        "offset -4 ",
     ),
     "a grid with a block too many": Planted(
         lambda right: copy(size=128, n=128, masked=False, blocks=4 if right else 5),
@@ -98,29 +118,41 @@ PLANTED = {
         lambda right: on(0, ones(100, f"cuda:{1 - right}"), ones(100)), ILLEGAL, "is on cuda:1"
     ),
     "a launch on another device": Planted(
-        lambda right: on(int(right), ones(100, "cuda:1"), ones(100, "cuda:1")), ILLEGAL, "is launched on cuda:0"
+        lambda right: on(int(right), ones(100, "cuda:1"), ones(100, "cuda:1")),
+        ILLEGAL,
+        "is launched on cuda:0",
     ),
     "a pointer to freed memory": Planted(freed, ILLEGAL, "which is no tensor's on the device"),
     "a sum without an atomic": Planted(
-        lambda right: kernels.summed[(4,)](ones(128), torch.zeros(1, device="cuda"), ATOMIC=right, BLOCK=32),
+        lambda right: kernels.summed[(4,)](
+            ones(128), torch.zeros(1, device="cuda"), ATOMIC=right, BLOCK=32
+        ),
         (KernelRaceError, "another instance writes"),
         options={"races": "error"},
     ),
     "a histogram without an atomic": Planted(
         lambda right: kernels.histogram[(4,)](
-            torch.arange(128, device="cuda") % 7, torch.zeros(7, device="cuda"), ATOMIC=right, BLOCK=32
+            torch.arange(128, device="cuda") % 7,
+            torch.zeros(7, device="cuda"),
+            ATOMIC=right,
+            BLOCK=32,
         ),
         (KernelRaceError, "which another instance writes: (0, 0, 0)"),
         options={"races": "error"},
     ),
     "neighbours read in place": Planted(
-        lambda right: (lambda x: kernels.neighbours[(4,)](x, ones(128) if right else x, 128, BLOCK=32))(ones(128)),
+        lambda right: (
+            lambda x: kernels.neighbours[(4,)](x, ones(128) if right else x, 128, BLOCK=32)
+        )(ones(128)),
         (KernelRaceError, "argument 'x' or 'out', which another instance"),
         options={"races": "error"},
     ),
     "blocks that overlap": Planted(
         lambda right: kernels.strided[(4,)](ones(128), 128, 32 if right else 16, BLOCK=32),
-        (KernelRaceError, "writes element 16 of argument 'out', which another instance writes: (0, 0, 0)"),
+        (
+            KernelRaceError,
+            "writes element 16 of argument 'out', which another instance writes: (0, 0, 0)",
+        ),
         options={"races": "error"},
     ),
     "an input of torch.empty": Planted(
@@ -135,9 +167,15 @@ PLANTED = {
     ),
     "an atomic on torch.empty": Planted(
         lambda right: kernels.summed[(4,)](
-            ones(128), (torch.zeros if right else torch.empty)(1, device="cuda"), ATOMIC=True, BLOCK=32
+            ones(128),
+            (torch.zeros if right else torch.empty)(1, device="cuda"),
+            ATOMIC=True,
+            BLOCK=32,
         ),
-        (UninitializedReadError, "updates 4 bytes at offset 0 of the 4 bytes of argument 'out' (1 of 1 lanes"),
+        (
+            UninitializedReadError,
+            "updates 4 bytes at offset 0 of the 4 bytes of argument 'out' (1 of 1 lanes",
+        ),
         options={"uninitialized": "error"},
     ),
     "a copy of torch.empty": Planted(
@@ -155,7 +193,8 @@ PLANTED = {
         (RuntimeError, r"Triton Error \[CUDA\]: invalid argument"),
     ),
     "a range that is no power of 2": Planted(
-        lambda right: kernels.ranged[(1,)](ones(32), N=32 if right else 24), (CompilationError, "power of 2")
+        lambda right: kernels.ranged[(1,)](ones(32), N=32 if right else 24),
+        (CompilationError, "power of 2"),
     ),
     "a condition of several elements": Planted(
         lambda right: kernels.conditional[(1,)](ones(32), ones(1), N=32, WHOLE=not right),
@@ -170,11 +209,14 @@ PLANTED = {
         (CompilationError, "should have"),
     ),
     "a float8 that the GPU has not": Planted(
-        lambda right: kernels.through[(1,)](ones(32), ones(32), N=32, DTYPE=tl.float8e5 if right else tl.float8e4nv),
+        lambda right: kernels.through[(1,)](
+            ones(32), ones(32), N=32, DTYPE=tl.float8e5 if right else tl.float8e4nv
+        ),
         (CompilationError, "not supported in this architecture"),
     ),
     "a failed tl.static_assert": Planted(
-        lambda right: kernels.statically[(1,)](ones(1), LIMIT=2 if right else 1), (CompilationError, "too large")
+        lambda right: kernels.statically[(1,)](ones(1), LIMIT=2 if right else 1),
+        (CompilationError, "too large"),
     ),
     "more shared memory than the device has": Planted(
         lambda right: multiplied(kernels.large_product, N=32 if right else 64, STEPS=1),
@@ -183,7 +225,9 @@ PLANTED = {
     ),
     **{
         what: Planted(
-            lambda right, what=what: kernels.refused[(1,)](ones(32), N=32, WHAT="nothing" if right else what),
+            lambda right, what=what: kernels.refused[(1,)](
+                ones(32), N=32, WHAT="nothing" if right else what
+            ),
             (CompilationError, text),
         )
         for what, text in {
@@ -194,7 +238,9 @@ PLANTED = {
         }.items()
     },
     "an option that does not exist": Planted(
-        lambda right: kernels.ranged[(1,)](ones(32), N=32, **{"num_warps" if right else "warps": 4}),
+        lambda right: kernels.ranged[(1,)](
+            ones(32), N=32, **{"num_warps" if right else "warps": 4}
+        ),
         (KeyError, "unrecognised"),
     ),
 }
@@ -216,7 +262,10 @@ def test_a_mistake_and_its_twin(name: str) -> None:
     error = run(planted, False)
     kind, text = planted.error
     with pytest.raises(
-        kind, match=text if "\\" in text else text.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")
+        kind,
+        match=text
+        if "\\" in text
+        else text.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?"),
     ):
         raise error or AssertionError("the mistake was not found")
     assert planted.note in "".join(getattr(error, "__notes__", [planted.note]))
@@ -234,7 +283,8 @@ def test_the_note_names_kernel_line_and_instance() -> None:
         if "tl.load(x + at * stride))" in text
     )
     assert note.startswith(
-        f"The Triton kernel 'copied', {kernels.__file__}:{line}, instance (3, 0, 0) of (4, 1, 1) reads"
+        f"The Triton kernel 'copied', {kernels.__file__}:{line}, instance (3, 0, 0) of (4, 1, 1) "
+        "reads"
     )
 
 
@@ -274,7 +324,9 @@ def test_a_lock_orders_instances() -> None:
 
 
 def test_shared_memory_beyond_the_device_models() -> None:
-    """By Triton's own figure, of the kernel that ``warmup`` compiles for the compute capability of the model."""
+    """By Triton's own figure, of the kernel that ``warmup`` compiles for the compute capability of
+    the model.
+    """
     args = [torch.float16, torch.float16, torch.float32]
     with torchdevice.simulate("a100"):
         compiled = kernels.large_product.warmup(*args, N=64, STEPS=4, num_stages=4, grid=(1,))
@@ -298,8 +350,12 @@ def test_autotune_takes_a_configuration_that_fits() -> None:
 
 
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
-def test_tritons_compiler_reads_a_kernel_once(target: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """For each of its specializations: what it prints is printed at compilation, not by the instances."""
+def test_tritons_compiler_reads_a_kernel_once(
+    target: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """For each of its specializations: what it prints is printed at compilation, not by the
+    instances.
+    """
     with torchdevice.portable(target):
         for size in (32, 32, 64, 32):
             kernels.refused[(4,)](torch.zeros(64, device="cuda"), N=size, WHAT="nothing")

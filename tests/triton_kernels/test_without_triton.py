@@ -20,16 +20,21 @@ def test_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         with torchdevice.portable("cpu"):
             importlib.import_module("triton")
     assert caught.value.__notes__ == [
-        "Install Triton by `pip install triton` (Linux). Its kernels then run without a GPU, in NumPy."
+        "Install Triton by `pip install triton` (Linux). Its kernels then run without a GPU, in "
+        "NumPy."
     ]
 
 
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_a_kernel_for_cuda_that_imports_it(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what is missing. A default kernel, which may give other values, does not take its place."""
+    """The error says what is missing. A default kernel, which may give other values, does not take
+    its place.
+    """
     monkeypatch.setitem(sys.modules, "triton", None)
     with torchdevice.portable(target):
-        op = torch.library.custom_op(f"torchdevice_without_triton::{target[:3]}", mutates_args=())(negated)
+        op = torch.library.custom_op(f"torchdevice_without_triton::{target[:3]}", mutates_args=())(
+            negated
+        )
         op.register_kernel("cuda", lambda x: importlib.import_module("triton").launched(x))
         with pytest.raises(ModuleNotFoundError, match="triton"):
             op(torch.ones(2, device="cuda"))
@@ -49,4 +54,6 @@ def test_nothing_is_said_of_other_modules() -> None:
 def test_a_scope_without_triton_imports_nothing_of_its_folder() -> None:
     if importlib.util.find_spec("triton") is None:
         with torchdevice.simulate():
-            assert not [name for name in sys.modules if name.startswith("torchdevice.triton_kernels")]
+            assert not [
+                name for name in sys.modules if name.startswith("torchdevice.triton_kernels")
+            ]

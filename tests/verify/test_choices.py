@@ -1,4 +1,6 @@
-"""Indices are verified by the elements that they choose, and arguments that only the CPU writes to are found."""
+"""Indices are verified by the elements that they choose, and arguments that only the CPU writes to
+are found.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ CALLS: dict[str, tuple[Callable[[torch.Tensor], Any], list[float], list[int], li
     "topk": (lambda x: x.topk(2), [5, 5, 1], [1, 0], [0, 0]),
     "max.dim": (lambda x: x.max(0), [4, 4, 1], [1], [2]),
 }
-"""Operator -> a call, elements of which two are equal, other indices that are right too, and wrong ones."""
+"""Operator -> a call, elements of which two are equal, other indices that are right too, and wrong
+ones.
+"""
 
 
 def choosing(indices: list[int]) -> Callable[..., Any]:
@@ -63,4 +67,7 @@ def test_statistics_that_only_the_cpu_updates() -> None:
         warnings.simplefilter("ignore")
         with torchdevice.simulate(verify=True) as scope:
             torch.nn.BatchNorm1d(3).cuda()(torch.rand(4, 3, device="cuda"))
-    assert any(each.kind == "not written" and "running_mean" in each.what for each in scope.journal.findings)
+    assert any(
+        each.kind == "not written" and "running_mean" in each.what
+        for each in scope.journal.findings
+    )

@@ -1,4 +1,6 @@
-"""``verify=`` compares a program's own operators that have a kernel for the target and one for the CPU."""
+"""``verify=`` compares a program's own operators that have a kernel for the target and one for the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,18 @@ def test_a_kernel_of_the_programs_own(
     library: torch.library.Library, register: Registered, reference: str, wrong: float
 ) -> None:
     if register is not by_key and torch.__version__ < "2.13":
-        pytest.skip("torch 2.10 to 2.12 pass over kernels for CUDA inside a TorchDispatchMode (docs/limits.md)")
+        pytest.skip(
+            "torch 2.10 to 2.12 pass over kernels for CUDA inside a TorchDispatchMode "
+            "(docs/limits.md)"
+        )
     library.impl("half", lambda x: x / 2, reference)
     with torchdevice.simulate(verify=True) as scope:
         register(library, "half", lambda x: x / 2 + wrong)
         x = torch.ones(3, device="cuda")
         if wrong:
-            with pytest.warns(DivergenceWarning, match="verified::half: the result: 3 of 3 elements differ"):
+            with pytest.warns(
+                DivergenceWarning, match="verified::half: the result: 3 of 3 elements differ"
+            ):
                 torch.ops.verified.half(x)
         else:
             torch.ops.verified.half(x)
@@ -71,12 +78,16 @@ def test_what_an_operator_of_the_program_writes(library: torch.library.Library) 
     library.impl("half_", lambda x: (x.div_(2), None)[1], "CPU")
     with torchdevice.simulate(verify=True) as scope:
         by_key(library, "half_", lambda x: None)
-        with pytest.warns(DivergenceWarning, match="the argument 'x': is as it was before the call"):
+        with pytest.warns(
+            DivergenceWarning, match="the argument 'x': is as it was before the call"
+        ):
             torch.ops.verified.half_(torch.ones(3, device="cuda"))
     assert [each.kind for each in scope.journal.findings] == ["not written"]
 
 
-def test_an_operator_with_one_kernel_is_not_compared_and_the_summary_says_so(library: torch.library.Library) -> None:
+def test_an_operator_with_one_kernel_is_not_compared_and_the_summary_says_so(
+    library: torch.library.Library,
+) -> None:
     called = []
     library.impl("half", lambda x: called.append(x.device.type) or x / 2, "CPU")
     with torchdevice.simulate(verify=True) as scope:

@@ -1,4 +1,6 @@
-"""``verify=``: faults that are planted in the simulated device are found, and nothing is where there is none."""
+"""``verify=``: faults that are planted in the simulated device are found, and nothing is where
+there is none.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def one_more(right: Any, *args: Any, **kwargs: Any) -> Any:
 
 def train(steps: int = 2) -> float:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Dropout(0.3), torch.nn.GELU())
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Dropout(0.3), torch.nn.GELU()
+    )
     model = model.cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(steps):
@@ -78,8 +82,13 @@ def test_a_right_device_is_found_right(target: str) -> None:
     with torchdevice.portable(target, verify=True) as scope:
         assert train() == expected
     findings = scope.journal.findings
-    assert not found(scope) and {name for each in findings.left_out.values() for name in each} <= {"aten::lift_fresh"}
-    assert findings.compared["aten::addmm"] == 2 and findings.compared["aten::native_layer_norm_backward"] == 2
+    assert not found(scope) and {name for each in findings.left_out.values() for name in each} <= {
+        "aten::lift_fresh"
+    }
+    assert (
+        findings.compared["aten::addmm"] == 2
+        and findings.compared["aten::native_layer_norm_backward"] == 2
+    )
     # The CPU draws other numbers in float64; for a simulated device it draws the same.
     assert (findings.random["aten::bernoulli_.float"] == 2) is (target == "cpu")
 
@@ -92,8 +101,17 @@ def test_a_wrong_operator_is_found_at_its_line() -> None:
             x @ x.t()
         x + x
     (finding,) = found(scope)
-    assert (finding.operator, finding.kind, finding.count, finding.error) == ("aten::mm", "values", 1, 1.0)
-    assert (finding.site.file, finding.site.line) == (__file__, here) == (warned[0].filename, warned[0].lineno)
+    assert (finding.operator, finding.kind, finding.count, finding.error) == (
+        "aten::mm",
+        "values",
+        1,
+        1.0,
+    )
+    assert (
+        (finding.site.file, finding.site.line)
+        == (__file__, here)
+        == (warned[0].filename, warned[0].lineno)
+    )
     assert finding.arguments == (
         "self: float32[3, 3], strides (3, 1), offset 0, on simulated:0",
         "mat2: float32[3, 3], strides (1, 3), offset 0, on simulated:0",
@@ -116,9 +134,14 @@ def test_planted_faults_are_found_at_the_right_line(fault: Fault) -> None:
             warnings.simplefilter("ignore", DivergenceWarning)
             fault.program()
     findings = {each.key: each for each in found(scope)}
-    assert [(each.operator, each.kind) for each in findings.values()] == [(f"aten::{fault.operator}", fault.kind)]
+    assert [(each.operator, each.kind) for each in findings.values()] == [
+        (f"aten::{fault.operator}", fault.kind)
+    ]
     (finding,) = findings.values()
-    assert (finding.site.file, finding.site.line) == (fault.program.__code__.co_filename, marked(fault.program))
+    assert (finding.site.file, finding.site.line) == (
+        fault.program.__code__.co_filename,
+        marked(fault.program),
+    )
     shows_the_fault(finding.script, fault)
 
 
@@ -128,12 +151,17 @@ def shows_the_fault(script: str, fault: Fault) -> None:
         runpy.run_path(script)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(script)
-    assert printed.getvalue() == f"aten::{fault.operator} gives the same on simulated:cuda:1 and the CPU\n"
+    assert (
+        printed.getvalue()
+        == f"aten::{fault.operator} gives the same on simulated:cuda:1 and the CPU\n"
+    )
 
 
 def in_half(x: torch.Tensor) -> torch.Tensor:
     """A kernel of ``exp`` that computes float32 in half precision."""
-    result = torch.ops.aten.exp.out(x.half() if x.dtype == torch.float32 else x.clone(), out=x.new_empty(0))
+    result = torch.ops.aten.exp.out(
+        x.half() if x.dtype == torch.float32 else x.clone(), out=x.new_empty(0)
+    )
     return result.to(x.dtype)
 
 
@@ -190,14 +218,22 @@ def test_a_reduction_in_half_precision_is_more_than_rounding() -> None:
         return fresh(memory_of(x).half().sum().float(), 0)
 
     torch.manual_seed(0)
-    with planted("sum", in_half), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
+    with (
+        planted("sum", in_half),
+        torchdevice.simulate(verify=True) as scope,
+        pytest.warns(DivergenceWarning),
+    ):
         (torch.rand(10000) - 0.5).cuda().sum()
     (finding,) = found(scope)
     assert finding.error > finding.allowed > 1e-5
 
 
 def test_what_is_found_again_at_a_line_is_told_once() -> None:
-    with planted("mm", one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning) as warned:
+    with (
+        planted("mm", one_more),
+        torchdevice.simulate(verify=True) as scope,
+        pytest.warns(DivergenceWarning) as warned,
+    ):
         x = torch.ones(3, 3, device="cuda")
         for _ in range(3):
             x @ x
@@ -238,7 +274,9 @@ def test_only_operators_that_are_named_are_looked_at() -> None:
         ({"asynchronous": True}, "verify and asynchronous=True exclude each other"),
     ],
 )
-def test_what_cannot_be_looked_at_is_refused_on_entry(options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_looked_at_is_refused_on_entry(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         torchdevice.simulate(verify=True, **options).__enter__()
     assert torchdevice.current() is None
@@ -257,7 +295,9 @@ def flags() -> tuple[bool, ...]:
 
 def test_nothing_is_left_on_the_stack_of_modes() -> None:
     class Mine(_python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             return func(*args, **(kwargs or {}))
 
     before = flags()
@@ -294,8 +334,14 @@ def test_scopes_of_threads_leave_torchs_flags_as_they_were() -> None:
 
 
 def test_threads_are_looked_at() -> None:
-    with planted("mm", one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
-        thread = threading.Thread(target=lambda: torch.ones(3, 3, device="cuda") @ torch.ones(3, 3, device="cuda"))
+    with (
+        planted("mm", one_more),
+        torchdevice.simulate(verify=True) as scope,
+        pytest.warns(DivergenceWarning),
+    ):
+        thread = threading.Thread(
+            target=lambda: torch.ones(3, 3, device="cuda") @ torch.ones(3, 3, device="cuda")
+        )
         thread.start()
         thread.join()
     (finding,) = found(scope)
@@ -323,7 +369,7 @@ def test_memory_figures_are_those_without() -> None:
         assert peak() == expected
 
 
-# ---- lines of backward -----------------------------------------------------------------------------------------------
+# ---- lines of backward ---------------------------------------------------------------------------
 
 
 class Doubled(torch.autograd.Function):
@@ -358,10 +404,18 @@ def by_forward() -> None:
 
 @pytest.mark.parametrize(
     ("program", "marks", "operator"),
-    [(by_function, Doubled.backward, "exp"), (by_hook, hooked, "exp"), (by_forward, by_forward, "cos")],
+    [
+        (by_function, Doubled.backward, "exp"),
+        (by_hook, hooked, "exp"),
+        (by_forward, by_forward, "cos"),
+    ],
 )
 def test_the_line_of_an_operator_of_backward(program: Any, marks: Any, operator: str) -> None:
-    with planted(operator, one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
+    with (
+        planted(operator, one_more),
+        torchdevice.simulate(verify=True) as scope,
+        pytest.warns(DivergenceWarning),
+    ):
         program()
     (finding,) = found(scope)
     assert (finding.operator, finding.site.line) == (f"aten::{operator}", marked(marks))
@@ -371,14 +425,18 @@ def test_the_line_of_an_operator_of_backward(program: Any, marks: Any, operator:
 def test_the_line_of_backward_where_that_of_forward_is_not_known() -> None:
     with torchdevice.simulate() as plain:
         y = torch.ones(3, device="cuda", requires_grad=True).sin().sum()
-        with planted("cos", one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
+        with (
+            planted("cos", one_more),
+            torchdevice.simulate(verify=True) as scope,
+            pytest.warns(DivergenceWarning),
+        ):
             here = line() + 1
             y.backward()
     (finding,) = found(scope)
     assert finding.site.line == finding.backward.line == here and not found(plain)
 
 
-# ---- random numbers --------------------------------------------------------------------------------------------------
+# ---- random numbers ------------------------------------------------------------------------------
 
 
 def beyond(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -410,7 +468,8 @@ def test_random_numbers_of_a_cpu_are_compared_by_their_range(operator: str, prog
 
 
 @pytest.mark.parametrize(
-    ("number", "size", "kind"), [(math.nan, 4, "NaN"), (-math.inf, 4, "inf"), (1e9, 4, None), (math.nan, 0, None)]
+    ("number", "size", "kind"),
+    [(math.nan, 4, "NaN"), (-math.inf, 4, "inf"), (1e9, 4, None), (math.nan, 0, None)],
 )
 def test_random_numbers_of_any_size_are_finite(number: float, size: int, kind: str | None) -> None:
     drawn = iter([number])  # by the program; the reference draws from a normal distribution
@@ -419,7 +478,11 @@ def test_random_numbers_of_any_size_are_finite(number: float, size: int, kind: s
         return x.fill_(next(drawn, 0.5))
 
     with planted_in_cpu("normal_", normal), torchdevice.portable("cpu", verify=True) as scope:
-        with pytest.warns(DivergenceWarning, match="is not finite") if kind else contextlib.nullcontext():
+        with (
+            pytest.warns(DivergenceWarning, match="is not finite")
+            if kind
+            else contextlib.nullcontext()
+        ):
             torch.zeros(size, device="cuda").normal_()
     assert [each.kind for each in found(scope)] == ([kind] if kind else [])
 
@@ -437,9 +500,13 @@ def test_random_numbers_of_any_size_are_finite(number: float, size: int, kind: s
     ],
 )
 @pytest.mark.parametrize("random", ["cpu", "cuda"])
-def test_random_numbers_of_every_kind_are_in_their_range(random: str, draw: Callable[[], torch.Tensor]) -> None:
+def test_random_numbers_of_every_kind_are_in_their_range(
+    random: str, draw: Callable[[], torch.Tensor]
+) -> None:
     """The CPU draws neither its own numbers in float64, nor those of a GPU."""
-    with torchdevice.portable("cpu" if random == "cpu" else "simulated:h100", verify=True, random=random) as scope:
+    with torchdevice.portable(
+        "cpu" if random == "cpu" else "simulated:h100", verify=True, random=random
+    ) as scope:
         draw()
     assert not found(scope) and sum(scope.journal.findings.random.values()) == 1
 
@@ -449,7 +516,10 @@ def test_numbers_are_drawn_as_without(target: str) -> None:
         generator = torch.Generator("cuda").manual_seed(5)
         torch.manual_seed(3)
         given = torch.randn(4, device="cuda", generator=generator)
-        return [each.cpu() for each in (given, torch.rand(4, device="cuda"), torch.randperm(9, device="cuda"))]
+        return [
+            each.cpu()
+            for each in (given, torch.rand(4, device="cuda"), torch.randperm(9, device="cuda"))
+        ]
 
     with torchdevice.portable(target):
         expected = drawn()
@@ -458,12 +528,14 @@ def test_numbers_are_drawn_as_without(target: str) -> None:
     assert not found(scope)
 
 
-# ---- programs of every kind ------------------------------------------------------------------------------------------
+# ---- programs of every kind ----------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
 def test_backward_raises_what_it_raises_without() -> None:
-    """A function mode that saw the operators of backward would compute this one in a dtype that the CPU has."""
+    """A function mode that saw the operators of backward would compute this one in a dtype that the
+    CPU has.
+    """
     with torchdevice.portable("cpu", verify=True):
         x = torch.full((2,), 0.5, dtype=torch.complex32, device="cuda", requires_grad=True)
         with pytest.raises(NotImplementedError, match="div_cpu"):
@@ -534,7 +606,7 @@ def test_what_is_no_plain_tensor_is_counted() -> None:
     assert scope.journal.findings.left_out["odd"]["aten::add.Tensor"] == 1
 
 
-# ---- architectures ---------------------------------------------------------------------------------------------------
+# ---- architectures -------------------------------------------------------------------------------
 
 ARCHITECTURES = 1
 """How many architectures of transformers a sample has."""
@@ -564,13 +636,17 @@ def test_nothing_is_found_in_architectures(target: str, sweep: tuple[bool, int])
     assert len(looked_at) >= (150 if sweep[0] else ARCHITECTURES)
 
 
-# ---- what is said ----------------------------------------------------------------------------------------------------
+# ---- what is said --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def with_a_finding() -> torchdevice.Scope:
     """A scope that has found a wrong product, twice at one line."""
-    with planted("mm", one_more), torchdevice.simulate(verify=True) as scope, pytest.warns(DivergenceWarning):
+    with (
+        planted("mm", one_more),
+        torchdevice.simulate(verify=True) as scope,
+        pytest.warns(DivergenceWarning),
+    ):
         x = torch.ones(3, 3, device="cuda")
         for _ in range(2):
             x @ x
@@ -583,7 +659,9 @@ def test_a_report_has_the_findings(with_a_finding: torchdevice.Scope) -> None:
     assert "verified 3 calls of 2 operators: 1 finding" in text
     assert "values, 2 calls\n  aten::mm: the result: 1 of 9 elements differ" in text
     page = report.to_html()
-    assert "Compared with the CPU" in page and "aten::mm: the result: 1 of 9 elements differ" in page
+    assert (
+        "Compared with the CPU" in page and "aten::mm: the result: 1 of 9 elements differ" in page
+    )
     printed = io.StringIO()
     rich.console.Console(file=printed, width=200).print(report)
     assert "aten::mm: the result" in printed.getvalue()
@@ -606,13 +684,21 @@ def test_a_report_without_verify_says_nothing_of_it() -> None:
 
 def test_findings_are_written_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    with planted("mm", one_more), torchdevice.simulate(verify=os.fspath(file)), pytest.warns(DivergenceWarning):
+    with (
+        planted("mm", one_more),
+        torchdevice.simulate(verify=os.fspath(file)),
+        pytest.warns(DivergenceWarning),
+    ):
         x = torch.ones(3, 3, device="cuda")
         x @ x
         assert len(json.loads(file.read_text())["findings"]) == 1
         x + x
     written = json.loads(file.read_text())
-    assert written["verified"]["compared"] == {"aten::ones": 1, "aten::mm": 1, "aten::add.Tensor": 1}
+    assert written["verified"]["compared"] == {
+        "aten::ones": 1,
+        "aten::mm": 1,
+        "aten::add.Tensor": 1,
+    }
     assert Path(written["findings"][0]["script"]).parent == tmp_path / "found"
 
 
@@ -645,10 +731,17 @@ def test_a_run_says_what_all_its_processes_found(tmp_path: Path) -> None:
         PYTHONPATH=str(TESTS / "support"),
     )
     assert ran.returncode == 0, ran.stderr
-    assert "program.py:12: DivergenceWarning: aten::sub.Tensor: the result: 3 of 3 elements differ" in ran.stderr
+    assert (
+        "program.py:12: DivergenceWarning: aten::sub.Tensor: the result: 3 of 3 elements differ"
+        in ran.stderr
+    )
     assert "torchdevice: verified 12 calls of 3 operators: 1 finding" in ran.stderr
     (finding,) = json.loads((tmp_path / "found.json").read_text())["findings"]
-    assert (finding["operator"], finding["count"], finding["site"]["line"]) == ("aten::sub.Tensor", 4, 12)
+    assert (finding["operator"], finding["count"], finding["site"]["line"]) == (
+        "aten::sub.Tensor",
+        4,
+        12,
+    )
 
 
 PAGE = (ROOT / "docs" / "verify.md").read_text()
@@ -657,7 +750,10 @@ PAGE = (ROOT / "docs" / "verify.md").read_text()
 def test_the_example_of_the_page_gives_what_the_page_says() -> None:
     program, script = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[1:3]
     names: dict[str, Any] = {}
-    with torchdevice.simulate("mps", written_for="mps", verify=True) as scope, pytest.warns(DivergenceWarning):
+    with (
+        torchdevice.simulate("mps", written_for="mps", verify=True) as scope,
+        pytest.warns(DivergenceWarning),
+    ):
         try:
             exec(compile(program, "tied.py", "exec"), names)
         finally:

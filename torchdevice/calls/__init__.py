@@ -1,7 +1,7 @@
 """How torch's calls are seen, and how each is rewritten.
 
-``mode.py`` and ``wrap.py`` are the two engines. ``lookup.py`` finds the rewriter of a call. ``lacking/`` makes good
-what a target lacks: dtypes, kernels, precision.
+``mode.py`` and ``wrap.py`` are the two engines. ``lookup.py`` finds the rewriter of a call.
+``lacking/`` makes good what a target lacks: dtypes, kernels, precision.
 
 May import ``errors`` and ``kernel``.
 """

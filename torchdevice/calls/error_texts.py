@@ -1,5 +1,5 @@
-"""What is done about an error of the target: its words become those of the program's accelerator, or the call is made
-in another way that the target does not refuse.
+"""What is done about an error of the target: its words become those of the program's accelerator,
+or the call is made in another way that the target does not refuse.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def reword(context: Context, error: BaseException) -> None:
-    """Name the device in an error as the program spells it, and raise CUDA's out-of-memory error for the target's.
+    """Name the device in an error as the program spells it, and raise CUDA's out-of-memory error
+    for the target's.
 
     Raises:
         torch.OutOfMemoryError: ``error`` is the target's out-of-memory error.
@@ -36,7 +37,10 @@ def reword(context: Context, error: BaseException) -> None:
     if not error.args or not isinstance(error.args[0], str):
         return
     if context.shown_as is not None and context.device_type in error.args[0]:
-        error.args = (_renamed(error.args[0], context.device_type, context.shown_as), *error.args[1:])
+        error.args = (
+            _renamed(error.args[0], context.device_type, context.shown_as),
+            *error.args[1:],
+        )
     text = _out_of_memory_text(context, error)
     if isinstance(error, torch.OutOfMemoryError):
         if text is not None:
@@ -56,7 +60,8 @@ def _with_limit(context: Context, error: RuntimeError) -> RuntimeError:
 
 
 def is_final(context: Context, error: BaseException) -> bool:
-    """Return whether a call that raised an error is not to be made again. Its text is then in the program's words.
+    """Return whether a call that raised an error is not to be made again. Its text is then in the
+    program's words.
 
     What memory was short of is counted once, and what was found out is told once.
     """
@@ -66,10 +71,12 @@ def is_final(context: Context, error: BaseException) -> bool:
 
 
 def class_for_out_of_memory(context: Context, error: BaseException | None) -> type[RuntimeError]:
-    """Return the class by which a program catches ``error``, if it is the target's out-of-memory error.
+    """Return the class by which a program catches ``error``, if it is the target's out-of-memory
+    error.
 
-    An operator that no mode sees raises the target's own RuntimeError. A program that names the class in an ``except``
-    clause reads the name while Python handles that error, whose text is then made CUDA's.
+    An operator that no mode sees raises the target's own RuntimeError. A program that names the
+    class in an ``except`` clause reads the name while Python handles that error, whose text is then
+    made CUDA's.
     """
     if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
         return torch.OutOfMemoryError
@@ -89,14 +96,22 @@ def _out_of_memory_text(context: Context, error: BaseException) -> str | None:
 
 
 def _renamed(text: str, own: str, programs: str) -> str:
-    """Return a text with the device as torch would name the program's: of a device, of a type and of a backend."""
-    text = re.sub(rf"\b{own}(?=:\d)|(?<=torch\.){own}(?=\.)|(?<=['\"]){own}(?=['\"](?! backend))", programs, text)
+    """Return a text with the device as torch would name the program's: of a device, of a type and
+    of a backend.
+    """
+    text = re.sub(
+        rf"\b{own}(?=:\d)|(?<=torch\.){own}(?=\.)|(?<=['\"]){own}(?=['\"](?! backend))",
+        programs,
+        text,
+    )
     text = re.sub(rf"\b{own}(\w+)Type\b", rf"torch.{programs}.\1Tensor", text)
     return re.sub(rf"{own}(?=' backend)", programs.upper(), text)
 
 
 def _told(context: Context, error: RuntimeError) -> RuntimeError:
-    """Tell the observers that memory ran out, once for an error that passes here from several torch functions."""
+    """Tell the observers that memory ran out, once for an error that passes here from several torch
+    functions.
+    """
     if not context.observers.out_of_memory or hasattr(error, _TOLD):
         return error
     setattr(error, _TOLD, True)
@@ -114,7 +129,9 @@ Detour = Callable[[Any, Any], Any]
 """Makes a call, given its arguments and keyword arguments."""
 
 
-def detour_after(error: BaseException, context: Context, func: Any, rewriter: Rewriter | None) -> Detour | None:
+def detour_after(
+    error: BaseException, context: Context, func: Any, rewriter: Rewriter | None
+) -> Detour | None:
     """Return how to make a call that raised ``error``; None where the error is the program's.
 
     Args:
@@ -124,11 +141,15 @@ def detour_after(error: BaseException, context: Context, func: Any, rewriter: Re
         rewriter: Its rewriter, if it has one.
     """
     lacked = dtype_gaps.lacking(error)
-    # The kernels of a GPU, a simulated one too, have CUDA's dtypes, and tensors of the CPU beside it the CPU's. But
-    # torch refuses float16 in transforms before it asks for a kernel.
-    may_be_cudas = context.runtime.supplied.location_tag != "cuda" or getattr(func, "__name__", "").startswith("fft_")
+    # The kernels of a GPU, a simulated one too, have CUDA's dtypes, and tensors of the CPU beside
+    # it the CPU's. But torch refuses float16 in transforms before it asks for a kernel.
+    may_be_cudas = context.runtime.supplied.location_tag != "cuda" or getattr(
+        func, "__name__", ""
+    ).startswith("fft_")
     if lacked is not None and may_be_cudas and dtype_gaps.can_be_repeated(func):
-        return functools.partial(dtype_gaps.compute, context, lacked, func, func.__name__.partition(".")[0])
+        return functools.partial(
+            dtype_gaps.compute, context, lacked, func, func.__name__.partition(".")[0]
+        )
     if float64_policy.refused(context, error) and dtype_gaps.can_be_repeated(func):
         return functools.partial(float64_policy.again, context, _rewritten(context, func, rewriter))
     if is_refusal(context, error) and dtype_gaps.can_be_repeated(func):
@@ -137,7 +158,8 @@ def detour_after(error: BaseException, context: Context, func: Any, rewriter: Re
 
 
 def _on_cpu(context: Context, func: Any, error: BaseException, args: Any, kwargs: Any) -> Any:
-    """Make a call on the CPU, counted at its line with the operator and the dtypes that the target refused.
+    """Make a call on the CPU, counted at its line with the operator and the dtypes that the target
+    refused.
 
     Raises:
         BaseException: The target's error, where all tensors of the call are the CPU's already.
@@ -154,5 +176,9 @@ def _on_cpu(context: Context, func: Any, error: BaseException, args: Any, kwargs
 
 
 def _rewritten(context: Context, func: Any, rewriter: Rewriter | None) -> Any:
-    """Return the function with its device argument rewritten: the call that failed may name a device."""
-    return func if rewriter is None else lambda *args, **kwargs: rewriter(context, func, args, kwargs)
+    """Return the function with its device argument rewritten: the call that failed may name a
+    device.
+    """
+    if rewriter is None:
+        return func
+    return lambda *args, **kwargs: rewriter(context, func, args, kwargs)

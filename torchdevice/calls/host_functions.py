@@ -1,7 +1,8 @@
-"""Functions on the memory of tensors, each called as one operator of torch, whose kernel is for the CPU.
+"""Functions on the memory of tensors, each called as one operator of torch, whose kernel is for the
+CPU.
 
-A simulated device, a recorder of races, a capture of a graph and the fallback of MPS treat ``torchdevice_host::call``
-as any other operator that the target runs by a kernel of the CPU.
+A simulated device, a recorder of races, a capture of a graph and the fallback of MPS treat
+``torchdevice_host::call`` as any other operator that the target runs by a kernel of the CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _VERSIONS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 _numbers = itertools.count()
 _functions: dict[int, Function] = {}
-"""The functions that are being called, and those of captured graphs, by the number that the operator gets."""
+"""The functions that are being called, and those of captured graphs, by the number that the
+operator gets.
+"""
 
 
 @functools.cache
@@ -56,7 +59,10 @@ def call(context: Context, function: Function, memory: list[torch.Tensor]) -> No
 
 @block
 def as_kernels_do() -> Iterator[None]:
-    """Write to tensors below autograd and the count of versions: a kernel's writes are noticed by neither on a GPU."""
-    below_autograd, no_versions = torch._C._AutoDispatchBelowAutograd(), ExcludeDispatchKeyGuard(_VERSIONS)
+    """Write to tensors below autograd and the count of versions: a kernel's writes are noticed by
+    neither on a GPU.
+    """
+    below_autograd = torch._C._AutoDispatchBelowAutograd()
+    no_versions = ExcludeDispatchKeyGuard(_VERSIONS)
     with torch._C.DisableTorchFunction(), torch.no_grad(), below_autograd, no_versions:
         yield

@@ -1,19 +1,23 @@
-"""Code of the program that Python runs at any time: handlers of signals, and functions that a garbage collection calls.
+"""Code of the program that Python runs at any time: handlers of signals, and functions that a
+garbage collection calls.
 
-Python runs a handler between any two steps of Python code. In the middle of a torch call that this package handles, a
-handler would see no mode, no autograd and an allocator that is being changed. On a machine with CUDA the call is C
-code, in which no handler runs. So while the main thread, in which Python runs handlers, is in a scope, each handler
-stands behind one that lets the signal come again until the call has ended.
+Python runs a handler between any two steps of Python code. In the middle of a torch call that this
+package handles, a handler would see no mode, no autograd and an allocator that is being changed. On
+a machine with CUDA the call is C code, in which no handler runs. So while the main thread, in which
+Python runs handlers, is in a scope, each handler stands behind one that lets the signal come again
+until the call has ended.
 
-torch also lets Python run handlers between the moment when it looks a method of the device guard up and the moment when
-it calls it, and ends the process if a handler raises there, as Ctrl-C's does. Handlers wait there too.
+torch also lets Python run handlers between the moment when it looks a method of the device guard up
+and the moment when it calls it, and ends the process if a handler raises there, as Ctrl-C's does.
+Handlers wait there too.
 
 A program reads and sets its own handlers by ``signal.signal`` and ``signal.getsignal``.
 
-Python also collects garbage at any time. Destructors, callbacks of weak references and ``gc.callbacks`` that use the
-device would reach torch itself while the mode handles a call and is off. The mode is therefore lent for the time of the
-collection, and to the end of an object that a tensor drops in a call. Python loses what is raised in these callbacks,
-so they are in place only while handlers of signals wait for their end.
+Python also collects garbage at any time. Destructors, callbacks of weak references and
+``gc.callbacks`` that use the device would reach torch itself while the mode handles a call and is
+off. The mode is therefore lent for the time of the collection, and to the end of an object that a
+tensor drops in a call. Python loses what is raised in these callbacks, so they are in place only
+while handlers of signals wait for their end.
 """
 
 from __future__ import annotations
@@ -55,7 +59,8 @@ _collecting = _Thread()
 def _begin(phase: str, info: Mapping[str, int]) -> None:
     if phase != "start":
         return
-    if gc.callbacks[-1] is not _end and _end in gc.callbacks:  # the program has added one, which runs in between
+    # The program has added one, which runs in between.
+    if gc.callbacks[-1] is not _end and _end in gc.callbacks:
         gc.callbacks.remove(_end)
         gc.callbacks.append(_end)
     _leave()  # an interrupt kept the end of an earlier collection from it
@@ -76,19 +81,23 @@ def _end(phase: str, info: Mapping[str, int]) -> None:
 
 # Not an ExitStack: an interrupt within its Python code could leave it between two states.
 def _enter(manager: AbstractContextManager[Any]) -> None:
-    # Noted before entering: an interrupt in between leaves an exit that may be called without an entry.
+    # Noted before entering: an interrupt in between leaves an exit that may be called without an
+    # entry.
     _collecting.entered.append(manager)
     manager.__enter__()
 
 
 def _leave() -> None:
     while _collecting.entered:
-        _collecting.entered[-1].__exit__(None, None, None)  # popped afterwards: after an interrupt it is left once more
+        # Popped afterwards: after an interrupt it is left once more.
+        _collecting.entered[-1].__exit__(None, None, None)
         _collecting.entered.pop()
 
 
 def _install() -> None:
-    """Lend the mode to collections from now on. Handlers of signals must wait for the end of these callbacks."""
+    """Lend the mode to collections from now on. Handlers of signals must wait for the end of these
+    callbacks.
+    """
     if _begin in gc.callbacks:
         _remove()
     gc.callbacks.insert(0, _begin)
@@ -119,11 +128,17 @@ _HELD: dict[Any, Any] = {
 
 @rewrites(*_HELD, table=DROPS)
 def dropping(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function that drops an object with a destructor, perhaps, which then runs with the mode."""
-    return outliving(context, [_HELD[func](args[0] if args else kwargs["input"])], func, args, kwargs)
+    """Call a function that drops an object with a destructor, perhaps, which then runs with the
+    mode.
+    """
+    return outliving(
+        context, [_HELD[func](args[0] if args else kwargs["input"])], func, args, kwargs
+    )
 
 
-def outliving(context: Context, held: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def outliving(
+    context: Context, held: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Call a function, and let the object in ``held`` go afterwards, with the mode."""
     result = func(*args, **kwargs)
     # A gradient or a storage usually ends without a function in Python.
@@ -136,7 +151,7 @@ def outliving(context: Context, held: list[Any], func: Any, args: tuple[Any, ...
 _QUIET = {torch.Tensor, torch.UntypedStorage}
 
 
-# ---- handlers of signals ---------------------------------------------------------------------------------------------
+# ---- handlers of signals -------------------------------------------------------------------------
 
 
 # It takes the number of a signal since Python 3.10.
@@ -144,8 +159,13 @@ _interrupt: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assig
 
 _NUMBERS = [int(number) for number in signal.valid_signals()]
 
-_handling: tuple[str, ...] = (registered_kernels.__file__, os.path.join(os.path.dirname(__file__), ""))
-"""The file and the folders of the code that handles calls and runs operators: torch calls it below autograd."""
+_handling: tuple[str, ...] = (
+    registered_kernels.__file__,
+    os.path.join(os.path.dirname(__file__), ""),
+)
+"""The file and the folders of the code that handles calls and runs operators: torch calls it below
+autograd.
+"""
 
 
 def handles_calls(file: str) -> None:
@@ -165,8 +185,11 @@ is_asked: Callable[[], bool] = bool
 
 
 def _is_handled(frame: FrameType | None) -> bool:
-    """Return whether a frame is inside a torch call that this package handles, and runs no code of the program."""
-    # `with_mode` marks where this package calls code of the program again, so the search ends there.
+    """Return whether a frame is inside a torch call that this package handles, and runs no code of
+    the program.
+    """
+    # `with_mode` marks where this package calls code of the program again, so the search ends
+    # there.
     while frame is not None and frame.f_code is not with_mode.__code__:
         if frame.f_code is _OFF_THE_STACK or frame.f_code.co_filename.startswith(_handling):
             return True
@@ -177,7 +200,9 @@ def _is_handled(frame: FrameType | None) -> bool:
 
 
 class _Waiting:
-    """A handler of the program, which waits while this package is at work or torch asks the guard."""
+    """A handler of the program, which waits while this package is at work or torch asks the
+    guard.
+    """
 
     __slots__ = ("handler",)
 
@@ -206,16 +231,23 @@ def _get(original: Any, signalnum: Any) -> Any:
     return _own(original(signalnum))
 
 
-_patches = Replaced(signal, "signal", in_every_thread(_set)), Replaced(signal, "getsignal", in_every_thread(_get))
+_patches = (
+    Replaced(signal, "signal", in_every_thread(_set)),
+    Replaced(signal, "getsignal", in_every_thread(_get)),
+)
 
 
 def settle(in_a_scope: bool) -> None:
-    """Let the handlers wait if the main thread is in a scope, else no more, and lend collections the mode meanwhile.
+    """Let the handlers wait if the main thread is in a scope, else no more, and lend collections
+    the mode meanwhile.
 
     Does nothing in other threads. May be called again after an interrupt.
     """
     # Python runs handlers in the main thread only, and refuses `signal.signal` elsewhere.
-    if in_a_scope is _patches[0].expected or threading.current_thread() is not threading.main_thread():
+    if (
+        in_a_scope is _patches[0].expected
+        or threading.current_thread() is not threading.main_thread()
+    ):
         return
     if in_a_scope:
         # First, so that a handler set from here on is wrapped.
@@ -224,7 +256,8 @@ def settle(in_a_scope: bool) -> None:
         _remove()
     # The C function, since the patched one would hide `_Waiting`.
     for number, handler in zip(_NUMBERS, map(_signal.getsignal, _NUMBERS), strict=True):
-        # Most are the system's own, numbers. None is a handler that Python has not installed: it must not be touched.
+        # Most are the system's own, numbers. None is a handler that Python has not installed: it
+        # must not be touched.
         if callable(handler) and (type(handler) is _Waiting) is not in_a_scope:
             _signal.signal(number, _Waiting(handler) if in_a_scope else _own(handler))
     if in_a_scope:

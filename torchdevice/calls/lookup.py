@@ -1,7 +1,7 @@
 """Finds the rewriter of a torch function.
 
-A function that no file has registered a rewriter for is classified at first sight from torch's own operator schemas, so
-that no list of factories has to be kept.
+A function that no file has registered a rewriter for is classified at first sight from torch's own
+operator schemas, so that no list of factories has to be kept.
 """
 
 from __future__ import annotations
@@ -20,37 +20,60 @@ from torchdevice.kernel.context import Context
 _MAX_TABLE = 50_000
 
 # Positions 0 to 15.
-GENERIC: tuple[rewriters.Rewriter, ...] = (rewriters.with_device_keyword, *map(rewriters.with_device_at, range(16)))
-"""The rewriters that a function can get by its schema. No function of torch takes a device beyond position 15."""
+GENERIC: tuple[rewriters.Rewriter, ...] = (
+    rewriters.with_device_keyword,
+    *map(rewriters.with_device_at, range(16)),
+)
+"""The rewriters that a function can get by its schema. No function of torch takes a device beyond
+position 15.
+"""
 
 NUMBERED: list[rewriters.Rewriter | None] = [None]  # Dynamo holds the index as a constant
-"""Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a function."""
+"""Every rewriter, by number; None for no rewriter. Compiled code can hold a number and not a
+function.
+"""
 
 _tables: dict[tuple[Any, ...], rewriters.Table] = {}
 
 
 def table_of(context: Context) -> rewriters.Table:
-    """Return the table of a context: torch function -> rewriter, with what was learnt of functions seen so far.
+    """Return the table of a context: torch function -> rewriter, with what was learnt of functions
+    seen so far.
 
-    Contexts of one kind share a table: what is seen in one serves the others, and compiled code finds the same objects.
+    Contexts of one kind share a table: what is seen in one serves the others, and compiled code
+    finds the same objects.
     """
     own = context.runtime.rewriters
     blocks = context.runtime.blocking_copies_only
-    kind = context.shown_as is not None, tuple(own.values()), bool(context.dtypes.in_float32), blocks
+    kind = (
+        context.shown_as is not None,
+        tuple(own.values()),
+        bool(context.dtypes.in_float32),
+        blocks,
+    )
     found = _tables.get(kind)
     if found is None:
         reads = rewriters.READS if context.shown_as is not None else {}
         products = half_precision_matmul.TABLE if context.dtypes.in_float32 else {}
         copies = rewriters.COPIES if blocks else {}
         # The later ones take the place of the earlier ones: a runtime knows its device best.
-        found = _tables[kind] = {**rewriters.REGISTERED, **rewriters.DROPS, **reads, **copies, **products, **own}
+        found = _tables[kind] = {
+            **rewriters.REGISTERED,
+            **rewriters.DROPS,
+            **reads,
+            **copies,
+            **products,
+            **own,
+        }
         # Here, before Dynamo traces, because Dynamo sees the list as it was when tracing began.
         NUMBERED.extend({*found.values(), *GENERIC}.difference(NUMBERED))
     return found
 
 
 def rewriter_of(table: rewriters.Table, func: Any) -> rewriters.Rewriter | None:
-    """Return the rewriter of a function in ``table``; None where the function cannot carry a device."""
+    """Return the rewriter of a function in ``table``; None where the function cannot carry a
+    device.
+    """
     # The function itself is the sentinel, because None is an answer.
     found: Any = table.get(func, classify)
     return classify(func, table) if found is classify else found
@@ -83,13 +106,16 @@ def _classify(func: Any) -> rewriters.Rewriter | None:
     if isinstance(func, types.MethodWrapperType):  # a property's __get__ or __set__
         return None
     schemas = _schemas(func)
-    return _from_schemas(schemas) if schemas else rewriters.with_device_keyword  # without a schema: Tensor.new
+    # Without a schema: Tensor.new.
+    return _from_schemas(schemas) if schemas else rewriters.with_device_keyword
 
 
 def _schemas(func: Any) -> list[Any]:
-    """Return the schemas of the overloads of a torch function or method that Python can call, if there are any.
+    """Return the schemas of the overloads of a torch function or method that Python can call, if
+    there are any.
 
-    Overloads whose first argument is a device, such as the comparison of two devices, exist in TorchScript only.
+    Overloads whose first argument is a device, such as the comparison of two devices, exist in
+    TorchScript only.
     """
     schemas = torch._C._jit_get_schemas_for_operator(_qualified(func))
     return [schema for schema in schemas if not any(map(_is_device, schema.arguments[:1]))]
@@ -117,13 +143,19 @@ def _texts(operator: str) -> list[str]:
 
 @functools.cache
 def _mentions_device(operator: str) -> bool:
-    """Return whether the text of a schema may say a device, which takes less time than to look at its arguments."""
-    return any("Device" in text or "device" in text or "pin_memory" in text for text in _texts(operator))
+    """Return whether the text of a schema may say a device, which takes less time than to look at
+    its arguments.
+    """
+    return any(
+        "Device" in text or "device" in text or "pin_memory" in text for text in _texts(operator)
+    )
 
 
 def _from_schemas(schemas: list[Any]) -> rewriters.Rewriter | None:
     """Return the rewriter for the overloads of one function: None if no overload takes a device."""
-    arguments = [(index, argument) for schema in schemas for index, argument in enumerate(schema.arguments)]
+    arguments = [
+        (index, argument) for schema in schemas for index, argument in enumerate(schema.arguments)
+    ]
     devices = [(index, argument) for index, argument in arguments if _is_device(argument)]
     # A keyword-only device needs no position.
     positions = {index for index, argument in devices if not argument.kwarg_only}

@@ -1,4 +1,6 @@
-"""The mode: it passes each torch call to the rewriter of the function, or calls a function that has none."""
+"""The mode: it passes each torch call to the rewriter of the function, or calls a function that has
+none.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,17 @@ def _find_nothing(func: Any, default: Any = None) -> None:
 
 
 class DeviceMode(thread_state.ContextMode):
-    """Handles every torch call of a thread. A thread has one mode: nested scopes exchange its ``context``.
+    """Handles every torch call of a thread. A thread has one mode: nested scopes exchange its
+    ``context``.
 
     The mode is on torch's stack, or beside it, where wrappers call it (``wrap.py``).
 
     Attributes:
         table: The rewriters for the context, see :func:`lookup.table_of`.
-        find: ``table.get``. The handler does not use ``table``, because Dynamo would guard on its length, which grows.
-        known: What :meth:`Context.redirect` knows in this thread, where a call that names a device needs nothing else.
+        find: ``table.get``. The handler does not use ``table``, because Dynamo would guard on its
+            length, which grows.
+        known: What :meth:`Context.redirect` knows in this thread, where a call that names a device
+            needs nothing else.
     """
 
     def __init__(self, context: Context | None):
@@ -48,7 +53,10 @@ class DeviceMode(thread_state.ContextMode):
         if context is not self.context:
             self.table = {} if context is None else lookup.table_of(context)
             self.find = _find_nothing if context is None else self.table.get
-            self.known = context.thread.redirects if context is not None and context.devices.redirects_only else {}
+            if context is not None and context.devices.redirects_only:
+                self.known = context.thread.redirects
+            else:
+                self.known = {}
             self.context = context
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,7 +77,8 @@ class DeviceMode(thread_state.ContextMode):
             detour = detour_after(error, self.context, func, rewriter)
             if detour is None:
                 raise
-        # Outside the `except` clause, so that the second attempt's error does not carry the first as its context.
+        # Outside the `except` clause, so that the second attempt's error does not carry the first
+        # as its context.
         return detour(args, kwargs or {})
 
 
@@ -81,7 +90,9 @@ def _with_key(key: str) -> DeviceMode:
 
 
 def of_this_thread() -> thread_state.ContextMode | None:
-    """Return the mode that handles this thread's calls, beside torch's stack or on it; None while it handles one."""
+    """Return the mode that handles this thread's calls, beside torch's stack or on it; None while
+    it handles one.
+    """
     if (beside := thread_state.state.mode) is not None:
         return beside
     stacked = thread_state.stacked_modes()
@@ -96,8 +107,11 @@ def of_this_thread() -> thread_state.ContextMode | None:
 
 
 def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function while a mode is active; a thread without one gets a mode on torch's stack for the call."""
-    if is_torch_function_all_disabled():  # by a kernel of the simulated device that calls operators above autograd
+    """Call a function while a mode is active; a thread without one gets a mode on torch's stack for
+    the call.
+    """
+    # By a kernel of the simulated device that calls operators above autograd.
+    if is_torch_function_all_disabled():
         with torch._C._EnableTorchFunction():
             return with_mode(context, function, *args, **kwargs)
     if of_this_thread() is not None:
@@ -107,7 +121,9 @@ def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def as_program(function: Any, *args: Any) -> Any:
-    """Call a function of the program that Python runs at any time, in the scope and with the mode of the program."""
+    """Call a function of the program that Python runs at any time, in the scope and with the mode
+    of the program.
+    """
     context: Context | None = thread_state.innermost()
     if context is None or context.names.is_native:
         return function(*args)

@@ -1,19 +1,23 @@
-"""Tracks, on a target that shares the CPU's memory, which tensors a program holds to be on the accelerator.
+"""Tracks, on a target that shares the CPU's memory, which tensors a program holds to be on the
+accelerator.
 
-On such a target a move need not do anything, but it must copy where CUDA's would: a write to the result of ``x.cuda()``
-must not change ``x``. A move to the side where a tensor is already must not copy. So the storages that a program
-creates, clones or moves are marked with their side, accelerator or host. Views share their storage, and so its mark.
+On such a target a move need not do anything, but it must copy where CUDA's would: a write to the
+result of ``x.cuda()`` must not change ``x``. A move to the side where a tensor is already must not
+copy. So the storages that a program creates, clones or moves are marked with their side,
+accelerator or host. Views share their storage, and so its mark.
 
-Results of other operators carry no mark, because following every operator would cost more than the operators. The rule
-is therefore: **a move copies unless both sides are known to be the same.** The rule may make a copy that CUDA would not
-make, but never shares memory that CUDA would not share. There are three exceptions, without which programs break. A
-leaf that requires a gradient stays the same object where its own side or the requested side is unknown. A module that
-is moved keeps the memory of parameters without another holder. Memory that the program shares between processes is the
+Results of other operators carry no mark, because following every operator would cost more than the
+operators. The rule is therefore: **a move copies unless both sides are known to be the same.** The
+rule may make a copy that CUDA would not make, but never shares memory that CUDA would not share.
+There are three exceptions, without which programs break. A leaf that requires a gradient stays the
+same object where its own side or the requested side is unknown. A module that is moved keeps the
+memory of parameters without another holder. Memory that the program shares between processes is the
 host's unless it is marked.
 
-A device argument can be ambiguous too: ``torch.device("cuda")`` becomes the CPU's device in a scope. A scope always
-returns one object for it, which is recognized by identity; ``x.device`` makes a new object, whose side is unknown. The
-string ``"cpu"`` is recognized by identity as well: Python interns the constant in a program's text, and
+A device argument can be ambiguous too: ``torch.device("cuda")`` becomes the CPU's device in a
+scope. A scope always returns one object for it, which is recognized by identity; ``x.device`` makes
+a new object, whose side is unknown. The string ``"cpu"`` is recognized by identity as well: Python
+interns the constant in a program's text, and
 ``x.device.type`` makes a new string.
 """
 
@@ -35,8 +39,8 @@ from torchdevice.kernel.devices.runtime import device_of
 class Side(enum.Enum):
     """The side on which the program holds a storage to be.
 
-    The mark ``UNKNOWN`` also keeps a storage without a mark of its own from being taken for the host's because it is
-    shared or not resizable.
+    The mark ``UNKNOWN`` also keeps a storage without a mark of its own from being taken for the
+    host's because it is shared or not resizable.
     """
 
     HOST = "host"
@@ -51,15 +55,18 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 _is_tracing = torch._C._is_tracing
 _is_profiling = torch._C._autograd._profiler_enabled
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # functorch's wrappers report is_leaf too
+# Functorch's wrappers report is_leaf too.
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _DisableTorchDispatch = torch._C._DisableTorchDispatch
 
 
-# ---- what is known of memory -----------------------------------------------------------------------------------------
+# ---- what is known of memory ---------------------------------------------------------------------
 
 
 def _storage(tensor: Any) -> Any:
-    """Return the storage of a tensor that has memory of its own; None for other layouts and most subclasses."""
+    """Return the storage of a tensor that has memory of its own; None for other layouts and most
+    subclasses.
+    """
     try:
         if type(tensor) in _PLAIN:
             return tensor.untyped_storage()
@@ -74,7 +81,9 @@ def _storage(tensor: Any) -> Any:
 
 @functools.cache
 def _has_memory(cls: Any) -> bool:
-    """Return whether tensors of a class have memory of their own, and are no wrappers around other tensors."""
+    """Return whether tensors of a class have memory of their own, and are no wrappers around other
+    tensors.
+    """
     if not issubclass(cls, torch.Tensor) or issubclass(cls, UninitializedTensorMixin):
         return False
     return cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
@@ -87,7 +96,8 @@ def _mark_of(storage: Any) -> Side | None:
 def mark_storage(storage: Any, side: Side) -> None:
     """Mark a storage with a side.
 
-    The mark is an attribute of the storage's Python object, which torch keeps as long as the storage lives.
+    The mark is an attribute of the storage's Python object, which torch keeps as long as the
+    storage lives.
     """
     storage._torchdevice_side = side
 
@@ -128,16 +138,21 @@ def _side_of_storage(storage: Any) -> Side | None:
     return None if side is Side.UNKNOWN else side
 
 
-# ---- what a device argument means ------------------------------------------------------------------------------------
+# ---- what a device argument means ----------------------------------------------------------------
 
 
 host_device = functools.cache(device_of.__wrapped__)
-"""Returns the one object that stands for a host device which the program itself spelled, and no device of a runtime."""
+"""Returns the one object that stands for a host device which the program itself spelled, and no
+device of a runtime.
+"""
 
 
 def spells_host(context: Context, text: Any) -> bool:
-    """Return whether a string is the host's device type as written in the program, not a string made by torch."""
-    # CPython interns constants in a program's text, so identity tells them from texts that are made later.
+    """Return whether a string is the host's device type as written in the program, not a string
+    made by torch.
+    """
+    # CPython interns constants in a program's text, so identity tells them from texts that are made
+    # later.
     return text is sys.intern(context.device_type)
 
 
@@ -154,7 +169,8 @@ def side_meant(context: Context, device: Any, target: torch.device | None) -> Si
         return _DEVICE
     if isinstance(device, str):
         return Side.HOST if spells_host(context, device) else None
-    if not isinstance(device, torch.device):  # an operator that has something else in the place of a device
+    # An operator that has something else in the place of a device.
+    if not isinstance(device, torch.device):
         return None
     return Side.HOST if device is host_device(device.type, device.index) else None
 
@@ -164,15 +180,24 @@ def device_meaning(context: Context, device: torch.device, side: Side | None) ->
     if side is None or device.type != context.device_type:
         # Another device type, such as meta, has no side.
         return device
-    return context.devices.current if side is Side.DEVICE else host_device(device.type, device.index)
+    if side is Side.DEVICE:
+        return context.devices.current
+    return host_device(device.type, device.index)
 
 
-# ---- moves -----------------------------------------------------------------------------------------------------------
+# ---- moves ---------------------------------------------------------------------------------------
 
 
 def stays(context: Context, tensor: Any) -> bool:
-    """Return whether a move to the accelerator has nothing to do, nor to show to who records torch's calls."""
-    if context.devices.are_several or type(tensor) not in _PLAIN or _is_tracing() or _is_profiling():
+    """Return whether a move to the accelerator has nothing to do, nor to show to who records
+    torch's calls.
+    """
+    if (
+        context.devices.are_several
+        or type(tensor) not in _PLAIN
+        or _is_tracing()
+        or _is_profiling()
+    ):
         return False
     try:  # as `_storage` does it, without its frame
         return getattr(tensor.untyped_storage(), "_torchdevice_side", None) is _DEVICE
@@ -180,7 +205,9 @@ def stays(context: Context, tensor: Any) -> bool:
         return False
 
 
-def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side | None) -> torch.Tensor:
+def moved(
+    context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side | None
+) -> torch.Tensor:
     """Return the result of a move: a copy, unless the tensor is known to be there already.
 
     Args:
@@ -204,8 +231,11 @@ def moved(context: Context, tensor: torch.Tensor, result: torch.Tensor, to: Side
     return _kept_or_copied(context, tensor, storage, side, to)
 
 
-def _kept_or_copied(context: Context, tensor: torch.Tensor, storage: Any, side: Side | None, to: Side | None) -> Any:
-    """Return the result of a move of a tensor that is not known to be there: a copy, or the tensor where it must stay.
+def _kept_or_copied(
+    context: Context, tensor: torch.Tensor, storage: Any, side: Side | None, to: Side | None
+) -> Any:
+    """Return the result of a move of a tensor that is not known to be there: a copy, or the tensor
+    where it must stay.
 
     Args:
         context, tensor, to: See :func:`moved`.
@@ -213,13 +243,18 @@ def _kept_or_copied(context: Context, tensor: torch.Tensor, storage: Any, side: 
         side: The side that it is known to be on; None where that is unknown.
     """
     # A module's move must keep its parameters' memory, or a large model would need it twice.
-    if context.thread.moving_module and storage is not None and isinstance(tensor, torch.nn.Parameter):
+    if (
+        context.thread.moving_module
+        and storage is not None
+        and isinstance(tensor, torch.nn.Parameter)
+    ):
         if _is_exclusive(storage):
             mark_storage(storage, to or Side.UNKNOWN)
             return tensor
     elif tensor.requires_grad and _stays_as_leaf(context, tensor, side, to):
         if side is not None and to is None:
-            mark_storage(storage, Side.UNKNOWN)  # on CUDA the result may be a copy on the other side
+            # On CUDA the result may be a copy on the other side.
+            mark_storage(storage, Side.UNKNOWN)
         return tensor
     if storage is None and _moves_its_parts(tensor, to):
         return tensor
@@ -227,22 +262,30 @@ def _kept_or_copied(context: Context, tensor: torch.Tensor, storage: Any, side: 
 
 
 def _moves_its_parts(tensor: torch.Tensor, to: Side | None) -> bool:
-    """Return whether a tensor without memory of its own, such as a DTensor, moves what it is made of itself."""
+    """Return whether a tensor without memory of its own, such as a DTensor, moves what it is made
+    of itself.
+    """
     of_class = type(tensor) not in _PLAIN and to is not Side.HOST
     return of_class or isinstance(tensor, UninitializedTensorMixin)
 
 
-def _stays_as_leaf(context: Context, tensor: torch.Tensor, side: Side | None, to: Side | None) -> bool:
-    """Return whether a leaf stays the same object, because the program may give it to an optimizer."""
+def _stays_as_leaf(
+    context: Context, tensor: torch.Tensor, side: Side | None, to: Side | None
+) -> bool:
+    """Return whether a leaf stays the same object, because the program may give it to an
+    optimizer.
+    """
     # Several accelerators are one side, but CUDA copies from one to another.
     may_be_there = side is None or to is None or (side is to and context.devices.are_several)
     return may_be_there and tensor.is_leaf and not _is_wrapped(tensor)
 
 
 def moved_among_devices(context: Context, tensor: Any, result: Any) -> Any:
-    """Return the result of a move on a target whose one device is several of the program's: a copy if it stayed there.
+    """Return the result of a move on a target whose one device is several of the program's: a copy
+    if it stayed there.
 
-    The tensor may be on another device of the program than the one it is moved to, and is copied as on a CPU target.
+    The tensor may be on another device of the program than the one it is moved to, and is copied as
+    on a CPU target.
 
     Args:
         context: The active context. Where it folds no devices, torch's result is returned.
@@ -266,18 +309,22 @@ def followed(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def _is_exclusive(storage: Any) -> bool:
-    """Return whether a single tensor holds a storage: no view, no snapshot, no array of NumPy holds it too."""
+    """Return whether a single tensor holds a storage: no view, no snapshot, no array of NumPy holds
+    it too.
+    """
     # `le`: fewer references than usual are no reason to copy.
     return storage.resizable() and all(map(operator.le, _references(storage), _own_references()))
 
 
 def _references(storage: Any) -> tuple[int, int]:
-    # The variable and the argument of `getrefcount` count too; `_own_references` counts them in the same way.
+    # The variable and the argument of `getrefcount` count too; `_own_references` counts them in the
+    # same way.
     return int(torch._C._storage_Use_Count(storage._cdata)), sys.getrefcount(storage)
 
 
 def _own_references() -> tuple[int, int]:
-    """Return the number of references, in C++ and in Python, to a storage that a single tensor holds.
+    """Return the number of references, in C++ and in Python, to a storage that a single tensor
+    holds.
 
     They are counted at each call, because a debugger or a profiler adds references of its own.
     """
@@ -288,7 +335,8 @@ def _own_references() -> tuple[int, int]:
         return passed_on(storage)
 
     def passed_on(storage: Any) -> tuple[int, int]:
-        # As an argument of a call, one reference more, as in `_kept_or_copied` and in `_is_exclusive`.
+        # As an argument of a call, one reference more, as in `_kept_or_copied` and in
+        # `_is_exclusive`.
         return called(storage)
 
     def called(storage: Any) -> tuple[int, int]:
@@ -298,11 +346,14 @@ def _own_references() -> tuple[int, int]:
         return found(torch.empty(1, device="cpu"))
 
 
-# ---- creation --------------------------------------------------------------------------------------------------------
+# ---- creation ------------------------------------------------------------------------------------
 
 
-def created(context: Context, source: Any, result: Any, asked: Any, target: torch.device | None) -> Any:
-    """Mark a tensor that was created with a device argument, and return it; an input that is returned is a move.
+def created(
+    context: Context, source: Any, result: Any, asked: Any, target: torch.device | None
+) -> Any:
+    """Mark a tensor that was created with a device argument, and return it; an input that is
+    returned is a move.
 
     Args:
         context: The active context.
@@ -315,7 +366,9 @@ def created(context: Context, source: Any, result: Any, asked: Any, target: torc
     return moved(context, source, result, side) if result is source else mark(result, side)
 
 
-def created_by_default(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+def created_by_default(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> Any:
     """Mark a tensor that was created without a device argument, and return it.
 
     Args:
@@ -334,11 +387,13 @@ def created_by_default(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def _default_side(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Side | None:
-    """Return the side of a tensor created without a device argument: the host, or that of the function's input.
+    """Return the side of a tensor created without a device argument: the host, or that of the
+    function's input.
 
     None stands for an unknown side.
     """
-    # Only the first argument can be the tensor that is imitated; another one makes the side unknown.
+    # Only the first argument can be the tensor that is imitated; another one makes the side
+    # unknown.
     imitated = args[0] if args else kwargs.get("input")
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, torch.Tensor):
@@ -351,11 +406,17 @@ def _makes_alike(func: Any) -> bool:
     """Return whether a function creates its tensor on the device of its first argument."""
     # Operators are named `new_zeros.default`, functions `new_zeros`.
     name = getattr(func, "__name__", "").partition(".")[0]
-    return name.startswith("new") or name.endswith("_like") or name in ("tensor", "as_tensor", "asarray")
+    return (
+        name.startswith("new")
+        or name.endswith("_like")
+        or name in ("tensor", "as_tensor", "asarray")
+    )
 
 
 def shared(source: Any, result: Any) -> Any:
-    """Return a tensor imported from another library, marked with the side of ``source``, whose memory it shares."""
+    """Return a tensor imported from another library, marked with the side of ``source``, whose
+    memory it shares.
+    """
     return mark(result, side_of(source) or Side.UNKNOWN)
 
 
@@ -380,4 +441,6 @@ def made_of(context: Context, source: Any, result: torch.Tensor, to: Side | None
     else:
         # Memory of NumPy is not resizable, and torch has shared it.
         shares, side = not storage.resizable(), Side.HOST
-    return result if shares and side is not None and side is to else mark(result.clone() if shares else result, to)
+    if shares and side is not None and side is to:
+        return result
+    return mark(result.clone() if shares else result, to)

@@ -1,10 +1,12 @@
 """How the device argument of a torch function is rewritten.
 
-``REGISTERED`` maps a torch function, as the mode sees it, to its rewriter. A function with a peculiar way of taking a
-device is registered by hand, here or in the file of its area; None means that a function cannot carry a device.
+``REGISTERED`` maps a torch function, as the mode sees it, to its rewriter. A function with a
+peculiar way of taking a device is registered by hand, here or in the file of its area; None means
+that a function cannot carry a device.
 ``lookup.py`` finds the rewriter of every other function.
 
-A rewriter is called as ``rewriter(context, func, args, kwargs)`` and makes the call. It may change ``kwargs``.
+A rewriter is called as ``rewriter(context, func, args, kwargs)`` and makes the call. It may change
+``kwargs``.
 """
 
 from __future__ import annotations
@@ -33,16 +35,22 @@ REGISTERED: Table = {}
 """The rewriters that are registered by hand, for every context."""
 
 _ABOVE = 3
-"""How many callers of the journal belong to this package where a rewriter redirects: the mode calls the rewriter."""
+"""How many callers of the journal belong to this package where a rewriter redirects: the mode calls
+the rewriter.
+"""
 
 READS: Table = {}
 """The getters of tensors, which only a scope with ``identity="program"`` rewrites."""
 
 COPIES: Table = {}
-"""The copies into tensors that are there, which only a scope on a target whose copies must block rewrites."""
+"""The copies into tensors that are there, which only a scope on a target whose copies must block
+rewrites.
+"""
 
 DROPS: Table = {}
-"""Rewriters of functions by which a tensor drops what it holds. Wrappers need none: they leave the mode on."""
+"""Rewriters of functions by which a tensor drops what it holds. Wrappers need none: they leave the
+mode on.
+"""
 
 
 def rewrites(*functions: Any, table: Table = REGISTERED) -> Callable[[Rewriter], Rewriter]:
@@ -62,19 +70,22 @@ def rewrites(*functions: Any, table: Table = REGISTERED) -> Callable[[Rewriter],
     return register
 
 
-# ---- construction ----------------------------------------------------------------------------------------------------
+# ---- construction --------------------------------------------------------------------------------
 
 
 # Compared as versions: torch's version text is a `TorchVersion`.
 _FINDS_MODULE_BY_TYPE = "torch.random" if torch.__version__ < "2.13" else None
-"""The module of torch whose ``fork_rng``, before torch 2.13, makes a device only to find ``torch.cuda`` by its type."""
+"""The module of torch whose ``fork_rng``, before torch 2.13, makes a device only to find
+``torch.cuda`` by its type.
+"""
 
 
 def _calling_module(above: int = _ABOVE) -> str:
     """Return the name of the module that made the torch call which a rewriter is handling.
 
     Args:
-        above: How many frames belong to this package: this function's, those of the rewriter, and the mode's handler.
+        above: How many frames belong to this package: this function's, those of the rewriter, and
+            the mode's handler.
     """
     frame: types.FrameType | None = sys._getframe(above)
     while frame is not None and frame.f_globals.get("__name__") == "torchdevice.calls.wrap":
@@ -83,11 +94,15 @@ def _calling_module(above: int = _ABOVE) -> str:
 
 
 @rewrites(torch.device)
-def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """``torch.device`` in all its forms. torch makes the device first, and raises for a wrong spelling.
+def _device(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.device:
+    """``torch.device`` in all its forms. torch makes the device first, and raises for a wrong
+    spelling.
 
-    A device of another accelerator than the program's is not rewritten, because programs compare with it, and torch's
-    own ``GradScaler`` does. The device is redirected where a tensor, module or generator is put on it.
+    A device of another accelerator than the program's is not rewritten, because programs compare
+    with it, and torch's own ``GradScaler`` does. The device is redirected where a tensor, module or
+    generator is put on it.
     """
     # A single positional argument is the usual spelling, and the only one that may be an ordinal.
     lone = args[0] if len(args) == 1 and not kwargs else None
@@ -100,7 +115,8 @@ def _device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     # The program's own name for the device stays.
     if made.type == context.shown_as:
         if type(lone) is str:
-            context.thread.redirects[args] = made, "", ""  # for the constructor in `wrap.py`, see below
+            # For the constructor in `wrap.py`, see below.
+            context.thread.redirects[args] = made, "", ""
         return made
     # "cpu" in the program's text is the host's side, while `x.device` is "cpu" on both.
     if context.runtime.shares_host_memory and _spells_host(context, args, kwargs):
@@ -117,8 +133,12 @@ def _spells_host(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
     return moves.spells_host(context, args[0] if args else kwargs.get("type"))
 
 
-def _redirected(context: Context, args: tuple[Any, ...], lone: Any, made: torch.device) -> torch.device:
-    """Return the device that stands in for one of the program's accelerator, which torch has made."""
+def _redirected(
+    context: Context, args: tuple[Any, ...], lone: Any, made: torch.device
+) -> torch.device:
+    """Return the device that stands in for one of the program's accelerator, which torch has
+    made.
+    """
     if _FINDS_MODULE_BY_TYPE and _calling_module(_ABOVE + 1) == _FINDS_MODULE_BY_TYPE:
         return made
     device = context.redirect(made, _ABOVE + 1)
@@ -126,15 +146,19 @@ def _redirected(context: Context, args: tuple[Any, ...], lone: Any, made: torch.
         return made
     shown = context.devices.shown(device)
     known = context.thread.redirects.get(made)
-    # For the constructor in `wrap.py`, by a key that no device argument has: a tuple. A folded ordinal is reported each
-    # time, and so is not known.
+    # For the constructor in `wrap.py`, by a key that no device argument has: a tuple. A folded
+    # ordinal is reported each time, and so is not known.
     if type(lone) is str and known is not None:
         context.thread.redirects[args] = shown, *known[1:]
     return shown
 
 
-def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rewrite a call with a keyword argument ``device``, and perhaps ``pin_memory`` and ``dtype``."""
+def with_device_keyword(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Rewrite a call with a keyword argument ``device``, and perhaps ``pin_memory`` and
+    ``dtype``.
+    """
     asked = kwargs.get("device")
     target = None if asked is None else context.redirect(asked, _ABOVE)
     if target is not None:
@@ -147,10 +171,19 @@ def with_device_keyword(context: Context, func: Any, args: tuple[Any, ...], kwar
 
 
 NAMING = {with_device_keyword}
-"""Rewriters of factories that only rewrite a device, where a call is given no other argument of a device."""
+"""Rewriters of factories that only rewrite a device, where a call is given no other argument of a
+device.
+"""
 
 
-def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], asked: Any, target: Any) -> Any:
+def _create(
+    context: Context,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    asked: Any,
+    target: Any,
+) -> Any:
     """Make a call that creates a tensor. Mark the tensor's side, and remember that it is pinned."""
     # Without page-locked memory on the target the context remembers which tensors are pinned.
     pins = kwargs.get("pin_memory") and not context.runtime.pins_memory
@@ -163,7 +196,9 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if context.runtime.shares_host_memory:
         # Without a device the tensor is on the side of the default device.
         if asked is None:
-            return moves.created_by_default(func, args, kwargs, context.pinned.add(result) if pins else result)
+            return moves.created_by_default(
+                func, args, kwargs, context.pinned.add(result) if pins else result
+            )
         result = moves.created(context, args[0] if args else None, result, asked, target)
     elif context.devices.are_folded and asked is not None and args:
         result = moves.moved_among_devices(context, args[0], result)
@@ -172,13 +207,17 @@ def _create(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 def _check_pinning(context: Context, target: Any) -> None:
     """Refuse to pin a tensor that a call makes on the accelerator."""
-    is_on_host = target is None or target.type != context.device_type or context.runtime.shares_host_memory
+    is_on_host = (
+        target is None or target.type != context.device_type or context.runtime.shares_host_memory
+    )
     if not is_on_host:
         raise RuntimeError("Only dense CPU tensors can be pinned")  # torch's words
 
 
 def note_memory(context: Context) -> None:
-    """Look at the memory figures of a target that keeps no peaks, after a call that may have allocated much."""
+    """Look at the memory figures of a target that keeps no peaks, after a call that may have
+    allocated much.
+    """
     context.runtime.note_memory()
 
 
@@ -191,12 +230,14 @@ def with_device_at(position: int) -> Rewriter:
         if len(args) <= position:
             return with_device_keyword(context, func, args, kwargs)
         target = context.redirect(args[position], _ABOVE)
-        return _create(context, func, _replace(args, position, target), kwargs, args[position], target)
+        return _create(
+            context, func, _replace(args, position, target), kwargs, args[position], target
+        )
 
     return rewriter
 
 
-# ---- movement --------------------------------------------------------------------------------------------------------
+# ---- movement ------------------------------------------------------------------------------------
 
 
 @rewrites(torch.Tensor.to)
@@ -216,7 +257,10 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
             args = (args[0], target, *args[2:])
         else:
             kwargs = {**kwargs, "device": target}
-    result = convert(context, func, args, kwargs) if context.dtypes.fits_conversions else func(*args, **kwargs)
+    if context.dtypes.fits_conversions:
+        result = convert(context, func, args, kwargs)
+    else:
+        result = func(*args, **kwargs)
     if not context.runtime.has_peaks:
         note_memory(context)
     if context.runtime.shares_host_memory:
@@ -224,7 +268,9 @@ def move(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return moves.moved_among_devices(context, args[0], result)
 
 
-def _moved_beside(context: Context, tensor: torch.Tensor, result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _moved_beside(
+    context: Context, tensor: torch.Tensor, result: torch.Tensor, other: torch.Tensor
+) -> torch.Tensor:
     """Return the result of a move of a tensor to the device of another one."""
     if context.runtime.shares_host_memory:
         return moves.moved(context, tensor, result, moves.side_of(other))
@@ -232,12 +278,20 @@ def _moved_beside(context: Context, tensor: torch.Tensor, result: torch.Tensor, 
 
 
 @rewrites(*(getattr(torch.Tensor, family) for family in FAMILIES if hasattr(torch.Tensor, family)))
-def move_to_family(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` to the method's accelerator."""
-    # On the target's own method, and on the method of an accelerator that is absent, torch's error or answer stands.
+def move_to_family(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` to the method's
+    accelerator.
+    """
+    # On the target's own method, and on the method of an accelerator that is absent, torch's error
+    # or answer stands.
     if context.device_type == func.__name__ or func.__name__ not in context.names.families:
         return func(*args, **kwargs)
-    rest = {**dict(zip(("device", "non_blocking", "memory_format"), args[1:], strict=False)), **kwargs}
+    rest = {
+        **dict(zip(("device", "non_blocking", "memory_format"), args[1:], strict=False)),
+        **kwargs,
+    }
     device = rest.pop("device", None)
     if device is None:
         # The current device of that accelerator, as CUDA does for `x.cuda()`.
@@ -250,18 +304,24 @@ def move_to_family(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
 def to_host(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.cpu``, which is ``Tensor.to("cpu")``."""
     result = func(*args, **kwargs)
-    return moves.moved(context, args[0], result, moves.Side.HOST) if context.runtime.shares_host_memory else result
+    if context.runtime.shares_host_memory:
+        return moves.moved(context, args[0], result, moves.Side.HOST)
+    return result
 
 
 @rewrites(torch.Tensor.type_as)
 def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.type_as``, which also moves a tensor to the other tensor's device."""
-    return _moved_beside(context, args[0], func(*args, **kwargs), args[1] if len(args) > 1 else kwargs["other"])
+    return _moved_beside(
+        context, args[0], func(*args, **kwargs), args[1] if len(args) > 1 else kwargs["other"]
+    )
 
 
 @rewrites(torch.Tensor.clone, torch.clone)
 def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``clone``, the only operator whose result takes its source's mark: programs keep clones, as copies or leaves."""
+    """``clone``, the only operator whose result takes its source's mark: programs keep clones, as
+    copies or leaves.
+    """
     result = func(*args, **kwargs)
     source = args[0] if args else kwargs["input"]
     return moves.followed(source, result) if context.runtime.shares_host_memory else result
@@ -274,7 +334,10 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     target = None
     names_device = _names_device(asked)
     if names_device:
-        target = context.thread.force_cpu() if asked == FORCE_CPU else context.redirect(asked, _ABOVE)
+        if asked == FORCE_CPU:
+            target = context.thread.force_cpu()
+        else:
+            target = context.redirect(asked, _ABOVE)
     if target is not None and args:
         args = _replace(args, 0, target)
     elif target is not None:
@@ -283,18 +346,22 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     non_blocking = non_blocking and not context.runtime.blocking_copies_only
     if device is None:
         return (device, dtype, non_blocking, *rest)
-    # `Module.to` hands the device on without its spelling, so the side is put into the device's object.
+    # `Module.to` hands the device on without its spelling, so the side is put into the device's
+    # object.
     if context.runtime.shares_host_memory:
         side = moves.side_meant(context, asked, target) if names_device else moves.side_of(asked)
         device = moves.device_meaning(context, device, side)
-    # torch's `Module.to` needs the target. Lightning keeps it as a module's device, and compares it with a tensor's.
+    # torch's `Module.to` needs the target. Lightning keeps it as a module's device, and compares it
+    # with a tensor's.
     if _shows_devices(context) and not _calling_module().startswith("torch."):
         device = context.devices.shown(device)
     return (device, dtype, non_blocking, *rest)
 
 
 def _names_device(asked: Any) -> bool:
-    """Return whether the first argument of ``to`` is a device, and not a dtype or another tensor."""
+    """Return whether the first argument of ``to`` is a device, and not a dtype or another
+    tensor.
+    """
     return asked is not None and not isinstance(asked, (torch.dtype, torch.Tensor))
 
 
@@ -306,7 +373,8 @@ def _shows_devices(context: Context) -> bool:
 def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.double`` and ``Tensor.cdouble``.
 
-    torch's GradScaler calls ``double`` only for better rounding, and not on MPS (torch/amp/grad_scaler.py).
+    torch's GradScaler calls ``double`` only for better rounding, and not on MPS
+    (torch/amp/grad_scaler.py).
     """
     if not context.dtypes.unsupported or not context.devices.is_targets(args[0].device):
         return func(*args, **kwargs)
@@ -318,7 +386,9 @@ def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a conversion with the dtype the target can hold and, where the target needs it, a blocking copy."""
+    """Call a conversion with the dtype the target can hold and, where the target needs it, a
+    blocking copy.
+    """
     if context.dtypes.unsupported:
         dtype, device = float64_policy.result_of_conversion(args, kwargs)
         if dtype in context.dtypes.unsupported and context.devices.is_targets(device):
@@ -328,7 +398,8 @@ def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if context.runtime.blocking_copies_only:
         kwargs = _blocking(kwargs)
         dtype_first = len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor))
-        position = 2 if dtype_first else 3  # of non_blocking: a device is followed by a dtype, which may be None
+        # Of non_blocking: a device is followed by a dtype, which may be None.
+        position = 2 if dtype_first else 3
         if len(args) > position and args[position] is True:
             # An explicit False needs no change.
             args = _replace(args, position, False)
@@ -342,25 +413,36 @@ def _blocking(kwargs: dict[str, Any]) -> dict[str, Any]:
 @rewrites(torch.Tensor.copy_, torch._foreach_copy_, table=COPIES)
 def _copy_into(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.copy_(src, non_blocking)``, as a blocking copy."""
-    return func(*args[:2], **_blocking(kwargs))  # both overloads have at most two arguments before `non_blocking`
+    # Both overloads have at most two arguments before `non_blocking`.
+    return func(*args[:2], **_blocking(kwargs))
 
 
-# ---- memory hints ----------------------------------------------------------------------------------------------------
+# ---- memory hints --------------------------------------------------------------------------------
 
 
 @rewrites(torch.Tensor.pin_memory, torch._pin_memory)
 def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.pin_memory``: a copy, as on CUDA, in ordinary memory where the target needs no page-locked memory."""
+    """``Tensor.pin_memory``: a copy, as on CUDA, in ordinary memory where the target needs no
+    page-locked memory.
+    """
     device = args[1] if len(args) > 1 else kwargs.get("device")
-    if device is not None and context.redirect(device) is None and not context.devices.is_targets(torch.device(device)):
+    if (
+        device is not None
+        and context.redirect(device) is None
+        and not context.devices.is_targets(torch.device(device))
+    ):
         return func(args[0], device)  # torch's own error: no such accelerator is there
     if context.runtime.pins_memory:
         return func(args[0])
-    if not context.runtime.shares_host_memory and native_device(args[0]).type == context.device_type:
+    if (
+        not context.runtime.shares_host_memory
+        and native_device(args[0]).type == context.device_type
+    ):
         accelerator = context.shown_as or context.device_type
         # The type's text names the target; the error must name what the program sees.
         name = args[0].type().replace(f"torch.{context.device_type}.", f"torch.{accelerator}.")
-        raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")  # torch's words
+        # Torch's words.
+        raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")
     if context.pinned.holds(args[0]):
         return args[0]
     # Page-locked memory is the host's.
@@ -374,8 +456,12 @@ def _is_pinned(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 @rewrites(torch.Tensor.record_stream)
-def _record_stream(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """``Tensor.record_stream``, which defers the reuse of memory where a device has CUDA's caching allocator."""
+def _record_stream(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """``Tensor.record_stream``, which defers the reuse of memory where a device has CUDA's caching
+    allocator.
+    """
     if not context.observers.order:
         context.report("Tensor.record_stream", "nothing", Fidelity.INERT)
     stream = args[1] if len(args) > 1 else kwargs["s"]
@@ -383,31 +469,43 @@ def _record_stream(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 @rewrites(torch._C._nn.scaled_dot_product_attention)
-def attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Attention by the target's own backends, where the program enables only backends that the target lacks."""
+def attention(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """Attention by the target's own backends, where the program enables only backends that the
+    target lacks.
+    """
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:
         if not str(error).startswith(("No viable backend", "No available kernel")):
             raise
-    context.report("scaled_dot_product_attention by the enabled backends", "the target's own", Fidelity.APPROXIMATE)
+    context.report(
+        "scaled_dot_product_attention by the enabled backends",
+        "the target's own",
+        Fidelity.APPROXIMATE,
+    )
     # Math is there on every device, and flash is the one that context_parallel divides among ranks.
     with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.OVERRIDEABLE]):
         return func(*args, **kwargs)
 
 
-# ---- reads, for identity="program" -----------------------------------------------------------------------------------
+# ---- reads, for identity="program" ---------------------------------------------------------------
 
 
 @rewrites(torch.Tensor.device.__get__, table=READS)
-def _read_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+def _read_device(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.device:
     return context.devices.shown(func(*args))
 
 
 def _reads_kind(accelerator: str, getter: Any) -> None:
     """Register the rewriter of ``Tensor.is_cuda`` or one of its siblings."""
 
-    def is_there(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def is_there(
+        context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
         # The device that torch itself reports, not the one that a scope shows.
         on_target = native_device(args[0]).type == context.device_type
         return on_target if context.shown_as == accelerator else func(*args) and not on_target

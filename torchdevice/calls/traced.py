@@ -1,8 +1,9 @@
 """Functions that Dynamo traces in place of parts of this package.
 
-Dynamo traces the mode and its rewriters like any Python code. It calls the functions marked here as constant while it
-traces, and their results are constants of the compiled code. Their arguments are constants too, so the context's key is
-all of the context that compiled code is guarded by: code compiled in one scope serves every scope with an equal key.
+Dynamo traces the mode and its rewriters like any Python code. It calls the functions marked here as
+constant while it traces, and their results are constants of the compiled code. Their arguments are
+constants too, so the context's key is all of the context that compiled code is guarded by: code
+compiled in one scope serves every scope with an equal key.
 """
 
 from __future__ import annotations
@@ -54,10 +55,24 @@ OTHERS: set[str] = set()
 
 @functools.cache  # entering and leaving a scope ask, once Dynamo is imported
 def files() -> frozenset[str]:
-    """Return the files whose functions Dynamo traces as part of a program; it skips the rest of this package."""
-    in_files: Any = (DeviceMode, Context, ThreadValues, moves, float64_policy, half_precision_matmul, stand_ins)
+    """Return the files whose functions Dynamo traces as part of a program; it skips the rest of
+    this package.
+    """
+    in_files: Any = (
+        DeviceMode,
+        Context,
+        ThreadValues,
+        moves,
+        float64_policy,
+        half_precision_matmul,
+        stand_ins,
+    )
     return frozenset(
-        {__file__, *OTHERS, *map(inspect.getfile, (*in_files, *filter(None, rewriters.REGISTERED.values())))}
+        {
+            __file__,
+            *OTHERS,
+            *map(inspect.getfile, (*in_files, *filter(None, rewriters.REGISTERED.values()))),
+        }
     )
 
 
@@ -90,11 +105,13 @@ def _redirect(self: Context, value: Any, above: int = 2) -> torch.device | None:
 
 in_place_of(float64_policy.fit)(lambda context, dtype: _fitting(context.devices.key, dtype))
 in_place_of(Context.report)(
-    lambda self, requested, done, fidelity: _reported(self.devices.key, requested, done, fidelity.value)
+    lambda self, requested, done, fidelity: _reported(
+        self.devices.key, requested, done, fidelity.value
+    )
 )
 
-# A traced tensor has no memory yet, so its side is unknown. A move without effect adds no copy to a graph, as the
-# compilers themselves drop every copy that is not needed.
+# A traced tensor has no memory yet, so its side is unknown. A move without effect adds no copy to a
+# graph, as the compilers themselves drop every copy that is not needed.
 in_place_of(moves.moved)(lambda context, tensor, result, to: result)
 in_place_of(moves.created)(lambda context, source, result, asked, target: result)
 in_place_of(moves.created_by_default)(lambda func, args, kwargs, result: result)

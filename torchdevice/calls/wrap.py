@@ -1,10 +1,13 @@
-"""The engine without a mode on torch's stack: it wraps the entry points of torch that can carry a device.
+"""The engine without a mode on torch's stack: it wraps the entry points of torch that can carry a
+device.
 
-A mode on the stack costs time in every torch call. With ``engine="wrap"`` the thread's mode stays beside the stack, and
-only wrappers call it: those of functions and methods whose schema has a device argument, of those with a registered
-rewriter, and of operators called as ``torch.ops.aten...``. Everything else is torch's own.
+A mode on the stack costs time in every torch call. With ``engine="wrap"`` the thread's mode stays
+beside the stack, and only wrappers call it: those of functions and methods whose schema has a
+device argument, of those with a registered rewriter, and of operators called as
+``torch.ops.aten...``. Everything else is torch's own.
 
-All threads share the wrappers. In a thread without a mode beside the stack, a wrapper calls its original.
+All threads share the wrappers. In a thread without a mode beside the stack, a wrapper calls its
+original.
 """
 
 from __future__ import annotations
@@ -28,12 +31,22 @@ from torchdevice.kernel.context import Context
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.lowlevel import replace_new
 from torchdevice.kernel.lowlevel.replace_new import Call, Constructor
-from torchdevice.kernel.patching import Installation, OwnModule, Patch, Replaced, loaded, put_in, stands_for, take_out
+from torchdevice.kernel.patching import (
+    Installation,
+    OwnModule,
+    Patch,
+    Replaced,
+    loaded,
+    put_in,
+    stands_for,
+    take_out,
+)
 from torchdevice.kernel.torch_internals import is_torch_function_all_disabled
 
 _state = thread_state.state
 
-_DEVICE, _EXACT = moves.Side.DEVICE, Fidelity.EXACT  # reading a member of an enumeration takes longer
+# Reading a member of an enumeration takes longer.
+_DEVICE, _EXACT = moves.Side.DEVICE, Fidelity.EXACT
 
 _SIZES = frozenset({int, tuple, list, float, torch.Size})
 
@@ -46,8 +59,12 @@ _Method, _TO = types.MethodType, torch.Tensor.to
 _stack_length = torch._C._len_torch_function_stack
 
 
-def _ask(mode: thread_state.ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Let the mode handle a call. As on torch's stack, a mode is not active while it handles a call."""
+def _ask(
+    mode: thread_state.ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Let the mode handle a call. As on torch's stack, a mode is not active while it handles a
+    call.
+    """
     # As torch does by taking a mode off its stack.
     _state.mode = None
     try:
@@ -59,7 +76,8 @@ def _ask(mode: thread_state.ContextMode, original: Any, args: tuple[Any, ...], k
 class EntryPoint:
     """The wrapper of a function or method of torch that can carry a device.
 
-    It compares, hashes, pickles and inspects as the original, because torch and programs keep tables of functions.
+    It compares, hashes, pickles and inspects as the original, because torch and programs keep
+    tables of functions.
     """
 
     __module__ = OwnModule(__name__)
@@ -73,7 +91,8 @@ class EntryPoint:
         self.original = original
         stands_for(self, original)
         self._method: Any = self
-        self._hash = hash(original)  # kept: hashing a method descriptor takes longer than reading an attribute
+        # Kept: hashing a method descriptor takes longer than reading an attribute.
+        self._hash = hash(original)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         mode = _state.mode
@@ -87,10 +106,11 @@ class EntryPoint:
     def _by_modes_above(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let the uppermost mode on torch's stack, one of the program's, handle a call.
 
-        That mode calls the entry point again, with one mode less on the stack. So the program's modes see the call as
-        it is written, and none of the calls that this package makes for it.
+        That mode calls the entry point again, with one mode less on the stack. So the program's
+        modes see the call as it is written, and none of the calls that this package makes for it.
         """
-        # torch finds these by name where entry points are; of other functions it would name the originals.
+        # torch finds these by name where entry points are; of other functions it would name the
+        # originals.
         if isinstance(self.original, (types.FunctionType, types.MethodDescriptorType)):
             return self.original(*args, **kwargs)
         relevant = [value for value in args if type(value) is not torch.Tensor]
@@ -99,12 +119,14 @@ class EntryPoint:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        if _state.mode is None:  # also while Dynamo traces, which recognizes only torch's own methods
+        # Also while Dynamo traces, which recognizes only torch's own methods.
+        if _state.mode is None:
             return self.original.__get__(instance, owner)
         # As a method of Python binds: the tensor becomes the first argument.
         return _Method(self._method, instance)
 
-    # Tables of torch are keyed by the originals, and `==` of two entry points compares what they wrap.
+    # Tables of torch are keyed by the originals, and `==` of two entry points compares what they
+    # wrap.
     def __eq__(self, other: object) -> bool:
         # Never calls `__eq__` of the other, which may be an entry point too.
         return other is self or self.original == other
@@ -138,7 +160,9 @@ class EntryPoint:
 
 
 class _Naming(EntryPoint):
-    """A factory with a keyword ``device``. A device that the thread has named before needs no mode."""
+    """A factory with a keyword ``device``. A device that the thread has named before needs no
+    mode.
+    """
 
     def __call__(self, /, *args: Any, device: Any = _ABSENT, **kwargs: Any) -> Any:
         if device is _ABSENT:
@@ -163,8 +187,11 @@ _NEED_MODE = ("pin_memory", "generator")
 """The arguments of factories that a mode must see."""
 
 
-def _made(mode: Any, known: Any, source: Any, make: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make a call that names a device which the thread has named before, while the mode is not active.
+def _made(
+    mode: Any, known: Any, source: Any, make: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Make a call that names a device which the thread has named before, while the mode is not
+    active.
 
     Args:
         mode: The thread's mode.
@@ -173,8 +200,8 @@ def _made(mode: Any, known: Any, source: Any, make: Any, args: tuple[Any, ...], 
         make, args, kwargs: The call, with the device that stands in.
 
     Returns:
-        The result; ``_ABSENT`` after an error for which the mode may have another way, or a better text. The mode then
-        makes the call, outside the ``except`` clause, as in ``LastResort``.
+        The result; ``_ABSENT`` after an error for which the mode may have another way, or a better
+        text. The mode then makes the call, outside the ``except`` clause, as in ``LastResort``.
     """
     _, requested, done = known
     context = mode.context
@@ -190,7 +217,9 @@ def _made(mode: Any, known: Any, source: Any, make: Any, args: tuple[Any, ...], 
             context.journal.record(requested, done, _EXACT, 2)
         if not shares:
             return result
-        return moves.moved(context, source, result, _DEVICE) if result is source else moves.mark(result, _DEVICE)
+        if result is source:
+            return moves.moved(context, source, result, _DEVICE)
+        return moves.mark(result, _DEVICE)
     except OF_TORCH as error:
         if is_final(context, error):
             raise
@@ -200,10 +229,11 @@ def _made(mode: Any, known: Any, source: Any, make: Any, args: tuple[Any, ...], 
 
 
 def _own(mode: Any, asked: Any) -> Any:
-    """Return what ``mode.known`` has for a device, or would have for the target's first, which is no request.
+    """Return what ``mode.known`` has for a device, or would have for the target's first, which is
+    no request.
 
-    On a target that shares the CPU's memory a device's side is known by the object: a device of the same value may be
-    the host's, see `moves.py`.
+    On a target that shares the CPU's memory a device's side is known by the object: a device of the
+    same value may be the host's, see `moves.py`.
     """
     runtime = mode.context.runtime
     if asked.__class__ is torch.device and not runtime.shares_host_memory:
@@ -212,17 +242,26 @@ def _own(mode: Any, asked: Any) -> Any:
 
 
 class _Move(EntryPoint):
-    """``Tensor.to(device)`` and ``Tensor.cuda()``, which need no mode for a device that the thread has named before."""
+    """``Tensor.to(device)`` and ``Tensor.cuda()``, which need no mode for a device that the thread
+    has named before.
+    """
 
     def __init__(self, original: Any):
         super().__init__(original)
-        rewriter, family = rewriters.REGISTERED[original], "" if original == _TO else original.__name__
+        rewriter = rewriters.REGISTERED[original]
+        family = "" if original == _TO else original.__name__
         count = 1 if family else 2
 
         @functools.wraps(original)
         def move(*args: Any, **kwargs: Any) -> Any:
             mode: Any = _state.mode
-            if mode is None or kwargs or len(args) != count or is_torch_function_all_disabled() or _stack_length():
+            if (
+                mode is None
+                or kwargs
+                or len(args) != count
+                or is_torch_function_all_disabled()
+                or _stack_length()
+            ):
                 return EntryPoint.__call__(self, *args, **kwargs)
             asked = f"{family}:{mode.context.thread.device_text}" if family else args[1]
             known = mode.known.get(asked) if asked.__class__ is str else _own(mode, asked)
@@ -239,10 +278,12 @@ class _Move(EntryPoint):
 
 
 class LastResort(EntryPoint):
-    """An entry point that calls the mode only after the original has failed, so that it costs next to nothing.
+    """An entry point that calls the mode only after the original has failed, so that it costs next
+    to nothing.
 
     Attributes:
-        comes_first: Returns whether the mode comes first for these arguments; None where it never does.
+        comes_first: Returns whether the mode comes first for these arguments; None where it never
+            does.
     """
 
     comes_first: Any = None
@@ -255,12 +296,14 @@ class LastResort(EntryPoint):
         except (RuntimeError, TypeError) as error:  # torch's errors for missing kernels and dtypes
             if _state.mode is None or isinstance(error, TorchDeviceError):
                 raise
-        # Outside the `except` clause, so that an error of the mode's own attempt has no other one as its context.
+        # Outside the `except` clause, so that an error of the mode's own attempt has no other one
+        # as its context.
         return EntryPoint.__call__(self, *args, **kwargs)
 
 
 class _Product(LastResort):
-    """A product of tensors, or attention: a last resort, except where half precision is computed in float32.
+    """A product of tensors, or attention: a last resort, except where half precision is computed in
+    float32.
 
     Half precision does not fail, it is only slow.
     """
@@ -268,7 +311,9 @@ class _Product(LastResort):
     @staticmethod
     def comes_first(args: tuple[Any, ...]) -> bool:
         mode: Any = None if half_precision_matmul.begins_in_float32(args) else _state.mode
-        return mode is not None and mode.context is not None and bool(mode.context.dtypes.in_float32)
+        return (
+            mode is not None and mode.context is not None and bool(mode.context.dtypes.in_float32)
+        )
 
 
 def kinds(cls: type[EntryPoint] = EntryPoint) -> Iterator[type[EntryPoint]]:
@@ -279,7 +324,9 @@ def kinds(cls: type[EntryPoint] = EntryPoint) -> Iterator[type[EntryPoint]]:
 
 
 class _Attribute:
-    """The wrapper of an attribute of tensors, such as ``Tensor.device``. Read from the class, it is the original."""
+    """The wrapper of an attribute of tensors, such as ``Tensor.device``. Read from the class, it is
+    the original.
+    """
 
     # Getter and setter are functions of torch that the mode knows by these very objects.
     def __init__(self, original: Any):
@@ -329,12 +376,15 @@ class _VariableFunctions:
         self._original = original
 
     def __getattr__(self, name: str) -> Any:
-        # `getattr` of torch's own object for each use: a program may have replaced the function meanwhile.
+        # `getattr` of torch's own object for each use: a program may have replaced the function
+        # meanwhile.
         return _stand_in(getattr(self._original, name))
 
 
 def _operator_call(original: Any) -> Any:
-    """Replace ``OpOverload.__call__`` or ``OpOverloadPacket.__call__``, through which every operator is called."""
+    """Replace ``OpOverload.__call__`` or ``OpOverloadPacket.__call__``, through which every
+    operator is called.
+    """
 
     @functools.wraps(original)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -355,7 +405,9 @@ def _operator_call(original: Any) -> Any:
 
 
 _entry_points: dict[int, EntryPoint] = {}
-"""``id`` of an original function -> its entry point. Aliases such as ``mm`` and ``dsmm`` are equal, and two objects."""
+"""``id`` of an original function -> its entry point. Aliases such as ``mm`` and ``dsmm`` are equal,
+and two objects.
+"""
 
 
 def _entry_point(function: Any) -> EntryPoint:
@@ -368,14 +420,24 @@ def _entry_point(function: Any) -> EntryPoint:
 
 
 def _stand_in(original: Any) -> Any:
-    """Return the entry point of a function. A replacement that a program has put in its place is returned as it is."""
+    """Return the entry point of a function. A replacement that a program has put in its place is
+    returned as it is.
+    """
     # By `id` of the original, so an object that a program put there is not found.
     return _entry_points.get(id(original), original)
 
 
-# ---- where the entry points are --------------------------------------------------------------------------------------
+# ---- where the entry points are ------------------------------------------------------------------
 
-_NAMESPACES = (torch, torch.nn.functional, torch._C._nn, torch.fft, torch.linalg, torch.special, torch.sparse)
+_NAMESPACES = (
+    torch,
+    torch.nn.functional,
+    torch._C._nn,
+    torch.fft,
+    torch.linalg,
+    torch.special,
+    torch.sparse,
+)
 
 _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 _FUNCTIONS = (*_BUILTINS, types.FunctionType)
@@ -384,7 +446,8 @@ _WITHOUT_SCHEMA = frozenset({torch.Tensor.new, torch.Tensor.new_tensor})
 
 
 def _members() -> Iterator[tuple[Any, str, Any]]:
-    """Yield owner, name and value of each member of torch's namespaces and of tensors, as torch has them.
+    """Yield owner, name and value of each member of torch's namespaces and of tensors, as torch has
+    them.
 
     Another installation may be in place: a scope inside another builds what only it needs.
     """
@@ -404,7 +467,9 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _listed(functions: Collection[Any]) -> list[Patch]:
-    """Return a patch for each place in torch that holds one of these functions, methods or accessors of attributes."""
+    """Return a patch for each place in torch that holds one of these functions, methods or
+    accessors of attributes.
+    """
     found: list[Patch] = []
     # By `id`, because equal functions may be several objects (see `_entry_points`).
     wrapped: set[int] = set()
@@ -430,19 +495,25 @@ def _kind_for(function: Any) -> type[EntryPoint]:
         return _Product
     takes_dtype = isinstance(function, _BUILTINS) and lookup.takes_dtype(function)
     repeated = function in _may_be_refused() or dtype_gaps.asked_last(function) or takes_dtype
-    # A function with a rewriter must come to the mode first. Without one the mode is needed for a second attempt only.
+    # A function with a rewriter must come to the mode first. Without one the mode is needed for a
+    # second attempt only.
     return LastResort if repeated and rewriter is None else EntryPoint
 
 
 def _for_every_scope() -> list[Patch]:
     """Return the patches for every scope.
 
-    They are for what has a rewriter of its own, what takes a device by its schema, and what may be made again.
+    They are for what has a rewriter of its own, what takes a device by its schema, and what may be
+    made again.
     """
     # A set, since torch holds many functions in several namespaces.
     functions = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS)}
     builtins = {function for function in functions if isinstance(function, _BUILTINS)}
-    found = {*filter(lookup.takes_device, builtins), *_WITHOUT_SCHEMA, *filter(dtype_gaps.asked_last, functions)}
+    found = {
+        *filter(lookup.takes_device, builtins),
+        *_WITHOUT_SCHEMA,
+        *filter(dtype_gaps.asked_last, functions),
+    }
     # Not by name: `torch.mm` equals `torch.dsmm`, and the set of all functions may hold either.
     found.update(dtype_gaps.PRODUCTS)
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
@@ -456,22 +527,34 @@ def _for_every_scope() -> list[Patch]:
 
 
 def _for_dtypes() -> list[Patch]:
-    """Return the patches for targets that lack dtypes: the functions that take one and no device."""
-    found = (value for _, _, value in _members() if isinstance(value, _BUILTINS) and lookup.takes_dtype(value))
+    """Return the patches for targets that lack dtypes: the functions that take one and no
+    device.
+    """
+    found = (
+        value
+        for _, _, value in _members()
+        if isinstance(value, _BUILTINS) and lookup.takes_dtype(value)
+    )
     return _listed({value for value in found if lookup.classify(value, {}) is None})
 
 
 @functools.cache
 def _may_be_refused() -> frozenset[Any]:
-    """Return the functions that a device's kernels may refuse, without the short ones, which are methods of tensors."""
+    """Return the functions that a device's kernels may refuse, without the short ones, which are
+    methods of tensors.
+    """
     spaces = (torch.nn.functional, torch._C._nn, torch.linalg, torch.special, torch.fft)
-    found = {value for space in spaces for value in vars(space).values() if isinstance(value, _FUNCTIONS)}
-    found = {value for value in found if value.__module__ != "torch._C"}  # has_torch_function and its siblings
+    found = {
+        value for space in spaces for value in vars(space).values() if isinstance(value, _FUNCTIONS)
+    }
+    # Has_torch_function and its siblings.
+    found = {value for value in found if value.__module__ != "torch._C"}
     return frozenset(filter(dtype_gaps.can_be_repeated, found))
 
 
 class _ImportedByValue:
-    """The patch of modules that imported functions by value before the scope, torch's own among them.
+    """The patch of modules that imported functions by value before the scope, torch's own among
+    them.
 
     A function held by a class, a closure or a default argument is not found.
     """
@@ -479,7 +562,9 @@ class _ImportedByValue:
     def __init__(self, originals: Set[int]) -> None:
         self._originals = originals
         self._seen: dict[str, int] = {}
-        """The modules that were searched: name -> id. A module that is imported again is another one."""
+        """The modules that were searched: name -> id. A module that is imported again is another
+        one.
+        """
         self._loaded = 0, "", 0
         self._patches: dict[tuple[types.ModuleType, str], Replaced] = {}
 
@@ -496,23 +581,36 @@ class _ImportedByValue:
                 if not isinstance(module, types.ModuleType) or key.startswith("torchdevice."):
                     continue
                 held = vars(module)
-                if not originals.isdisjoint(map(id, list(held.values()))):  # of all at once: most modules hold none
-                    for name in [name for name, value in list(held.items()) if id(value) in originals]:
-                        # `may_be_absent`, because the name can be deleted between the search and here.
+                # Of all at once: most modules hold none.
+                if not originals.isdisjoint(map(id, list(held.values()))):
+                    for name in [
+                        name for name, value in list(held.items()) if id(value) in originals
+                    ]:
+                        # `may_be_absent`, because the name can be deleted between the search and
+                        # here.
                         place = Replaced(module, name, _stand_in, may_be_absent=True)
                         self._patches.setdefault((module, name), place)
             self._seen, self._loaded = present, now
         # Only places that hold an original now: the program may have assigned another value since.
-        put_in([patch for patch in self._patches.values() if id(patch.present_value(patch.name, None)) in originals])
+        put_in(
+            [
+                patch
+                for patch in self._patches.values()
+                if id(patch.present_value(patch.name, None)) in originals
+            ]
+        )
 
     def remove(self) -> None:
         take_out(list(self._patches.values()))
 
 
 def _find_module(original: Any, orig_method: Any) -> str:
-    """Stand in for the function by which ``torch.fx`` finds a function's module: it searches by identity."""
+    """Stand in for the function by which ``torch.fx`` finds a function's module: it searches by
+    identity.
+    """
     entry = _entry_points.get(id(orig_method))
-    # torch searches its modules by identity for a function without `__module__`, and they hold the entry point.
+    # torch searches its modules by identity for a function without `__module__`, and they hold the
+    # entry point.
     return original(orig_method if entry is None or orig_method.__module__ else entry)  # type: ignore[no-any-return]
 
 
@@ -520,21 +618,28 @@ _FOR_EVERY_SCOPE = Installation(_for_every_scope)
 
 _INSTALLATIONS = {
     operator.attrgetter("shown_as"): Installation(lambda: _listed(rewriters.READS)),
-    operator.attrgetter("runtime.blocking_copies_only"): Installation(lambda: _listed(rewriters.COPIES)),
-    operator.attrgetter("dtypes.in_float32"): Installation(lambda: _listed(half_precision_matmul.TABLE)),
+    operator.attrgetter("runtime.blocking_copies_only"): Installation(
+        lambda: _listed(rewriters.COPIES)
+    ),
+    operator.attrgetter("dtypes.in_float32"): Installation(
+        lambda: _listed(half_precision_matmul.TABLE)
+    ),
     operator.attrgetter("dtypes.unsupported"): Installation(_for_dtypes),
     operator.attrgetter("runtime.refusing_key"): Installation(lambda: _listed(_may_be_refused())),
 }
 """What a context must have -> what it then needs."""
 
 _OF_RUNTIMES: dict[int, Installation] = {}
-"""The `id` of a runtime's own table of rewriters, which the installation keeps -> what wraps the functions in it."""
+"""The `id` of a runtime's own table of rewriters, which the installation keeps -> what wraps the
+functions in it.
+"""
 
 
 def needed(context: Context) -> list[Installation]:
     """Return the installations that wrap the entry points a context needs."""
     found = [_FOR_EVERY_SCOPE]
-    for asked, each in _INSTALLATIONS.items():  # a comprehension would be a frame more for each entry
+    # A comprehension would be a frame more for each entry.
+    for asked, each in _INSTALLATIONS.items():
         if asked(context):
             found.append(each)
     own = context.runtime.rewriters
@@ -544,10 +649,11 @@ def needed(context: Context) -> list[Installation]:
     return [*found, _OF_RUNTIMES[kind]] if own else found
 
 
-# ---- functions of torch that a program holds -------------------------------------------------------------------------
+# ---- functions of torch that a program holds -----------------------------------------------------
 
-# Wrappers do not reach a function that a closure, a default argument, an object or `functools.partial` has held since
-# before the scope. Only modules that use torch can hold one, so none is held before such a module has been imported.
+# Wrappers do not reach a function that a closure, a default argument, an object or
+# `functools.partial` has held since before the scope. Only modules that use torch can hold one, so
+# none is held before such a module has been imported.
 
 _ROOTS_OF_TORCH = ("torch", "torchgen", "functorch", "torchdevice")
 
@@ -562,10 +668,16 @@ def automatic() -> Literal["mode", "wrap"]:
 
 
 def may_be_held() -> bool:
-    """Return whether a module outside torch uses torch, or ``__main__`` has anything that can hold a function."""
+    """Return whether a module outside torch uses torch, or ``__main__`` has anything that can hold
+    a function.
+    """
     for key, module in list(sys.modules.items()):
         root = key.partition(".")[0]
-        if not isinstance(module, types.ModuleType) or root in _ROOTS_OF_TORCH or root in sys.stdlib_module_names:
+        if (
+            not isinstance(module, types.ModuleType)
+            or root in _ROOTS_OF_TORCH
+            or root in sys.stdlib_module_names
+        ):
             continue
         is_main = key in ("__main__", "__mp_main__")
         if _can_hold(module) if is_main else any(map(_is_of_torch, list(vars(module).values()))):
@@ -574,7 +686,9 @@ def may_be_held() -> bool:
 
 
 def _is_of_torch(value: object) -> bool:
-    """Return whether a value is a module, a class or a function of torch, without a call of the value's own."""
+    """Return whether a value is a module, a class or a function of torch, without a call of the
+    value's own.
+    """
     if type(value) is types.ModuleType:
         name = vars(value).get("__name__")
     elif issubclass(type(value), _NAMED):
@@ -585,10 +699,16 @@ def _is_of_torch(value: object) -> bool:
 
 
 def _can_hold(main: types.ModuleType) -> bool:
-    """Return whether ``__main__`` defines or keeps anything but modules, plain values and what it has imported."""
+    """Return whether ``__main__`` defines or keeps anything but modules, plain values and what it
+    has imported.
+    """
     for name, value in list(vars(main).items()):
         named = issubclass(type(value), (*_NAMED, types.ModuleType))
         imported = named and getattr(value, "__module__", None) != "__main__"
-        if not (imported or type(value) in _PLAIN_VALUES or (name.startswith("__") and name.endswith("__"))):
+        if not (
+            imported
+            or type(value) in _PLAIN_VALUES
+            or (name.startswith("__") and name.endswith("__"))
+        ):
             return True
     return False

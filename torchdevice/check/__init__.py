@@ -1,4 +1,5 @@
-"""``torchdevice check``: predicts from a program's source what differs on a target. The program is not run.
+"""``torchdevice check``: predicts from a program's source what differs on a target. The program is
+not run.
 
 May import ``errors``, ``kernel``, ``scope``, ``simulation`` and ``version``.
 """

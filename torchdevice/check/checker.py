@@ -1,4 +1,5 @@
-"""Checks sources: reads them, lets the rules look at each node, and leaves out what the program says to ignore.
+"""Checks sources: reads them, lets the rules look at each node, and leaves out what the program
+says to ignore.
 
 Sources are files, folders and notebooks. Nothing is run or imported.
 """
@@ -27,7 +28,9 @@ NOTEBOOK = ".ipynb"
 _SUFFIXES = (".py", ".pyw", NOTEBOOK)
 
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
-"""Folders that hold no source of the program. Those whose name begins with a dot, and virtual environments, neither."""
+"""Folders that hold no source of the program. Those whose name begins with a dot, and virtual
+environments, neither.
+"""
 
 
 class UnreadableError(ValueError):
@@ -82,26 +85,36 @@ class Source(NamedTuple):
                 warnings.simplefilter("ignore")  # of escapes in the program's strings
                 return ast.parse(self.text)
         except SyntaxError as error:
-            raise UnreadableError(f"the file cannot be parsed as Python 3: {error.msg}", error.lineno or 1) from None
-        except (ValueError, RecursionError, MemoryError) as error:  # bytes of zero, and what is nested too deep
-            raise UnreadableError(f"the file cannot be parsed: {error or 'it is nested too deep'}") from None
+            raise UnreadableError(
+                f"the file cannot be parsed as Python 3: {error.msg}", error.lineno or 1
+            ) from None
+        except (ValueError, RecursionError, MemoryError) as error:
+            # Bytes of zero, and what is nested too deep.
+            raise UnreadableError(
+                f"the file cannot be parsed: {error or 'it is nested too deep'}"
+            ) from None
 
     def ignored(self) -> dict[int, set[str] | None]:
-        """Return the lines that have a comment ``# torchdevice: ignore``, with the rules in it; None means all."""
+        """Return the lines that have a comment ``# torchdevice: ignore``, with the rules in it;
+        None means all.
+        """
         found: dict[int, set[str] | None] = {}
         if _IGNORE.search(self.text) is None:
             return found
-        with contextlib.suppress(tokenize.TokenError, SyntaxError):  # magic words of a notebook's last cell
+        # Magic words of a notebook's last cell.
+        with contextlib.suppress(tokenize.TokenError, SyntaxError):
             for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
                 if token.type == tokenize.COMMENT and (match := _IGNORE.search(token.string)):
-                    found[token.start[0]] = None if match[1] is None else {*map(str.strip, match[1].split(","))}
+                    found[token.start[0]] = (
+                        None if match[1] is None else {*map(str.strip, match[1].split(","))}
+                    )
         return found
 
 
 _IGNORE = re.compile(r"#\s*torchdevice:\s*ignore(?:\[([^\]]*)\])?")
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 class Files(NamedTuple):
@@ -109,7 +122,8 @@ class Files(NamedTuple):
 
     Attributes:
         paths: The files, each once.
-        outside: The links in folders that lead out of everything that was named. They are not followed.
+        outside: The links in folders that lead out of everything that was named. They are not
+            followed.
     """
 
     paths: list[str]
@@ -136,7 +150,10 @@ def found(paths: Iterable[str]) -> Files:
         for file in sorted(_in_folder(path, roots, outside)) if os.path.isdir(path) else [path]:
             files.setdefault(os.path.realpath(file), file)
     if not files:
-        raise ValueError(f"no Python file and no notebook is in {', '.join(map(repr, paths))}. Name one, or a folder.")
+        raise ValueError(
+            f"no Python file and no notebook is in {', '.join(map(repr, paths))}. Name one, or a "
+            "folder."
+        )
     return Files(list(files.values()), outside)
 
 
@@ -154,9 +171,12 @@ def _in_folder(path: str, roots: Sequence[str], outside: list[str]) -> Iterator[
             leaving = [name for name in names if _leads_out(os.path.join(folder, name), roots)]
             outside += [os.path.join(folder, name) for name in leaving]
             names[:] = [name for name in names if name not in leaving]
-        inner[:] = [name for name in inner if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))]
+        inner[:] = [
+            name for name in inner if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
+        ]
         sources = (os.path.join(folder, name) for name in files)
-        # Pipes and devices are no sources. A link that leads nowhere is said to be one that cannot be read.
+        # Pipes and devices are no sources. A link that leads nowhere is said to be one that cannot
+        # be read.
         yield from (each for each in sources if os.path.isfile(each) or os.path.islink(each))
 
 
@@ -178,7 +198,8 @@ def read(path: str) -> Source:
     """Return the source in a file.
 
     Raises:
-        UnreadableError: The file cannot be read, is no regular one or too large, or holds no text, or is no notebook.
+        UnreadableError: The file cannot be read, is no regular one or too large, or holds no text,
+            or is no notebook.
     """
     try:
         data = foreign_files.read(path, _LARGEST.get(os.path.splitext(path)[1], _LARGEST_PROGRAM))
@@ -191,7 +212,8 @@ def program(path: str, data: bytes) -> Source:
     """Return the source of a program.
 
     Raises:
-        UnreadableError: The bytes are no text in the encoding that they declare, which is UTF-8 without a declaration.
+        UnreadableError: The bytes are no text in the encoding that they declare, which is UTF-8
+            without a declaration.
     """
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -204,7 +226,7 @@ def program(path: str, data: bytes) -> Source:
     return Source(path, text, [Place(line) for line in range(1, text.count("\n") + 2)])
 
 
-# ---- notebooks -------------------------------------------------------------------------------------------------------
+# ---- notebooks -----------------------------------------------------------------------------------
 
 
 class _At(str):
@@ -214,7 +236,9 @@ class _At(str):
 
 
 class _Decoder(json.JSONDecoder):
-    """Reads JSON and keeps the line of each string: editors and code hosts show the lines of the file."""
+    """Reads JSON and keeps the line of each string: editors and code hosts show the lines of the
+    file.
+    """
 
     def __init__(self, text: str):
         super().__init__()
@@ -226,7 +250,8 @@ class _Decoder(json.JSONDecoder):
     def _string(self, text: str, end: int, strict: bool = True) -> tuple[str, int]:
         value, after = json.decoder.scanstring(text, end, strict)  # type: ignore[attr-defined]
         found = _At(value)
-        found.line = bisect_right(self._starts, end - 1) + 1  # ``end`` is behind the quote that begins the string
+        # ``end`` is behind the quote that begins the string.
+        found.line = bisect_right(self._starts, end - 1) + 1
         return found, after
 
 
@@ -235,12 +260,20 @@ def _notebook(path: str, data: bytes) -> Source:
         text = data.decode("utf-8-sig")
         content = _Decoder(text).decode(text)
         sheets = content.get("worksheets", [content])  # in the third version of the format
-        found = [cell for sheet in sheets for cell in sheet["cells"] if cell.get("cell_type") == "code"]
+        found = [
+            cell for sheet in sheets for cell in sheet["cells"] if cell.get("cell_type") == "code"
+        ]
         cells = [_lines(cell.get("source", cell.get("input", []))) for cell in found]
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
         raise UnreadableError(f"the file is no notebook: {error}") from None
-    lines = [(code, Place(line, number)) for number, cell in enumerate(cells, 1) for line, code in _python(cell)]
-    return Source(path, "\n".join(code for code, _ in lines), [place for _, place in lines] or [Place(1)])
+    lines = [
+        (code, Place(line, number))
+        for number, cell in enumerate(cells, 1)
+        for line, code in _python(cell)
+    ]
+    return Source(
+        path, "\n".join(code for code, _ in lines), [place for _, place in lines] or [Place(1)]
+    )
 
 
 def _lines(source: _At | list[_At]) -> list[tuple[int, str]]:
@@ -269,7 +302,9 @@ def _python(cell: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 _MANY = 100
-"""From how many files on processes share the work; fewer take less time than the processes' beginning."""
+"""From how many files on processes share the work; fewer take less time than the processes'
+beginning.
+"""
 
 
 def check_file(path: str, target: Target, rules: Collection[str] | None = None) -> list[Finding]:
@@ -280,7 +315,9 @@ def check_file(path: str, target: Target, rules: Collection[str] | None = None) 
         return [_unreadable(path, error.line, error)] if rules is None or SYNTAX in rules else []
 
 
-def check_files(files: list[tuple[str, Collection[str]]], target: Target) -> Iterator[list[Finding]]:
+def check_files(
+    files: list[tuple[str, Collection[str]]], target: Target
+) -> Iterator[list[Finding]]:
     """Yield what was found in each file, in their order. Many files are shared out among processes.
 
     Args:
@@ -296,11 +333,14 @@ def check_files(files: list[tuple[str, Collection[str]]], target: Target) -> Ite
 
 
 def _check(target: Target, file: tuple[str, Collection[str]]) -> list[Finding]:
-    with garbage_collection.paused():  # syntax trees have no circles, and it would look at each node several times
+    # Syntax trees have no circles, and it would look at each node several times.
+    with garbage_collection.paused():
         return check_file(file[0], target, file[1])
 
 
-def check_source(source: Source, target: Target, rules: Collection[str] | None = None) -> list[Finding]:
+def check_source(
+    source: Source, target: Target, rules: Collection[str] | None = None
+) -> list[Finding]:
     """Return what was found in a source, by line."""
     applied = [rule for rule in RULES.values() if rules is None or rule.name in rules]
     try:
@@ -311,18 +351,24 @@ def check_source(source: Source, target: Target, rules: Collection[str] | None =
     ignored = source.ignored()
     kept = (each for each in _looked(view, source, applied) if not _is_ignored(each, ignored))
     findings = {(each.line, each.rule, each.remedy): each for each in kept}
-    return sorted(findings.values(), key=lambda each: (each.cell, each.line, each.column, each.rule))
+    return sorted(
+        findings.values(), key=lambda each: (each.cell, each.line, each.column, each.rule)
+    )
 
 
 def _unreadable(path: str, line: int, error: UnreadableError) -> Finding:
     said = f"{error}."
-    return Finding(path, line, SYNTAX, Verdict.CHANGE, said[:1].upper() + said[1:], first=line, last=line)
+    return Finding(
+        path, line, SYNTAX, Verdict.CHANGE, said[:1].upper() + said[1:], first=line, last=line
+    )
 
 
 def _looked(view: View, source: Source, rules: list[Rule]) -> Iterator[Finding]:
     by_kind: dict[type[ast.AST], list[Rule]] = {}
     is_cuda, is_whole = view.target.native == "cuda", not view.target.profile_name
-    for rule in (each for each in rules if not ((each.of_cuda and is_cuda) or (each.of_lacks and is_whole))):
+    for rule in (
+        each for each in rules if not ((each.of_cuda and is_cuda) or (each.of_lacks and is_whole))
+    ):
         for kind in rule.kinds:
             by_kind.setdefault(kind, []).append(rule)
     lines = source.text.split("\n")
@@ -332,7 +378,9 @@ def _looked(view: View, source: Source, rules: list[Rule]) -> Iterator[Finding]:
                 yield _finding(node, found, rule.name, view, source, lines)
 
 
-def _finding(node: ast.AST, found: Found, rule: str, view: View, source: Source, lines: list[str]) -> Finding:
+def _finding(
+    node: ast.AST, found: Found, rule: str, view: View, source: Source, lines: list[str]
+) -> Finding:
     line = getattr(node, "lineno", 1)
     text = lines[min(line, len(lines)) - 1]
     # ast counts bytes of UTF-8, and editors count characters.
@@ -351,13 +399,19 @@ def _finding(node: ast.AST, found: Found, rule: str, view: View, source: Source,
 
 
 def _extent(node: ast.AST, view: View) -> tuple[int, int]:
-    """Return the first and the last line of a node's statement; where the statement has a body, of its header."""
+    """Return the first and the last line of a node's statement; where the statement has a body, of
+    its header.
+    """
     line = getattr(node, "lineno", 1)
     last = getattr(node, "end_lineno", None) or line
-    statement = next((each for each in (node, *view.around(node)) if isinstance(each, ast.stmt)), None)
+    statement = next(
+        (each for each in (node, *view.around(node)) if isinstance(each, ast.stmt)), None
+    )
     if statement is None:
         return line, last
-    return min(line, statement.lineno), last if hasattr(statement, "body") else statement.end_lineno or last
+    return min(line, statement.lineno), last if hasattr(
+        statement, "body"
+    ) else statement.end_lineno or last
 
 
 def _is_ignored(finding: Finding, ignored: dict[int, set[str] | None]) -> bool:

@@ -1,4 +1,6 @@
-"""What a project says of its own check: ``[tool.torchdevice.check]`` in ``pyproject.toml``, and a baseline."""
+"""What a project says of its own check: ``[tool.torchdevice.check]`` in ``pyproject.toml``, and a
+baseline.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Configuration:
     baseline: str | None = None
 
     def excludes(self, path: str) -> bool:
-        """Return whether a file is not to be checked: a pattern matches it, or a folder that it is in."""
+        """Return whether a file is not to be checked: a pattern matches it, or a folder that it is
+        in.
+        """
         name = self._name(path)
         parts = [name, *map(str, Path(name).parents)]
         return any(_matches(part, pattern) for pattern in self.exclude for part in parts)
@@ -51,7 +55,9 @@ class Configuration:
     def ignored_in(self, path: str) -> set[str]:
         """Return the rules that are not to be applied in a file."""
         name = self._name(path)
-        found = [rules for pattern, rules in self.per_file_ignores.items() if _matches(name, pattern)]
+        found = [
+            rules for pattern, rules in self.per_file_ignores.items() if _matches(name, pattern)
+        ]
         return {rule for rules in found for rule in rules}
 
     def _name(self, path: str) -> str:
@@ -60,7 +66,9 @@ class Configuration:
 
 def _matches(name: str, pattern: str) -> bool:
     pattern = pattern.rstrip("/")
-    return fnmatch.fnmatchcase(name, pattern) or ("/" not in pattern and fnmatch.fnmatchcase(Path(name).name, pattern))
+    return fnmatch.fnmatchcase(name, pattern) or (
+        "/" not in pattern and fnmatch.fnmatchcase(Path(name).name, pattern)
+    )
 
 
 def of_project(folder: Path) -> Configuration:
@@ -69,7 +77,14 @@ def of_project(folder: Path) -> Configuration:
     Raises:
         ValueError: The table has an unknown key, or a value of a wrong kind.
     """
-    file = next((each for each in (at / "pyproject.toml" for at in (folder, *folder.parents)) if each.is_file()), None)
+    file = next(
+        (
+            each
+            for each in (at / "pyproject.toml" for at in (folder, *folder.parents))
+            if each.is_file()
+        ),
+        None,
+    )
     if file is None:
         return Configuration(folder)
     try:
@@ -79,17 +94,27 @@ def of_project(folder: Path) -> Configuration:
         raise ValueError(f"{str(file)!r} cannot be read: {error.strerror}. Correct it.") from None
     except ValueError as error:
         raise ValueError(f"{str(file)!r} cannot be parsed: {error}. Correct it.") from None
-    keys = {each.name.replace("_", "-"): each for each in dataclasses.fields(Configuration)[1:]}  # all but ``folder``
+    # All but ``folder``.
+    keys = {each.name.replace("_", "-"): each for each in dataclasses.fields(Configuration)[1:]}
     for key, value in table.items():
         if key not in keys:
-            raise ValueError(f"{file} has {key!r} in {_TABLE}, which is not known. Use keys among {', '.join(keys)}.")
+            raise ValueError(
+                f"{file} has {key!r} in {_TABLE}, which is not known. Use keys among "
+                f"{', '.join(keys)}."
+            )
         wanted = _WANTED.get(key, "a list of texts")
         if _kind(value) != wanted:
-            raise ValueError(f"{file} has {key} = {value!r} in {_TABLE}, which is not {wanted}. Write {wanted}.")
+            raise ValueError(
+                f"{file} has {key} = {value!r} in {_TABLE}, which is not {wanted}. Write {wanted}."
+            )
     return Configuration(file.parent, **{keys[key].name: value for key, value in table.items()})
 
 
-_WANTED = {"target": "a text", "baseline": "a text", "per-file-ignores": "a table of lists of texts"}
+_WANTED = {
+    "target": "a text",
+    "baseline": "a text",
+    "per-file-ignores": "a table of lists of texts",
+}
 """What keys take that take no list."""
 
 
@@ -98,18 +123,28 @@ def _kind(value: Any) -> str:
     if isinstance(value, list):
         return "a list of texts" if all(isinstance(each, str) for each in value) else ""
     if isinstance(value, dict):
-        return "a table of lists of texts" if all(_kind(each) == "a list of texts" for each in value.values()) else ""
+        if all(_kind(each) == "a list of texts" for each in value.values()):
+            return "a table of lists of texts"
+        return ""
     return "a text" if isinstance(value, str) else ""
 
 
-# ---- the baseline ----------------------------------------------------------------------------------------------------
+# ---- the baseline --------------------------------------------------------------------------------
 
 
 def write_baseline(file: Path, findings: Iterable[Finding]) -> None:
-    """Write the findings that are known from now on, without the numbers of lines, which edits elsewhere change."""
+    """Write the findings that are known from now on, without the numbers of lines, which edits
+    elsewhere change.
+    """
     counts = Counter(_key(file, finding) for finding in findings)
-    rows = [{"path": path, "rule": rule, "text": text, "count": count} for (path, rule, text), count in counts.items()]
-    file.write_text(json.dumps(sorted(rows, key=lambda row: list(map(str, row.values()))), indent=1) + "\n", "utf-8")
+    rows = [
+        {"path": path, "rule": rule, "text": text, "count": count}
+        for (path, rule, text), count in counts.items()
+    ]
+    file.write_text(
+        json.dumps(sorted(rows, key=lambda row: list(map(str, row.values()))), indent=1) + "\n",
+        "utf-8",
+    )
 
 
 def without_known(file: Path, findings: Iterable[Finding]) -> list[Finding]:
@@ -122,9 +157,13 @@ def without_known(file: Path, findings: Iterable[Finding]) -> list[Finding]:
         rows = json.loads(foreign_files.read(file, _LARGEST))
         known = Counter({(row["path"], row["rule"], row["text"]): row["count"] for row in rows})
     except OSError as error:
-        raise ValueError(f"{str(file)!r} cannot be read: {error.strerror}. Name a baseline.") from None
+        raise ValueError(
+            f"{str(file)!r} cannot be read: {error.strerror}. Name a baseline."
+        ) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{str(file)!r} is no baseline: {error}. Write it with --write-baseline.") from None
+        raise ValueError(
+            f"{str(file)!r} is no baseline: {error}. Write it with --write-baseline."
+        ) from None
     new = []
     for finding in findings:
         key = _key(file, finding)
@@ -135,4 +174,8 @@ def without_known(file: Path, findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _key(file: Path, finding: Finding) -> tuple[str, str, str]:
-    return os.path.relpath(finding.path, file.parent).replace(os.sep, "/"), finding.rule, finding.text
+    return (
+        os.path.relpath(finding.path, file.parent).replace(os.sep, "/"),
+        finding.rule,
+        finding.text,
+    )

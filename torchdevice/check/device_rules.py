@@ -30,10 +30,11 @@ _LEGACY = re.compile(rf"torch\.({'|'.join(FAMILIES)})\.(?:sparse\.)?\w+Tensor")
 
 @rule("device", ast.Constant, ast.JoinedStr, ast.Call)
 def _device(node: ast.Constant | ast.JoinedStr | ast.Call, view: View) -> Iterator[Found]:
-    """A device that is written by hand: `"cuda"`, `"cuda:1"`, `f"cuda:{rank}"`, `.cuda()`, `.to(0)`, `.to(rank)`,
-    `"torch.cuda.FloatTensor"`, or a variable that holds such a text where a tensor is put on it. The device means the
-    target. An ordinal beyond the target's devices means the first one, which is approximate; on simulated GPUs it
-    raises CUDA's error."""
+    """A device that is written by hand: `"cuda"`, `"cuda:1"`, `f"cuda:{rank}"`, `.cuda()`,
+    `.to(0)`, `.to(rank)`, `"torch.cuda.FloatTensor"`, or a variable that holds such a text where a
+    tensor is put on it. The device means the target. An ordinal beyond the target's devices means
+    the first one, which is approximate; on simulated GPUs it raises CUDA's error.
+    """
     if isinstance(node, ast.Call):
         yield from (found._replace(leaves_trace=_puts(node, view)) for found in _moved(node, view))
         return
@@ -47,7 +48,10 @@ def _text(node: ast.AST, view: View) -> str:
     """Return the device that a literal spells: the ordinal is left out where it is put in later."""
     if isinstance(node, ast.JoinedStr):
         # One literal and one value behind it, as in f"cuda:{rank}".
-        first = node.values[0] if len(node.values) == 2 and isinstance(node.values[1], ast.FormattedValue) else None
+        if len(node.values) == 2 and isinstance(node.values[1], ast.FormattedValue):
+            first = node.values[0]
+        else:
+            first = None
         text = first.value if isinstance(first, ast.Constant) else None
         return text[:-1] if isinstance(text, str) and _PREFIX.fullmatch(text) else ""
     if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
@@ -71,29 +75,40 @@ def _spelled(text: str, view: View) -> Iterator[Found]:
     if not ordinal or int(ordinal) < target.devices:
         yield Found(Verdict.HANDLED, f"{text!r} means {target.name}.")
     elif target.folds:
-        yield Found(Verdict.APPROXIMATE, f"{text!r} means the only device of {target.name}, which is reported.")
+        yield Found(
+            Verdict.APPROXIMATE,
+            f"{text!r} means the only device of {target.name}, which is reported.",
+        )
     else:
         said = "there is one" if target.devices == 1 else f"there are {target.devices}"
-        remedy = f"Use an ordinal that exists or a target with more devices: {text!r} raises, {said}."
+        remedy = (
+            f"Use an ordinal that exists or a target with more devices: {text!r} raises, {said}."
+        )
         yield Found(Verdict.CHANGE, remedy)
 
 
 def _place(node: ast.AST, view: View) -> bool | None:
-    """Return whether a text is passed to a function where it is written, or only kept; None where it is no device.
+    """Return whether a text is passed to a function where it is written, or only kept; None where
+    it is no device.
 
     It is none in a comparison, in a key, in a message, and alone.
     """
     for part, each in view.upwards(node):
         if isinstance(each, ast.keyword):
             is_default = each.arg == "default"
-            fits = names_option(view.parents[each], "dev") if is_default else each.arg not in KEYWORDS_OF_WORDS
+            if is_default:
+                fits = names_option(view.parents[each], "dev")
+            else:
+                fits = each.arg not in KEYWORDS_OF_WORDS
             return (not is_default and _puts(view.parents[each], view)) if fits else None
         if isinstance(each, ast.Call) and part is not each.func:
             return _puts(each, view) if _name(each.func) not in FUNCTIONS_OF_WORDS else None
         if isinstance(each, ast.Dict):
             return False if part in each.values else None
         if not _is_part(part, each):
-            kept = isinstance(each, (ast.Assign, ast.AnnAssign, ast.Return, ast.arguments, ast.Yield))
+            kept = isinstance(
+                each, (ast.Assign, ast.AnnAssign, ast.Return, ast.arguments, ast.Yield)
+            )
             return False if kept else None
     return None
 
@@ -104,14 +119,18 @@ def _puts(call: ast.AST, view: View) -> bool:
 
 
 def _is_part(node: ast.AST, whole: ast.AST) -> bool:
-    """Return whether an expression may have a value that a part of it has, or that begins with it."""
+    """Return whether an expression may have a value that a part of it has, or that begins with
+    it.
+    """
     if isinstance(whole, ast.IfExp):
         return node is not whole.test
     if isinstance(whole, ast.BinOp):
         return node is whole.left and isinstance(whole.op, (ast.Add, ast.Mod))
     if isinstance(whole, ast.Attribute):
         return whole.attr == "format"
-    return isinstance(whole, (ast.BoolOp, ast.Tuple, ast.List, ast.Starred, ast.NamedExpr, ast.Call))
+    return isinstance(
+        whole, (ast.BoolOp, ast.Tuple, ast.List, ast.Starred, ast.NamedExpr, ast.Call)
+    )
 
 
 def _name(function: ast.expr) -> str:
@@ -150,15 +169,22 @@ def _spelled_elsewhere(placed: ast.expr, view: View) -> Iterator[Found]:
             yield from _spelled(str(text.value), view)
 
 
-_ORDINAL = re.compile(r"(?:local|global|world)?_?rank|(?:gpu|cuda|device)_(?:id|index|idx|num|number|rank)|gpu")
+_ORDINAL = re.compile(
+    r"(?:local|global|world)?_?rank|(?:gpu|cuda|device)_(?:id|index|idx|num|number|rank)|gpu"
+)
 
 
 def _is_ordinal(node: ast.expr, view: View) -> bool:
-    """Return whether an expression is the number of a device: an int, or a variable that is called after a rank."""
+    """Return whether an expression is the number of a device: an int, or a variable that is called
+    after a rank.
+    """
     if isinstance(node, ast.Constant):
         return type(node.value) is int
     if _ORDINAL.fullmatch(_name(node).lower()):
-        return not any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in view.values(node))
+        return not any(
+            isinstance(each, ast.Constant) and isinstance(each.value, str)
+            for each in view.values(node)
+        )
     calls = [value for value in view.values(node) if isinstance(value, ast.Call)]
     return any(view.called(call) in FUNCTIONS_OF_RANKS for call in (node, *calls))
 
@@ -166,15 +192,17 @@ def _is_ordinal(node: ast.expr, view: View) -> bool:
 _KEYWORDS = ("device", "map_location", "device_map")
 
 
-# ---- what identity decides -------------------------------------------------------------------------------------------
+# ---- what identity decides -----------------------------------------------------------------------
 
 _PROGRAM = "a simulated GPU answers as CUDA does"
 
 
 @rule("is-cuda", ast.Attribute)
 def _is_cuda(node: ast.Attribute, view: View) -> Iterator[Found]:
-    """A branch on `x.is_cuda` (or `is_mps`, `is_xpu`), which is False on another real target: the program takes the
-    other branch, which is approximate. Where the program raises or asserts for it, it must be changed."""
+    """A branch on `x.is_cuda` (or `is_mps`, `is_xpu`), which is False on another real target: the
+    program takes the other branch, which is approximate. Where the program raises or asserts for
+    it, it must be changed.
+    """
     family = node.attr.removeprefix("is_")
     is_asked = node.attr.startswith("is_") and family in FAMILIES and view.dotted(node) is None
     if is_asked and not view.target.reports({family}):
@@ -183,27 +211,43 @@ def _is_cuda(node: ast.Attribute, view: View) -> Iterator[Found]:
 
 @rule("device-type", ast.Compare)
 def _device_type(node: ast.Compare, view: View) -> Iterator[Found]:
-    """A comparison of a tensor's device with a text: `x.device.type == "cuda"`, `"cuda" in str(x.device)`. On a real
-    target the device is the target's, so the program takes the other branch, which is approximate. Where the program
-    raises or asserts for it, it must be changed."""
+    """A comparison of a tensor's device with a text: `x.device.type == "cuda"`, `"cuda" in
+    str(x.device)`. On a real target the device is the target's, so the program takes the other
+    branch, which is approximate. Where the program raises or asserts for it, it must be changed.
+    """
     sides = [node.left, *node.comparators]
     texts = {text for side in sides for text in _compared(side, view)}
     families = {text.partition(":")[0] for text in texts} & set(FAMILIES)
-    if not families or view.target.reports(families) or not any(_reads_device(side, view) for side in sides):
+    if (
+        not families
+        or view.target.reports(families)
+        or not any(_reads_device(side, view) for side in sides)
+    ):
         return
-    yield _branch(node, view, f"the device's type is not {' or '.join(sorted(map(repr, families)))}")
+    yield _branch(
+        node, view, f"the device's type is not {' or '.join(sorted(map(repr, families)))}"
+    )
 
 
 def _compared(side: ast.expr, view: View) -> Iterator[str]:
     parts = side.elts if isinstance(side, (ast.Tuple, ast.List, ast.Set)) else [side]
     for part in parts:
-        if isinstance(part, ast.Constant) and isinstance(part.value, str) and SPELLED.fullmatch(part.value):
+        if (
+            isinstance(part, ast.Constant)
+            and isinstance(part.value, str)
+            and SPELLED.fullmatch(part.value)
+        ):
             yield part.value
 
 
 def _reads_device(side: ast.expr, view: View, depth: int = 0) -> bool:
     """Return whether an expression reads the device of a tensor as a text."""
-    if isinstance(side, ast.Call) and isinstance(side.func, ast.Name) and side.func.id == "str" and side.args:
+    if (
+        isinstance(side, ast.Call)
+        and isinstance(side.func, ast.Name)
+        and side.func.id == "str"
+        and side.args
+    ):
         return _is_device(side.args[0], view)
     if isinstance(side, ast.Attribute) and side.attr == "type":
         return _is_device(side.value, view)
@@ -213,7 +257,9 @@ def _reads_device(side: ast.expr, view: View, depth: int = 0) -> bool:
 
 
 def _is_device(node: ast.expr, view: View) -> bool:
-    """Return whether an expression is a ``torch.device``, as far as its name or its value says so."""
+    """Return whether an expression is a ``torch.device``, as far as its name or its value says
+    so.
+    """
     if isinstance(node, ast.Attribute):
         return "device" in node.attr
     if isinstance(node, ast.Name) and "device" in node.id:
@@ -225,12 +271,16 @@ def _branch(node: ast.expr, view: View, said: str) -> Found:
     if _is_demanded(node, view):
         remedy = f"Ask torch.cuda.is_available() instead: {said} on {view.target.name}; {_PROGRAM}."
         return Found(Verdict.CHANGE, remedy)
-    return without_trace(f"The program takes the other branch, because {said} on {view.target.name}; {_PROGRAM}.")
+    return without_trace(
+        f"The program takes the other branch, because {said} on {view.target.name}; {_PROGRAM}."
+    )
 
 
 def _is_demanded(node: ast.AST, view: View) -> bool:
     """Return whether the program fails unless an expression is true."""
-    negated = isinstance(node, ast.Compare) and any(isinstance(op, (ast.NotEq, ast.NotIn)) for op in node.ops)
+    negated = isinstance(node, ast.Compare) and any(
+        isinstance(op, (ast.NotEq, ast.NotIn)) for op in node.ops
+    )
     for part, each in view.upwards(node):
         if isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not):
             negated = not negated

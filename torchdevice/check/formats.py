@@ -14,13 +14,19 @@ from torchdevice.check.rules import RULES, Finding, Verdict
 from torchdevice.kernel.python.styled_text import Line
 from torchdevice.version import __version__
 
-SAID = {Verdict.CHANGE: "must be changed", Verdict.APPROXIMATE: "approximate", Verdict.HANDLED: "handled"}
+SAID = {
+    Verdict.CHANGE: "must be changed",
+    Verdict.APPROXIMATE: "approximate",
+    Verdict.HANDLED: "handled",
+}
 
 
 _COLOURS = {Verdict.CHANGE: "bold red", Verdict.APPROXIMATE: "yellow", Verdict.HANDLED: "green"}
 
 
-def rendered(findings: Sequence[Finding], shown: Sequence[Finding], files: int, target: str) -> list[Line]:
+def rendered(
+    findings: Sequence[Finding], shown: Sequence[Finding], files: int, target: str
+) -> list[Line]:
     """Return the lines of findings.
 
     Args:
@@ -67,12 +73,20 @@ def document(findings: Sequence[Finding]) -> dict[str, Any]:
     driver = {"name": "torchdevice", "version": __version__, "rules": list(map(_rule, RULES))}
     results = list(map(_result, findings))
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
-    return {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [run],
+    }
 
 
 def _rule(name: str) -> dict[str, Any]:
     text = RULES[name].finds
-    return {"id": name, "shortDescription": {"text": text.split(". ")[0]}, "fullDescription": {"text": text}}
+    return {
+        "id": name,
+        "shortDescription": {"text": text.split(". ")[0]},
+        "fullDescription": {"text": text},
+    }
 
 
 def _result(finding: Finding) -> dict[str, Any]:
@@ -88,7 +102,9 @@ def _result(finding: Finding) -> dict[str, Any]:
 
 
 def _uri(path: str) -> str:
-    """Return a path as a URI: relative to the working folder where it is in it, as code hosts want it."""
+    """Return a path as a URI: relative to the working folder where it is in it, as code hosts want
+    it.
+    """
     relative = os.path.relpath(path) if os.path.isabs(path) else path
     if relative.startswith(os.pardir):
         return Path(os.path.abspath(path)).as_uri()

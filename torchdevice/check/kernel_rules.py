@@ -1,4 +1,5 @@
-"""The rules for dtypes and operators for which a device has no kernel, and for names of ``torch.cuda`` and its like.
+"""The rules for dtypes and operators for which a device has no kernel, and for names of
+``torch.cuda`` and its like.
 
 The fidelity of the names is that of the table that docs/make_coverage.py shows.
 """
@@ -40,22 +41,31 @@ _MAX_VALUES = 100
 
 @rule("dtype", ast.Attribute, ast.Name, ast.Call, ast.Constant, of_lacks=True)
 def _dtype(node: ast.Attribute | ast.Name | ast.Call | ast.Constant, view: View) -> Iterator[Found]:
-    """A dtype that the target cannot hold, such as float64 on MPS: `dtype=torch.float64` with a device, `.double()`,
-    `torch.cuda.DoubleTensor`, a variable that surely holds such a dtype, and where a tensor of it moves to the device,
-    also one made from an array of NumPy, which may have come through functions of the file. There it is kept in the
-    next narrower dtype, which is approximate; `--float64 error` raises at such lines."""
+    """A dtype that the target cannot hold, such as float64 on MPS: `dtype=torch.float64` with a
+    device, `.double()`, `torch.cuda.DoubleTensor`, a variable that surely holds such a dtype, and
+    where a tensor of it moves to the device, also one made from an array of NumPy, which may have
+    come through functions of the file. There it is kept in the next narrower dtype, which is
+    approximate; `--float64 error` raises at such lines.
+    """
     name = _named(node, view) or _held(node, view)
     if not name and isinstance(node, ast.Call):
         moved = _moved(node, view)
-        name = "" if moved is None or _names_dtype(node, view) or _goes_to_the_cpu(node, view) else _wide(moved, view)
+        name = (
+            ""
+            if moved is None or _names_dtype(node, view) or _goes_to_the_cpu(node, view)
+            else _wide(moved, view)
+        )
     if name and view.target.lacks_dtype(name):
         wide = str(torch_object(name)).removeprefix("torch.")
         kept = _NARROWER.get(wide)
-        verdict, said = Verdict.CHANGE, f"Ask for another dtype: {view.target.name} has no {wide}, and raises an error."
+        verdict = Verdict.CHANGE
+        said = f"Ask for another dtype: {view.target.name} has no {wide}, and raises an error."
         if kept:
             verdict = Verdict.APPROXIMATE
             said = f"Ask for {kept}: {view.target.name} has no {wide}, and keeps tensors in {kept}."
-        yield Found(verdict, said, leaves_trace=isinstance(node, ast.Call) or not _is_kept(node, view))
+        yield Found(
+            verdict, said, leaves_trace=isinstance(node, ast.Call) or not _is_kept(node, view)
+        )
 
 
 def _named(node: ast.AST, view: View) -> str:
@@ -66,7 +76,11 @@ def _named(node: ast.AST, view: View) -> str:
         text = node.value if isinstance(node.value, str) else ""
         is_legacy = text.startswith("torch.") and text.endswith(_LEGACY)
         return _CONVERSIONS["double"] if is_legacy else ""
-    if isinstance(view.parent(node), ast.Attribute) or _is_compared(node, view) or _stays_on_the_cpu(node, view):
+    if (
+        isinstance(view.parent(node), ast.Attribute)
+        or _is_compared(node, view)
+        or _stays_on_the_cpu(node, view)
+    ):
         return ""
     if view.called(_call_with(node, view) or node) in FUNCTIONS_ABOUT_DTYPES:
         return ""
@@ -74,7 +88,9 @@ def _named(node: ast.AST, view: View) -> str:
 
 
 def _dtype_of_name(name: str) -> str:
-    """Return the dotted name of the dtype that a dotted name means; empty for a name of another kind."""
+    """Return the dotted name of the dtype that a dotted name means; empty for a name of another
+    kind.
+    """
     if not name.startswith("torch."):
         return ""
     if name.endswith(f".{_LEGACY}"):
@@ -83,7 +99,9 @@ def _dtype_of_name(name: str) -> str:
 
 
 def _held(node: ast.AST, view: View) -> str:
-    """Return the dotted name of the dtype that a variable surely holds where a tensor on a device is to have it."""
+    """Return the dotted name of the dtype that a variable surely holds where a tensor on a device
+    is to have it.
+    """
     if not isinstance(node, (ast.Name, ast.Attribute)) or view.dotted(node) is not None:
         return ""
     call = _call_with(node, view)
@@ -103,13 +121,14 @@ def _call_with(node: ast.AST, view: View) -> ast.Call | None:
 
 
 def _surely(node: ast.AST, view: View, known: dict[ast.AST, str | None]) -> str:
-    """Return the dotted name of the wide dtype that every known value of an expression is; empty where none is known.
+    """Return the dotted name of the wide dtype that every known value of an expression is; empty
+    where none is known.
 
     Args:
         node: The expression.
         view: The source.
-        known: The answers so far; None for values whose answer this one is a part of, as a variable may be made from
-            its own former value.
+        known: The answers so far; None for values whose answer this one is a part of, as a variable
+            may be made from its own former value.
     """
     name = view.dotted(node)
     if name is not None:
@@ -130,19 +149,23 @@ def _surely(node: ast.AST, view: View, known: dict[ast.AST, str | None]) -> str:
 
 
 def _wide_name(name: str) -> str:
-    is_wide = name.startswith("torch.") and str(torch_object(name)).removeprefix("torch.") in _NARROWER
+    is_wide = (
+        name.startswith("torch.") and str(torch_object(name)).removeprefix("torch.") in _NARROWER
+    )
     return name if is_wide else ""
 
 
 def _is_kept(node: ast.AST, view: View) -> bool:
-    """Return whether a dtype is only kept where it stands, in a variable or as a default, or passed on to a function
-    of the program: a report shows the line that asks torch for a tensor.
+    """Return whether a dtype is only kept where it stands, in a variable or as a default, or passed
+    on to a function of the program: a report shows the line that asks torch for a tensor.
     """
     parent = view.parent(node)
     if isinstance(parent, ast.Call) and node is parent.func:
         return False
     call = _call_with(node, view)
-    return call is None or not (view.called(call).startswith("torch.") or view.method(call) in TAKE_A_DTYPE)
+    return call is None or not (
+        view.called(call).startswith("torch.") or view.method(call) in TAKE_A_DTYPE
+    )
 
 
 def _converted(call: ast.Call, view: View) -> str:
@@ -160,9 +183,15 @@ def _is_compared(node: ast.AST, view: View) -> bool:
 
 
 def _stays_on_the_cpu(node: ast.AST, view: View) -> bool:
-    """Return whether a dtype is that of a tensor that a function of torch makes without a device."""
+    """Return whether a dtype is that of a tensor that a function of torch makes without a
+    device.
+    """
     call = _call_with(node, view)
-    if call is None or argument(call, None, "dtype") is not node or not view.called(call).startswith("torch."):
+    if (
+        call is None
+        or argument(call, None, "dtype") is not node
+        or not view.called(call).startswith("torch.")
+    ):
         return False
     return argument(call, None, "device") is None
 
@@ -187,7 +216,9 @@ def _names_dtype(call: ast.Call, view: View) -> bool:
 
 
 def _wide(node: ast.AST, view: View) -> str:
-    """Return the dotted name of the wide dtype that a tensor surely has; empty where none is known."""
+    """Return the dotted name of the wide dtype that a tensor surely has; empty where none is
+    known.
+    """
 
     def of_call(call: ast.Call) -> Any:
         function = view.called(call)
@@ -196,7 +227,11 @@ def _wide(node: ast.AST, view: View) -> str:
             return "" if names_another else _CONVERSIONS["double"]
         if function.startswith("torch."):
             return _dtype_of(call, view)
-        kept = isinstance(call.func, ast.Attribute) and call.func.attr in KEEP_THE_DTYPE and call.func.value
+        kept = (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in KEEP_THE_DTYPE
+            and call.func.value
+        )
         return _converted(call, view) or kept
 
     return view.surely(node, of_call) or ""
@@ -211,24 +246,42 @@ def _is_wide_array(node: ast.AST, view: View) -> bool:
     """Return whether an expression is surely an array of NumPy in float64, its default."""
 
     def of_call(call: ast.Call) -> Any:
-        if view.method(call) in ("reshape", "copy", "transpose", "squeeze") and isinstance(call.func, ast.Attribute):
+        if view.method(call) in ("reshape", "copy", "transpose", "squeeze") and isinstance(
+            call.func, ast.Attribute
+        ):
             return call.func.value
         if view.called(call) == "numpy.arange" and argument(call, 3, "dtype") is None:
-            return any(isinstance(each, ast.Constant) and isinstance(each.value, float) for each in call.args)
-        if view.called(call) in ("numpy.array", "numpy.asarray") and argument(call, 1, "dtype") is None:
-            parts = ast.walk(call.args[0]) if call.args and isinstance(call.args[0], (ast.List, ast.Tuple)) else ()
-            return any(isinstance(each, ast.Constant) and isinstance(each.value, float) for each in parts)
-        return view.called(call) in FUNCTIONS_THAT_MAKE_FLOAT64 and argument(call, None, "dtype") is None
+            return any(
+                isinstance(each, ast.Constant) and isinstance(each.value, float)
+                for each in call.args
+            )
+        if (
+            view.called(call) in ("numpy.array", "numpy.asarray")
+            and argument(call, 1, "dtype") is None
+        ):
+            parts = (
+                ast.walk(call.args[0])
+                if call.args and isinstance(call.args[0], (ast.List, ast.Tuple))
+                else ()
+            )
+            return any(
+                isinstance(each, ast.Constant) and isinstance(each.value, float) for each in parts
+            )
+        return (
+            view.called(call) in FUNCTIONS_THAT_MAKE_FLOAT64
+            and argument(call, None, "dtype") is None
+        )
 
     return bool(view.surely(node, of_call))
 
 
 @rule("operator", ast.Attribute, ast.Name, of_lacks=True)
 def _operator(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
-    """A function, a module or a method of tensors that needs an operator without a kernel on the target, by torch's own
-    table of operators: it runs on the CPU, which is approximate, and raises `NotImplementedError` on `simulated:strict`
-    and with `strict`. A method counts where its object is known to be a tensor, or where no other usual object has a
-    method of that name."""
+    """A function, a module or a method of tensors that needs an operator without a kernel on the
+    target, by torch's own table of operators: it runs on the CPU, which is approximate, and raises
+    `NotImplementedError` on `simulated:strict` and with `strict`. A method counts where its object
+    is known to be a tensor, or where no other usual object has a method of that name.
+    """
     name = _used(node, view)
     missing = view.target.missing(name) if name else None
     if missing is None:
@@ -243,8 +296,9 @@ def _operator(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
 
 @rule("operator-tests", ast.Attribute, ast.Name, of_lacks=True)
 def _operator_tests(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
-    """A function that has a kernel on MPS, and that torch's own tests nevertheless expect to fail there for some inputs
-    (`torch/testing/_internal/common_mps.py`): approximate."""
+    """A function that has a kernel on MPS, and that torch's own tests nevertheless expect to fail
+    there for some inputs (`torch/testing/_internal/common_mps.py`): approximate.
+    """
     name = _used(node, view)
     if not name or not view.target.refused_by_tests(name) or view.target.missing(name):
         return
@@ -254,25 +308,35 @@ def _operator_tests(node: ast.Attribute | ast.Name, view: View) -> Iterator[Foun
     # An output size of 1 divides every input size, which is what pooling on MPS asks for.
     if all(isinstance(each, ast.Constant) and each.value == 1 for each in sizes):
         return
-    remedy = f"Compare {name.removeprefix('torch.')} with the CPU: torch's own tests expect failures of it on MPS."
+    remedy = (
+        f"Compare {name.removeprefix('torch.')} with the CPU: torch's own tests expect failures of "
+        "it on MPS."
+    )
     yield without_trace(remedy)
 
 
 @rule("mps-arguments", ast.Call)
 def _mps_arguments(node: ast.Call, view: View) -> Iterator[Found]:
-    """A call that MPS refuses for its arguments: an LSTM with `proj_size`, a compressed sparse layout,
-    `ConvTranspose3d` in half precision. It runs on the CPU, which is approximate. `share_memory_` of a tensor that was
-    just made on the device or moved there raises, and must be changed."""
+    """A call that MPS refuses for its arguments: an LSTM with `proj_size`, a compressed sparse
+    layout, `ConvTranspose3d` in half precision. It runs on the CPU, which is approximate.
+    `share_memory_` of a tensor that was just made on the device or moved there raises, and must be
+    changed.
+    """
     if view.target.column != MAC.column:
         return
     if view.method(node) == "share_memory_" and _is_of_device(node, view):
-        yield Found(Verdict.CHANGE, f"Share a CPU tensor: share_memory_ raises for one on {view.target.name}.")
+        yield Found(
+            Verdict.CHANGE,
+            f"Share a CPU tensor: share_memory_ raises for one on {view.target.name}.",
+        )
     for said in _refused_arguments(node, view):
         yield without_trace(f"Expect {said} to run on the CPU: {view.target.name} refuses it.")
 
 
 def _is_of_device(call: ast.Call, view: View) -> bool:
-    """Return whether a call is of a method of an object that was made on the device or moved there just before."""
+    """Return whether a call is of a method of an object that was made on the device or moved there
+    just before.
+    """
     made = call.func.value if isinstance(call.func, ast.Attribute) else None
     return isinstance(made, ast.Call) and (view.method(made) == "cuda" or _on_device(made, view))
 
@@ -293,7 +357,9 @@ def _refused_arguments(node: ast.Call, view: View) -> Iterator[str]:
 
 
 def _first_called(call: ast.Call, view: View) -> str:
-    """Return the dotted name of the first call in a chain of methods: of ``Layer(...).cuda().half()`` the layer's."""
+    """Return the dotted name of the first call in a chain of methods: of
+    ``Layer(...).cuda().half()`` the layer's.
+    """
     origin: ast.expr = call
     while isinstance(origin, ast.Call) and isinstance(origin.func, ast.Attribute):
         origin = origin.func.value
@@ -307,15 +373,21 @@ _MAKES_COMPRESSED = tuple(f"torch.{each.removeprefix('to_')}_tensor" for each in
 
 
 def _halves(call: ast.Call, view: View) -> bool:
-    given = {view.dotted(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))}
-    return view.method(call) in _HALF or any(f"torch.{name}" in given for name in ("float16", *_HALF))
+    given = {
+        view.dotted(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))
+    }
+    return view.method(call) in _HALF or any(
+        f"torch.{name}" in given for name in ("float16", *_HALF)
+    )
 
 
 _HALF = ("half", "bfloat16")
 
 
 def _on_device(call: ast.Call, view: View) -> bool:
-    return any(SPELLED.fullmatch(str(text.value)) for text in view.texts(argument(call, None, "device")))
+    return any(
+        SPELLED.fullmatch(str(text.value)) for text in view.texts(argument(call, None, "device"))
+    )
 
 
 def _used(node: ast.Attribute | ast.Name, view: View) -> str:
@@ -326,18 +398,37 @@ def _used(node: ast.Attribute | ast.Name, view: View) -> str:
     if name is not None:
         return name if name.startswith("torch.") else ""
     call = view.parent(node)
-    if not isinstance(node, ast.Attribute) or not isinstance(call, ast.Call) or call.func is not node:
+    if (
+        not isinstance(node, ast.Attribute)
+        or not isinstance(call, ast.Call)
+        or call.func is not node
+    ):
         return ""
-    known = view.is_tensor(node.value) or (node.attr not in _methods_of_others() and node.attr not in view.defined)
+    known = view.is_tensor(node.value) or (
+        node.attr not in _methods_of_others() and node.attr not in view.defined
+    )
     return f"torch.Tensor.{node.attr}" if known and view.uses_torch else ""
 
 
 @functools.cache
 def _methods_of_others() -> frozenset[str]:
-    """Return the methods of objects that programs use beside tensors: of Python's own types, and of NumPy's arrays."""
+    """Return the methods of objects that programs use beside tensors: of Python's own types, and of
+    NumPy's arrays.
+    """
     import numpy
 
-    kinds = (str, bytes, list, dict, set, int, float, complex, numpy.ndarray, numpy.random.Generator)
+    kinds = (
+        str,
+        bytes,
+        list,
+        dict,
+        set,
+        int,
+        float,
+        complex,
+        numpy.ndarray,
+        numpy.random.Generator,
+    )
     return frozenset(name for kind in kinds for name in dir(kind)) | {"mode"}  # pandas has it, too
 
 
@@ -348,9 +439,10 @@ _VERDICTS = {"exact": Verdict.HANDLED, "declared": Verdict.HANDLED, "unsupported
 
 @rule("torch-name", ast.Attribute, ast.Name)
 def _torch_name(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
-    """A name of `torch.cuda`, `torch.mps`, `torch.xpu`, `torch.backends` or `torch.version`, with the fidelity that
-    [coverage](coverage.md) declares for it: exact and declared names are handled, approximate and inert ones are
-    approximate, and those that raise must be changed."""
+    """A name of `torch.cuda`, `torch.mps`, `torch.xpu`, `torch.backends` or `torch.version`, with
+    the fidelity that [coverage](coverage.md) declares for it: exact and declared names are handled,
+    approximate and inert ones are approximate, and those that raise must be changed.
+    """
     parent = view.parent(node)
     is_written = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
     if is_written or not view.uses_torch or isinstance(parent, ast.Attribute):
@@ -363,19 +455,28 @@ def _torch_name(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
     verdict = _VERDICTS.get(fidelity.value, Verdict.APPROXIMATE)
     note = note.split(". ")[0].rstrip(".").replace("`", "'")
     if verdict is Verdict.CHANGE:
-        remedy = f"Leave {known} out, which raises NotSupportedError: no stand-in does what it says ({note})."
+        remedy = (
+            f"Leave {known} out, which raises NotSupportedError: no stand-in does what it says "
+            f"({note})."
+        )
         yield Found(verdict, remedy)
     else:
         said = f"{known} is {fidelity.value} on {view.target.name}: it {_third_person(note)}."
         yield Found(verdict, said, leaves_trace=fidelity.changes_numbers)
 
 
-_BEFORE = {"torch's": "is ", "No": "has ", **dict.fromkeys(("MPS's", "Figures", "Memory", "A", "The"), "gives ")}
+_BEFORE = {
+    "torch's": "is ",
+    "No": "has ",
+    **dict.fromkeys(("MPS's", "Figures", "Memory", "A", "The"), "gives "),
+}
 """What makes a sentence of a note whose first word is no verb."""
 
 
 def _third_person(note: str) -> str:
-    """Return a note of the table, which begins with a verb as docstrings do, as what a name does."""
+    """Return a note of the table, which begins with a verb as docstrings do, as what a name
+    does.
+    """
     first, _, rest = note.removeprefix("It ").partition(" ")
     said = first if first == "MPS's" else first.lower()
     if first in _BEFORE or first.endswith("s"):

@@ -1,8 +1,9 @@
-"""What the names of a source mean: which dotted name a name was imported as, and which values a name was given.
+"""What the names of a source mean: which dotted name a name was imported as, and which values a
+name was given.
 
-Python's rules of scopes hold: a function's own names hide those of the file, and a class's names are not those of its
-methods. Nothing is evaluated. A name that is imported anywhere in its scope means the import, because programs set it
-to None where the import fails.
+Python's rules of scopes hold: a function's own names hide those of the file, and a class's names
+are not those of its methods. Nothing is evaluated. A name that is imported anywhere in its scope
+means the import, because programs set it to None where the import fails.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ _SCOPES = frozenset({ast.Module, *_SPLIT, *_COMPREHENSIONS})
 _LEAVES = frozenset({ast.Name, ast.Constant})
 """Nodes whose parts are of no interest."""
 
-_BIND_NOTHING = _LEAVES | {ast.Attribute, ast.keyword, ast.arg, ast.Expr, ast.Subscript, ast.Compare, ast.If, ast.Tuple}
+_BIND_NOTHING = _LEAVES | {
+    ast.Attribute,
+    ast.keyword,
+    ast.arg,
+    ast.Expr,
+    ast.Subscript,
+    ast.Compare,
+    ast.If,
+    ast.Tuple,
+}
 """The most frequent nodes that give no name a value."""
 
 _MAX_STEPS = 20
@@ -67,7 +77,8 @@ class Names:
     Attributes:
         nodes: All nodes, in the order of the source.
         parents: Node -> the node that it is a part of.
-        attributes: Name of an attribute -> the expressions that the source assigns to attributes of that name.
+        attributes: Name of an attribute -> the expressions that the source assigns to attributes of
+            that name.
         defined: The names of all functions, methods and classes that the source defines.
         returned: Name of a function or method -> the expressions that the source returns from it.
         uses_torch: Whether the source imports torch or a part of it.
@@ -86,7 +97,9 @@ class Names:
         self._read(tree)
 
     def _read(self, tree: ast.Module) -> None:
-        """Visit every node without recursion: sources may be nested deeper than Python's own stack."""
+        """Visit every node without recursion: sources may be nested deeper than Python's own
+        stack.
+        """
         stack: list[tuple[ast.AST, _Scope | None]] = [(tree, None)]
         while stack:
             node, scope = stack.pop()
@@ -107,14 +120,19 @@ class Names:
 
     def _note(self, node: ast.AST, inner: _Scope, scope: _Scope | None) -> None:
         """Note the names that a node binds."""
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and scope is not None:
+        if (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            and scope is not None
+        ):
             scope.given[node.name].append(_Given())
             self.defined.add(node.name)
         if isinstance(node, _FUNCTIONS):
             for name, default in _parameters(node.args):
                 inner.given[name].append(_Given(value=default))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            self.uses_torch |= "torch" in {name.partition(".")[0] for name in _note_import(node, inner)}
+            self.uses_torch |= "torch" in {
+                name.partition(".")[0] for name in _note_import(node, inner)
+            }
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             inner.elsewhere.update(node.names)
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
@@ -132,10 +150,11 @@ class Names:
             elif isinstance(target, ast.Attribute) and value is not None:
                 self.attributes.setdefault(target.attr, []).append(value)
 
-    # ---- questions ---------------------------------------------------------------------------------------------------
+    # ---- questions -------------------------------------------------------------------------------
 
     def dotted(self, node: ast.AST | None) -> str | None:
-        """Return the dotted name that an expression means by imports and aliases, such as ``torch.nn.functional.pad``.
+        """Return the dotted name that an expression means by imports and aliases, such as
+        ``torch.nn.functional.pad``.
 
         Returns None for anything else, such as a variable that holds a tensor.
         """
@@ -160,7 +179,9 @@ class Names:
         return None
 
     def _meant(self, node: ast.Name) -> str | ast.expr | None:
-        """Return the dotted name that was imported as a name, or the only expression that was assigned to it."""
+        """Return the dotted name that was imported as a name, or the only expression that was
+        assigned to it.
+        """
         scope = self._scopes[node].owner(node.id)
         if scope is None:
             starred: _Scope | None = self._scopes[node]
@@ -174,25 +195,35 @@ class Names:
         return given[0].value if len(given) == 1 else None
 
     def values(self, node: ast.AST) -> list[ast.expr]:
-        """Return the expressions that the source gives to the variable or the attribute that a node reads."""
+        """Return the expressions that the source gives to the variable or the attribute that a node
+        reads.
+        """
         if isinstance(node, ast.Attribute):
             return self.attributes.get(node.attr, [])
         if not isinstance(node, ast.Name):
             return []
         scope = self._scopes[node].owner(node.id)
-        return [each.value for each in scope.given[node.id] if each.value is not None] if scope is not None else []
+        if scope is not None:
+            return [each.value for each in scope.given[node.id] if each.value is not None]
+        return []
 
     def flowing(self, node: ast.AST) -> list[ast.expr]:
         """Return :meth:`values` of a node, and what flows there through functions of the source.
 
-        That is what calls pass to a parameter, and what the function that is called returns. Functions that call
-        themselves make circles.
+        That is what calls pass to a parameter, and what the function that is called returns.
+        Functions that call themselves make circles.
         """
         if isinstance(node, ast.Call):
-            return self.returned.get(_own_function(node), []) if self.dotted(node.func) is None else []
+            if self.dotted(node.func) is None:
+                return self.returned.get(_own_function(node), [])
+            return []
         scope = self._scopes[node].owner(node.id) if isinstance(node, ast.Name) else None
         found = self.values(node)
-        if isinstance(node, ast.Name) and scope is not None and isinstance(scope.node, ast.FunctionDef):
+        if (
+            isinstance(node, ast.Name)
+            and scope is not None
+            and isinstance(scope.node, ast.FunctionDef)
+        ):
             names = [name for name, _ in _parameters(scope.node.args) if name != "self"]
             for call in self._calls.get(scope.node.name, []) if node.id in names else ():
                 passed = argument(call, names.index(node.id), node.id)
@@ -204,31 +235,43 @@ class Names:
         return (whole for _, whole in self.upwards(node))
 
     def upwards(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Yield the nodes that a node is a part of, the innermost first, each behind its part that holds the node."""
+        """Yield the nodes that a node is a part of, the innermost first, each behind its part that
+        holds the node.
+        """
         while node in self.parents:
             part, node = node, self.parents[node]
             yield part, node
 
 
 def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | None:
-    """Return an argument of a call, by its position or by one of its names; None where it is not there."""
+    """Return an argument of a call, by its position or by one of its names; None where it is not
+    there.
+    """
     for keyword in call.keywords:
         if keyword.arg in names:
             return keyword.value
     positional = call.args[: (position or 0) + 1]
-    if position is None or len(positional) <= position or any(isinstance(each, ast.Starred) for each in positional):
+    if (
+        position is None
+        or len(positional) <= position
+        or any(isinstance(each, ast.Starred) for each in positional)
+    ):
         return None
     return positional[position]
 
 
 def _own_function(call: ast.Call) -> str:
-    """Return the name of the function, or of the method of ``self``, that a call may call; else an empty text."""
+    """Return the name of the function, or of the method of ``self``, that a call may call; else an
+    empty text.
+    """
     of_self = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "self"
     return call.func.attr if of_self else getattr(call.func, "id", "")  # type: ignore[attr-defined]
 
 
 def _is_outside(node: Any, child: ast.AST) -> bool:
-    """Return whether a part of a function or a class belongs to the scope around it: decorators, bases, defaults."""
+    """Return whether a part of a function or a class belongs to the scope around it: decorators,
+    bases, defaults.
+    """
     body = node.body if isinstance(node.body, list) else [node.body]
     return child not in body and not isinstance(child, ast.arguments)
 
@@ -238,7 +281,10 @@ def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr | None
     positional = [*arguments.posonlyargs, *arguments.args]
     missing: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
     given = zip(positional, missing + list(arguments.defaults), strict=True)
-    for argument, default in (*given, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
+    for argument, default in (
+        *given,
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ):
         yield argument.arg, default
     for rest in (arguments.vararg, arguments.kwarg):
         if rest is not None:
@@ -262,7 +308,9 @@ def _note_import(node: ast.Import | ast.ImportFrom, scope: _Scope) -> Iterator[s
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Yield what a node assigns to, with the value where the value is one expression of the source."""
+    """Yield what a node assigns to, with the value where the value is one expression of the
+    source.
+    """
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _unpacked(target, node.value)
@@ -274,11 +322,14 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
         yield from _unpacked(node.optional_vars, None)
 
 
-def _unpacked(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+def _unpacked(
+    target: ast.expr, value: ast.expr | None
+) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     if not isinstance(target, (ast.Tuple, ast.List)):
         yield (target.value if isinstance(target, ast.Starred) else target), value
         return
-    parts = value if isinstance(value, ast.Call) else None  # such as major, minor = get_device_capability()
+    # Such as major, minor = get_device_capability().
+    parts = value if isinstance(value, ast.Call) else None
     values: list[ast.expr | None] = [parts] * len(target.elts)
     if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
         values = list(value.elts)

@@ -1,9 +1,11 @@
-"""The fidelity of each public name, for the documentation, ``check`` and the tests. Scopes do not read it.
+"""The fidelity of each public name, for the documentation, ``check`` and the tests. Scopes do not
+read it.
 
-``torch.cuda``, ``torch.mps`` and the modules beside them are torch's own Python code, which calls supplied names. So
-the fidelity of most public names follows from that of supplied names. The tables below declare it for each public
-name, and a test uses each in a strict scope, where approximate names raise and no others. Names that are untouched use
-no device: in a scope they are torch's own objects.
+``torch.cuda``, ``torch.mps`` and the modules beside them are torch's own Python code, which calls
+supplied names. So the fidelity of most public names follows from that of supplied names. The tables
+below declare it for each public name, and a test uses each in a strict scope, where approximate
+names raise and no others. Names that are untouched use no device: in a scope they are torch's own
+objects.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class Row(NamedTuple):
         names: The names, with spaces between them.
         does: What they do.
         fidelity: How close they come to the accelerator's own.
-        on: Target -> fidelity and sentence where these differ. A text names the function of ``torch._C`` that differs
-            in the same way.
+        on: Target -> fidelity and sentence where these differ. A text names the function of
+            ``torch._C`` that differs in the same way.
         as_in: Another module, whose rows the names have too.
     """
 
@@ -63,7 +65,10 @@ _ON_TARGETS: Mapping[str, Mapping[str, tuple[Fidelity, str]]] = {
 _ROWS: Mapping[str, Sequence[Row]] = {
     "torch.cuda": (
         Row(
-            ("BFloat16Tensor ByteTensor CharTensor FloatTensor HalfTensor IntTensor LongTensor ShortTensor BoolTensor"),
+            (
+                "BFloat16Tensor ByteTensor CharTensor FloatTensor HalfTensor IntTensor LongTensor "
+                "ShortTensor BoolTensor"
+            ),
             "Make a tensor of that dtype on the target; `isinstance` tests for one.",
         ),
         Row(
@@ -73,20 +78,28 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         ),
         Row(
             (
-                "BFloat16Storage ByteStorage CharStorage FloatStorage HalfStorage IntStorage LongStorage "
+                "BFloat16Storage ByteStorage CharStorage FloatStorage HalfStorage IntStorage "
+                "LongStorage "
                 "ShortStorage BoolStorage DoubleStorage ComplexDoubleStorage ComplexFloatStorage"
             ),
             "Make a typed storage on the target.",
         ),
         Row("is_available", "Return whether the program is written for CUDA."),
         Row("is_initialized", "Return True; False in a forked process that cannot use the device."),
-        Row("init", "Check what the accelerator checks first. A stand-in device needs no initialisation."),
-        Row("device_count", "Return the number of advertised devices that `CUDA_VISIBLE_DEVICES` leaves."),
+        Row(
+            "init",
+            "Check what the accelerator checks first. A stand-in device needs no initialisation.",
+        ),
+        Row(
+            "device_count",
+            "Return the number of advertised devices that `CUDA_VISIBLE_DEVICES` leaves.",
+        ),
         Row("device current_device set_device", "Set or return the thread's current device."),
         Row(
             "device_of",
             (
-                "torch's own. It selects a device only where the target's tensors report `is_cuda`: under "
+                "torch's own. It selects a device only where the target's tensors report "
+                "`is_cuda`: under "
                 "`identity='program'`."
             ),
             Fidelity.INERT,
@@ -96,7 +109,8 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         Row(
             "get_device_properties",
             (
-                "Return the target's name, memory and number of processors, constants of compute capability "
+                "Return the target's name, memory and number of processors, constants of compute "
+                "capability "
                 "8.0 for the other fields, and the fields of `properties=`."
             ),
             Fidelity.DECLARED,
@@ -108,15 +122,30 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         ),
         Row(
             "is_bf16_supported",
-            ("Return True from compute capability 8.0 on; below it, whether the target can hold a bfloat16 tensor."),
+            (
+                "Return True from compute capability 8.0 on; below it, whether the target can hold "
+                "a bfloat16 tensor."
+            ),
             Fidelity.DECLARED,
         ),
-        Row("can_device_access_peer", "Return True for two different devices: tensors can be copied between them."),
-        Row("has_half has_magma CudaError DeferredCudaCallError cudaStatus check_error", "torch's own."),
-        Row("cudart", "Return functions for memory figures and the profiler; others raise `NotSupportedError`."),
+        Row(
+            "can_device_access_peer",
+            "Return True for two different devices: tensors can be copied between them.",
+        ),
+        Row(
+            "has_half has_magma CudaError DeferredCudaCallError cudaStatus check_error",
+            "torch's own.",
+        ),
+        Row(
+            "cudart",
+            "Return functions for memory figures and the profiler; others raise "
+            "`NotSupportedError`.",
+        ),
         Row("ipc_collect", "No effect: no memory is shared by CUDA IPC.", Fidelity.INERT),
         Row(
-            "set_sync_debug_mode get_sync_debug_mode", "Store and return the mode; nothing is checked.", Fidelity.INERT
+            "set_sync_debug_mode get_sync_debug_mode",
+            "Store and return the mode; nothing is checked.",
+            Fidelity.INERT,
         ),
         Row("utilization", "Return the CPU's utilization.", Fidelity.APPROXIMATE),
         Row(
@@ -126,7 +155,10 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         ),
         Row(
             "Stream StreamContext stream set_stream",
-            ("Make streams and select a thread's current one. All streams of a target run their work in one order."),
+            (
+                "Make streams and select a thread's current one. All streams of a target run their "
+                "work in one order."
+            ),
         ),
         Row("current_stream", "Return the thread's current stream of a device."),
         Row("default_stream", "Return stream 0 of a device."),
@@ -139,7 +171,10 @@ _ROWS: Mapping[str, Sequence[Row]] = {
             "Record a point in the target's work, with real times and CUDA's errors.",
             on={"mps": (Fidelity.EXACT, "Record an event of `torch.mps`.")},
         ),
-        Row("CUDAGraph graph", "Record operators once and run them again, into the memory of the recorded results."),
+        Row(
+            "CUDAGraph graph",
+            "Record operators once and run them again, into the memory of the recorded results.",
+        ),
         Row("make_graphed_callables", "Make graphs of the forward and backward passes."),
         Row("graph_pool_handle", "Return a new identifier of a pool."),
         Row("is_current_stream_capturing", "Return whether this thread captures a graph."),
@@ -151,20 +186,36 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         Row("GreenContext", "Divide a GPU's multiprocessors.", Fidelity.UNSUPPORTED),
         Row(
             (
-                "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
+                "memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
+                "memory_cached "
                 "max_memory_cached memory_stats memory_stats_as_nested_dict memory_summary"
             ),
             "Return the figures of the target's allocator.",
             on="_cuda_memoryStats",
         ),
-        Row("reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached", "Reset the peaks."),
-        Row("reset_accumulated_memory_stats", "Reset the sums of allocations, where the target keeps such sums."),
-        Row("mem_get_info", "Return the free and the total bytes of the memory in which the target computes."),
+        Row(
+            "reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached",
+            "Reset the peaks.",
+        ),
+        Row(
+            "reset_accumulated_memory_stats",
+            "Reset the sums of allocations, where the target keeps such sums.",
+        ),
+        Row(
+            "mem_get_info",
+            "Return the free and the total bytes of the memory in which the target computes.",
+        ),
         Row("memory_snapshot", "Return the blocks in use.", on="_cuda_memorySnapshot"),
         Row("list_gpu_processes", "Needs NVIDIA's management library.", Fidelity.UNSUPPORTED),
         Row("empty_cache", "Release the target's unused cached memory."),
-        Row("host_memory_stats host_memory_stats_as_nested_dict", "Return zeros: no page-locked memory is allocated."),
-        Row("reset_peak_host_memory_stats reset_accumulated_host_memory_stats", "No effect: the figures are always 0."),
+        Row(
+            "host_memory_stats host_memory_stats_as_nested_dict",
+            "Return zeros: no page-locked memory is allocated.",
+        ),
+        Row(
+            "reset_peak_host_memory_stats reset_accumulated_host_memory_stats",
+            "No effect: the figures are always 0.",
+        ),
         Row(
             "set_per_process_memory_fraction",
             "Set a limit, beyond which allocations raise `torch.cuda.OutOfMemoryError`.",
@@ -177,13 +228,21 @@ _ROWS: Mapping[str, Sequence[Row]] = {
             "Store the value; the allocator stays enabled.",
             Fidelity.INERT,
         ),
-        Row("change_current_allocator CUDAPluggableAllocator", "Replace CUDA's allocator.", Fidelity.UNSUPPORTED),
+        Row(
+            "change_current_allocator CUDAPluggableAllocator",
+            "Replace CUDA's allocator.",
+            Fidelity.UNSUPPORTED,
+        ),
         Row(
             "caching_allocator_alloc caching_allocator_delete",
             "Allocate and free memory by its address.",
             on="_cuda_cudaCachingAllocator_raw_alloc",
         ),
-        Row("MemPool use_mem_pool", "Allocate from a pool of the program's own.", on="_cuda_beginAllocateToPool"),
+        Row(
+            "MemPool use_mem_pool",
+            "Allocate from a pool of the program's own.",
+            on="_cuda_beginAllocateToPool",
+        ),
         Row("default_generators", "Hold the target's default generators."),
         Row(
             "get_rng_state get_rng_state_all set_rng_state set_rng_state_all",
@@ -193,11 +252,16 @@ _ROWS: Mapping[str, Sequence[Row]] = {
             "manual_seed manual_seed_all seed seed_all initial_seed",
             "Seed the target's generator, or return its seed. Its numbers differ from CUDA's.",
         ),
-        Row("current_blas_handle current_solver_handle", "Return pointers of CUDA libraries.", Fidelity.UNSUPPORTED),
+        Row(
+            "current_blas_handle current_solver_handle",
+            "Return pointers of CUDA libraries.",
+            Fidelity.UNSUPPORTED,
+        ),
     ),
     "torch.cuda.sparse": (
         Row(
-            "BFloat16Tensor ByteTensor CharTensor FloatTensor HalfTensor IntTensor LongTensor ShortTensor",
+            "BFloat16Tensor ByteTensor CharTensor FloatTensor HalfTensor IntTensor LongTensor "
+            "ShortTensor",
             "Make a sparse tensor of that dtype; `isinstance` tests for one.",
         ),
         Row(
@@ -224,7 +288,10 @@ _ROWS: Mapping[str, Sequence[Row]] = {
     ),
     "torch.cuda.jiterator": (Row("_create_jit_fn", "Compile CUDA code.", Fidelity.UNSUPPORTED),),
     "torch.cuda.amp": (
-        Row("autocast custom_fwd custom_bwd", "Enable autocast of the target; on a CPU float16 becomes bfloat16."),
+        Row(
+            "autocast custom_fwd custom_bwd",
+            "Enable autocast of the target; on a CPU float16 becomes bfloat16.",
+        ),
         Row("GradScaler amp_definitely_not_available", "torch's own, on the target's tensors."),
     ),
     "torch.cuda.comm": (
@@ -233,7 +300,9 @@ _ROWS: Mapping[str, Sequence[Row]] = {
     ),
     "torch.cuda.gds": (
         Row(
-            "GdsFile gds_register_buffer gds_deregister_buffer", "Read files into a GPU's memory.", Fidelity.UNSUPPORTED
+            "GdsFile gds_register_buffer gds_deregister_buffer",
+            "Read files into a GPU's memory.",
+            Fidelity.UNSUPPORTED,
         ),
         Row("is_available", "Return False."),
     ),
@@ -253,13 +322,18 @@ _ROWS: Mapping[str, Sequence[Row]] = {
     ),
     "torch.cuda.profiler": (
         Row("start stop profile", "No effect on the target: use `torch.profiler`."),
-        Row("init", "Raise torch's own error: it configures NVIDIA's profiler.", Fidelity.UNSUPPORTED),
+        Row(
+            "init",
+            "Raise torch's own error: it configures NVIDIA's profiler.",
+            Fidelity.UNSUPPORTED,
+        ),
     ),
     "torch.cuda.tunable": (
         Row(
             (
                 "enable tuning_enable record_untuned_enable wildcard_fallback_enable "
-                "set_max_tuning_duration set_max_tuning_iterations set_cublaslt_requested_algo_count "
+                "set_max_tuning_duration set_max_tuning_iterations "
+                "set_cublaslt_requested_algo_count "
                 "set_rotating_buffer_size tune_gemm_in_file"
             ),
             "Store or ignore the setting: TunableOp tunes products of GPU matrices.",
@@ -267,8 +341,10 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         ),
         Row(
             (
-                "is_enabled tuning_is_enabled record_untuned_is_enabled wildcard_fallback_is_enabled "
-                "get_max_tuning_duration get_max_tuning_iterations get_cublaslt_requested_algo_count "
+                "is_enabled tuning_is_enabled record_untuned_is_enabled "
+                "wildcard_fallback_is_enabled "
+                "get_max_tuning_duration get_max_tuning_iterations "
+                "get_cublaslt_requested_algo_count "
                 "get_rotating_buffer_size"
             ),
             "Return the setting that was stored, or CUDA's default.",
@@ -288,15 +364,27 @@ _ROWS: Mapping[str, Sequence[Row]] = {
             "enable_cuda_sanitizer",
             "No effect: all streams run their work in one order, so there are no races.",
             Fidelity.INERT,
-            on={"simulated": (Fidelity.EXACT, "torch's own. It is told of every stream, event, kernel and block.")},
+            on={
+                "simulated": (
+                    Fidelity.EXACT,
+                    "torch's own. It is told of every stream, event, kernel and block.",
+                )
+            },
         ),
     ),
     "torch.cuda._memory_viz": (
-        Row("segments memory compare", "torch's own, for snapshots of a scope.", on="_cuda_memorySnapshot"),
+        Row(
+            "segments memory compare",
+            "torch's own, for snapshots of a scope.",
+            on="_cuda_memorySnapshot",
+        ),
     ),
     "torch.backends.cuda": (
         Row("is_built", "Return True."),
-        Row("matmul cuBLASModule", "torch's own flags, stored and read back. No operator rounds to TF32."),
+        Row(
+            "matmul cuBLASModule",
+            "torch's own flags, stored and read back. No operator rounds to TF32.",
+        ),
         Row(
             "cufft_plan_cache cuFFTPlanCache cuFFTPlanCacheAttrContextProp cuFFTPlanCacheManager",
             "Store and return the size of the cache.",
@@ -331,12 +419,19 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         Row("version", "Return version 9.10.2.", Fidelity.DECLARED),
         Row(
             "is_acceptable",
-            ("Return whether a simulated GPU has the tensor, in a dtype of cuDNN; False where no CUDA is simulated."),
+            (
+                "Return whether a simulated GPU has the tensor, in a dtype of cuDNN; False where "
+                "no CUDA is simulated."
+            ),
         ),
         Row("flags set_flags", "torch's own flags, stored and read back.", Fidelity.INERT),
     ),
     "torch.version": (
-        Row("cuda", "The CUDA version of the build, or 12.8 in a build without CUDA.", Fidelity.DECLARED),
+        Row(
+            "cuda",
+            "The CUDA version of the build, or 12.8 in a build without CUDA.",
+            Fidelity.DECLARED,
+        ),
     ),
     "torch.mps": (
         Row("is_available", "Return whether the program is written for MPS."),
@@ -344,23 +439,43 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         Row("synchronize", "Wait for the target's work."),
         Row("empty_cache", "Release the target's unused cached memory."),
         Row("get_rng_state set_rng_state manual_seed seed", "Use the target's generator."),
-        Row("set_per_process_memory_fraction", "Limit the memory of simulated devices.", on="_cuda_setMemoryFraction"),
+        Row(
+            "set_per_process_memory_fraction",
+            "Limit the memory of simulated devices.",
+            on="_cuda_setMemoryFraction",
+        ),
         Row(
             "current_allocated_memory driver_allocated_memory",
             "Return the figures of the target's allocator.",
             on="_cuda_memoryStats",
         ),
-        Row("recommended_max_memory", "Return the bytes of the memory in which the target computes."),
+        Row(
+            "recommended_max_memory", "Return the bytes of the memory in which the target computes."
+        ),
         Row("Event", "Record a point in the target's work."),
-        Row("stream set_stream current_stream default_stream", "Select and return the only stream."),
+        Row(
+            "stream set_stream current_stream default_stream", "Select and return the only stream."
+        ),
         Row("Stream", "Make a stream of Metal.", Fidelity.UNSUPPORTED),
-        Row("compile_shader load_metallib profiler.metal_capture", "Need Metal.", Fidelity.UNSUPPORTED),
-        Row("profiler.start profiler.stop profiler.profile", "No effect: there are no OS signposts.", Fidelity.INERT),
+        Row(
+            "compile_shader load_metallib profiler.metal_capture",
+            "Need Metal.",
+            Fidelity.UNSUPPORTED,
+        ),
+        Row(
+            "profiler.start profiler.stop profiler.profile",
+            "No effect: there are no OS signposts.",
+            Fidelity.INERT,
+        ),
         Row("profiler.is_metal_capture_enabled profiler.is_capturing_metal", "Return False."),
     ),
     "torch.backends.mps": (
         Row("is_built is_available", "Return whether the program is written for MPS."),
-        Row("is_macos_or_newer is_macos13_or_newer", "Answer as on macOS 14.0.", Fidelity.APPROXIMATE),
+        Row(
+            "is_macos_or_newer is_macos13_or_newer",
+            "Answer as on macOS 14.0.",
+            Fidelity.APPROXIMATE,
+        ),
         Row("get_name", "Return the target's name."),
         Row("get_core_count", "Return the number of the target's parallel units."),
     ),
@@ -369,7 +484,8 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         Row(
             "get_device_properties get_device_capability",
             (
-                "Return the target's name, memory, number of processors and whether it holds float64, "
+                "Return the target's name, memory, number of processors and whether it holds "
+                "float64, "
                 "constants for the other fields, and the fields of `properties=`."
             ),
             Fidelity.DECLARED,
@@ -380,19 +496,32 @@ _ROWS: Mapping[str, Sequence[Row]] = {
             "get_stream_from_external",
             "Return the stream of a handle that `Stream.sycl_queue` gave; other pointers raise.",
         ),
-        Row("XPUGraph graph graph_pool_handle make_graphed_callables", "Record graphs of SYCL.", Fidelity.UNSUPPORTED),
+        Row(
+            "XPUGraph graph graph_pool_handle make_graphed_callables",
+            "Record graphs of SYCL.",
+            Fidelity.UNSUPPORTED,
+        ),
         Row("XPUPluggableAllocator", "Replace XPU's allocator.", Fidelity.UNSUPPORTED),
-        Row("temperature power_draw clock_rate memory_usage", "Need Intel's Level Zero.", Fidelity.UNSUPPORTED),
+        Row(
+            "temperature power_draw clock_rate memory_usage",
+            "Need Intel's Level Zero.",
+            Fidelity.UNSUPPORTED,
+        ),
         Row(
             (
                 "can_device_access_peer change_current_allocator current_device current_stream "
-                "default_generators device device_count device_memory_used device_of empty_cache Event "
-                "get_device_name get_per_process_memory_fraction get_rng_state get_rng_state_all init "
-                "initial_seed is_current_stream_capturing is_initialized list_gpu_processes manual_seed "
-                "manual_seed_all max_memory_allocated max_memory_reserved mem_get_info memory_allocated "
+                "default_generators device device_count device_memory_used device_of empty_cache "
+                "Event "
+                "get_device_name get_per_process_memory_fraction get_rng_state get_rng_state_all "
+                "init "
+                "initial_seed is_current_stream_capturing is_initialized list_gpu_processes "
+                "manual_seed "
+                "manual_seed_all max_memory_allocated max_memory_reserved mem_get_info "
+                "memory_allocated "
                 "memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict MemPool "
                 "reset_accumulated_memory_stats reset_peak_memory_stats seed seed_all set_device "
-                "set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream Stream stream "
+                "set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream Stream "
+                "stream "
                 "StreamContext synchronize use_mem_pool utilization"
             ),
             as_in="torch.cuda",
@@ -409,7 +538,8 @@ _UNTOUCHED: Mapping[str, str] = {
     ),
     "torch.cuda.graphs": (
         "register_graph_capture_end_hook register_graph_capture_start_hook "
-        "register_graph_destroy_hook register_graph_instantiate_hook register_graph_replay_end_hook "
+        "register_graph_destroy_hook register_graph_instantiate_hook "
+        "register_graph_replay_end_hook "
         "register_graph_replay_start_hook"
     ),
 }
@@ -418,7 +548,9 @@ _UNTOUCHED: Mapping[str, str] = {
 PUBLIC_NAMES: dict[str, Declared] = {}
 
 
-def _differences(on: str | Mapping[str, tuple[Fidelity, str]]) -> Mapping[str, tuple[Fidelity, str]]:
+def _differences(
+    on: str | Mapping[str, tuple[Fidelity, str]],
+) -> Mapping[str, tuple[Fidelity, str]]:
     return SUPPLIED[f"torch._C.{on}"].on if isinstance(on, str) else on
 
 
@@ -431,5 +563,7 @@ for _module, _rows in _ROWS.items():
             _on = {**_differences(_row.on), **_ON_TARGETS.get(_module, {})}
             PUBLIC_NAMES[f"{_module}.{_name}"] = Declared(_row.fidelity, _row.does, _on)
 
-UNTOUCHED = frozenset(f"{module}.{name}" for module, names in _UNTOUCHED.items() for name in names.split())
+UNTOUCHED = frozenset(
+    f"{module}.{name}" for module, names in _UNTOUCHED.items() for name in names.split()
+)
 """Public names that use no device."""

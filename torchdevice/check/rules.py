@@ -1,4 +1,5 @@
-"""The rules: what each looks for in a source, as a syntax tree whose names are resolved, and in the target.
+"""The rules: what each looks for in a source, as a syntax tree whose names are resolved, and in the
+target.
 
 A rule is a function of a node that yields what it found.
 """
@@ -90,7 +91,8 @@ class Rule(NamedTuple):
         kinds: The kinds of nodes that it looks at.
         look: Yields what it finds at a node.
         of_cuda: Whether it looks for what needs CUDA, so that nothing is found for CUDA itself.
-        of_lacks: Whether it looks for what the target's profile lacks, so that nothing is found without one.
+        of_lacks: Whether it looks for what the target's profile lacks, so that nothing is found
+            without one.
     """
 
     name: str
@@ -108,11 +110,17 @@ Look = Callable[..., Iterator[Found]]
 """Yields what a rule finds at a node, in a view."""
 
 
-def rule(name: str, *kinds: type[ast.AST], of_cuda: bool = False, of_lacks: bool = False) -> Callable[[Look], Look]:
-    """Register a function as a rule for some kinds of nodes. Its docstring says what the rule finds."""
+def rule(
+    name: str, *kinds: type[ast.AST], of_cuda: bool = False, of_lacks: bool = False
+) -> Callable[[Look], Look]:
+    """Register a function as a rule for some kinds of nodes. Its docstring says what the rule
+    finds.
+    """
 
     def register(look: Look) -> Look:
-        RULES[name] = Rule(name, " ".join((look.__doc__ or "").split()), kinds, look, of_cuda, of_lacks)
+        RULES[name] = Rule(
+            name, " ".join((look.__doc__ or "").split()), kinds, look, of_cuda, of_lacks
+        )
         return look
 
     return register
@@ -124,7 +132,9 @@ SYNTAX = "syntax"
 
 @rule(SYNTAX)
 def _syntax(node: ast.AST, view: View) -> Iterator[Found]:
-    """A file that is no Python 3: a syntax error, bytes that are no text, a notebook that is no JSON."""
+    """A file that is no Python 3: a syntax error, bytes that are no text, a notebook that is no
+    JSON.
+    """
     yield from ()
 
 
@@ -165,16 +175,32 @@ FUNCTIONS_OF_WORDS = frozenset(
 CLASSES_OF_DEVICES = frozenset(["torch.Generator", "torch.device", "torch.set_default_device"])
 
 PUT_ON_A_DEVICE = frozenset(
-    ["cuda", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to", "to_empty", "type"]
+    [
+        "cuda",
+        "new_empty",
+        "new_full",
+        "new_ones",
+        "new_tensor",
+        "new_zeros",
+        "to",
+        "to_empty",
+        "type",
+    ]
 )
 
 KEYWORDS_OF_WORDS = frozenset(["backend", "choices", "help", "msg", "sort_by"])
 
 FUNCTIONS_OF_RANKS = frozenset(
-    ["torch.cuda.current_device", "torch.distributed.get_node_local_rank", "torch.distributed.get_rank"]
+    [
+        "torch.cuda.current_device",
+        "torch.distributed.get_node_local_rank",
+        "torch.distributed.get_rank",
+    ]
 )
 
-TAKE_A_DTYPE = frozenset(["new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to", "type"])
+TAKE_A_DTYPE = frozenset(
+    ["new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to", "type"]
+)
 
 FUNCTIONS_ABOUT_DTYPES = frozenset(["torch.can_cast", "torch.finfo", "torch.promote_types"])
 
@@ -193,7 +219,9 @@ KEEP_THE_DTYPE = frozenset(
     }
 )
 
-FUNCTIONS_OF_ARRAYS = frozenset(["torch.as_tensor", "torch.asarray", "torch.from_numpy", "torch.tensor"])
+FUNCTIONS_OF_ARRAYS = frozenset(
+    ["torch.as_tensor", "torch.asarray", "torch.from_numpy", "torch.tensor"]
+)
 
 FUNCTIONS_THAT_MAKE_FLOAT64 = frozenset(
     {
@@ -213,7 +241,9 @@ FUNCTIONS_THAT_MAKE_FLOAT64 = frozenset(
 
 CAUGHT = frozenset(["BaseException", "Exception", "ImportError", "ModuleNotFoundError"])
 
-OPERATORS = frozenset(["torch", "torch.fft", "torch.linalg", "torch.nn.functional", "torch.special"])
+OPERATORS = frozenset(
+    ["torch", "torch.fft", "torch.linalg", "torch.nn.functional", "torch.special"]
+)
 
 NO_TENSORS = frozenset(
     {
@@ -274,7 +304,10 @@ class View(Names):
 
     def is_inside(self, package: str) -> bool:
         """Return whether the source is a part of a package, by the folders that it is in."""
-        return any(folder.name == package and (folder / "__init__.py").is_file() for folder in self._path.parents)
+        return any(
+            folder.name == package and (folder / "__init__.py").is_file()
+            for folder in self._path.parents
+        )
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """Return the node that a node is a part of."""
@@ -285,8 +318,14 @@ class View(Names):
         return (self.dotted(node.func) or "") if isinstance(node, ast.Call) else ""
 
     def method(self, node: ast.AST) -> str:
-        """Return the name of the method that a call calls on some object; empty for a function of a module."""
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and self.dotted(node.func) is None:
+        """Return the name of the method that a call calls on some object; empty for a function of a
+        module.
+        """
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and self.dotted(node.func) is None
+        ):
             return node.func.attr
         return ""
 
@@ -295,12 +334,18 @@ class View(Names):
         for part, each in self.upwards(node):
             if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
                 return False
-            if isinstance(each, ast.Try) and part in each.body and any(map(_catches, each.handlers)):
+            if (
+                isinstance(each, ast.Try)
+                and part in each.body
+                and any(map(_catches, each.handlers))
+            ):
                 return True
         return False
 
     def is_tensor(self, node: ast.AST) -> bool:
-        """Return whether an expression is surely a tensor: the result of a function of torch, or made from one."""
+        """Return whether an expression is surely a tensor: the result of a function of torch, or
+        made from one.
+        """
 
         def of_call(call: ast.Call) -> Any:
             function = self.called(call)
@@ -308,15 +353,19 @@ class View(Names):
 
         return bool(self.surely(node, of_call))
 
-    def surely(self, node: ast.AST, of_call: Callable[[ast.Call], Any], depth: int = 0, known: Any = None) -> Any:
-        """Return what is surely known of an expression: of each value that it may have, by the calls it is made by.
+    def surely(
+        self, node: ast.AST, of_call: Callable[[ast.Call], Any], depth: int = 0, known: Any = None
+    ) -> Any:
+        """Return what is surely known of an expression: of each value that it may have, by the
+        calls it is made by.
 
         Args:
             node: The expression.
-            of_call: Returns what is known of the result of a call, false where nothing is; or the expression of which
-                the same is known.
+            of_call: Returns what is known of the result of a call, false where nothing is; or the
+                expression of which the same is known.
             depth: How deep the expression is.
-            known: The answers so far: many ways lead to an expression, and each step would multiply them.
+            known: The answers so far: many ways lead to an expression, and each step would multiply
+                them.
         """
         known = {} if known is None else known
         if depth > _MAX_DEPTH or node in known:
@@ -330,7 +379,9 @@ class View(Names):
         if inner and not isinstance(inner, ast.AST):
             known[node] = inner
         elif isinstance(node, ast.BinOp):
-            sides = (self.surely(side, of_call, depth + 1, known) for side in (node.left, node.right))
+            sides = (
+                self.surely(side, of_call, depth + 1, known) for side in (node.left, node.right)
+            )
             known[node] = next(filter(None, sides), False)
         else:
             sources = [inner] if inner else self.flowing(node)
@@ -339,7 +390,9 @@ class View(Names):
         return known[node]
 
     def texts(self, node: ast.AST | None) -> Iterator[ast.Constant]:
-        """Yield the literal texts that an expression may be, by its branches and the variables it reads."""
+        """Yield the literal texts that an expression may be, by its branches and the variables it
+        reads.
+        """
         seen: set[ast.AST] = set()  # many ways lead to an expression
         ahead = [node]
         while ahead:
@@ -352,17 +405,24 @@ class View(Names):
             elif isinstance(each, ast.IfExp):
                 ahead += each.orelse, each.body
             else:
-                ahead += reversed(each.values if isinstance(each, ast.BoolOp) else self.values(each))
+                ahead += reversed(
+                    each.values if isinstance(each, ast.BoolOp) else self.values(each)
+                )
 
 
 def names_option(call: ast.AST, word: str) -> bool:
     """Return whether a call that adds an option of the command line has a word in its names."""
-    return any(isinstance(each, ast.Constant) and word in str(each.value) for each in getattr(call, "args", []))
+    return any(
+        isinstance(each, ast.Constant) and word in str(each.value)
+        for each in getattr(call, "args", [])
+    )
 
 
 def _catches(handler: ast.ExceptHandler) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(kind is None or getattr(kind, "id", getattr(kind, "attr", "")) in CAUGHT for kind in kinds)
+    return any(
+        kind is None or getattr(kind, "id", getattr(kind, "attr", "")) in CAUGHT for kind in kinds
+    )
 
 
 def _makes_tensors(function: str) -> bool:

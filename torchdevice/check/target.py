@@ -1,6 +1,7 @@
 """What a target does with the names, dtypes and operators that a source mentions.
 
-Torch is imported when the first of them is looked up, because the tables are those that the package works with.
+Torch is imported when the first of them is looked up, because the tables are those that the package
+works with.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Target(NamedTuple):
         profile_name: The profile that says what the device lacks; or empty.
         folds: Whether an ordinal beyond the last device means the first device.
         devices: How many devices there are.
-        plain_graphs: Whether compiled graphs run operator by operator, because Inductor makes no code for it.
+        plain_graphs: Whether compiled graphs run operator by operator, because Inductor makes no
+            code for it.
     """
 
     name: str
@@ -55,7 +57,15 @@ class Target(NamedTuple):
         if name in SIMULATED_MAC:
             return MAC._replace(name=name, plain_graphs=True)
         profile, devices = target_selection.simulated_profile(name)
-        return cls(name, "simulated", "", profile.name, profile.single, devices, plain_graphs=profile.lacks_anything)
+        return cls(
+            name,
+            "simulated",
+            "",
+            profile.name,
+            profile.single,
+            devices,
+            plain_graphs=profile.lacks_anything,
+        )
 
     @property
     def profile(self) -> Profile | None:
@@ -65,7 +75,9 @@ class Target(NamedTuple):
         return profiles.find(self.profile_name) if self.profile_name else None
 
     def reports(self, families: Collection[str]) -> bool:
-        """Return whether tensors say that they are on one of these accelerators, which a program is written for."""
+        """Return whether tensors say that they are on one of these accelerators, which a program is
+        written for.
+        """
         return self.native in families or not (self.native or self.name in _REAL)
 
     @property
@@ -76,9 +88,12 @@ class Target(NamedTuple):
     def fidelity(self, name: str) -> tuple[str, Fidelity, str] | None:
         """Return the public name that a dotted name of torch means, its fidelity and what it does.
 
-        Returns None for a name that the table does not contain, and for one that the target has itself.
+        Returns None for a name that the table does not contain, and for one that the target has
+        itself.
         """
-        if name.split(".")[1:2] == [self.native] or name.startswith(f"torch.backends.{self.native}."):
+        if name.split(".")[1:2] == [self.native] or name.startswith(
+            f"torch.backends.{self.native}."
+        ):
             return None
         known = _known_name(name)
         if known is None:
@@ -92,7 +107,9 @@ class Target(NamedTuple):
         return self.profile is not None and torch_object(name) in self.profile.unsupported_dtypes
 
     def missing(self, name: str) -> str | None:
-        """Return the operator that a public function or module of torch needs and the device lacks, else None."""
+        """Return the operator that a public function or module of torch needs and the device lacks,
+        else None.
+        """
         needed = _needed_operators()
         forward, backward = (needed[of].get(name) for of in ("forward", "backward"))
         return self._missing(forward) or self._missing_by_name(name) or self._missing(backward)
@@ -102,7 +119,10 @@ class Target(NamedTuple):
         from torchdevice.simulation.profiles import missing_operators
 
         backends = self.profile.backends if self.profile is not None and operator else ()
-        lacked = any(str(operator).removeprefix("aten::") in missing_operators(backend) for backend in backends)
+        lacked = any(
+            str(operator).removeprefix("aten::") in missing_operators(backend)
+            for backend in backends
+        )
         return operator if lacked else None
 
     def _missing_by_name(self, name: str) -> str | None:
@@ -111,24 +131,40 @@ class Target(NamedTuple):
 
         for module, prefix in _PREFIXES.items():
             operator = f"{prefix}{name[len(module) :]}"
-            for backend in self.profile.backends if self.profile is not None and name.startswith(module) else ():
+            for backend in (
+                self.profile.backends
+                if self.profile is not None and name.startswith(module)
+                else ()
+            ):
                 if operator in missing_functions(backend):
                     return f"aten::{missing_functions(backend)[operator]}"
         return None
 
     def refused_by_tests(self, name: str) -> bool:
-        """Return whether torch's own tests expect a function to fail on the device for some inputs."""
-        return self.profile is not None and bool(self.profile.backends) and name in _needed_operators()["tests"]
+        """Return whether torch's own tests expect a function to fail on the device for some
+        inputs.
+        """
+        return (
+            self.profile is not None
+            and bool(self.profile.backends)
+            and name in _needed_operators()["tests"]
+        )
 
 
-_PREFIXES = {"torch.linalg.": "linalg_", "torch.special.": "special_", "torch.fft.": "fft_", "torch.nn.functional.": ""}
+_PREFIXES = {
+    "torch.linalg.": "linalg_",
+    "torch.special.": "special_",
+    "torch.fft.": "fft_",
+    "torch.nn.functional.": "",
+}
 _PREFIXES |= {"torch.Tensor.": "", "torch.": ""}
 """The beginning of public names -> that of the operators of the same name."""
 
 
 @functools.cache
 def _needed_operators() -> Mapping[str, Any]:
-    """Return which operators without a kernel on MPS names need: for themselves, and for their gradients alone.
+    """Return which operators without a kernel on MPS names need: for themselves, and for their
+    gradients alone.
 
     ``"tests"`` are the names that torch's own tests expect to fail on MPS in float32.
 
@@ -165,7 +201,9 @@ def _public_names() -> Mapping[str, Any]:
 
 @functools.cache
 def _by_last_word() -> Mapping[str, list[tuple[str, str]]]:
-    """Return the public names by their last word: word -> module and name, the innermost module first."""
+    """Return the public names by their last word: word -> module and name, the innermost module
+    first.
+    """
     found: dict[str, list[tuple[str, str]]] = {}
     for name in sorted(_public_names(), key=len, reverse=True):
         module, _, word = name.rpartition(".")
@@ -177,8 +215,9 @@ def _by_last_word() -> Mapping[str, list[tuple[str, str]]]:
 def _known_name(name: str) -> str | None:
     """Return the name in the table that a dotted name spells, or whose attribute it is.
 
-    ``torch.cuda.memory.memory_allocated`` is ``torch.cuda.memory_allocated``, ``torch.backends.cuda.matmul.allow_tf32``
-    belongs to ``torch.backends.cuda.matmul``, and a flag of a module to the function ``flags`` that sets it.
+    ``torch.cuda.memory.memory_allocated`` is ``torch.cuda.memory_allocated``,
+    ``torch.backends.cuda.matmul.allow_tf32`` belongs to ``torch.backends.cuda.matmul``, and a flag
+    of a module to the function ``flags`` that sets it.
     """
     known = _public_names()
     parts = name.split(".")
@@ -188,7 +227,11 @@ def _known_name(name: str) -> str | None:
         if spelled in known:
             return spelled
         for module, candidate in _by_last_word().get(word, ()):
-            if spelled.startswith(f"{module}.") and torch_object(spelled) is torch_object(candidate):
+            if spelled.startswith(f"{module}.") and torch_object(spelled) is torch_object(
+                candidate
+            ):
                 return candidate
     flags = f"{name.rpartition('.')[0]}.flags"
-    return flags if flags in known and parts[-1] in inspect.signature(torch_object(flags)).parameters else None
+    if flags in known and parts[-1] in inspect.signature(torch_object(flags)).parameters:
+        return flags
+    return None

@@ -1,8 +1,9 @@
-"""What to say where the other project of this name, ``torchdevice`` on PyPI, was installed over this one.
+"""What to say where the other project of this name, ``torchdevice`` on PyPI, was installed over
+this one.
 
-Its package has the same name, so its ``torchdevice/__init__.py`` takes the place of this package's. Everything else of
-this package stays, and torch must be importable all the same. That project has a file ``cuda.py``, before which Python
-finds this folder.
+Its package has the same name, so its ``torchdevice/__init__.py`` takes the place of this package's.
+Everything else of this package stays, and torch must be importable all the same. That project has a
+file ``cuda.py``, before which Python finds this folder.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any, NoReturn
 NAME = "set_cuda_visible_devices"
 """What the other project's package imports from ``torchdevice.cuda``."""
 
-REMEDY = "pip uninstall torchdevice, then pip install --force-reinstall --no-deps torchdevice-portable"
+REMEDY = (
+    "pip uninstall torchdevice, then pip install --force-reinstall --no-deps torchdevice-portable"
+)
 
 
 def explain() -> None:
@@ -36,7 +39,8 @@ def _missing(name: str) -> NoReturn:
         raise AttributeError(f"module 'torchdevice' has no attribute {name!r}")
     # Not an AttributeError, whose text `from torchdevice import portable` would drop.
     raise ImportError(
-        f"torchdevice.{name} is not there: the projects torchdevice and torchdevice-portable are both installed, "
+        f"torchdevice.{name} is not there: the projects torchdevice and torchdevice-portable are "
+        "both installed, "
         f"and their packages have one name. To use torchdevice-portable: {REMEDY}."
     )
 

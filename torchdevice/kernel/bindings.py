@@ -1,16 +1,19 @@
-"""The registries of what a scope puts beneath torch's own Python, where the files of an area register it.
+"""The registries of what a scope puts beneath torch's own Python, where the files of an area
+register it.
 
-Functions of torch are replaced (:func:`replaces`). Names that torch lacks are supplied, with values or functions.
+Functions of torch are replaced (:func:`replaces`). Names that torch lacks are supplied, with values
+or functions.
 
-``torch.cuda`` is ordinary Python that calls about a hundred names of ``torch._C``. A build without CUDA lacks these
-names. In a CUDA build without a GPU they raise. The files of ``torch_modules/cuda/`` and
-``torch_modules/accelerators/`` register functions and values for them here. torch's own Python calls these unmodified,
-so argument checks, keys and wording come from torch itself.
+``torch.cuda`` is ordinary Python that calls about a hundred names of ``torch._C``. A build without
+CUDA lacks these names. In a CUDA build without a GPU they raise. The files of
+``torch_modules/cuda/`` and
+``torch_modules/accelerators/`` register functions and values for them here. torch's own Python
+calls these unmodified, so argument checks, keys and wording come from torch itself.
 
 Every name declares its fidelity. ``docs/make_coverage.py`` makes a page of :data:`SUPPLIED`.
 
-Modules that programs import themselves are patched as soon as they are imported, by whatever statement
-(:class:`LateModules`).
+Modules that programs import themselves are patched as soon as they are imported, by whatever
+statement (:class:`LateModules`).
 """
 
 from __future__ import annotations
@@ -40,15 +43,22 @@ class Late:
     Args:
         name: The module's full name.
         makers: Return the patches for the module.
-        sees_scope: Whether the module's text runs in the scope; a module of torch sees the machine as it is.
-        error: What is raised, with the name, where the module must not be imported. It is found all the same, so
-            that a program may ask for it.
+        sees_scope: Whether the module's text runs in the scope; a module of torch sees the machine
+            as it is.
+        error: What is raised, with the name, where the module must not be imported. It is found all
+            the same, so that a program may ask for it.
 
     Attributes:
         patches: The patches, from the first installation on.
     """
 
-    def __init__(self, name: str, *makers: Maker, sees_scope: bool = False, error: type[Exception] | None = None):
+    def __init__(
+        self,
+        name: str,
+        *makers: Maker,
+        sees_scope: bool = False,
+        error: type[Exception] | None = None,
+    ):
         self.name, self.makers, self.sees_scope, self.error = name, list(makers), sees_scope, error
         self.patches: list[Patch] = []
 
@@ -57,7 +67,9 @@ class Late:
         if self.makers and not self.patches:
             torch_internals.check("later", self.name)
             # Made once: the module stays the same object for the process.
-            self.patches = patching.together([patch for make in self.makers for patch in make(sys.modules[self.name])])
+            self.patches = patching.together(
+                [patch for make in self.makers for patch in make(sys.modules[self.name])]
+            )
         for patch in self.patches:
             patch.install()
 
@@ -68,7 +80,8 @@ class Late:
 
 
 class LateModules:
-    """All modules that a scope waits for, as one patch: a finder that finds these modules as Python does.
+    """All modules that a scope waits for, as one patch: a finder that finds these modules as Python
+    does.
 
     Attributes:
         modules: The modules by name.
@@ -82,22 +95,27 @@ class LateModules:
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)  # type: ignore[arg-type]
         for name, late in self.modules.items():
-            # None keeps Python from importing a module; one that is being imported is there without its functions.
+            # None keeps Python from importing a module; one that is being imported is there without
+            # its functions.
             module = sys.modules.get(name)
             if module is not None and not getattr(module.__spec__, "_initializing", False):
                 late.install()
 
     def remove(self) -> None:
         finders: list[Any] = sys.meta_path
-        finders.remove(self) if self in finders else None  # on one line: somebody may come between two
+        # On one line: somebody may come between two.
+        finders.remove(self) if self in finders else None
         patching.do_all([late.remove for late in reversed(self.modules.values()) if late.patches])
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         late = self.modules.get(name)
         if late is None and name.startswith(_COMPILERS):
             late = Late(name)  # a compiler keeps what it asks of the machine
-        # The usual finder of files; builtin and frozen modules are not among those that are waited for.
-        spec: Any = None if late is None else importlib.machinery.PathFinder.find_spec(name, path, target)
+        # The usual finder of files; builtin and frozen modules are not among those that are waited
+        # for.
+        spec: Any = (
+            None if late is None else importlib.machinery.PathFinder.find_spec(name, path, target)
+        )
         if late is not None and spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, late)
         return spec
@@ -120,7 +138,11 @@ class _Loader:
             raise self._late.error(self._late.name)
         # Before the module's text runs, which may look at its own loader or reload itself.
         module.__loader__ = module.__spec__.loader = self._loader
-        with contextlib.nullcontext() if self._late.sees_scope else thread_state.suspended(compiling=True):
+        with (
+            contextlib.nullcontext()
+            if self._late.sees_scope
+            else thread_state.suspended(compiling=True)
+        ):
             self._loader.exec_module(module)
         self._late.install()  # after the text, so that the functions to patch exist
 
@@ -143,15 +165,18 @@ def replaces(
     optional: bool = False,
     sees_scope: bool = False,
 ) -> Callable[[F], F]:
-    """Register a function ``(context, original, ...)`` that is called in a scope in place of functions of torch.
+    """Register a function ``(context, original, ...)`` that is called in a scope in place of
+    functions of torch.
 
     Args:
-        owner: The module or class with the functions or other attributes. One that programs import themselves is given
-            as a text: ``"package.module"``, or ``"package.module:Class"``. None for one that this torch lacks.
+        owner: The module or class with the functions or other attributes. One that programs import
+            themselves is given as a text: ``"package.module"``, or ``"package.module:Class"``. None
+            for one that this torch lacks.
         names: Their names.
         native_to: See :func:`per_context`.
         makes: Whether the function is called with what is there, and returns what takes its place.
-        by_value: Whether modules of torch import the functions by value, so that these modules get them too.
+        by_value: Whether modules of torch import the functions by value, so that these modules get
+            them too.
         optional: Whether some releases or builds of torch lack the functions.
         sees_scope: See :class:`Late`. The module of a text only.
     """
@@ -160,7 +185,9 @@ def replaces(
     def register(function: F) -> F:
         def patches(within: Any) -> list[Patch]:
             make = function if makes else patching.routed(within, function, native_to)
-            return [kind(within, name, make) for name in names if not optional or hasattr(within, name)]
+            return [
+                kind(within, name, make) for name in names if not optional or hasattr(within, name)
+            ]
 
         if owner is None:
             return function
@@ -217,45 +244,66 @@ def supplied_function(
     on: Mapping[str, tuple[Fidelity, str]] | None = None,
     denies: Any = None,
 ) -> Callable[[Any], Any]:
-    """Register a function ``(context, *args)`` that torch calls, without the context, by one or several names.
+    """Register a function ``(context, *args)`` that torch calls, without the context, by one or
+    several names.
 
-    A call of a function that is not exact is reported once per line of the program, with ``note`` as the text of
-    what is done instead. A function with ``on`` reports its calls itself.
+    A call of a function that is not exact is reported once per line of the program, with ``note``
+    as the text of what is done instead. A function with ``on`` reports its calls itself.
 
     Args:
         name: One name or several, with spaces between: of ``torch._C``, or dotted.
         fidelity: How close the function comes to the accelerator's own.
-        note: A description of the function, in a few words; the first line of its docstring if left out.
-        native_to: The accelerator that the name belongs to: on a target of that type, and in a program written for
-            another accelerator, torch's own function is called.
-        denies: What programs written for another accelerator find where torch's own name would find this one, such as
-            ``patching.ABSENT``; None for what torch itself has there.
+        note: A description of the function, in a few words; the first line of its docstring if left
+            out.
+        native_to: The accelerator that the name belongs to: on a target of that type, and in a
+            program written for another accelerator, torch's own function is called.
+        denies: What programs written for another accelerator find where torch's own name would find
+            this one, such as ``patching.ABSENT``; None for what torch itself has there.
         on: Target -> fidelity and note, for the targets where these differ.
     """
 
     names = name.split()
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        # Functions with a constant or approximate answer report each call; exact ones have nothing to say.
+        # Functions with a constant or approximate answer report each call; exact ones have nothing
+        # to say.
         silent = fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)  # what raises notes that itself
         told = note or first_line(function)
-        called = function if silent else _reporting(function, names[0], fidelity, told.removeprefix("Return "))
+        if silent:
+            called = function
+        else:
+            called = _reporting(function, names[0], fidelity, told.removeprefix("Return "))
 
         for each in names:
             dotted = each if "." in each else _C + each
-            # A function of its own for each name, as torch has: Dynamo tells them apart by identity.
+            # A function of its own for each name, as torch has: Dynamo tells them apart by
+            # identity.
             own = functools.wraps(called)(functools.partial(called)) if called in _named else called
             _named.add(called)
-            add(Supplied(dotted, _value_of(own, native_to, dotted, denies), fidelity, told, on or {}, function))
+            add(
+                Supplied(
+                    dotted,
+                    _value_of(own, native_to, dotted, denies),
+                    fidelity,
+                    told,
+                    on or {},
+                    function,
+                )
+            )
         return function
 
     return register
 
 
-def _value_of(function: Callable[..., Any], native_to: str, name: str, denies: Any) -> Callable[[Context], Any]:
+def _value_of(
+    function: Callable[..., Any], native_to: str, name: str, denies: Any
+) -> Callable[[Context], Any]:
     def value(context: Context) -> Any:
         answers = native_to in context.names.stood_for
-        found = context.supplied.bound(function) if answers else _denial(context, native_to, name, denies)
+        if answers:
+            found = context.supplied.bound(function)
+        else:
+            found = _denial(context, native_to, name, denies)
         # Cached by the context, because torch reads names such as `_cuda_getDevice` in hot paths.
         context.supplied.values[value] = found
         return found
@@ -264,7 +312,9 @@ def _value_of(function: Callable[..., Any], native_to: str, name: str, denies: A
 
 
 def supplied_as(name: str, other: str, *, native_to: str) -> None:
-    """Register, by the dotted ``name`` of an accelerator, the exact function that is supplied as ``other``."""
+    """Register, by the dotted ``name`` of an accelerator, the exact function that is supplied as
+    ``other``.
+    """
     known = SUPPLIED[other]
     supplied_function(name, native_to=native_to, on=known.on)(known.function)
 
@@ -293,14 +343,17 @@ def supplied_value(
 
 
 def _denial(context: Context, family: str, name: str, denies: Any) -> Any:
-    """Return what a program written for another accelerator finds: ``denies`` where torch's own name would find one."""
+    """Return what a program written for another accelerator finds: ``denies`` where torch's own
+    name would find one.
+    """
     if denies is None or context.names.family == family:
         return TORCHS_OWN
     module, _, attribute = name.rpartition(".")
     own = vars(importlib.import_module(module)).get(attribute)
     if attribute in vars(importlib.import_module(module)) and context.runtime.supplied.is_mac:
         return denies  # a Mac's torch is built for no other accelerator
-    # A build for CUDA on a machine without a GPU has the name and finds no device, and its own errors say so.
+    # A build for CUDA on a machine without a GPU has the name and finds no device, and its own
+    # errors say so.
     found = own() if callable(own) else own
     return denies if found else TORCHS_OWN
 
@@ -324,7 +377,9 @@ def add(supplied: Supplied) -> None:
     SUPPLIED[supplied.name] = supplied
 
 
-def _reporting(function: Callable[..., Any], name: str, fidelity: Fidelity, note: str) -> Callable[..., Any]:
+def _reporting(
+    function: Callable[..., Any], name: str, fidelity: Fidelity, note: str
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def reporting(context: Context, *args: Any, **kwargs: Any) -> Any:
         # Before the call: a strict scope raises here, and the function has no effect.
@@ -335,8 +390,12 @@ def _reporting(function: Callable[..., Any], name: str, fidelity: Fidelity, note
 
 
 def asked(name: str, caller: FrameType) -> str:
-    """Return what a program wrote: the name of torch's function which calls a private name, or words for a setting."""
-    module, function, private = caller.f_globals.get("__name__", ""), caller.f_code.co_name, name.removeprefix(_C)
+    """Return what a program wrote: the name of torch's function which calls a private name, or
+    words for a setting.
+    """
+    module = caller.f_globals.get("__name__", "")
+    function = caller.f_code.co_name
+    private = name.removeprefix(_C)
     if not private.startswith("_") or not module.startswith(("torch.", "torchdevice.")):
         return name
     words = private.removeprefix("_cuda").lstrip("_").removeprefix("set_").replace("_", " ")

@@ -1,7 +1,9 @@
-"""A program's view of a scope: the target, the reported answers, the thread's current device and streams.
+"""A program's view of a scope: the target, the reported answers, the thread's current device and
+streams.
 
-A scope makes a :class:`Context` when it is entered (``scope/scope.py``). Everything else in this package works through
-the context. The context itself knows no patch, no supplied name and no engine.
+A scope makes a :class:`Context` when it is entered (``scope/scope.py``). Everything else in this
+package works through the context. The context itself knows no patch, no supplied name and no
+engine.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from torchdevice.kernel.supplied_members import SuppliedMembers
 from torchdevice.kernel.target_dtypes import TargetDtypes
 from torchdevice.kernel.thread_values import ThreadValues
 
-# Enough for every spelling of a program; the limit keeps one that makes texts without end from filling memory.
+# Enough for every spelling of a program; the limit keeps one that makes texts without end from
+# filling memory.
 _MAX_REDIRECTS = 4096
 
 _EXACT = Fidelity.EXACT  # reading a member of an enumeration takes longer than a global name
@@ -53,18 +56,23 @@ class ProgramDevices:
         context: The context of the program.
 
     Attributes:
-        machine: The devices that a scope on simulated devices works on, see ``simulation/machine.py``; else None.
-        key: The target, every option and the number of devices as text, on which compiled code is guarded.
+        machine: The devices that a scope on simulated devices works on, see
+            ``simulation/machine.py``; else None.
+        key: The target, every option and the number of devices as text, on which compiled code is
+            guarded.
         are_several: Whether ``devices=`` shows the program several accelerators.
         are_folded: Whether one device with a memory of its own is several of those accelerators.
-        redirects_only: Whether a call that names a device needs no more than the device, and perhaps its side marked.
+        redirects_only: Whether a call that names a device needs no more than the device, and
+            perhaps its side marked.
     """
 
     machine: Any = None
 
     def __init__(self, context: Context):
         self._context = context
-        self._options, self._runtime, self._thread = context.options, context.runtime, context.thread
+        self._options = context.options
+        self._runtime = context.runtime
+        self._thread = context.thread
         self._count: int | None = None
         self._visible: tuple[int, ...] = ()
         self._shown: dict[torch.device, torch.device] = {}
@@ -73,8 +81,11 @@ class ProgramDevices:
         # `devices=` on a target with as many devices of its own folds nothing.
         own_memory = self.are_several and not runtime.shares_host_memory
         self.are_folded = own_memory and devices > runtime.device_count()
-        self.redirects_only = runtime.has_peaks and not context.dtypes.fits_conversions and not self.are_folded
-        # Computes `key`, which compiled code needs before anybody has asked for the number of devices.
+        self.redirects_only = (
+            runtime.has_peaks and not context.dtypes.fits_conversions and not self.are_folded
+        )
+        # Computes `key`, which compiled code needs before anybody has asked for the number of
+        # devices.
         self.count_again()
 
     @property
@@ -86,8 +97,9 @@ class ProgramDevices:
     def count(self) -> int:
         """How many accelerators the program sees.
 
-        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The variable counts
-        until the program first uses the accelerator, as in CUDA, because programs set it before.
+        ``CUDA_VISIBLE_DEVICES`` limits the number under ``devices=`` and on simulated devices. The
+        variable counts until the program first uses the accelerator, as in CUDA, because programs
+        set it before.
         """
         if self._count is not None:
             return self._count
@@ -101,13 +113,17 @@ class ProgramDevices:
         self._count = self.count_again()
 
     def count_again(self) -> int:
-        """Return how many accelerators there are, and let the next read of ``count`` count them again."""
+        """Return how many accelerators there are, and let the next read of ``count`` count them
+        again.
+        """
         self._count, self._visible = None, ()
         count = self._options.devices or max(1, self._runtime.device_count())
         if self._options.devices is not None or not self._runtime.supplied.folds_ordinals:
             # Those before the first that is not there.
             ordinals = visible_ordinals()
-            self._visible = tuple(itertools.takewhile(lambda ordinal: ordinal < count, ordinals or ()))
+            self._visible = tuple(
+                itertools.takewhile(lambda ordinal: ordinal < count, ordinals or ())
+            )
             count = count if ordinals is None else len(self._visible)
         self.key = f"{self._runtime.target} {self._options.key} visible={count}"
         return count
@@ -115,10 +131,14 @@ class ProgramDevices:
     def figure(self, name: str, index: int) -> Any:
         """Return the value of an option for one of the program's ordinals."""
         value = getattr(self._options, name)
-        return of_device(value, self.machine_number(index)) if isinstance(value, PerDevice) else value
+        if isinstance(value, PerDevice):
+            return of_device(value, self.machine_number(index))
+        return value
 
     def machine_number(self, index: int) -> int:
-        """Return the number on its machine of one of the program's ordinals, which ``CUDA_VISIBLE_DEVICES`` chooses."""
+        """Return the number on its machine of one of the program's ordinals, which
+        ``CUDA_VISIBLE_DEVICES`` chooses.
+        """
         exists = index < self.count  # the first read of the variable
         return self._visible[index] if exists and self._visible else index
 
@@ -131,11 +151,15 @@ class ProgramDevices:
         return index if index and index < self._runtime.device_count() else 0
 
     def is_targets(self, device: torch.device) -> bool:
-        """Return whether a device is the target's, as torch reports it or, in traced code, as the program sees it."""
+        """Return whether a device is the target's, as torch reports it or, in traced code, as the
+        program sees it.
+        """
         return self.is_targets_type(device.type)
 
     def is_targets_type(self, kind: str) -> bool:
-        """Return whether a device type is the target's, as torch names it or as the program sees it."""
+        """Return whether a device type is the target's, as torch names it or as the program sees
+        it.
+        """
         return kind in (self._context.device_type, self._context.shown_as)
 
     def of_program(self, index: int) -> torch.device:
@@ -148,7 +172,8 @@ class ProgramDevices:
         if known is None:
             known = device
             if self._context.shown_as is not None and device.type == self._context.device_type:
-                # Devices such as meta have no index, but tensors of an accelerator always report one.
+                # Devices such as meta have no index, but tensors of an accelerator always report
+                # one.
                 known = device_of(self._context.shown_as, device.index or 0)
             self._shown[device] = known
         return known
@@ -157,8 +182,8 @@ class ProgramDevices:
         """Return which of the program's accelerators a spelling means.
 
         Raises:
-            torch.AcceleratorError: ``devices`` were advertised, and the ordinal is beyond the last of them. The text
-                is CUDA's.
+            torch.AcceleratorError: ``devices`` were advertised, and the ordinal is beyond the last
+                of them. The text is CUDA's.
             RuntimeError: ``CUDA_VISIBLE_DEVICES`` hides all of them.
         """
         # An empty `CUDA_VISIBLE_DEVICES` comes first: then not even ordinal 0 exists.
@@ -176,13 +201,16 @@ class ProgramDevices:
     def _no_such_device(self, index: int) -> torch.AcceleratorError:
         error = torch.AcceleratorError("CUDA error: invalid device ordinal")
         more = spelled("devices", index + 1, self._context.entries.way)
-        if self._options.devices is None:  # the target says how many, and its own name is not the program's
+        # The target says how many, and its own name is not the program's.
+        if self._options.devices is None:
             more = f"a target that ends in ':{index + 1}'"
         add_note(error, f"The program has {self.count} device(s). For more, use {more}.")
         return error
 
     def accepts(self, index: int) -> bool:
-        """Return whether an ordinal is one of the program's accelerators, or is folded onto the first."""
+        """Return whether an ordinal is one of the program's accelerators, or is folded onto the
+        first.
+        """
         folds = self._options.devices is None and self._runtime.supplied.folds_ordinals
         return index >= 0 and (folds or index < self.count)
 
@@ -199,8 +227,10 @@ class Context:
     Attributes:
         device_type: The target's device type, as torch itself reports it.
         program: The accelerator that the program is written for.
-        shown_as: The device type that tensors of the target report; None for the type that torch reports.
-        policy: The checks before kernels of simulated devices, see ``simulation/policy.py``; else None.
+        shown_as: The device type that tensors of the target report; None for the type that torch
+            reports.
+        policy: The checks before kernels of simulated devices, see ``simulation/policy.py``; else
+            None.
         names: The accelerators whose names in torch the program may use.
         dtypes: The dtypes that the target lacks or is slow with.
         thread: The values that each thread has.
@@ -221,7 +251,8 @@ class Context:
         self.runtime = runtime
         self.journal = journal
         self.device_type = runtime.device_type
-        # "any" is CUDA for everything that must have one answer, such as which accelerator is available.
+        # "any" is CUDA for everything that must have one answer, such as which accelerator is
+        # available.
         self.program = "cuda" if options.written_for == "any" else options.written_for
         self.shown_as = self.program if options.identity == "program" else runtime.supplied.shown_as
         self.names = ProgramNames(options, runtime)
@@ -255,7 +286,8 @@ class Context:
 
         Args:
             value: The argument.
-            above: The number of innermost callers of the journal that belong to this package, with this function.
+            above: The number of innermost callers of the journal that belong to this package, with
+                this function.
         """
         # Subclasses of these types may compare as they like, so the class is compared exactly.
         known: Any = self.thread.redirects.get(value, ()) if value.__class__ in _HASHED else ()
@@ -268,8 +300,12 @@ class Context:
         return device
 
     def _redirect_new(self, value: Any) -> torch.device | None:
-        """Resolve an argument that this thread has not seen yet, or whose answer is reported each time."""
-        if not self.runtime.supplied.torch_knows_current and _names_without_index(value, self.device_type):
+        """Resolve an argument that this thread has not seen yet, or whose answer is reported each
+        time.
+        """
+        if not self.runtime.supplied.torch_knows_current and _names_without_index(
+            value, self.device_type
+        ):
             return self.devices.current
         spelling = parse(value)
         if spelling is None:
@@ -280,7 +316,8 @@ class Context:
             self._remember(value, None if own is None else (own, "", ""))
             return own
         folded = spelling.index is not None and spelling.index >= self.devices.count
-        # Once in the process, and only when a device is first asked for: a program that never does gets no notice.
+        # Once in the process, and only when a device is first asked for: a program that never does
+        # gets no notice.
         if self.runtime.degraded_notice:
             warn_once(self.runtime.degraded_notice)
         forced = self.thread.forced_cpu
@@ -292,11 +329,15 @@ class Context:
         return device
 
     def _on_machine(self, spelling: Spelling) -> torch.device | None:
-        """Return the device of a spelling of the target's own name on a simulated machine; None elsewhere."""
+        """Return the device of a spelling of the target's own name on a simulated machine; None
+        elsewhere.
+        """
         on_machine = spelling.accelerator == self.names.family != self.device_type
         if not on_machine or self.thread.forced_cpu:
             return None
-        return self.devices.at(self.thread.device_index if spelling.index is None else spelling.index)
+        return self.devices.at(
+            self.thread.device_index if spelling.index is None else spelling.index
+        )
 
     def _remember(self, value: Any, answer: tuple[torch.device, str, str] | None) -> None:
         # True and 1 hash alike, hence the exact class; see `_HASHED`.
@@ -308,17 +349,22 @@ class Context:
         """Record that ``done`` was done in place of ``requested``.
 
         Returns:
-            The journal's entry, whose count is 1 the first time at a line of the program; None if the journal is full.
+            The journal's entry, whose count is 1 the first time at a line of the program; None if
+            the journal is full.
 
         Raises:
-            FidelityError: The scope is strict and the difference matters. Hints with nothing to do are let pass.
+            FidelityError: The scope is strict and the difference matters. Hints with nothing to do
+                are let pass.
         """
         if self.options.strict and fidelity.changes_numbers:
             raise FidelityError(requested, done)
         entry = self.journal.record(requested, done, fidelity)
         if entry is not None and entry.count == 1:
             # A library's line is where the call is, the program's line is where the user looks.
-            through = f", asked for by {entry.library.file}:{entry.library.line}" if entry.library else ""
+            if entry.library:
+                through = f", asked for by {entry.library.file}:{entry.library.line}"
+            else:
+                through = ""
             where = f"{entry.site.file}:{entry.site.line}{through}"
             logger.info("%s -> %s (%s) at %s", requested, done, fidelity.value, where)
         return entry
@@ -338,7 +384,8 @@ _parse_visible_devices = torch.cuda._parse_visible_devices
 
 
 def visible_ordinals() -> list[int] | None:
-    """Return the ordinals in ``CUDA_VISIBLE_DEVICES``, as torch's parser reads them; None where it is not set.
+    """Return the ordinals in ``CUDA_VISIBLE_DEVICES``, as torch's parser reads them; None where it
+    is not set.
 
     UUIDs name no simulated device.
     """

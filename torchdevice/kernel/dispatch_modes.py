@@ -1,8 +1,9 @@
-"""Puts dispatch modes on this thread's stack and takes them off, in any order and in several threads.
+"""Puts dispatch modes on this thread's stack and takes them off, in any order and in several
+threads.
 
-torch keeps in variables of the process, not of a thread, that some mode is entered, and each mode restores at its end
-what it found at its beginning. Modes of two threads would leave these variables wrong. So they are set here for all
-modes of this package together.
+torch keeps in variables of the process, not of a thread, that some mode is entered, and each mode
+restores at its end what it found at its beginning. Modes of two threads would leave these variables
+wrong. So they are set here for all modes of this package together.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def enter(mode: _python_dispatch.TorchDispatchMode) -> None:
 
 
 def leave(mode: _python_dispatch.TorchDispatchMode) -> None:
-    """Take a mode off this thread's stack, also from below others. Does nothing where it is not on the stack."""
+    """Take a mode off this thread's stack, also from below others. Does nothing where it is not on
+    the stack.
+    """
     if mode not in _stack():
         return
     above = []
@@ -55,8 +58,9 @@ def leave(mode: _python_dispatch.TorchDispatchMode) -> None:
         if _entered:
             return
         if above:
-            # The mode that was entered next found the variables set at its beginning, and would leave them set at its
-            # end, for good. It restores what `_variables` would have restored.
+            # The mode that was entered next found the variables set at its beginning, and would
+            # leave them set at its end, for good. It restores what `_variables` would have
+            # restored.
             heir = above[-1]
             times = sum(each is heir for each in above)
             for name in _KEPT:
@@ -75,14 +79,17 @@ _KEPT = (
 
 
 def is_tracing() -> bool:
-    """Return whether a mode of torch's compilers, such as that of fake tensors, sees the operators of this thread."""
+    """Return whether a mode of torch's compilers, such as that of fake tensors, sees the operators
+    of this thread.
+    """
     return any(mode.is_infra_mode() for mode in _stack())
 
 
 def run(func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator that a dispatch mode handles, as torch does without the mode.
 
-    Neither a function mode nor a wrapper in the operator's place sees a call. In backward they would see one otherwise.
+    Neither a function mode nor a wrapper in the operator's place sees a call. In backward they
+    would see one otherwise.
     """
     if not isinstance(func, torch._ops.OpOverload):
         return func(*args, **kwargs)
@@ -93,9 +100,11 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Operators(_python_dispatch.TorchDispatchMode):
-    """Lets an observer run a thread's operators as it runs kernels, on every device and for kernels in C++ too.
+    """Lets an observer run a thread's operators as it runs kernels, on every device and for kernels
+    in C++ too.
 
-    The engine of autograd gives the mode to its threads, so that the observer sees backward operators there too.
+    The engine of autograd gives the mode to its threads, so that the observer sees backward
+    operators there too.
 
     Args:
         observer: The observer. Its ``run`` is given the operator, what runs it, and the arguments.
@@ -117,7 +126,9 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 @block
 def lifted() -> Iterator[None]:
-    """Take the modes of this package off this thread's stack for the time of a call that refuses modes."""
+    """Take the modes of this package off this thread's stack for the time of a call that refuses
+    modes.
+    """
     mine = [mode for mode in _stack() if mode in _entered]
     for mode in mine:
         leave(mode)

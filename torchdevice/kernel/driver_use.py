@@ -1,4 +1,6 @@
-"""What the program has used of the accelerator's driver, which a fork of the process cannot go on using."""
+"""What the program has used of the accelerator's driver, which a fork of the process cannot go on
+using.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from collections.abc import Callable
 from torchdevice.kernel.devices.supplied import SuppliedDevice
 
 _FORKED = (
-    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use "
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
+    "use "
     "the 'spawn' start method"
 )
 
@@ -32,19 +35,25 @@ class DriverUse:
 
     @property
     def is_initialized(self) -> bool:
-        """Whether the program has used the accelerator in this process, or has chosen one of them."""
-        # The process is compared too: a forked child inherits both values, and has not used the accelerator itself.
-        # Last, because it is a call.
+        """Whether the program has used the accelerator in this process, or has chosen one of
+        them.
+        """
+        # The process is compared too: a forked child inherits both values, and has not used the
+        # accelerator itself. Last, because it is a call.
         return self._initialized and self.user == os.getpid()
 
     def initialize(self) -> None:
-        """Note that the program has used the accelerator in this process, and check what CUDA checks at first use.
+        """Note that the program has used the accelerator in this process, and check what CUDA
+        checks at first use.
 
         Raises:
-            RuntimeError: The process was forked from one that had used the accelerator. The text is torch's.
-            ValueError: Settings in the environment are wrong, see :meth:`SuppliedDevice.initialize`.
+            RuntimeError: The process was forked from one that had used the accelerator. The text is
+                torch's.
+            ValueError: Settings in the environment are wrong, see
+                :meth:`SuppliedDevice.initialize`.
         """
-        if self._initialized and self.user == os.getpid():  # as `is_initialized` does it, without its frame
+        # As `is_initialized` does it, without its frame.
+        if self._initialized and self.user == os.getpid():
             return
         if self.is_in_bad_fork:
             raise RuntimeError(_FORKED)
@@ -55,15 +64,24 @@ class DriverUse:
         self._begun()
 
     def touch(self) -> None:
-        """Note that the program has called the accelerator's driver, after which a fork of the process cannot."""
+        """Note that the program has called the accelerator's driver, after which a fork of the
+        process cannot.
+        """
         if self.user is None:
             self.user = os.getpid()
 
     @property
     def is_in_bad_fork(self) -> bool:
-        """Whether this process was forked from one that had used the accelerator, which then does not work here."""
-        # The comparison of process ids comes last, because it is a call and the others are attributes.
-        return self.user is not None and not self._supplied.shared_by_processes and self.user != os.getpid()
+        """Whether this process was forked from one that had used the accelerator, which then does
+        not work here.
+        """
+        # The comparison of process ids comes last, because it is a call and the others are
+        # attributes.
+        return (
+            self.user is not None
+            and not self._supplied.shared_by_processes
+            and self.user != os.getpid()
+        )
 
     def forget(self) -> None:
         """Be as before the first use, as a new process is."""

@@ -11,11 +11,13 @@ class Entries:
     """The entries of a context.
 
     Args:
-        join: Returns what another thread enters to join the context; the bool sends that thread to the CPU.
+        join: Returns what another thread enters to join the context; the bool sends that thread to
+            the CPU.
 
     Attributes:
         active: The active entries, in all threads.
-        features: What the scope's options ask for beyond running the program, see ``kernel/feature.py``.
+        features: What the scope's options ask for beyond running the program, see
+            ``kernel/feature.py``.
         way: How the user entered the scope, see :func:`torchdevice.kernel.options.spelled`.
     """
 

@@ -1,8 +1,10 @@
-"""What a scope can do beyond running a program on another device: features, each in a folder of its own.
+"""What a scope can do beyond running a program on another device: features, each in a folder of its
+own.
 
-The folders of the kernel, of calls and of torch's modules know no feature. A scope asks the records in
-``scope/features.py`` whether its options want a feature, and imports the feature's module only then. So the folder of a
-feature can be deleted, and scopes that do not ask for it work as before.
+The folders of the kernel, of calls and of torch's modules know no feature. A scope asks the records
+in
+``scope/features.py`` whether its options want a feature, and imports the feature's module only
+then. So the folder of a feature can be deleted, and scopes that do not ask for it work as before.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from torchdevice.kernel.options import Options
 class Feature(NamedTuple):
     """A feature, by the module that is imported when a scope first wants the feature.
 
-    The module has any of these functions. Both are called for each entry of a scope, and can be repeated:
+    The module has any of these functions. Both are called for each entry of a scope, and can be
+    repeated:
 
     - ``enter_thread(entry)``;
     - ``leave_thread(entry)``, also for an entry that an error or an interrupt left half done.
@@ -33,7 +36,9 @@ class Feature(NamedTuple):
     wanted: Callable[[Options], object]
 
     def call(self, name: str, argument: Any) -> Any:
-        """Call a function of the module, which is imported. Without such a function, return None."""
+        """Call a function of the module, which is imported. Without such a function, return
+        None.
+        """
         function = _function(self.module, name)
         return None if function is None else function(argument)
 

@@ -13,7 +13,9 @@ class Fidelity(enum.Enum):
     DECLARED = "declared"
     """The value is a documented constant of the stand-in. Nothing was measured."""
     APPROXIMATE = "approximate"
-    """The value is plausible or the behaviour is coarser. Each line of the program is reported once."""
+    """The value is plausible or the behaviour is coarser. Each line of the program is reported
+    once.
+    """
     DOWNCAST = "downcast"
     """The values are kept or computed in another dtype than the program asked for."""
     FELL_BACK = "fell back"
@@ -25,5 +27,7 @@ class Fidelity(enum.Enum):
 
     @property
     def changes_numbers(self) -> bool:
-        """Whether the program may compute or read other numbers for it. A strict scope refuses such calls."""
+        """Whether the program may compute or read other numbers for it. A strict scope refuses such
+        calls.
+        """
         return self in (Fidelity.APPROXIMATE, Fidelity.DOWNCAST, Fidelity.FELL_BACK)

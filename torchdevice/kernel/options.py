@@ -1,9 +1,12 @@
 """The options that every scope has, and how an option is declared.
 
-Each option is declared once: those of a feature beside the feature, in a record that derives from :class:`Options`.
-``scope/options.py`` collects the records. A declaration determines the keyword of ``portable``, ``simulate`` and
-``enable`` with its default and check, the environment variable, also of child processes, the flags of ``torchdevice
-run`` and pytest, the section on the page of options, and a part of the key by which compiled code is guarded.
+Each option is declared once: those of a feature beside the feature, in a record that derives from
+:class:`Options`.
+``scope/options.py`` collects the records. A declaration determines the keyword of ``portable``,
+``simulate`` and
+``enable`` with its default and check, the environment variable, also of child processes, the flags
+of ``torchdevice run`` and pytest, the section on the page of options, and a part of the key by
+which compiled code is guarded.
 """
 
 from __future__ import annotations
@@ -39,15 +42,18 @@ class Declaration(NamedTuple):
     """The properties of an option, apart from its name, type and default.
 
     Attributes:
-        check: Returns the value to use for a given value, or raises a ValueError or TypeError that names the value and
-            a remedy. As it is declared, it also takes the name of the option, first.
-        parse: Returns the value for a text of the command line or of a variable. ``check`` is applied to the result.
+        check: Returns the value to use for a given value, or raises a ValueError or TypeError that
+            names the value and a remedy. As it is declared, it also takes the name of the option,
+            first.
+        parse: Returns the value for a text of the command line or of a variable. ``check`` is
+            applied to the result.
         show: Returns the text from which ``parse`` makes a value.
         quote: Returns a value as a message writes it.
         choices: The texts that are accepted, where there are few.
         alone: What the flag means without a text; None where it must have one.
         group: The heading under which a command line lists the option.
-        text: What the option does, for the command line and the documentation. The docstring of the record has it.
+        text: What the option does, for the command line and the documentation. The docstring of the
+            record has it.
     """
 
     check: Callable[..., Any]
@@ -60,13 +66,19 @@ class Declaration(NamedTuple):
     text: str = ""
 
 
-def option(default: Any, check: Callable[[str, Any], Any], *, kw_only: bool = True, **more: Any) -> Any:
+def option(
+    default: Any, check: Callable[[str, Any], Any], *, kw_only: bool = True, **more: Any
+) -> Any:
     """Return the field of an option, see :class:`Declaration`."""
-    return dataclasses.field(default=default, kw_only=kw_only, metadata={"option": Declaration(check, **more)})
+    return dataclasses.field(
+        default=default, kw_only=kw_only, metadata={"option": Declaration(check, **more)}
+    )
 
 
 class PerDevice(tuple[Any, ...]):
-    """The values of an option for the devices of a machine whose devices differ, in the order of their numbers."""
+    """The values of an option for the devices of a machine whose devices differ, in the order of
+    their numbers.
+    """
 
     __slots__ = ()
 
@@ -82,18 +94,23 @@ def _checked(check: Callable[[str, Any], Any], name: str, value: Any) -> Any:
     return check(name, value)
 
 
-# ---- checks ----------------------------------------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------
 
 
 def choice(default: str | None, *choices: str, **more: Any) -> Any:
-    """Return the field of an option that takes few texts, and that may be left out where None is the default."""
+    """Return the field of an option that takes few texts, and that may be left out where None is
+    the default.
+    """
     listed = " or ".join(filter(None, [", ".join(map(repr, choices[:-1])), repr(choices[-1])]))
 
     def check(name: str, value: Any) -> str | None:
         if default is None and (value is None or value is False):
             return None
         if not isinstance(value, str) or value not in choices:
-            raise ValueError(f"{name}={value!r} is not known. Use {listed}{'' if default else ', or leave it out'}.")
+            raise ValueError(
+                f"{name}={value!r} is not known. Use "
+                f"{listed}{'' if default else ', or leave it out'}."
+            )
         return value
 
     return option(default, check, choices=choices, **more)
@@ -116,7 +133,8 @@ def checked_count(name: str, value: Any) -> int:
     """
     if not is_number(value, least=1, most=MOST_DEVICES):
         raise ValueError(
-            f"{name}={value!r} is not a number of devices. Use an int from 1 to {MOST_DEVICES}, torch's limit."
+            f"{name}={value!r} is not a number of devices. Use an int from 1 to {MOST_DEVICES}, "
+            "torch's limit."
         )
     return value
 
@@ -131,10 +149,17 @@ def checked_target(name: str, value: Any) -> Any:
     Raises:
         TypeError: It is neither a text nor a ``torch.device``.
     """
-    # Not imported: pytest reads the options wherever the plugin is installed, and need not wait for torch.
+    # Not imported: pytest reads the options wherever the plugin is installed, and need not wait for
+    # torch.
     torch = sys.modules.get("torch")
-    if not (value is None or isinstance(value, str) or (torch is not None and isinstance(value, torch.device))):
-        raise TypeError(f"target={value!r} is not a device type. Use a text such as 'cpu', or a torch.device.")
+    if not (
+        value is None
+        or isinstance(value, str)
+        or (torch is not None and isinstance(value, torch.device))
+    ):
+        raise TypeError(
+            f"target={value!r} is not a device type. Use a text such as 'cpu', or a torch.device."
+        )
     if isinstance(value, str) and PLAIN.fullmatch(value.strip()):
         return value.strip().lower()
     return value
@@ -168,7 +193,10 @@ def truth(text: str) -> bool:
 def _capability(name: str, value: Any) -> tuple[int, int]:
     numbers = isinstance(value, (tuple, list)) and len(value) == 2
     if not numbers or not all(is_number(n, least=0) for n in value):
-        raise ValueError(f"capability={value!r} is not a compute capability. Use a pair such as (8, 0), in a text 8.0.")
+        raise ValueError(
+            f"capability={value!r} is not a compute capability. Use a pair such as (8, 0), in a "
+            "text 8.0."
+        )
     return value[0], value[1]
 
 
@@ -181,11 +209,14 @@ def checked_size(name: str, value: Any, least: int = 1 << 20) -> int | None:
     if isinstance(value, str):  # units are powers of 1024
         found = _SIZE.fullmatch(value.strip())
         if found is None:
-            raise ValueError(f"{name}={value!r} is not a size. Use a number of bytes, or a text such as '8GiB'.")
+            raise ValueError(
+                f"{name}={value!r} is not a size. Use a number of bytes, or a text such as '8GiB'."
+            )
         value = int(float(found[1]) * _UNITS[(found[2] or "").upper()])
     if value is not None and not is_number(value, least=min(least, 1)):
         raise ValueError(
-            f"{name}={value!r} is not a number of bytes. Use an int of {min(least, 1)} or more, '8GiB', or None."
+            f"{name}={value!r} is not a number of bytes. Use an int of {min(least, 1)} or more, "
+            "'8GiB', or None."
         )
     if value is not None and value < least:  # "8" that was meant as 8 GiB
         raise ValueError(f"{name}={value!r} is less than 1 MiB. Name the unit, as in '8GiB'.")
@@ -193,14 +224,16 @@ def checked_size(name: str, value: Any, least: int = 1 << 20) -> int | None:
 
 
 def literal(text: str) -> Any:
-    """Return the value that a text spells in JSON. Another text is left as it is, for the check to refuse."""
+    """Return the value that a text spells in JSON. Another text is left as it is, for the check to
+    refuse.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
 
 
-# ---- the record ------------------------------------------------------------------------------------------------------
+# ---- the record ----------------------------------------------------------------------------------
 
 
 class Target(NamedTuple):
@@ -222,39 +255,47 @@ class Options:
     """The options of a scope. Every value is checked.
 
     Attributes:
-        target: The device that runs the program: cpu, mps, xpu, cuda, the name of a PrivateUse1 backend, or a simulated
-            device such as simulated:cuda:2. Default: the first available of cuda, mps, xpu, a PrivateUse1 backend and
-            cpu; under plan, simulated:cuda.
-        devices: The number of accelerators that the program sees; a higher ordinal raises CUDA's 'invalid device
-            ordinal'. Default: the number of the target's devices, and a higher ordinal means device 0.
-        identity: The device that tensors report: target for the target itself, or program for the accelerator that the
-            program is written for. Default: program on simulated devices except a Mac, and target elsewhere.
+        target: The device that runs the program: cpu, mps, xpu, cuda, the name of a PrivateUse1
+            backend, or a simulated device such as simulated:cuda:2. Default: the first available of
+            cuda, mps, xpu, a PrivateUse1 backend and cpu; under plan, simulated:cuda.
+        devices: The number of accelerators that the program sees; a higher ordinal raises CUDA's
+            'invalid device ordinal'. Default: the number of the target's devices, and a higher
+            ordinal means device 0.
+        identity: The device that tensors report: target for the target itself, or program for the
+            accelerator that the program is written for. Default: program on simulated devices
+            except a Mac, and target elsewhere.
         strict: Raise FidelityError where the target would only approximate a request.
-        float64: How to treat float64 and complex128 on a target that lacks them: float32 with a warning, cpu to keep
-            such tensors on the CPU and run their operators there, or error for torch's own error. Default: error for a
-            program that is written for mps on MPS, as without this package, and otherwise float32.
-        autocast: The dtype in which autocast to float16 or bfloat16 computes on a CPU. auto is bfloat16 on a CPU with
-            instructions for it, and otherwise float32, which is several times faster there.
-        half_products: The precision in which products of float16 and bfloat16 tensors are computed on a CPU: float32,
-            rounded once, or target for torch's own. auto is float32 for a dtype that the CPU has no instructions for.
+        float64: How to treat float64 and complex128 on a target that lacks them: float32 with a
+            warning, cpu to keep such tensors on the CPU and run their operators there, or error for
+            torch's own error. Default: error for a program that is written for mps on MPS, as
+            without this package, and otherwise float32.
+        autocast: The dtype in which autocast to float16 or bfloat16 computes on a CPU. auto is
+            bfloat16 on a CPU with instructions for it, and otherwise float32, which is several
+            times faster there.
+        half_products: The precision in which products of float16 and bfloat16 tensors are computed
+            on a CPU: float32, rounded once, or target for torch's own. auto is float32 for a dtype
+            that the CPU has no instructions for.
         capability: The CUDA compute capability that torch.cuda.get_device_capability() returns.
-        properties: Fields of torch.cuda.get_device_properties() and the values to return; on the command line a JSON
-            object.
-        written_for: The accelerator that the program is written for. Others are absent, as on a machine without them.
-            any is cuda, and names and devices of the others work too, though none of them is reported as available.
-        random: The numbers that a seed gives: cuda for those of an NVIDIA GPU, on every target: of the one that is
-            simulated, or that properties describe, and otherwise of an A100. device for the target's own, cpu for the
-            CPU's on a simulated device too, to compare a program with its run there. Default: cuda on simulated GPUs,
-            and device elsewhere.
-        engine: How a scope sees torch's calls: mode sees every call, wrap only those that can carry a device. auto is
-            wrap for the scope of a whole process (run, TORCHDEVICE=1, enable()) if no module that uses torch was
-            imported before it, and mode otherwise.
-        native: Whether scopes on simulated devices use the kernels in C++ that 'torchdevice native build' compiles:
-            auto if they are built, never, or always, which is an error if they are not built.
-        packages: What a program finds that imports a package which exists only for CUDA, such as flash_attn, and is not
-            installed: stand-in for the same functions on torch's own operators, or absent for Python's
-            ModuleNotFoundError.
-        implied: The names of the options whose values the call did not give: those of variables and of files.
+        properties: Fields of torch.cuda.get_device_properties() and the values to return; on the
+            command line a JSON object.
+        written_for: The accelerator that the program is written for. Others are absent, as on a
+            machine without them. any is cuda, and names and devices of the others work too, though
+            none of them is reported as available.
+        random: The numbers that a seed gives: cuda for those of an NVIDIA GPU, on every target: of
+            the one that is simulated, or that properties describe, and otherwise of an A100. device
+            for the target's own, cpu for the CPU's on a simulated device too, to compare a program
+            with its run there. Default: cuda on simulated GPUs, and device elsewhere.
+        engine: How a scope sees torch's calls: mode sees every call, wrap only those that can carry
+            a device. auto is wrap for the scope of a whole process (run, TORCHDEVICE=1, enable())
+            if no module that uses torch was imported before it, and mode otherwise.
+        native: Whether scopes on simulated devices use the kernels in C++ that 'torchdevice native
+            build' compiles: auto if they are built, never, or always, which is an error if they are
+            not built.
+        packages: What a program finds that imports a package which exists only for CUDA, such as
+            flash_attn, and is not installed: stand-in for the same functions on torch's own
+            operators, or absent for Python's ModuleNotFoundError.
+        implied: The names of the options whose values the call did not give: those of variables and
+            of files.
     """
 
     target: str | torch.device | None = option(None, checked_target, kw_only=False, group=COMMON)  # noqa: RUF009, as of the others
@@ -263,7 +304,9 @@ class Options:
     strict: bool = option(False, switch, parse=truth, show=lambda value: str(int(value)))
     float64: Literal["float32", "cpu", "error"] | None = choice(None, "float32", "cpu", "error")
     autocast: Literal["auto", "bfloat16", "float32"] = choice("auto", "auto", "bfloat16", "float32")
-    half_products: Literal["auto", "float32", "target"] = choice("auto", "auto", "float32", "target")
+    half_products: Literal["auto", "float32", "target"] = choice(
+        "auto", "auto", "float32", "target"
+    )
     capability: tuple[int, int] = option(
         device_properties.CAPABILITY,
         _capability,
@@ -281,7 +324,9 @@ class Options:
     written_for: Family | Literal["any"] = choice("cuda", *FAMILIES, "any")  # noqa: RUF009, as of the others
     random: Literal["cuda", "device", "cpu"] | None = choice(None, "cuda", "device", "cpu")
     engine: Literal["auto", "mode", "wrap"] = choice("auto", "auto", "mode", "wrap")
-    native: Literal["auto", "never", "always"] = choice("auto", "auto", "never", "always", group=DEVICES)
+    native: Literal["auto", "never", "always"] = choice(
+        "auto", "auto", "never", "always", group=DEVICES
+    )
     packages: Literal["stand-in", "absent"] = choice("stand-in", "stand-in", "absent")
     implied: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 
@@ -318,18 +363,23 @@ class Options:
         found: dict[str, str] = {}
         if self.identity == "program" and target.shares_host_memory:
             found["identity"] = (
-                f"needs a target whose tensors can be told from CPU tensors, and those of {self.target or 'cpu'!r} "
-                f"cannot. Use identity='target', or a simulated device such as target='simulated:cuda'."
+                "needs a target whose tensors can be told from CPU tensors, and those of "
+                f"{self.target or 'cpu'!r} "
+                "cannot. Use identity='target', or a simulated device such as "
+                "target='simulated:cuda'."
             )
         if self.devices is not None and target.names_count:
-            found["devices"] = f"contradicts target={self.target!r}, which contains the number. Leave devices out."
+            found["devices"] = (
+                f"contradicts target={self.target!r}, which contains the number. Leave devices out."
+            )
         return found
 
     def for_target(self: Record, target: Target) -> Record:
         """Return these options without those that contradict the target.
 
-        A variable is set for the whole process and a file for a whole project, so their options are dropped where they
-        contradict the target of one call. An option that the call gives raises instead.
+        A variable is set for the whole process and a file for a whole project, so their options are
+        dropped where they contradict the target of one call. An option that the call gives raises
+        instead.
 
         Raises:
             ValueError: An option that the call gave contradicts the target.
@@ -338,7 +388,9 @@ class Options:
         for name, why in found.items():
             if name not in self.implied:
                 raise ValueError(f"{self.quoted(name)} {why}")
-        return dataclasses.replace(self, **{name: getattr(type(self), name) for name in found}) if found else self
+        if found:
+            return dataclasses.replace(self, **{name: getattr(type(self), name) for name in found})
+        return self
 
 
 Record = TypeVar("Record", bound=Options)
@@ -350,17 +402,25 @@ def declared_in(record: Any) -> dict[str, Declaration]:
     said: dict[str, str] = {}
     for kind in record.__mro__:
         section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
-        said = {**dict(re.findall(r"^    (\w+): (.*\n?(?: {5,}.*\n?)*)", section, re.MULTILINE)), **said}
-    found = {field.name: field.metadata["option"] for field in dataclasses.fields(record) if field.metadata}
+        said = {
+            **dict(re.findall(r"^    (\w+): (.*\n?(?: {5,}.*\n?)*)", section, re.MULTILINE)),
+            **said,
+        }
+    found = {
+        field.name: field.metadata["option"]
+        for field in dataclasses.fields(record)
+        if field.metadata
+    }
     return {
         name: option._replace(
-            check=functools.partial(_checked, option.check, name), text=" ".join(said.get(name, "").split())
+            check=functools.partial(_checked, option.check, name),
+            text=" ".join(said.get(name, "").split()),
         )
         for name, option in found.items()
     }
 
 
-# ---- the names of an option --------------------------------------------------------------------------------------
+# ---- the names of an option ----------------------------------------------------------------------
 
 
 def variable_of(name: str) -> str:
@@ -374,17 +434,23 @@ def flag_of(name: str) -> str:
 
 
 def pytest_flag_of(name: str) -> str:
-    """Return pytest's flag of an option: ``--torchdevice`` for the target, ``--torchdevice-NAME`` for the others."""
+    """Return pytest's flag of an option: ``--torchdevice`` for the target, ``--torchdevice-NAME``
+    for the others.
+    """
     return "--torchdevice" if name == "target" else f"--torchdevice-{name.replace('_', '-')}"
 
 
 def pytest_key_of(name: str) -> str:
-    """Return the key of an option in a configuration file of pytest: its flag, spelled as pytest's keys are."""
+    """Return the key of an option in a configuration file of pytest: its flag, spelled as pytest's
+    keys are.
+    """
     return pytest_flag_of(name)[2:].replace("-", "_")
 
 
 def spelled(name: str, value: str | int, way: str) -> str:
-    """Return how an option is given by a way into a scope: ``"run"``, ``"pytest"``, ``"variable"``, else in code."""
+    """Return how an option is given by a way into a scope: ``"run"``, ``"pytest"``, ``"variable"``,
+    else in code.
+    """
     ways = {
         "run": f"{flag_of(name)} {value}",
         "pytest": f"{pytest_flag_of(name)}={value}",

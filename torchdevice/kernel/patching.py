@@ -1,18 +1,18 @@
 """Reversible patches of torch, and their installation.
 
-A :class:`Patch` is one reversible change of torch. All of them are undone when the last entry in the process is left,
-and none of them is noticed by a thread without a scope:
+A :class:`Patch` is one reversible change of torch. All of them are undone when the last entry in
+the process is left, and none of them is noticed by a thread without a scope:
 
-- :class:`Replaced` sets an attribute that torch's Python looks up when it runs. A function put there with
-  :func:`per_context` calls the original wherever no context is active.
-- :class:`Guarded` gives a module names that only threads with a context can see. The module's class becomes a subclass
-  with a descriptor for each name.
+- :class:`Replaced` sets an attribute that torch's Python looks up when it runs. A function put
+  there with :func:`per_context` calls the original wherever no context is active.
+- :class:`Guarded` gives a module names that only threads with a context can see. The module's class
+  becomes a subclass with a descriptor for each name.
 - :class:`Callback` runs a pair of functions, for all other changes.
 
-An interrupt may come between any two lines of an installation, and so may a destructor or a signal handler that enters
-or leaves a scope itself. Therefore ``install`` and ``remove`` of a patch look at what is in place instead of
-remembering it, and may be called again at any time; :class:`Installation` calls them until what is in place is what is
-wanted.
+An interrupt may come between any two lines of an installation, and so may a destructor or a signal
+handler that enters or leaves a scope itself. Therefore ``install`` and ``remove`` of a patch look
+at what is in place instead of remembering it, and may be called again at any time;
+:class:`Installation` calls them until what is in place is what is wanted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from torchdevice.kernel.thread_state import state
 from torchdevice.kernel.torch_internals import require
 
 ABSENT: Any = object()
-"""Stands for an attribute that is not there. A guarded name's function returns it where the name does not exist."""
+"""Stands for an attribute that is not there. A guarded name's function returns it where the name
+does not exist.
+"""
 
 
 class Patch(Protocol):
@@ -54,38 +56,49 @@ def per_context(
     native_to: str | None = None,
     family: str | None = None,
 ) -> Callable[..., Any]:
-    """Return a function that calls ``replacement(context, original, ...)`` where a context is active.
+    """Return a function that calls ``replacement(context, original, ...)`` where a context is
+    active.
 
-    It calls ``original`` elsewhere. The result keeps the original's name, documentation and signature.
+    It calls ``original`` elsewhere. The result keeps the original's name, documentation and
+    signature.
 
     Args:
         original: Torch's own function.
         replacement: The function that stands in for ``original``.
-        native_to: The device type the function belongs to: where the target is that device, torch's own is called.
-        family: The accelerator whose module has the function, which is absent from programs written for others.
+        native_to: The device type the function belongs to: where the target is that device, torch's
+            own is called.
+        family: The accelerator whose module has the function, which is absent from programs written
+            for others.
     """
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         # Read once: a signal handler may enter or leave a scope while this function runs.
         context = state.context
-        # A simulated Mac is native to "mps", and the context of the machine below it may still answer.
+        # A simulated Mac is native to "mps", and the context of the machine below it may still
+        # answer.
         while context is not None:
             names = context.names
             if names.family != native_to and (family is None or family in names.families):
                 break
             context = names.answered_by
-        return original(*args, **kwargs) if context is None else replacement(context, original, *args, **kwargs)
+        if context is None:
+            return original(*args, **kwargs)
+        return replacement(context, original, *args, **kwargs)
 
-    # After `functools.wraps`, which copies this attribute of an original that is itself a replacement.
+    # After `functools.wraps`, which copies this attribute of an original that is itself a
+    # replacement.
     stands_for(function, original)
-    # TorchScript asks a function for what it should compile in the function's place: here the original.
+    # TorchScript asks a function for what it should compile in the function's place: here the
+    # original.
     function.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
     return function
 
 
 def in_every_thread(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return what makes a function that calls ``replacement(original, ...)``, also in threads without a context."""
+    """Return what makes a function that calls ``replacement(original, ...)``, also in threads
+    without a context.
+    """
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -108,7 +121,9 @@ def original_of(function: Any) -> Any:
 
 
 class OwnModule(str):
-    """The ``__module__`` of a class whose instances have none of the class's. pybind11 pickles functions by it."""
+    """The ``__module__`` of a class whose instances have none of the class's. pybind11 pickles
+    functions by it.
+    """
 
     def __get__(self, instance: Any, owner: type) -> str:
         # On the class it is a plain text; only instances must seem to have none.
@@ -123,8 +138,10 @@ class Replaced:
     Args:
         owner: A module or a Python class.
         name: The attribute.
-        make: Called with the current value at installation; its result is used again while that value is unchanged.
-        may_be_absent: The attribute need not exist; ``make`` then gets None, and removal deletes the attribute.
+        make: Called with the current value at installation; its result is used again while that
+            value is unchanged.
+        may_be_absent: The attribute need not exist; ``make`` then gets None, and removal deletes
+            the attribute.
 
     Attributes:
         present_value: Returns the owner's attribute of a name, or a default.
@@ -134,7 +151,9 @@ class Replaced:
         expected: Whether the value should be there.
     """
 
-    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any], *, may_be_absent: bool = False):
+    def __init__(
+        self, owner: Any, name: str, make: Callable[[Any], Any], *, may_be_absent: bool = False
+    ):
         if not may_be_absent:
             require(owner, name)
         self.owner, self.name, self.make = owner, name, make
@@ -156,13 +175,15 @@ class Replaced:
 
 
 def put_in(patches: Iterable[Replaced]) -> None:
-    """Install attributes one after the other, in one call of Python: a scope has hundreds of them."""
+    """Install attributes one after the other, in one call of Python: a scope has hundreds of
+    them.
+    """
     for patch in patches:
         name, present_value = patch.name, patch.present_value
         # Read at each turn: what a signal handler has put in place is seen.
         while (present := present_value(name, ABSENT)) is not patch.value or patch.value is ABSENT:
-            # The usual case is what was there before, without another look. The replacement is made again only for
-            # another original, since other patches and Dynamo hold it by identity.
+            # The usual case is what was there before, without another look. The replacement is made
+            # again only for another original, since other patches and Dynamo hold it by identity.
             if present is not patch.before or present is ABSENT:
                 original = getattr(patch.owner, name, None)  # by attribute, for an inherited one
                 if present_value(name, ABSENT) is not present:
@@ -177,7 +198,9 @@ def put_in(patches: Iterable[Replaced]) -> None:
 
 
 def take_out(patches: Sequence[Replaced]) -> None:
-    """Remove attributes, the last one first, each even if one before it failed. Then raise the first error."""
+    """Remove attributes, the last one first, each even if one before it failed. Then raise the
+    first error.
+    """
     failed: BaseException | None = None
     # In reverse, so that two patches of one attribute each restore what they found.
     for patch in reversed(patches):
@@ -186,7 +209,9 @@ def take_out(patches: Sequence[Replaced]) -> None:
                 if patch.expected:
                     # A program that patches torch inside the scope and keeps it: its value wins.
                     logger.info(
-                        "%s.%s was set to something else during the scope and stays so", patch.owner, patch.name
+                        "%s.%s was set to something else during the scope and stays so",
+                        patch.owner,
+                        patch.name,
                     )
             elif patch.before is ABSENT:
                 # On one line: somebody may have removed it since the line above.
@@ -237,46 +262,66 @@ class Added:
 
     def remove(self) -> None:
         for each in self._entries:
-            self._container.discard(each) if isinstance(self._container, set) else self._container.pop(each, None)
+            self._container.discard(each) if isinstance(
+                self._container, set
+            ) else self._container.pop(each, None)
 
 
 def replaced_function(
-    owner: Any, name: str, replacement: Callable[..., Any], *, native_to: str | None = None, may_be_absent: bool = False
+    owner: Any,
+    name: str,
+    replacement: Callable[..., Any],
+    *,
+    native_to: str | None = None,
+    may_be_absent: bool = False,
 ) -> Replaced:
-    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an active context."""
+    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an
+    active context.
+    """
 
     def absent(*args: Any, **kwargs: Any) -> NoReturn:
         kind = "type object" if isinstance(owner, type) else "module"
         raise AttributeError(f"{kind} {owner.__name__!r} has no attribute {name!r}")
 
     make = routed(owner, replacement, native_to)
-    return Replaced(owner, name, lambda original: make(original or absent), may_be_absent=may_be_absent)
+    return Replaced(
+        owner, name, lambda original: make(original or absent), may_be_absent=may_be_absent
+    )
 
 
-def routed(owner: Any, replacement: Callable[..., Any], native_to: str | None) -> Callable[[Any], Any]:
+def routed(
+    owner: Any, replacement: Callable[..., Any], native_to: str | None
+) -> Callable[[Any], Any]:
     """Return what makes the replacement of a function of ``owner``, see :func:`per_context`.
 
     A name of an accelerator's module is native to that accelerator.
     """
     family = of_module(owner)
-    return lambda original: per_context(original, replacement, native_to=native_to or family, family=family)
+    return lambda original: per_context(
+        original, replacement, native_to=native_to or family, family=family
+    )
 
 
 def without_original(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement that calls ``function(context, ...)``, which does not need torch's own."""
+    """Return a replacement that calls ``function(context, ...)``, which does not need torch's
+    own.
+    """
     return lambda context, original, *args, **kwargs: function(context, *args, **kwargs)
 
 
 def without_cache(context: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call torch's own function below its cache, which would keep this scope's answer for the process."""
+    """Call torch's own function below its cache, which would keep this scope's answer for the
+    process.
+    """
     return inspect.unwrap(original)(*args, **kwargs)
 
 
 class ReplacedInImporters:
-    """A function of torch, replaced in each of torch's modules that holds it: modules import functions by value.
+    """A function of torch, replaced in each of torch's modules that holds it: modules import
+    functions by value.
 
-    A module that is imported later is found at the next installation. A module that is imported in a scope gets the
-    replacement.
+    A module that is imported later is found at the next installation. A module that is imported in
+    a scope gets the replacement.
     """
 
     def __init__(self, owner: ModuleType, name: str, make: Callable[[Any], Any]):
@@ -303,8 +348,11 @@ class ReplacedInImporters:
 
 
 def loaded() -> tuple[int, str, int]:
-    """Return how many modules are loaded, and the newest: what differs once another module has been imported."""
-    # The count alone misses a module that took the place of a removed one, and the name one that was imported again.
+    """Return how many modules are loaded, and the newest: what differs once another module has been
+    imported.
+    """
+    # The count alone misses a module that took the place of a removed one, and the name one that
+    # was imported again.
     name = next(reversed(sys.modules))
     return len(sys.modules), name, id(sys.modules.get(name))
 
@@ -314,29 +362,39 @@ _imported_names: set[str] = set()
 
 
 @functools.lru_cache(maxsize=1)
-def _importers(loaded: tuple[int, str, int], names: frozenset[str]) -> Mapping[str, list[ModuleType]]:
-    """Return the modules of torch that have each of the names, by one search for all until another module is loaded."""
+def _importers(
+    loaded: tuple[int, str, int], names: frozenset[str]
+) -> Mapping[str, list[ModuleType]]:
+    """Return the modules of torch that have each of the names, by one search for all until another
+    module is loaded.
+    """
     found: dict[str, list[ModuleType]] = {name: [] for name in names}
     # A copy, since an import in another thread changes the dictionary during the loop.
     for key, module in list(sys.modules.items()):
-        if key == "torch" or (key.startswith("torch.") and key != "torch._C"):  # which has the originals
+        # Which has the originals.
+        if key == "torch" or (key.startswith("torch.") and key != "torch._C"):
             for name in vars(module).keys() & names:
                 found[name].append(module)
     return found
 
 
-def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()) -> Any:
+def subclass_in_place_of(
+    original: type, new: Callable[..., Any], *, also: tuple[type, ...] = ()
+) -> Any:
     """Return a subclass of an immutable class of torch that can take its place under its name.
 
-    Annotations such as ``torch.Generator | None``, ``isinstance``, ``issubclass`` and ``==`` still mean the original.
+    Annotations such as ``torch.Generator | None``, ``isinstance``, ``issubclass`` and ``==`` still
+    mean the original.
 
     Args:
         original: The class.
         new: The ``__new__`` of the subclass; it may return instances of the original.
-        also: Further classes that ``issubclass`` accepts: in some builds of torch they do not derive from it.
+        also: Further classes that ``issubclass`` accepts: in some builds of torch they do not
+            derive from it.
     """
 
-    # The metaclass derives from the original's own, else Python refuses the class for a metaclass conflict.
+    # The metaclass derives from the original's own, else Python refuses the class for a metaclass
+    # conflict.
     class Meta(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, original)
@@ -355,19 +413,21 @@ def subclass_in_place_of(original: type, new: Callable[..., Any], *, also: tuple
     return Meta(original.__name__, (original,), members)
 
 
-# ---- names whose value depends on the thread -------------------------------------------------------------------------
+# ---- names whose value depends on the thread -----------------------------------------------------
 
 
 class Guarded:
     """Names of modules whose values depend on the thread's context.
 
     Args:
-        modules: For each module, such as ``torch._C``, and for each of its names, a function of the active context that
-            returns the value, :data:`TORCHS_OWN` or :data:`ABSENT`.
+        modules: For each module, such as ``torch._C``, and for each of its names, a function of the
+            active context that returns the value, :data:`TORCHS_OWN` or :data:`ABSENT`.
     """
 
     def __init__(self, modules: Mapping[ModuleType, Mapping[str, Callable[[Any], Any]]]):
-        self._classes = [(module, type(module), _with_names(module, names)) for module, names in modules.items()]
+        self._classes = [
+            (module, type(module), _with_names(module, names)) for module, names in modules.items()
+        ]
 
     def install(self) -> None:
         for module, _, guarded in self._classes:
@@ -388,7 +448,8 @@ def _with_names(module: ModuleType, names: Mapping[str, Callable[[Any], Any]]) -
 
 
 class _GuardedName:
-    """The descriptor of a guarded name. By context, the name behaves as a plain attribute of the module.
+    """The descriptor of a guarded name. By context, the name behaves as a plain attribute of the
+    module.
 
     What a program sets or deletes there is a value of its context, which ends with the context.
     """
@@ -408,7 +469,8 @@ class _GuardedName:
             if written and self._key in written:
                 found = written[self._key]
             else:
-                # Only functions are cached, and these are never false. Other values are computed at each read.
+                # Only functions are cached, and these are never false. Other values are computed at
+                # each read.
                 found = supplied.values.get(self._value) or self._value(context)
             if found is ABSENT:
                 raise self._absent(module)
@@ -422,7 +484,8 @@ class _GuardedName:
             raise self._absent(module) from None
 
     def __set__(self, module: ModuleType, new: Any) -> None:
-        context = self._answering()  # monkeypatch writes what it read, which must not count as a value of the program
+        # Monkeypatch writes what it read, which must not count as a value of the program.
+        context = self._answering()
         if context is None:
             vars(module)[self._name] = new
         elif self._is_what_was_there(module, context, new):
@@ -446,7 +509,9 @@ class _GuardedName:
         return context
 
     def _is_what_was_there(self, module: ModuleType, context: Any, new: Any) -> bool:
-        """Return whether a program puts back what it found: monkeypatch reads the attribute, mock the dictionary."""
+        """Return whether a program puts back what it found: monkeypatch reads the attribute, mock
+        the dictionary.
+        """
         if new is self._value(context):
             return True
         return self._key in context.supplied.written and new is vars(module).get(self._name, ABSENT)
@@ -469,7 +534,8 @@ class Together:
         self._searched = 0
 
     def install(self) -> None:
-        # The number of modules is a cheap sign that something was imported: otherwise the places are known.
+        # The number of modules is a cheap sign that something was imported: otherwise the places
+        # are known.
         now = len(sys.modules)
         if now != self._searched:
             self.places = [place for patch in self.patches for place in patch.places()]
@@ -481,7 +547,9 @@ class Together:
 
 
 def together(patches: Sequence[Patch]) -> list[Patch]:
-    """Return patches that do the same, with the replaced attributes joined, in their order, before all others."""
+    """Return patches that do the same, with the replaced attributes joined, in their order, before
+    all others.
+    """
     replaced = [each for each in patches if isinstance(each, (Replaced, ReplacedInImporters))]
     others = [each for each in patches if not isinstance(each, (Replaced, ReplacedInImporters))]
     # First, for a patch of modules that import by value looks at what is replaced already.
@@ -495,14 +563,15 @@ class Callback(NamedTuple):
     remove: Callable[[], None]
 
 
-# ---- all of them together --------------------------------------------------------------------------------------------
+# ---- all of them together ------------------------------------------------------------------------
 
 
 class Installation:
     """A list of patches, in place while it has a holder.
 
     Args:
-        build: Returns the patches; called when they are first needed, so that importing the package builds nothing.
+        build: Returns the patches; called when they are first needed, so that importing the package
+            builds nothing.
     """
 
     def __init__(self, build: Callable[[], list[Patch]]):
@@ -514,15 +583,19 @@ class Installation:
         self._lock = forks.lock(vars(self))
 
     def hold(self, holder: object) -> None:
-        """Put everything in place. If that fails or is interrupted, the caller calls :meth:`drop`."""
+        """Put everything in place. If that fails or is interrupted, the caller calls
+        :meth:`drop`.
+        """
         self._holders.add(holder)
-        # On one line: an interrupt between two lines would leave the lock held. Nested entries, which change nothing,
-        # take no lock.
+        # On one line: an interrupt between two lines would leave the lock held. Nested entries,
+        # which change nothing, take no lock.
         if self._in_place is not True:
             with self._lock: self._change()  # noqa: E701  # fmt: skip
 
     def drop(self, holder: object) -> None:
-        """Take everything out if there is no other holder. May be called again, and without :meth:`hold`."""
+        """Take everything out if there is no other holder. May be called again, and without
+        :meth:`hold`.
+        """
         self._holders.discard(holder)
         if self._in_place is not bool(self._holders):
             with self._lock: self._change()  # noqa: E701  # fmt: skip
@@ -530,20 +603,23 @@ class Installation:
     def _change(self) -> None:
         """Install or remove all patches, again if another call of this method came meanwhile."""
         if self._patches is None:
-            # Building makes thousands of objects that live on, and a collection in between finds nothing.
+            # Building makes thousands of objects that live on, and a collection in between finds
+            # nothing.
             with garbage_collection.paused():
                 self._patches = together(self._build())
         while True:
             # A nested call of this method replaces the round, and the outer call then starts again.
             self._round = this_round = object()
             wanted = bool(self._holders)
-            # None equals neither True nor False, so an interrupt from here on makes the next call settle.
+            # None equals neither True nor False, so an interrupt from here on makes the next call
+            # settle.
             self._in_place = None
             if wanted:
                 for patch in self._patches:
                     patch.install()
             else:
-                do_all(list(map(operator.attrgetter("remove"), reversed(self._patches))))  # without a frame of Python
+                # Without a frame of Python.
+                do_all(list(map(operator.attrgetter("remove"), reversed(self._patches))))
             if self._round is this_round and bool(self._holders) is wanted:
                 self._in_place = wanted
                 return

@@ -23,13 +23,16 @@ class PinnedMemory:
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
         """Remember that the program pinned a tensor, and return the tensor."""
         self._tensors[tensor] = True
-        # A view is another object with the same storage, so both are kept: the tensor for subclasses without a storage.
+        # A view is another object with the same storage, so both are kept: the tensor for
+        # subclasses without a storage.
         for part in plain_parts(tensor):
             self._storages[part.untyped_storage()] = True
         return tensor
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether the program pinned this tensor, or a tensor of whose memory it is a view."""
+        """Return whether the program pinned this tensor, or a tensor of whose memory it is a
+        view.
+        """
         # The usual case, without a lookup by a tensor's identity.
         if not (self._tensors.data or self._storages.data or self.registered):
             return False

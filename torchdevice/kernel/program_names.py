@@ -20,13 +20,17 @@ class ProgramNames:
         family: The device type whose names in torch are the target's own, such as ``torch.mps``.
         families: The accelerators whose names and devices are there for the program.
         stood_for: Those of them that are not the target's own.
-        is_native: Whether the target is what the program is written for, so that it needs nothing from this package.
-        answered_by: The context that answers for these names, on a simulated machine; None where torch itself does.
+        is_native: Whether the target is what the program is written for, so that it needs nothing
+            from this package.
+        answered_by: The context that answers for these names, on a simulated machine; None where
+            torch itself does.
     """
 
     def __init__(self, options: Options, runtime: Runtime):
         self.family = runtime.family
-        self.families = frozenset(FAMILIES if options.written_for == "any" else (options.written_for,))
+        self.families = frozenset(
+            FAMILIES if options.written_for == "any" else (options.written_for,)
+        )
         self.stood_for = self.families - {self.family}
         self.is_native = runtime.family == options.written_for
         self.answered_by: Any = runtime.supplied.answered_by

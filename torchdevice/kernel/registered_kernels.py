@@ -1,17 +1,20 @@
-"""The kernels that this package gives torch's dispatcher. A kernel is put once, never taken out, and asks its thread.
+"""The kernels that this package gives torch's dispatcher. A kernel is put once, never taken out,
+and asks its thread.
 
-torch's tables are not made for a change while another thread is between the look-up of a kernel and the kernel itself.
-Such a thread runs half of one kernel and half of another, or a kernel that is no more. So nothing is taken out, and
-nothing is put into a place from which another thread may read:
+torch's tables are not made for a change while another thread is between the look-up of a kernel and
+the kernel itself. Such a thread runs half of one kernel and half of another, or a kernel that is no
+more. So nothing is taken out, and nothing is put into a place from which another thread may read:
 
-- Kernels of a device of this package, and for autocast of a device without, have places that no tensor has led to yet.
-- Kernels that do a call of torch's in another way stand *in front of* torch's, under a dispatch key of their own. It is
-  among the keys of a thread while the thread is in a scope, so that no other thread reads there or takes any longer.
-  Each asks whether its thread's scope wants it, and passes a call on by torch's dispatcher. No kernel of torch's or of
-  the program's is kept, which could end.
+- Kernels of a device of this package, and for autocast of a device without, have places that no
+  tensor has led to yet.
+- Kernels that do a call of torch's in another way stand *in front of* torch's, under a dispatch key
+  of their own. It is among the keys of a thread while the thread is in a scope, so that no other
+  thread reads there or takes any longer. Each asks whether its thread's scope wants it, and passes
+  a call on by torch's dispatcher. No kernel of torch's or of the program's is kept, which could
+  end.
 
-The kernels in C++ (``native/kernels.cpp``) are put by C++, over those in Python, and stay too: all at once, before
-there is a tensor of a simulated device (``simulation/serving.py``).
+The kernels in C++ (``native/kernels.cpp``) are put by C++, over those in Python, and stay too: all
+at once, before there is a tensor of a simulated device (``simulation/serving.py``).
 """
 
 from __future__ import annotations
@@ -30,12 +33,16 @@ Own = Callable[..., Any]
 """Passes a call on to the kernel behind."""
 
 Kernel = Callable[..., Any]
-"""Is called with the dispatch keys of a call that are left, with :data:`Own`, and with the arguments of the call."""
+"""Is called with the dispatch keys of a call that are left, with :data:`Own`, and with the
+arguments of the call.
+"""
 
 _BELOW_AUTOGRAD, _ABOVE_AUTOGRAD = "Fake", "DeferredInit"
-"""Dispatch keys for which torch has no kernels and no fallback: they were made for a package of its own (torchdistx).
+"""Dispatch keys for which torch has no kernels and no fallback: they were made for a package of its
+own (torchdistx).
 
-The first is below modes and subclasses in Python and above all devices, the second above autograd and autocast.
+The first is below modes and subclasses in Python and above all devices, the second above autograd
+and autocast.
 """
 
 _make_library = torch._C._dispatch_library
@@ -51,14 +58,19 @@ OF_FRONT = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, _KEYS.val
 _lock = forks.lock(globals())
 
 _libraries: dict[tuple[str, str, str], Any] = {}
-"""Kind, namespace and file -> torch's object that registers kernels; without an end, which would take the kernels out.
+"""Kind, namespace and file -> torch's object that registers kernels; without an end, which would
+take the kernels out.
 
-Objects of C++: a `torch.library.Library` takes its kernels out when it ends, and at the end of the process.
+Objects of C++: a `torch.library.Library` takes its kernels out when it ends, and at the end of the
+process.
 """
 
 
-def put(name: str, kernel: Callable[..., Any], key: str, file: str, *, with_keys: bool = False) -> None:
-    """Put the kernel of an operator under a dispatch key to which no tensor of another thread leads yet.
+def put(
+    name: str, kernel: Callable[..., Any], key: str, file: str, *, with_keys: bool = False
+) -> None:
+    """Put the kernel of an operator under a dispatch key to which no tensor of another thread leads
+    yet.
 
     Args:
         name: The operator, with namespace and overload.
@@ -79,7 +91,9 @@ def _library(kind: str, namespace: str, file: str) -> Any:
 
 
 def put_fallback(kernel: Callable[..., Any], key: str, file: str) -> None:
-    """Put a kernel for all operators without one of their own under a dispatch key, unless the key has a fallback."""
+    """Put a kernel for all operators without one of their own under a dispatch key, unless the key
+    has a fallback.
+    """
     # On one line: see `put`.
     with _lock: _put_fallback(kernel, key, file)  # noqa: E701  # fmt: skip
 
@@ -109,7 +123,7 @@ def overload(name: str) -> Any:
     return getattr(getattr(operators, packet), variant or "default")
 
 
-# ---- in front of torch's kernels -------------------------------------------------------------------------------------
+# ---- in front of torch's kernels -----------------------------------------------------------------
 
 
 class _InFront:
@@ -120,7 +134,8 @@ class _InFront:
         place: The dispatch key under which it is registered.
 
     Attributes:
-        kernels: The dispatch key of a kernel behind -> what stands in front of it, and who put that.
+        kernels: The dispatch key of a kernel behind -> what stands in front of it, and who put
+            that.
     """
 
     def __init__(self, name: str, place: str):
@@ -140,8 +155,11 @@ class _InFront:
     def _next(self, op: Any, left: Any, kwargs: Any) -> Any:
         """Return the dispatch key of the kernel that torch would call next."""
         if self._by_device is None:
-            # Without tensors the device among the arguments decides, and torch looks at it after this.
-            self._by_device = not any("Tensor" in str(argument.type) for argument in op._schema.arguments)
+            # Without tensors the device among the arguments decides, and torch looks at it after
+            # this.
+            self._by_device = not any(
+                "Tensor" in str(argument.type) for argument in op._schema.arguments
+            )
         if not self._by_device:
             return left.highestPriorityTypeId()
         device = kwargs.get("device")
@@ -152,10 +170,11 @@ class _InFront:
 
 
 def _passed_on(op: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
-    """Pass a call on to the kernel behind, with tensors for what torch gives a kernel in Python as numbers.
+    """Pass a call on to the kernel behind, with tensors for what torch gives a kernel in Python as
+    numbers.
 
-    ``2 ** x`` calls an operator of two tensors, of which one stands for the number 2. A kernel in Python is given 2,
-    which the kernel behind does not take.
+    ``2 ** x`` calls an operator of two tensors, of which one stands for the number 2. A kernel in
+    Python is given 2, which the kernel behind does not take.
     """
     if any(type(value) in _NUMBERS for value in args):
         given = [value for value in args if isinstance(value, torch.Tensor)]
@@ -175,7 +194,8 @@ def _tensor_of(number: Any, exact: bool) -> torch.Tensor:
 
     Args:
         number: The number.
-        exact: Whether a tensor beside it is of floats, and keeps its dtype beside a number of a wider one.
+        exact: Whether a tensor beside it is of floats, and keeps its dtype beside a number of a
+            wider one.
     """
     wide = {float: torch.float64, complex: torch.complex128}.get(type(number)) if exact else None
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
@@ -188,7 +208,8 @@ _in_front: dict[tuple[str, str], _InFront] = {}
 
 
 def put_in_front(name: str, key: str, kernel: Kernel, by: str) -> None:
-    """Put a kernel in front of those of an operator for a dispatch key. May be called again, and changes nothing then.
+    """Put a kernel in front of those of an operator for a dispatch key. May be called again, and
+    changes nothing then.
 
     Args:
         name: The operator, with namespace and overload. It need not be defined yet.
@@ -218,7 +239,9 @@ def _put_in_front(name: str, place: str, key: str, kernel: Kernel, by: str) -> N
 
 
 def prepare() -> None:
-    """Let torch pass over the dispatch keys of kernels in front where an operator has none. May be called again."""
+    """Let torch pass over the dispatch keys of kernels in front where an operator has none. May be
+    called again.
+    """
     for place in _KEYS:
         put_fallback(torch.library.fallthrough_kernel, place, __file__)
 

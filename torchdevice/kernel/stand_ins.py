@@ -1,7 +1,8 @@
-"""Other tensors in the place of those of a call: the call runs on them, and its results and writes are put back.
+"""Other tensors in the place of those of a call: the call runs on them, and its results and writes
+are put back.
 
-CPU tensors stand in for those of a target that lacks an operator, wide ones for those of a dtype without a kernel, and
-tensors in the same memory for those of a simulated device.
+CPU tensors stand in for those of a target that lacks an operator, wide ones for those of a dtype
+without a kernel, and tensors in the same memory for those of a simulated device.
 """
 
 from __future__ import annotations
@@ -27,11 +28,18 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return arguments or results with a function applied to each that is no list, tuple or dictionary."""
+    """Return arguments or results with a function applied to each that is no list, tuple or
+    dictionary.
+    """
     if isinstance(value, (list, tuple)):
         made = getattr(value, "_make", type(value))  # a named tuple takes its items one by one
         # Without a call more for each item that is no list.
-        return made([mapped(each, function) if isinstance(each, _LISTS) else function(each) for each in value])
+        return made(
+            [
+                mapped(each, function) if isinstance(each, _LISTS) else function(each)
+                for each in value
+            ]
+        )
     if isinstance(value, dict):
         return {name: mapped(each, function) for name, each in value.items()}
     return function(value)
@@ -39,7 +47,9 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 
 def given_to(op: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an operator's call by name."""
-    return dict(zip((argument.name for argument in op._schema.arguments), args, strict=False), **kwargs)
+    return dict(
+        zip((argument.name for argument in op._schema.arguments), args, strict=False), **kwargs
+    )
 
 
 def is_written(argument: Any) -> bool:
@@ -55,12 +65,16 @@ def written(op: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same bits, so that NaN equals NaN. Of sparse tensors the values count."""
+    """Return whether two tensors have the same bits, so that NaN equals NaN. Of sparse tensors the
+    values count.
+    """
     return torch.equal(_bits(one), _bits(other))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bits as integers: a view, which takes no memory, unless a conjugate is to be resolved."""
+    """Return a tensor's bits as integers: a view, which takes no memory, unless a conjugate is to
+    be resolved.
+    """
     if tensor.layout is not torch.strided:
         tensor = tensor._values() if tensor.is_sparse else tensor.values()
     tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -74,8 +88,9 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class StandIns:
     """The tensors that stand in for those of one call: one for each, however often it is given.
 
-    Subclasses say what stands in for an argument, and what the program gets for a result. The stand-ins of this class
-    itself have the memory of what they stand for, so that writes need not be put back.
+    Subclasses say what stands in for an argument, and what the program gets for a result. The
+    stand-ins of this class itself have the memory of what they stand for, so that writes need not
+    be put back.
 
     Args:
         func: What is called.
@@ -93,7 +108,9 @@ class StandIns:
         self.pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def call(self, args: Any, kwargs: Any) -> Any:
-        """Make the call with the stand-ins. Return its results, an argument itself where its stand-in is returned."""
+        """Make the call with the stand-ins. Return its results, an argument itself where its
+        stand-in is returned.
+        """
         self.args, self.kwargs = args, kwargs
         result = self.run(*self.take((args, kwargs)))
         self.settle()
@@ -148,9 +165,10 @@ class Converted(StandIns):
 
     Args:
         func: What is called.
-        op: The operator whose schema declares what the call writes to. Where it is None, the stand-ins are compared
-            with what they were. Torch counts writes, but not those of ``native_batch_norm`` to its statistics, so the
-            values of tensors that autograd does not watch are compared too.
+        op: The operator whose schema declares what the call writes to. Where it is None, the
+            stand-ins are compared with what they were. Torch counts writes, but not those of
+            ``native_batch_norm`` to its statistics, so the values of tensors that autograd does not
+            watch are compared too.
     """
 
     def __init__(self, func: Any, op: Any = None):
@@ -161,14 +179,20 @@ class Converted(StandIns):
     def take(self, values: Any) -> Any:
         taken = super().take(values)
         if self._op is None:
-            self._before = {key: _state(own) for key, (given, own) in self.pairs.items() if own is not given}
+            self._before = {
+                key: _state(own) for key, (given, own) in self.pairs.items() if own is not given
+            }
         return taken
 
     def settle(self) -> None:
         if self._op is not None:
             changed = {id(each) for each in written(self._op, self.args, self.kwargs)}
         else:
-            changed = {key for key, before in self._before.items() if _is_changed(self.pairs[key][1], *before)}
+            changed = {
+                key
+                for key, before in self._before.items()
+                if _is_changed(self.pairs[key][1], *before)
+            }
         for key, (given, own) in self.pairs.items():
             if key in changed and own is not given:
                 self.store(given, own)
@@ -180,7 +204,8 @@ class Converted(StandIns):
 
 def _state(tensor: torch.Tensor) -> tuple[int, torch.Tensor | None]:
     """Return torch's count of the writes to a tensor, and a copy unless autograd watches it."""
-    count = 0 if tensor.is_inference() else tensor._version  # torch does not count writes to inference tensors
+    # Torch does not count writes to inference tensors.
+    count = 0 if tensor.is_inference() else tensor._version
     return count, None if tensor.requires_grad else tensor.clone()
 
 
@@ -189,7 +214,7 @@ def _is_changed(tensor: torch.Tensor, count: int, values: torch.Tensor | None) -
     return counted or (values is not None and not same_bits(tensor, values))
 
 
-# ---- bits and extent of a view ---------------------------------------------------------------------------------------
+# ---- bits and extent of a view -------------------------------------------------------------------
 
 
 conj = torch._C._VariableFunctions._conj
@@ -197,7 +222,9 @@ neg_view = torch._C._VariableFunctions._neg_view
 
 
 def with_bits(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a view of a tensor that has no bits with those of another. A tensor like itself gives one without bits."""
+    """Return a view of a tensor that has no bits with those of another. A tensor like itself gives
+    one without bits.
+    """
     tensor = conj(tensor) if like.is_conj() else tensor
     return neg_view(tensor) if like.is_neg() else tensor
 
@@ -206,9 +233,13 @@ def extent(tensor: torch.Tensor) -> int:
     """Return how many elements there are in memory from the first to the last of a tensor's."""
     if not tensor.numel() or tensor.is_contiguous():
         return tensor.numel()
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def refuse_to_pickle(self: Any, protocol: Any) -> Any:
-    """Refuse to pickle or copy a stand-in, in the words that Python has for torch's own object, which is one of C."""
+    """Refuse to pickle or copy a stand-in, in the words that Python has for torch's own object,
+    which is one of C.
+    """
     raise TypeError(f"cannot pickle {self.__class__.__name__!r} object")

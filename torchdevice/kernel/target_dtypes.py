@@ -19,12 +19,14 @@ class TargetDtypes:
         keeps_doubles: Whether tensors in those dtypes are kept on the CPU.
         lines_warned_of: File and line of each line of the program that was warned of such a dtype.
         fits_conversions: Whether conversions and moves of tensors must be fitted to the target.
-        in_float32: Dtypes whose matrix products are computed in float32, which is faster on the target.
+        in_float32: Dtypes whose matrix products are computed in float32, which is faster on the
+            target.
     """
 
     def __init__(self, options: Options, runtime: Runtime):
         self.unsupported = runtime.unsupported_dtypes
-        # A program for another accelerator than CUDA gets that one's error there, as without this package.
+        # A program for another accelerator than CUDA gets that one's error there, as without this
+        # package.
         program = "cuda" if options.written_for == "any" else options.written_for
         natively = runtime.supplied.location_tag == program != Options.written_for
         self.float64 = options.float64 or ("error" if natively else "float32")

@@ -1,11 +1,13 @@
 """Which context is active in this thread.
 
-A thread has a list of entries. Everything that torch and this package read during a call must agree with the list.
-:func:`settle` brings these values in line. It may be interrupted, or entered again, at any of its lines, and is then
-called again.
+A thread has a list of entries. Everything that torch and this package read during a call must agree
+with the list.
+:func:`settle` brings these values in line. It may be interrupted, or entered again, at any of its
+lines, and is then called again.
 
-A thread's state is plain data of that thread, not a ContextVar: torch keeps its stack of function modes per thread too,
-and the two must agree, also when an asyncio task is suspended inside a ``with`` block.
+A thread's state is plain data of that thread, not a ContextVar: torch keeps its stack of function
+modes per thread too, and the two must agree, also when an asyncio task is suspended inside a
+``with`` block.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ _stack_length = torch._C._len_torch_function_stack
 _stack_at = torch._C._get_function_stack_at
 
 _LENGTHS = iter(_stack_length, None)
-"""The length of this thread's stack, again and again. A signal handler may take a mode off between two calls of Python,
-and torch crashes for a negative index. So the length and what is there are asked for within one call in C."""
+"""The length of this thread's stack, again and again. A signal handler may take a mode off between
+two calls of Python, and torch crashes for a negative index. So the length and what is there are
+asked for within one call in C.
+"""
 
 _push = torch._C._push_on_torch_function_stack
 _pop = torch._C._pop_torch_function_stack
@@ -54,9 +58,10 @@ class ContextMode(TorchFunctionMode):
     """A function mode that serves a context. Its subclass in ``calls/mode.py`` handles the calls.
 
     Attributes:
-        context: The context of the innermost entry that the mode serves; None where it serves none any more.
-        is_pushed: Whether the mode is on torch's stack, or was taken off by torch itself for the time of a call. False
-            while this package puts it there or takes it off.
+        context: The context of the innermost entry that the mode serves; None where it serves none
+            any more.
+        is_pushed: Whether the mode is on torch's stack, or was taken off by torch itself for the
+            time of a call. False while this package puts it there or takes it off.
         index: Where on torch's stack it was put.
     """
 
@@ -70,34 +75,44 @@ class ContextMode(TorchFunctionMode):
 
 
 class Entry:
-    """One entry of this thread: into a context, or into :func:`suspended`, where torch answers for itself.
+    """One entry of this thread: into a context, or into :func:`suspended`, where torch answers for
+    itself.
 
     Args:
         context: The context; None where torch answers for itself.
-        compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
+        compiling: Whether a compiler of torch works for a program in a scope, while torch answers
+            for itself.
         owner: The scope that was entered.
 
     Attributes:
         mode: The mode that serves the entry, if one is needed.
         unstacked: The value of ``state.mode`` inside the entry.
-        during_call: Whether a mode beside the stack handles a call outside the entry, so that ``state.mode`` is None.
-        restores: Whether ``state.mode`` is still to be restored: the entry was left as the innermost one.
-        parts: The installations that this entry holds. The caller of :func:`enter` sets and drops them.
-        enabled_by: Who made an entry that lasts until :func:`disable`: ``"program"``, whose next call of :func:`enable`
-            takes its place, or ``"run"``, ``"pytest"`` or ``"variable"`` for the activation of a whole run; empty for
-            other entries.
+        during_call: Whether a mode beside the stack handles a call outside the entry, so that
+            ``state.mode`` is None.
+        restores: Whether ``state.mode`` is still to be restored: the entry was left as the
+            innermost one.
+        parts: The installations that this entry holds. The caller of :func:`enter` sets and drops
+            them.
+        enabled_by: Who made an entry that lasts until :func:`disable`: ``"program"``, whose next
+            call of :func:`enable` takes its place, or ``"run"``, ``"pytest"`` or ``"variable"`` for
+            the activation of a whole run; empty for other entries.
         environment: The environment variables to restore by :func:`disable`.
         hooks: The hooks for uncaught errors, in force until :func:`disable`.
     """
 
-    def __init__(self, context: Context | None, *, compiling: bool = False, owner: Any = None) -> None:
+    def __init__(
+        self, context: Context | None, *, compiling: bool = False, owner: Any = None
+    ) -> None:
         self.context = context
         self.mode: ContextMode | None = None
         self.unstacked: ContextMode | None = None
         self.compiling = compiling
         self.owner = owner
-        # `state.mode` is None although the innermost entry has one only while that mode handles a call.
-        self.during_call = state.mode is None and bool(state.entries) and state.entries[-1].unstacked is not None
+        # `state.mode` is None although the innermost entry has one only while that mode handles a
+        # call.
+        self.during_call = (
+            state.mode is None and bool(state.entries) and state.entries[-1].unstacked is not None
+        )
         self.restores = False
         self.parts: list[Any] = []
         self.enabled_by = ""
@@ -111,18 +126,20 @@ class ThreadState(threading.local):
     Attributes:
         entries: The entries that have not been left, outermost first.
         context: The innermost context; None where torch answers for itself.
-        for_cuda: ``context`` where the target stands in for CUDA; None where the target is CUDA itself, and in a
-            program that is written for another accelerator.
-        mode: The mode beside torch's stack, which wrapped entry points call; None where torch's stack has the mode, and
-            while the mode handles a call.
+        for_cuda: ``context`` where the target stands in for CUDA; None where the target is CUDA
+            itself, and in a program that is written for another accelerator.
+        mode: The mode beside torch's stack, which wrapped entry points call; None where torch's
+            stack has the mode, and while the mode handles a call.
         traced: The mode beside the stack, while Dynamo traces a program.
-        compiling: Whether a compiler of torch works for a program in a scope, while torch answers for itself.
-        answers: False while ``context``, ``for_cuda``, ``compiling`` and torch's own flags are being set, and after an
-            interrupt in between.
-        stacked: The modes that this thread has put on torch's stack; a dictionary, because one call takes a key out,
-            whether or not it is there.
+        compiling: Whether a compiler of torch works for a program in a scope, while torch answers
+            for itself.
+        answers: False while ``context``, ``for_cuda``, ``compiling`` and torch's own flags are
+            being set, and after an interrupt in between.
+        stacked: The modes that this thread has put on torch's stack; a dictionary, because one call
+            takes a key out, whether or not it is there.
         lent: The modes that serve a call and no entry, with their contexts.
-        lifted: Modes of other packages that were taken off torch's stack to reach a mode below, and must be put back.
+        lifted: Modes of other packages that were taken off torch's stack to reach a mode below, and
+            must be put back.
     """
 
     def __init__(self) -> None:
@@ -156,17 +173,24 @@ class _Lifted(NamedTuple):
 
 
 def answering() -> Context | None:
-    """Return the context that answers in this thread, or for whose program a compiler works meanwhile."""
+    """Return the context that answers in this thread, or for whose program a compiler works
+    meanwhile.
+    """
     return innermost() if state.compiling else state.context
 
 
 def innermost() -> Any:
-    """Return the context of this thread's innermost entry that has one, also while torch answers for itself."""
-    return next((entry.context for entry in reversed(state.entries) if entry.context is not None), None)
+    """Return the context of this thread's innermost entry that has one, also while torch answers
+    for itself.
+    """
+    return next(
+        (entry.context for entry in reversed(state.entries) if entry.context is not None), None
+    )
 
 
 def refuse(name: str, remedy: str) -> NoReturn:
-    """Note in this thread's context that the program called something which has no honest equivalent, and raise.
+    """Note in this thread's context that the program called something which has no honest
+    equivalent, and raise.
 
     Args:
         name: The torch name that was called.
@@ -181,7 +205,9 @@ def refuse(name: str, remedy: str) -> NoReturn:
 
 
 def enter(entry: Entry) -> None:
-    """Make an entry the innermost one of this thread. The caller calls :func:`leave` if this is interrupted."""
+    """Make an entry the innermost one of this thread. The caller calls :func:`leave` if this is
+    interrupted.
+    """
     mode, entries = entry.mode, state.entries
     # First the list, from which everything else can be derived after an interrupt.
     entries.append(entry)
@@ -198,7 +224,8 @@ def _stack(mode: ContextMode, context: Context | None) -> None:
     """Put a mode on torch's stack, unless it is there."""
     if mode not in state.stacked:
         mode.serve(context)
-        # Noted before the push: after an interrupt in between, leaving the entry retires the mode, on the stack or not.
+        # Noted before the push: after an interrupt in between, leaving the entry retires the mode,
+        # on the stack or not.
         state.stacked[mode] = None
         mode.index = _stack_length()  # where to put it back after an interrupt lost it
         _push(mode)
@@ -206,7 +233,9 @@ def _stack(mode: ContextMode, context: Context | None) -> None:
 
 
 def leave(entry: Entry) -> None:
-    """Take an entry out, innermost or not. May be called again, and for an entry that is not in the list."""
+    """Take an entry out, innermost or not. May be called again, and for an entry that is not in the
+    list.
+    """
     entries = state.entries
     if entry in entries:
         entry.restores = entries[-1] is entry
@@ -214,7 +243,8 @@ def leave(entry: Entry) -> None:
         entries.remove(entry)
     if entry.restores:
         state.mode = None if entry.during_call or not entries else entries[-1].unstacked
-        entry.restores = False  # once: a destructor may come here late, when another entry is the innermost
+        # Once: a destructor may come here late, when another entry is the innermost.
+        entry.restores = False
     # Another entry may share the mode: nested scopes of a thread have one.
     if entry.mode is not None and entry.mode not in map(_mode_of, entries):
         entry.mode.serve(None)
@@ -234,14 +264,16 @@ def undo(leaving: Callable[[T], None], entered: T) -> None:
 def settle() -> None:
     """Bring this thread's state, and torch's, in line with the entries.
 
-    An interrupt may come between any two lines, and so may a destructor or a signal handler that enters or leaves a
-    scope. Therefore nothing here depends on what was done before, and the entries are looked at again at the end.
+    An interrupt may come between any two lines, and so may a destructor or a signal handler that
+    enters or leaves a scope. Therefore nothing here depends on what was done before, and the
+    entries are looked at again at the end.
     """
     while True:
         # A copy, to compare with at the end.
         entries = list(state.entries)
         _answer_for(entries[-1] if entries else None)
-        # Also while torch answers for itself, so that code that is compiled meanwhile finds the keys it runs with.
+        # Also while torch answers for itself, so that code that is compiled meanwhile finds the
+        # keys it runs with.
         registered_kernels.include(any(map(_has_scope, entries)))
         put_back_lost()
         if (mode := state.mode) is not None:
@@ -266,7 +298,9 @@ def _serve_or_retire(mode: ContextMode) -> None:
 
 
 def _served_by(mode: ContextMode) -> Context | None:
-    """Return the context of the innermost entry or call that a mode serves; None where it serves none."""
+    """Return the context of the innermost entry or call that a mode serves; None where it serves
+    none.
+    """
     for entry in reversed(state.entries):
         if entry.mode is mode:
             return entry.context
@@ -274,7 +308,9 @@ def _served_by(mode: ContextMode) -> Context | None:
 
 
 def _answer_for(entry: Entry | None) -> None:
-    """Set the values of this thread that supplied names and torch read, for its innermost entry, or for none."""
+    """Set the values of this thread that supplied names and torch read, for its innermost entry, or
+    for none.
+    """
     context = entry.context if entry is not None else None
     # On the native device torch's own code answers, so to torch this thread has no scope.
     if context is not None and context.names.is_native:
@@ -283,7 +319,8 @@ def _answer_for(entry: Entry | None) -> None:
     # Nothing to set: the usual case of a nested scope of the same options.
     if state.answers and state.context is context and state.compiling is compiling:
         return
-    # Until the last line the values disagree; an interrupt leaves this False, and the next call sets all of them.
+    # Until the last line the values disagree; an interrupt leaves this False, and the next call
+    # sets all of them.
     state.answers = False
     state.context = context
     state.compiling = compiling
@@ -310,14 +347,17 @@ def _seem_initializing(families: frozenset[str]) -> None:
 
 
 on_context: Callable[[Context | None], None] | None = None
-"""Is told of the context that answers in this thread from now on, while kernels in C++ may serve it."""
+"""Is told of the context that answers in this thread from now on, while kernels in C++ may serve
+it.
+"""
 
 
 def _after_fork() -> None:
     """Let torch refuse to initialise CUDA in a child process, as it does on a machine with CUDA."""
     context = state.context
     if context is not None and context.driver.is_in_bad_fork:
-        # The context is the same in the child, but its answers are not; this makes `settle` set them.
+        # The context is the same in the child, but its answers are not; this makes `settle` set
+        # them.
         state.answers = False
         settle()
 
@@ -330,20 +370,23 @@ def stacked_modes() -> list[Any]:
     while True:
         try:
             return list(map(_stack_at, chain.from_iterable(map(range, islice(_LENGTHS, 1)))))
-        except RuntimeError:  # a garbage collection within the line has left a statement, and the stack is shorter now
+        except RuntimeError:
+            # A garbage collection within the line has left a statement, and the stack is shorter
+            # now.
             continue
 
 
 def _retire(mode: ContextMode) -> None:
     """Take a mode off torch's stack.
 
-    While a mode handles a call, torch itself has taken it off, and puts it back afterwards. Such a mode stays on the
-    stack without effect until the next entry or exit.
+    While a mode handles a call, torch itself has taken it off, and puts it back afterwards. Such a
+    mode stays on the stack without effect until the next entry or exit.
     """
     # Until it is gone, because a handler of a signal may put modes above it meanwhile.
     while mode in (stack := stacked_modes()):
         top = stack[-1]
-        # Each change is on one line, so that a signal handler between lines finds nothing half done.
+        # Each change is on one line, so that a signal handler between lines finds nothing half
+        # done.
         try:
             if top is mode:
                 mode.is_pushed = False
@@ -369,8 +412,9 @@ def put_back_lost() -> None:
 def _put_back(mode: ContextMode) -> None:
     """Put a mode on torch's stack once.
 
-    Torch takes it off while it handles a call, and puts it back where the frame of its block ends. An interrupt in that
-    block loses the mode, or leaves the frame to the error, which may end when the mode is on the stack again.
+    Torch takes it off while it handles a call, and puts it back where the frame of its block ends.
+    An interrupt in that block loses the mode, or leaves the frame to the error, which may end when
+    the mode is on the stack again.
     """
     if mode not in stacked_modes() and _handles_a_call(mode):
         return
@@ -398,7 +442,9 @@ _DYNAMO = os.path.join("torch", "_dynamo", "")
 
 
 def _handles_a_call(mode: ContextMode) -> bool:
-    """Return whether a frame of this thread has taken a mode off torch's stack and will put it back."""
+    """Return whether a frame of this thread has taken a mode off torch's stack and will put it
+    back.
+    """
     # From the caller on; this function's own frame takes nothing off.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -413,7 +459,8 @@ def _handles_a_call(mode: ContextMode) -> bool:
 
 
 def _is_top(mode: Any) -> bool:
-    # No call after the look at the stack, so that a signal handler has little room to enter a scope after it.
+    # No call after the look at the stack, so that a signal handler has little room to enter a scope
+    # after it.
     stack = stacked_modes()
     return stack[-1] is mode if stack else False
 
@@ -421,7 +468,8 @@ def _is_top(mode: Any) -> bool:
 def _put_back_lifted() -> None:
     while state.lifted:
         lifted = state.lifted[-1]
-        place = lifted.position - (lifted.to_reach not in stacked_modes())  # one lower if the mode below is gone
+        # One lower if the mode below is gone.
+        place = lifted.position - (lifted.to_reach not in stacked_modes())
         _push(lifted.mode) if _stack_length() == place else None
         # Compared with the last one: a handler may have put it back and removed it.
         state.lifted.pop() if lifted in state.lifted[-1:] else None
@@ -440,10 +488,12 @@ class entered:
 
 
 def suspended(*, compiling: bool = False) -> entered:
-    """Let torch answer for itself in this thread: supplied names and patches behave as if no scope were active.
+    """Let torch answer for itself in this thread: supplied names and patches behave as if no scope
+    were active.
 
     Args:
-        compiling: Whether a compiler of torch works for a program in a scope; it may then make simulated tensors.
+        compiling: Whether a compiler of torch works for a program in a scope; it may then make
+            simulated tensors.
     """
     # Without a mode, so that the innermost entry answers "torch itself".
     return entered(Entry(None, compiling=compiling))

@@ -16,19 +16,23 @@ Action = Callable[[], object]
 
 
 class ThreadValues(threading.local):
-    """The values that each thread has in a scope, as CUDA keeps a current device and current streams per thread.
+    """The values that each thread has in a scope, as CUDA keeps a current device and current
+    streams per thread.
 
     Attributes:
         device_index: The ordinal of the current device.
-        device_text: That ordinal as text. Dynamo guards on the text, because it may make an int symbolic.
+        device_text: That ordinal as text. Dynamo guards on the text, because it may make an int
+            symbolic.
         streams: Ordinal -> id of the current stream.
         entered_streams: The values to restore at the end of each ``with stream`` block.
         capture: The capture of a graph in progress, if any.
         at_exit: Functions to call when the thread leaves the scope.
-        at_return: Functions to call when the thread is back in the scope, as at each step of a decorated generator.
+        at_return: Functions to call when the thread is back in the scope, as at each step of a
+            decorated generator.
         forced_cpu: Whether the rest of the scope was sent to the CPU.
         moving_module: How many moves of modules are in progress.
-        redirects: The cache of ``Context.redirect``, emptied when the current device or ``forced_cpu`` changes.
+        redirects: The cache of ``Context.redirect``, emptied when the current device or
+            ``forced_cpu`` changes.
     """
 
     def __init__(self) -> None:
@@ -55,7 +59,9 @@ class ThreadValues(threading.local):
         return self.device_index, self.streams.get(self.device_index, 0)
 
     def force_cpu(self) -> torch.device:
-        """Send the rest of the scope to the CPU in this thread, until the thread leaves the scope."""
+        """Send the rest of the scope to the CPU in this thread, until the thread leaves the
+        scope.
+        """
         self.forced_cpu = True
         self.redirects.clear()  # their answers were the accelerator
         return torch.device("cpu")
@@ -63,8 +69,8 @@ class ThreadValues(threading.local):
     def begin(self) -> None:
         """Run ``at_return``, which restores what this thread had in the scope when it last left."""
         while self.at_return:
-            # Removed before it runs: a step that is interrupted does not run a second time on a state it has half
-            # restored.
+            # Removed before it runs: a step that is interrupted does not run a second time on a
+            # state it has half restored.
             self.at_return.pop(0)()
 
     def finish(self) -> None:
@@ -89,7 +95,9 @@ class WhileInside:
         is_over: Returns whether it has ended while it was set aside.
     """
 
-    def __init__(self, thread: ThreadValues, enter: Action, leave: Action, is_over: Callable[[], bool] = bool):
+    def __init__(
+        self, thread: ThreadValues, enter: Action, leave: Action, is_over: Callable[[], bool] = bool
+    ):
         self._thread, self._enter, self._leave, self._is_over = thread, enter, leave, is_over
 
     def begin(self) -> None:

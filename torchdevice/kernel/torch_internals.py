@@ -1,8 +1,10 @@
-"""Checks that torch has the private names that this package reads, all of which ``torch_names.py`` lists.
+"""Checks that torch has the private names that this package reads, all of which ``torch_names.py``
+lists.
 
-Most of them are checked here, when the package is imported, so that a release of torch that lacks one fails before
-anything is changed. Those of modules that take long to import are checked when these modules are imported. That file
-also lists the names that only some releases or builds of torch have, for which the code that reads them asks.
+Most of them are checked here, when the package is imported, so that a release of torch that lacks
+one fails before anything is changed. Those of modules that take long to import are checked when
+these modules are imported. That file also lists the names that only some releases or builds of
+torch have, for which the code that reads them asks.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def missing(when: str, within: str = "torch") -> Iterator[tuple[str, str]]:
     for affected, modules in NAMES[when].items():
         for module, names in modules.items():
             if f"{module}.".startswith(f"{within}."):
-                yield from ((f"{module}.{name}", affected) for name in names if not _has(module, name))
+                yield from (
+                    (f"{module}.{name}", affected) for name in names if not _has(module, name)
+                )
 
 
 def _has(module: str, name: str) -> bool:
@@ -38,7 +42,8 @@ def _has(module: str, name: str) -> bool:
         return False
     for part in name.split("."):
         if not hasattr(owner, part):
-            # An attribute that the constructor sets is not on the class, but its code, which a scope wraps, names it.
+            # An attribute that the constructor sets is not on the class, but its code, which a
+            # scope wraps, names it.
             constructor = inspect.unwrap(owner.__init__) if isinstance(owner, type) else None
             code = getattr(constructor, "__code__", None)
             return code is not None and part in code.co_names
@@ -54,7 +59,9 @@ def check(when: str, within: str = "torch") -> None:
     """
     found = dict(missing(when, within))
     if found:
-        raise TorchVersionError(", ".join(found), torch.__version__, ", ".join(dict.fromkeys(found.values())))
+        raise TorchVersionError(
+            ", ".join(found), torch.__version__, ", ".join(dict.fromkeys(found.values()))
+        )
 
 
 def require(owner: Any, name: str) -> Any:

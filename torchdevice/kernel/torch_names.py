@@ -77,7 +77,11 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
             "torch.nn": ["Module._apply"],
             "torch.overrides": ["_get_current_function_mode_stack"],
             "torch.storage": ["UntypedStorage._cdata", "_get_device_from_module"],
-            "torch.utils._device": ["CURRENT_DEVICE", "DeviceContext.__torch_function__", "_device_constructors"],
+            "torch.utils._device": [
+                "CURRENT_DEVICE",
+                "DeviceContext.__torch_function__",
+                "_device_constructors",
+            ],
             "torch.utils._python_dispatch": ["is_traceable_wrapper_subclass"],
             "torch.utils._pytree": ["tree_leaves", "tree_map", "tree_map_only"],
         },
@@ -96,14 +100,24 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
             "torch._C._autograd": ["_profiler_enabled"],
             "torch._C._profiler": ["gather_traceback", "symbolize_tracebacks"],
             "torch.accelerator._utils": ["_get_device_index"],
-            "torch.cuda": ["Event._as_parameter_", "Stream._as_parameter_", "_check_bf16_tensor_supported", "_cudart"],
+            "torch.cuda": [
+                "Event._as_parameter_",
+                "Stream._as_parameter_",
+                "_check_bf16_tensor_supported",
+                "_cudart",
+            ],
             "torch.cuda._utils": ["_get_device_index"],
             "torch.cuda.nvtx": ["_nvtx"],
             "torch.mps": ["_get_default_mps_generator"],
             "torch.xpu._utils": ["_get_device_index"],
         },
         "autocast": {
-            "torch._C": ["DispatchKey.AutocastCPU", "DispatchKey.AutocastMPS", "DispatchKeySet", "_is_cached_tensor"],
+            "torch._C": [
+                "DispatchKey.AutocastCPU",
+                "DispatchKey.AutocastMPS",
+                "DispatchKeySet",
+                "_is_cached_tensor",
+            ],
             "torch": ["Tensor._is_view", "Tensor._base"],
             "torch.amp.autocast_mode": ["_enter_autocast", "autocast._enabled"],
         },
@@ -174,7 +188,9 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
             "torch.autograd.profiler": ["profile._parse_kineto_results"],
             "torch.profiler.profiler": ["_KinetoProfile.__init__"],
         },
-        "CPU fallbacks": {"torch._C": ["_dispatch_get_registrations_for_dispatch_key", "_get_schema"]},
+        "CPU fallbacks": {
+            "torch._C": ["_dispatch_get_registrations_for_dispatch_key", "_get_schema"]
+        },
         "comparing operators with the CPU's": {
             "torch": ["Tensor._is_zerotensor"],
             "torch._C": [
@@ -295,7 +311,10 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
                 "StreamSynchronizationCallbacks.fire_callbacks",
             ]
         },
-        "torch.compile": {"torch": ["_TorchCompileInductorWrapper"], "torch._ops": ["HigherOrderOperator.cacheable"]},
+        "torch.compile": {
+            "torch": ["_TorchCompileInductorWrapper"],
+            "torch._ops": ["HigherOrderOperator.cacheable"],
+        },
     },
     "later": {
         "process groups": {
@@ -319,7 +338,10 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
                 "_get_process_group_uid",
             ],
             "torch.distributed.checkpoint.filesystem": ["_OverlappingCpuLoader"],
-            "torch.distributed.device_mesh": ["DeviceMesh._setup_world_group_and_device", "_get_device_handle"],
+            "torch.distributed.device_mesh": [
+                "DeviceMesh._setup_world_group_and_device",
+                "_get_device_handle",
+            ],
             "torch.testing._internal.distributed.fake_pg": ["FakeStore"],
             "torch.distributed.elastic.multiprocessing.api": ["SubprocessContext._close"],
         },
@@ -328,7 +350,10 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
             "torch.distributed.fsdp._flat_param": ["FlatParamHandle.flat_param_to"],
         },
         "distributed tensors": {
-            "torch.distributed.tensor._api": ["DTensor._local_tensor", "DTensor._op_dispatcher._custom_op_handlers"],
+            "torch.distributed.tensor._api": [
+                "DTensor._local_tensor",
+                "DTensor._op_dispatcher._custom_op_handlers",
+            ],
             "torch.distributed.tensor._dispatch": [
                 "random._RNGStateTracker._use_distribute_region",
                 "random.OffsetBasedRNGTracker._distribute_region",
@@ -370,29 +395,50 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
                 "VariableBuilder._wrap",
                 "VariableBuilder.wrap_user_defined",
             ],
-            "torch._dynamo.variables.ctx_manager": ["AutocastModeVariable.create", "CUDADeviceVariable"],
-            "torch._dynamo.variables.higher_order_ops": ["TorchHigherOrderOperatorVariable._call_function"],
+            "torch._dynamo.variables.ctx_manager": [
+                "AutocastModeVariable.create",
+                "CUDADeviceVariable",
+            ],
+            "torch._dynamo.variables.higher_order_ops": [
+                "TorchHigherOrderOperatorVariable._call_function"
+            ],
             "torch._dynamo.variables.lazy": ["LazyVariableTracker.create"],
             "torch._dynamo.variables.tensor": [
                 "TensorVariable.method_attr_device",
                 "TensorVariable.method_attr_is_cuda",
             ],
-            "torch._dynamo.variables.torch": ["constant_fold_functions", "get_overridable_functions"],
-            "torch._dynamo.variables.torch_function": ["SymbolicTorchFunctionState.call_torch_function_mode"],
+            "torch._dynamo.variables.torch": [
+                "constant_fold_functions",
+                "get_overridable_functions",
+            ],
+            "torch._dynamo.variables.torch_function": [
+                "SymbolicTorchFunctionState.call_torch_function_mode"
+            ],
             "torch._functorch.aot_autograd": ["make_boxed_func"],
             "torch._functorch.config": ["enable_autograd_cache", "patch"],
-            "torch._inductor.codegen.common": ["get_scheduling_for_device", "init_backend_registration"],
+            "torch._inductor.codegen.common": [
+                "get_scheduling_for_device",
+                "init_backend_registration",
+            ],
             "torch._dynamo.compiled_autograd": ["AutogradCompilerInstance.begin_capture"],
             "torch.export.pt2_archive._package": ["AOTICompiledModel.__call__"],
             "torch._inductor.output_code": ["CompiledFxGraph.__call__"],
             "torch._inductor.ir": ["UserDefinedTritonKernel.codegen"],
         },
         "torch.cuda._sanitizer": {
-            "torch.cuda._sanitizer": ["CUDASanitizerDispatchMode.__torch_dispatch__", "enable_cuda_sanitizer"]
+            "torch.cuda._sanitizer": [
+                "CUDASanitizerDispatchMode.__torch_dispatch__",
+                "enable_cuda_sanitizer",
+            ]
         },
-        "building extensions": {"torch.utils.cpp_extension": ["_is_cuda_file", "_is_sycl_file", "_jit_compile"]},
+        "building extensions": {
+            "torch.utils.cpp_extension": ["_is_cuda_file", "_is_sycl_file", "_jit_compile"]
+        },
         "torch's own test classes": {
-            "torch.testing._internal.common_device_type": ["PrivateUse1TestBase", "get_desired_device_type_test_bases"],
+            "torch.testing._internal.common_device_type": [
+                "PrivateUse1TestBase",
+                "get_desired_device_type_test_bases",
+            ],
             "torch.testing._internal.common_utils": ["TestCase.setUp", "TestCase.tearDown"],
         },
         "flex attention": {
@@ -402,7 +448,9 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
     },
     "in some releases or builds": {
         "backward passes": {"torch.autograd.graph": ["Node._sequence_nr"]},
-        "choosing a target": {"torch.ops": ["mkldnn._is_mkldnn_bf16_supported", "mkldnn._is_mkldnn_fp16_supported"]},
+        "choosing a target": {
+            "torch.ops": ["mkldnn._is_mkldnn_bf16_supported", "mkldnn._is_mkldnn_fp16_supported"]
+        },
         "the functions of torch.cuda, torch.xpu, torch.mps and torch.accelerator": {
             "torch._C": ["_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit"],
             "torch.cuda": ["_get_device_properties"],

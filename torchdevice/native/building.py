@@ -1,4 +1,6 @@
-"""Compiles the C++ of this folder for the installed torch, keeps the result in the user's cache folder, loads it."""
+"""Compiles the C++ of this folder for the installed torch, keeps the result in the user's cache
+folder, loads it.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,15 @@ _NAME = "torchdevice_kernels"
 
 @functools.cache  # entering asks
 def _file_name() -> str:
-    """Return the name of the file of the kernels, which holds everything that they were built for."""
-    built_for = (torch.__version__, str(torch.version.git_version), sysconfig.get_platform(), sys.version)
+    """Return the name of the file of the kernels, which holds everything that they were built
+    for.
+    """
+    built_for = (
+        torch.__version__,
+        str(torch.version.git_version),
+        sysconfig.get_platform(),
+        sys.version,
+    )
     sources = b"".join(each.read_bytes() for each in (_SOURCE, *_INCLUDED))
     digest = hashlib.sha256("\n".join(built_for).encode() + sources).hexdigest()
     return f"{_NAME}-{digest[:16]}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
@@ -48,7 +57,8 @@ def folder() -> Path:
 
 
 def path() -> Path:
-    """Return the file of the kernels for this Python, the installed torch and this package's source.
+    """Return the file of the kernels for this Python, the installed torch and this package's
+    source.
 
     Raises:
         NativeKernelsError: This user has no folder for caches.
@@ -58,12 +68,16 @@ def path() -> Path:
 
 @functools.cache  # entering asks
 def _path_for(named: str, _home: str | None) -> Path:
-    """Return the file of the kernels for two values of the environment; ``expanduser`` reads the second by itself."""
+    """Return the file of the kernels for two values of the environment; ``expanduser`` reads the
+    second by itself.
+    """
     if os.path.isabs(named):  # else whoever fills the working folder would choose what is executed
         return Path(named, "torchdevice", _file_name())
     home = os.path.expanduser("~")
     if not os.path.isabs(home):
-        raise NativeKernelsError("this user has no home folder; name a folder for caches by XDG_CACHE_HOME=")
+        raise NativeKernelsError(
+            "this user has no home folder; name a folder for caches by XDG_CACHE_HOME="
+        )
     return Path(home, ".cache", "torchdevice", _file_name())
 
 
@@ -73,7 +87,9 @@ def _digest_of(file: Path) -> Path:
 
 
 def is_built() -> bool:
-    """Return whether there are kernels, loaded or in their file. Those that cannot be used are logged once in a run."""
+    """Return whether there are kernels, loaded or in their file. Those that cannot be used are
+    logged once in a run.
+    """
     found = trouble()
     if found:
         warn_once(f"Simulated devices compute by kernels in Python: {found}.")
@@ -86,7 +102,9 @@ def is_loaded() -> bool:
 
 
 def trouble() -> str:
-    """Load the kernels where they are built. Return why they cannot be used, and what to do; else nothing."""
+    """Load the kernels where they are built. Return why they cannot be used, and what to do; else
+    nothing.
+    """
     if is_loaded():  # what is loaded serves after its file is gone
         return ""
     try:
@@ -111,7 +129,9 @@ def why_not() -> str:
         folder()
     except NativeKernelsError as error:
         return error.reason
-    return trouble() or "they are not built for this torch and Python; run 'torchdevice native build'"
+    return (
+        trouble() or "they are not built for this torch and Python; run 'torchdevice native build'"
+    )
 
 
 def said(option: str) -> str:
@@ -127,16 +147,29 @@ _FASTER = "'torchdevice native build' makes native ones, several times as fast"
 
 
 def _command(result: Path) -> list[str]:
-    """Return the command that compiles the kernels into a file, as torch's own extensions are compiled."""
+    """Return the command that compiles the kernels into a file, as torch's own extensions are
+    compiled.
+    """
     from torch.utils import cpp_extension
 
     folders = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
     return [
-        *(cpp_extension.get_cxx_compiler(), "-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-w"),
+        *(
+            cpp_extension.get_cxx_compiler(),
+            "-O2",
+            "-DNDEBUG",
+            "-std=c++20",
+            "-fPIC",
+            "-shared",
+            "-w",
+        ),
         # Without them a loop with a square root is not turned into vector instructions.
         *("-fno-math-errno", "-fno-trapping-math"),
         *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
-        *(f"-DTORCH_EXTENSION_NAME={_NAME}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
+        *(
+            f"-DTORCH_EXTENSION_NAME={_NAME}",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        ),
         *(f"-isystem{folder}" for folder in folders),
         *(str(_SOURCE), "-o", str(result)),
         *(f"-L{folder}" for folder in cpp_extension.library_paths("cpu")),
@@ -147,11 +180,12 @@ def _command(result: Path) -> list[str]:
 def build() -> Path:
     """Compile the kernels, unless they are there and can be used, and return their file.
 
-    Other processes see nothing of the file before it is whole. Of several processes that build at the same time, one
-    compiles and the others wait.
+    Other processes see nothing of the file before it is whole. Of several processes that build at
+    the same time, one compiles and the others wait.
 
     Raises:
-        NativeKernelsError: There is no compiler, or it fails, or other users can write to the folder.
+        NativeKernelsError: There is no compiler, or it fails, or other users can write to the
+            folder.
     """
     found = path()
     if found.is_file() and not trouble():
@@ -167,7 +201,9 @@ def build() -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a block that writes to the folder. A process that is killed leaves no lock."""
+    """Keep other processes out of a block that writes to the folder. A process that is killed
+    leaves no lock.
+    """
     import fcntl  # Windows, for whose compiler the command is not made, has none
 
     descriptor = os.open(folder, os.O_RDONLY)
@@ -186,7 +222,8 @@ def _compile_into(file: Path) -> None:
         _compile(_command(result))
         content = hashlib.sha256(result.read_bytes()).hexdigest()
         _digest_of(result).write_text(f"{content}  {file.name}\n")
-        for made in (_digest_of(result), result):  # the digest first: a library without one is not loaded
+        # The digest first: a library without one is not loaded.
+        for made in (_digest_of(result), result):
             made.chmod(0o700)
             os.replace(made, file.with_name(made.name))
 
@@ -209,14 +246,20 @@ def _compile(command: list[str]) -> None:
     try:
         subprocess.run(command, capture_output=True, text=True, check=True)
     except FileNotFoundError:
-        reason = f"there is no C++ compiler {command[0]!r}; install one, such as g++ or clang++, or name one by CXX="
+        reason = (
+            f"there is no C++ compiler {command[0]!r}; install one, such as g++ or clang++, or "
+            "name one by CXX="
+        )
         raise NativeKernelsError(reason) from None
     except subprocess.CalledProcessError as error:
-        raise NativeKernelsError(f"the compiler {command[0]!r} failed: {error.stderr.strip()[-2000:]}") from None
+        raise NativeKernelsError(
+            f"the compiler {command[0]!r} failed: {error.stderr.strip()[-2000:]}"
+        ) from None
 
 
 def clean() -> list[Path]:
-    """Remove all that was compiled, for any torch, and what builds that were killed left, and return the paths.
+    """Remove all that was compiled, for any torch, and what builds that were killed left, and
+    return the paths.
 
     Raises:
         NativeKernelsError: This user has no folder for caches.
@@ -235,7 +278,8 @@ def load() -> Any:
     """Return the module with the kernels.
 
     Raises:
-        NativeKernelsError: They are not there, are not those that were built, or other users can change them.
+        NativeKernelsError: They are not there, are not those that were built, or other users can
+            change them.
     """
     file = path()
     try:

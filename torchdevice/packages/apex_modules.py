@@ -1,4 +1,6 @@
-"""``apex.normalization``, and what of apex torch itself has had since: ``apex.amp`` and ``apex.parallel``."""
+"""``apex.normalization``, and what of apex torch itself has had since: ``apex.amp`` and
+``apex.parallel``.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,15 @@ from torchdevice.packages.registry import refuses, stands_in
 _MODULE = "apex.normalization.fused_layer_norm"
 
 
-def _over(x: torch.Tensor, weight: Any, bias: Any, shape: Sequence[int], way: Way, dtype: Any = None) -> torch.Tensor:
+def _over(
+    x: torch.Tensor, weight: Any, bias: Any, shape: Sequence[int], way: Way, dtype: Any = None
+) -> torch.Tensor:
     """Return x normalized over its last dimensions, which have a shape."""
     if tuple(x.shape[x.dim() - len(shape) :]) != tuple(shape):
-        raise RuntimeError(f"x has the shape {tuple(x.shape)}, which does not end in normalized_shape={tuple(shape)}.")
+        raise RuntimeError(
+            f"x has the shape {tuple(x.shape)}, which does not end in "
+            f"normalized_shape={tuple(shape)}."
+        )
     rows = x.flatten(x.dim() - len(shape))
     weight, bias = (None if each is None else each.flatten() for each in (weight, bias))
     return normalized(rows, weight, bias, way, dtype).reshape(x.shape)
@@ -51,7 +58,11 @@ def fused_layer_norm(
 
 @stands_in(f"{_MODULE}.fused_rms_norm_affine")
 def fused_rms_norm_affine(
-    input: torch.Tensor, weight: torch.Tensor, normalized_shape: Any, eps: float = 1e-6, memory_efficient: bool = False
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    normalized_shape: Any,
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
 ) -> torch.Tensor:
     """Return the root mean square normalization of the last dimensions, times a weight."""
     return _over(input, weight, None, _shape(normalized_shape), Way(eps, True))
@@ -76,13 +87,18 @@ class _Fused(nn.Module):
     bias: nn.Parameter | None
 
     def __init__(
-        self, normalized_shape: Any, eps: float = 1e-5, elementwise_affine: bool = True, memory_efficient: bool = False
+        self,
+        normalized_shape: Any,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        memory_efficient: bool = False,
     ) -> None:
         super().__init__()
         self.normalized_shape, self.eps = _shape(normalized_shape), eps
         self.elementwise_affine, self.memory_efficient = elementwise_affine, memory_efficient
         self.register_parameter(
-            "weight", nn.Parameter(torch.ones(self.normalized_shape)) if elementwise_affine else None
+            "weight",
+            nn.Parameter(torch.ones(self.normalized_shape)) if elementwise_affine else None,
         )
         if not self.is_rms:
             bias = nn.Parameter(torch.zeros(self.normalized_shape)) if elementwise_affine else None
@@ -98,10 +114,14 @@ class _Fused(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         bias = None if self.is_rms else self.bias
         dtype = self.weight.dtype if self.mixed and self.weight is not None else None
-        return _over(input, self.weight, bias, self.normalized_shape, Way(self.eps, self.is_rms), dtype)
+        return _over(
+            input, self.weight, bias, self.normalized_shape, Way(self.eps, self.is_rms), dtype
+        )
 
     def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+        )
 
 
 @stands_in(f"{_MODULE}.FusedLayerNorm apex.normalization.FusedLayerNorm")
@@ -133,11 +153,15 @@ class MixedFusedRMSNorm(FusedRMSNorm):
 _AMP = "Use torch.autocast('cuda') and torch.amp.GradScaler('cuda'), which took its place."
 
 refuses("apex.amp.initialize apex.amp.scale_loss apex.amp.master_params apex.amp.state_dict", _AMP)
-refuses("apex.amp.load_state_dict apex.amp.half_function apex.amp.float_function apex.amp.init", _AMP)
+refuses(
+    "apex.amp.load_state_dict apex.amp.half_function apex.amp.float_function apex.amp.init", _AMP
+)
 refuses("apex.parallel.DistributedDataParallel", "Use torch.nn.parallel.DistributedDataParallel.")
 
 
 @stands_in("apex.parallel.convert_syncbn_model")
-def convert_syncbn_model(module: nn.Module, process_group: Any = None, channel_last: bool = False) -> nn.Module:
+def convert_syncbn_model(
+    module: nn.Module, process_group: Any = None, channel_last: bool = False
+) -> nn.Module:
     """Return a model whose batch normalizations have the statistics of all ranks."""
     return nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)

@@ -1,4 +1,6 @@
-"""``apex.optimizers``: Adam and SGD as the papers and apex's documentation define them, computed in float32."""
+"""``apex.optimizers``: Adam and SGD as the papers and apex's documentation define them, computed in
+float32.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class _Fused(Optimizer):
         self.set_grad_none = set_grad_none
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Drop the gradients, or set them to 0 where the optimizer was made with ``set_grad_none=False``."""
+        """Drop the gradients, or set them to 0 where the optimizer was made with
+        ``set_grad_none=False``.
+        """
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
     @torch.no_grad()
@@ -35,18 +39,24 @@ class _Fused(Optimizer):
                 if parameter.grad is None:
                     continue
                 if parameter.grad.is_sparse:
-                    raise RuntimeError(f"{type(self).__name__} takes no sparse gradients. Use torch.optim.SparseAdam.")
+                    raise RuntimeError(
+                        f"{type(self).__name__} takes no sparse gradients. Use "
+                        "torch.optim.SparseAdam."
+                    )
                 wide = torch.promote_types(parameter.dtype, torch.float32)
                 self._update(parameter, parameter.grad.to(wide), wide, group)
         return loss
 
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any) -> None:
+    def _update(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any
+    ) -> None:
         raise NotImplementedError
 
 
 @stands_in("apex.optimizers.FusedAdam apex.optimizers.fused_adam.FusedAdam")
 class FusedAdam(_Fused):
-    """Adam (arXiv 1412.6980), or with ``adam_w_mode`` AdamW (arXiv 1711.05101), whose moments are in float32.
+    """Adam (arXiv 1412.6980), or with ``adam_w_mode`` AdamW (arXiv 1711.05101), whose moments are
+    in float32.
 
     Args:
         params: The parameters, or groups of them.
@@ -88,7 +98,9 @@ class FusedAdam(_Fused):
         super().__init__(params, defaults, set_grad_none)
         self.adam_w_mode, self.master_weights = int(adam_w_mode), master_weights
 
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any) -> None:
+    def _update(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any
+    ) -> None:
         state, (first, second) = self.state[parameter], group["betas"]
         if not state:
             state["exp_avg"] = torch.zeros_like(parameter, dtype=wide)
@@ -101,7 +113,8 @@ class FusedAdam(_Fused):
         mean = state["exp_avg"].mul_(first).add_(gradient, alpha=1 - first)
         square = state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
         if group["bias_correction"]:
-            mean, square = mean / (1 - first ** group["step"]), square / (1 - second ** group["step"])
+            mean = mean / (1 - first ** group["step"])
+            square = square / (1 - second ** group["step"])
         change = mean / (square.sqrt() + group["eps"])
         if group["weight_decay"] and self.adam_w_mode:
             change = change + group["weight_decay"] * weights
@@ -140,12 +153,21 @@ class FusedSGD(_Fused):
         set_grad_none: bool = False,
     ) -> None:
         if nesterov and (momentum <= 0 or dampening):
-            raise ValueError(f"nesterov needs a momentum and no dampening, not {momentum!r} and {dampening!r}.")
-        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+            raise ValueError(
+                f"nesterov needs a momentum and no dampening, not {momentum!r} and {dampening!r}."
+            )
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+        }
         super().__init__(params, {**defaults, "nesterov": nesterov}, set_grad_none)
         self.wd_after_momentum = wd_after_momentum
 
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any) -> None:
+    def _update(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any
+    ) -> None:
         weights, decay = parameter.to(wide), group["weight_decay"]
         if decay and not self.wd_after_momentum:
             gradient = gradient + decay * weights
@@ -162,5 +184,8 @@ class FusedSGD(_Fused):
         parameter.copy_(weights - group["lr"] * gradient)
 
 
-refuses("apex.optimizers.FusedLAMB apex.optimizers.FusedNovoGrad", "Use FusedAdam, or an optimizer of torch.optim.")
+refuses(
+    "apex.optimizers.FusedLAMB apex.optimizers.FusedNovoGrad",
+    "Use FusedAdam, or an optimizer of torch.optim.",
+)
 refuses("apex.optimizers.FusedAdagrad", "Use torch.optim.Adagrad.")

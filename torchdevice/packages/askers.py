@@ -1,9 +1,10 @@
 """Who gets a stand-in: a program that imports a package, and not a library that can do without it.
 
-The one who asks is the innermost frame outside Python's own machinery of imports. A program always gets the package,
-whether it imports it or looks for it first. A library that looks first has a way without the package, and keeps it. So
-does a library that imports the package in a ``try`` statement whose handler goes on. A library that imports it
-unconditionally, or raises an error of its own, demands it.
+The one who asks is the innermost frame outside Python's own machinery of imports. A program always
+gets the package, whether it imports it or looks for it first. A library that looks first has a way
+without the package, and keeps it. So does a library that imports the package in a ``try`` statement
+whose handler goes on. A library that imports it unconditionally, or raises an error of its own,
+demands it.
 
 :data:`ON_BEHALF` has the functions of libraries that ask for what a program named.
 """
@@ -25,12 +26,20 @@ from torchdevice.kernel.journal import callers
 
 ON_BEHALF: dict[tuple[str, str], str] = {
     ("transformers.dynamic_module_utils", "check_imports"): "the imports of remote modelling code",
-    ("timm.optim._optim_factory", "_import_class"): "an optimizer that the program named, such as fusedadam",
+    (
+        "timm.optim._optim_factory",
+        "_import_class",
+    ): "an optimizer that the program named, such as fusedadam",
 }
-"""Module and function of a library that asks for a package because of the program -> for what it asks."""
+"""Module and function of a library that asks for a package because of the program -> for what it
+asks.
+"""
 
 _MACHINERY = (
-    *(os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (importlib, importlib.metadata)),
+    *(
+        os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep
+        for module in (importlib, importlib.metadata)
+    ),
     os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "pkgutil.py"),
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
 )
@@ -44,7 +53,8 @@ class Asker(NamedTuple):
     Attributes:
         frame: The line that asks.
         looks: Whether it only looks whether the package is there.
-        names_it: Whether an ``import`` statement has the package's name, and not a call with a text.
+        names_it: Whether an ``import`` statement has the package's name, and not a call with a
+            text.
     """
 
     frame: FrameType
@@ -83,7 +93,9 @@ def gets_stand_in(who: Asker) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _goes_on_without(file: str, line: int) -> bool:
-    """Return whether the import at a line of a library is in a ``try`` statement whose handler does not raise."""
+    """Return whether the import at a line of a library is in a ``try`` statement whose handler does
+    not raise.
+    """
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # not a file of Python's
@@ -103,7 +115,10 @@ def _tries_around(tree: ast.AST, line: int) -> Iterator[ast.Try | ast.With]:
 def _handles(statement: ast.Try | ast.With) -> bool:
     if isinstance(statement, ast.With):
         items = (item.context_expr for item in statement.items)
-        return any("suppress" in ast.unparse(item) and not _CATCHING.isdisjoint(_words(item)) for item in items)
+        return any(
+            "suppress" in ast.unparse(item) and not _CATCHING.isdisjoint(_words(item))
+            for item in items
+        )
     for handler in statement.handlers:
         if handler.type is None or not _CATCHING.isdisjoint(_words(handler.type)):
             return not any(isinstance(each, ast.Raise) for each in handler.body)

@@ -1,9 +1,10 @@
 """Attention as the packages define it: softmax over the keys that a row may see, in blocks of rows.
 
-For a query i of Sq and a key j of Sk, ``i + Sk - Sq`` is the key at the query's own place: packages align the last
-query with the last key. A row without any key is 0.
+For a query i of Sq and a key j of Sk, ``i + Sk - Sq`` is the key at the query's own place: packages
+align the last query with the last key. A row without any key is 0.
 
-Queries have the shape (batch, rows, heads, head size), keys and values the same with as many heads or a divisor of it.
+Queries have the shape (batch, rows, heads, head size), keys and values the same with as many heads
+or a divisor of it.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ class Attended(NamedTuple):
 
     Attributes:
         out: As the queries.
-        lse: Logarithm of the sum of the exponentials of each row's scores: (batch, heads, rows), in float32 or wider.
-            Infinity for a row without keys. None where it was not asked for.
-        weights: The weights, (batch, heads, rows, keys), with a sign that is negative where dropout left one out. None
-            where they were not asked for.
+        lse: Logarithm of the sum of the exponentials of each row's scores: (batch, heads, rows), in
+            float32 or wider. Infinity for a row without keys. None where it was not asked for.
+        weights: The weights, (batch, heads, rows, keys), with a sign that is negative where dropout
+            left one out. None where they were not asked for.
     """
 
     out: torch.Tensor
@@ -68,13 +69,21 @@ class Attended(NamedTuple):
 
 
 def window(causal: bool, size: tuple[int, int]) -> tuple[int | None, int | None]:
-    """Return ``left`` and ``right`` of a :class:`Rule` for a window in which a negative number means all."""
+    """Return ``left`` and ``right`` of a :class:`Rule` for a window in which a negative number
+    means all.
+    """
     left, right = (None if each < 0 else each for each in size)
     return left, 0 if causal else right
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, *, lse: bool = False, weights: bool = False
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rule: Rule,
+    *,
+    lse: bool = False,
+    weights: bool = False,
 ) -> Attended:
     """Return the attention of queries to keys and values.
 
@@ -90,13 +99,18 @@ def attend(
         (batch, rows, heads, _), (_, keys, groups, _) = q.shape, k.shape
     empty = rows if not keys else _rows_without_keys(rows, keys, rule)
     parts = [_nothing(q[:, :empty], k, v, lse=lse, weights=weights)] if empty or not rows else []
-    own = bool(rule.softcap or lse or weights)  # torch's function has no such scores and returns neither
+    # Torch's function has no such scores and returns neither.
+    own = bool(rule.softcap or lse or weights)
     step = _rows_of_block(rows, batch * heads * keys, rule, own=own)
     for start in range(empty, rows, step):
         stop = min(start + step, rows)
         first, last = _keys_of_rows(start, stop, rows, keys, rule)
         block = _Block(start + keys - rows - first, start, stop, first, last, keys)
-        given = _part(q, start, stop, rows), _part(k, first, last, keys), _part(v, first, last, keys)
+        given = (
+            _part(q, start, stop, rows),
+            _part(k, first, last, keys),
+            _part(v, first, last, keys),
+        )
         with without_autocast(q):
             if own:
                 part = _own(*given, rule, block, weights=weights)
@@ -127,7 +141,9 @@ class _Block(NamedTuple):
 
 
 def _rows_without_keys(rows: int, keys: int, rule: Rule) -> int:
-    """Return how many rows, the first ones, see no key: those whose last key would be before the first one."""
+    """Return how many rows, the first ones, see no key: those whose last key would be before the
+    first one.
+    """
     return 0 if rule.right is None else min(max(0, rows - keys - rule.right), rows)
 
 
@@ -135,7 +151,8 @@ def _rows_of_block(rows: int, scores: int, rule: Rule, *, own: bool) -> int:
     """Return how many rows are computed at once, of a batch in which one row has so many scores."""
     if own:
         rows = min(rows, max(16, _SCORES // max(1, scores)))
-    # In one call, unless a mask of all rows by all keys would be made for rows that see few of them.
+    # In one call, unless a mask of all rows by all keys would be made for rows that see few of
+    # them.
     elif rule.left is not None or rule.slopes is not None:
         rows = min(rows, _ROWS)
     return max(1, rows)
@@ -154,8 +171,12 @@ def _keys_of_rows(start: int, stop: int, rows: int, keys: int, rule: Rule) -> tu
     return min(first, keys), max(last, min(first, keys))
 
 
-def _nothing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lse: bool, weights: bool) -> Attended:
-    """Return what rows without keys get. The result is linked to its inputs, so that they have gradients of 0."""
+def _nothing(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lse: bool, weights: bool
+) -> Attended:
+    """Return what rows without keys get. The result is linked to its inputs, so that they have
+    gradients of 0.
+    """
     batch, rows, heads, _ = q.shape
     linked = (q.sum() + k.sum() + v.sum()) * 0 if torch.is_grad_enabled() else q.new_zeros(())
     out = q.new_zeros(batch, rows, heads, v.shape[-1]) + torch.nan_to_num(linked)
@@ -202,7 +223,9 @@ def _visible(distance: torch.Tensor, rule: Rule) -> torch.Tensor | None:
     return seen
 
 
-def _bias(q: torch.Tensor, distance: torch.Tensor, rule: Rule, block: _Block) -> torch.Tensor | None:
+def _bias(
+    q: torch.Tensor, distance: torch.Tensor, rule: Rule, block: _Block
+) -> torch.Tensor | None:
     """Return what is added to the scores of a block, or None: (batch or 1, heads, rows, keys)."""
     bias = None
     if rule.slopes is not None:
@@ -214,7 +237,9 @@ def _bias(q: torch.Tensor, distance: torch.Tensor, rule: Rule, block: _Block) ->
     return bias
 
 
-def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block, *, grouped: bool) -> Attended:
+def _torchs(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block, *, grouped: bool
+) -> Attended:
     """Compute a block by torch's own attention."""
     rows, keys = block.stop - block.start, block.last - block.first
     is_causal = _is_causal(rows, keys, rule, block)
@@ -224,7 +249,8 @@ def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block
         is_causal = False
         mask = _mask(q, k, rule, block)
         if mask is not None and mask.is_floating_point() and mask.dtype != q.dtype:
-            # A bias in float32 beside half-precision queries: rounding it would move scores of far keys.
+            # A bias in float32 beside half-precision queries: rounding it would move scores of far
+            # keys.
             narrow = q.dtype
             q, k, v = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype)
     out = functional.scaled_dot_product_attention(
@@ -254,7 +280,9 @@ def _sees_all(keys: int, rule: Rule, block: _Block) -> bool:
 
 
 def _mask(q: torch.Tensor, k: torch.Tensor, rule: Rule, block: _Block) -> torch.Tensor | None:
-    """Return the mask of a block, as torch's attention takes one; None where each row sees all keys without a bias."""
+    """Return the mask of a block, as torch's attention takes one; None where each row sees all keys
+    without a bias.
+    """
     distance = _distance(q, k, block)
     seen = _visible(distance, rule)
     bias = _bias(q, distance, rule, block)
@@ -263,7 +291,9 @@ def _mask(q: torch.Tensor, k: torch.Tensor, rule: Rule, block: _Block) -> torch.
     return bias.masked_fill(~seen, -math.inf)
 
 
-def _own(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block, *, weights: bool) -> Attended:
+def _own(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block, *, weights: bool
+) -> Attended:
     """Compute a block with its scores: in float32 or wider, rounded once."""
     wide = _wide(q.dtype)
     groups = q.shape[2] // k.shape[2]

@@ -1,4 +1,6 @@
-"""``causal_conv1d``: a short convolution along time, of each channel by itself, that sees no later values."""
+"""``causal_conv1d``: a short convolution along time, of each channel by itself, that sees no later
+values.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,16 @@ _ACTIVATIONS = (None, "silu", "swish")
 _MODULE = "causal_conv1d.causal_conv1d_interface"
 
 
-def convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> torch.Tensor:
-    """Return the convolution of x (batch, channels, width - 1 + length), of that length, in float32 or wider."""
+def convolved(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor:
+    """Return the convolution of x (batch, channels, width - 1 + length), of that length, in float32
+    or wider.
+    """
     if activation not in _ACTIVATIONS:
-        raise NotImplementedError(f"activation={activation!r} is not known. Use None, 'silu' or 'swish'.")
+        raise NotImplementedError(
+            f"activation={activation!r} is not known. Use None, 'silu' or 'swish'."
+        )
     wide = torch.promote_types(x.dtype, torch.float32)
     bias = None if bias is None else bias.to(wide)
     with without_autocast(x):
@@ -44,14 +52,17 @@ def causal_conv1d_fn(
         x: (batch, channels, length).
         weight: (channels, width), of which the last is for the current value.
         bias: (channels,).
-        seq_idx: Which sequence each value belongs to: (batch, length). No value sees those of another.
+        seq_idx: Which sequence each value belongs to: (batch, length). No value sees those of
+            another.
         initial_states: What came before: (batch, channels, width - 1). Default: zeros.
         return_final_states: Whether to return the last width - 1 values too.
         final_states_out: Where to write them.
         activation: None, or "silu".
     """
     check_convolution(x, weight, bias, seq_idx, initial_states, return_final_states)
-    return of_channels(x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation)
+    return of_channels(
+        x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out, activation
+    )
 
 
 def of_channels(
@@ -64,9 +75,14 @@ def of_channels(
     final_states_out: torch.Tensor | None = None,
     activation: str | None = None,
 ) -> Any:
-    """Return what ``causal_conv1d_fn`` does, of every dtype and layout, for blocks that copy what it would refuse."""
+    """Return what ``causal_conv1d_fn`` does, of every dtype and layout, for blocks that copy what
+    it would refuse.
+    """
     width = weight.shape[1]
-    before = x.new_zeros(*x.shape[:2], width - 1) if initial_states is None else initial_states.to(x.dtype)
+    if initial_states is None:
+        before = x.new_zeros(*x.shape[:2], width - 1)
+    else:
+        before = initial_states.to(x.dtype)
     whole = torch.cat([before, x], 2)
     if seq_idx is None:
         out = convolved(whole, weight, bias, activation)
@@ -77,22 +93,31 @@ def of_channels(
     if not return_final_states:
         return out.to(x.dtype)
     final = whole[:, :, x.shape[2] :]
-    return out.to(x.dtype), final.clone() if final_states_out is None else final_states_out.copy_(final)
+    return out.to(x.dtype), final.clone() if final_states_out is None else final_states_out.copy_(
+        final
+    )
 
 
 def _of_sequences(
-    whole: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, index: torch.Tensor, activation: str | None
+    whole: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    index: torch.Tensor,
+    activation: str | None,
 ) -> torch.Tensor:
     """Return the convolution, of which each value takes only those of its own sequence."""
     batch, channels, _ = whole.shape
     width, length = weight.shape[1], index.shape[1]
-    # In float32: each value is in `width` windows, whose gradients are summed before they are rounded.
+    # In float32: each value is in `width` windows, whose gradients are summed before they are
+    # rounded.
     wide = whole.to(torch.promote_types(whole.dtype, torch.float32))
     windows = wide.unfold(2, width, 1)  # (batch, channels, length, width)
     earlier = functional.pad(index, (width - 1, 0), value=-1).unfold(1, width, 1)
     same = (earlier == index[..., None])[:, None]
     kept = windows.masked_fill(~same, 0).transpose(1, 2).reshape(batch * length, channels, width)
-    return convolved(kept, weight, bias, activation).reshape(batch, length, channels).transpose(1, 2)
+    return (
+        convolved(kept, weight, bias, activation).reshape(batch, length, channels).transpose(1, 2)
+    )
 
 
 @stands_in(f"causal_conv1d.causal_conv1d_update {_MODULE}.causal_conv1d_update")
@@ -105,11 +130,13 @@ def causal_conv1d_update(
     cache_seqlens: torch.Tensor | None = None,
     conv_state_indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the convolution of new values with the last ones, and write the new ones to the state in place.
+    """Return the convolution of new values with the last ones, and write the new ones to the state
+    in place.
 
     Args:
         x: (batch, channels), or (batch, channels, new values).
-        conv_state: (batch of the states, channels, kept values), of which there are width - 1 or more.
+        conv_state: (batch of the states, channels, kept values), of which there are width - 1 or
+            more.
         weight: (channels, width).
         bias: (channels,).
         activation: None, or "silu".
@@ -119,7 +146,10 @@ def causal_conv1d_update(
     new = x[..., None] if x.dim() == 2 else x
     check_update_of_convolution(new, conv_state, weight, bias, cache_seqlens, conv_state_indices)
     width, kept = weight.shape[1], conv_state.shape[2]
-    rows = torch.arange(len(new), device=x.device) if conv_state_indices is None else conv_state_indices.long()
+    if conv_state_indices is None:
+        rows = torch.arange(len(new), device=x.device)
+    else:
+        rows = conv_state_indices.long()
     state = conv_state[rows]
     if cache_seqlens is None:
         whole = torch.cat([state, new.to(state.dtype)], 2)
@@ -130,18 +160,26 @@ def causal_conv1d_update(
         earlier = state.gather(2, before[:, None].expand(-1, state.shape[1], -1))
         whole = torch.cat([earlier, new.to(state.dtype)], 2)
         after = (at + torch.arange(new.shape[2], device=x.device)) % kept
-        conv_state[rows] = state.scatter(2, after[:, None].expand(-1, state.shape[1], -1), new.to(state.dtype))
+        conv_state[rows] = state.scatter(
+            2, after[:, None].expand(-1, state.shape[1], -1), new.to(state.dtype)
+        )
     seen = whole[:, :, whole.shape[2] - new.shape[2] - width + 1 :].to(x.dtype)
     out = convolved(seen, weight, bias, activation).to(x.dtype)
     return out[..., 0] if x.dim() == 2 else out
 
 
 @stands_in("causal_conv1d.causal_conv1d_varlen.causal_conv1d_varlen_states")
-def causal_conv1d_varlen_states(x: torch.Tensor, cu_seqlens: torch.Tensor, state_len: int) -> torch.Tensor:
-    """Return the last values of each of several sequences (values of all, channels): (sequences, channels, state_len).
+def causal_conv1d_varlen_states(
+    x: torch.Tensor, cu_seqlens: torch.Tensor, state_len: int
+) -> torch.Tensor:
+    """Return the last values of each of several sequences (values of all, channels): (sequences,
+    channels, state_len).
 
     What a sequence shorter than ``state_len`` lacks is 0. It has no gradients, as the package's.
     """
     with torch.no_grad():
-        parts = (x[max(start, stop - state_len) : stop].T for start, stop in itertools.pairwise(cu_seqlens.tolist()))
+        parts = (
+            x[max(start, stop - state_len) : stop].T
+            for start, stop in itertools.pairwise(cu_seqlens.tolist())
+        )
         return torch.stack([functional.pad(part, (state_len - part.shape[1], 0)) for part in parts])

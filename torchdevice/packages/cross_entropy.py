@@ -25,28 +25,36 @@ def cross_entropy_loss(
     inplace_backward: bool = False,
     process_group: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of each row, and the part of it that ``lse_square_scale`` adds, which has no gradient.
+    """Return the loss of each row, and the part of it that ``lse_square_scale`` adds, which has no
+    gradient.
 
     Args:
         logits: (rows, classes).
         labels: (rows,).
-        precomputed_lse: The logarithms of sums of exponentials (rows,), taken where logits are neither scaled nor
-            smoothed. Gradients are as without it.
+        precomputed_lse: The logarithms of sums of exponentials (rows,), taken where logits are
+            neither scaled nor smoothed. Gradients are as without it.
         label_smoothing: The share of the labels that all classes have together.
         logit_scale: The factor of the logits.
-        lse_square_scale: The factor of the squared logarithms of sums that are added (the "z-loss").
+        lse_square_scale: The factor of the squared logarithms of sums that are added (the
+            "z-loss").
         ignore_index: The label of rows whose loss is 0.
-        inplace_backward: Whether gradients may take the memory of the logits, which they do not here.
+        inplace_backward: Whether gradients may take the memory of the logits, which they do not
+            here.
         process_group: Not stood in for: the classes of all processes.
     """
     if process_group is not None:
-        refuse("flash_attn.ops.triton.cross_entropy.cross_entropy_loss(process_group=...)", _ONE_PROCESS)
+        refuse(
+            "flash_attn.ops.triton.cross_entropy.cross_entropy_loss(process_group=...)",
+            _ONE_PROCESS,
+        )
     if logit_scale <= 0.0:
         raise AssertionError(f"logit_scale={logit_scale!r} is not positive.")
     if logits.dim() != 2 or labels.shape != logits.shape[:1]:
         shapes = tuple(logits.shape), tuple(labels.shape)
         raise AssertionError(
-            "logits and labels have the shapes {} and {}. Use (rows, classes) and (rows,).".format(*shapes)
+            "logits and labels have the shapes {} and {}. Use (rows, classes) and (rows,).".format(
+                *shapes
+            )
         )
     wide = torch.promote_types(logits.dtype, torch.float32)
     with without_autocast(logits):
@@ -66,7 +74,9 @@ def cross_entropy_loss(
 
 @stands_in("flash_attn.losses.cross_entropy.CrossEntropyLoss")
 class CrossEntropyLoss(nn.Module):
-    """The cross entropy of logits (rows, classes) and labels (rows,), with label smoothing and the "z-loss"."""
+    """The cross entropy of logits (rows, classes) and labels (rows,), with label smoothing and the
+    "z-loss".
+    """
 
     def __init__(
         self,
@@ -82,11 +92,17 @@ class CrossEntropyLoss(nn.Module):
         super().__init__()
         if reduction not in ("mean", "none", "sum"):
             raise NotImplementedError("Only support reduction = 'mean' or 'none' or 'sum'")
-        self.ignore_index, self.reduction, self.label_smoothing = ignore_index, reduction, label_smoothing
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
         self.logit_scale, self.lse_square_scale = logit_scale, lse_square_scale
-        self.inplace_backward, self.process_group, self.return_z_loss = inplace_backward, process_group, return_z_loss
+        self.inplace_backward = inplace_backward
+        self.process_group = process_group
+        self.return_z_loss = return_z_loss
 
-    def forward(self, input: torch.Tensor, target: torch.Tensor, precomputed_lse: torch.Tensor | None = None) -> Any:
+    def forward(
+        self, input: torch.Tensor, target: torch.Tensor, precomputed_lse: torch.Tensor | None = None
+    ) -> Any:
         """Return the loss; with ``return_z_loss`` also the part that ``lse_square_scale`` adds."""
         if on_simulated_gpu() and not (input.is_cuda and target.is_cuda):
             raise AssertionError("Only support CUDA tensors")

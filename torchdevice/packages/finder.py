@@ -1,6 +1,7 @@
 """The finder that gives programs in a scope the stand-ins, behind all other finders.
 
-An installed package always wins. The modules that were imported end with the last scope of the process, and
+An installed package always wins. The modules that were imported end with the last scope of the
+process, and
 ``sys.modules`` is then as it was. What a program has taken from them goes on working.
 """
 
@@ -24,7 +25,8 @@ from torchdevice.packages import askers, registry
 
 
 class StandInModule(ModuleType):
-    """A module of a package that is stood in for. A name that it lacks is refused in words that say so.
+    """A module of a package that is stood in for. A name that it lacks is refused in words that say
+    so.
 
     Its modules are its attributes without an import, as those are that a package imports itself.
     """
@@ -36,7 +38,8 @@ class StandInModule(ModuleType):
         if sys.modules.get(self.__name__) is self and registry.names_of(inner) is not None:
             return importlib.import_module(inner)
         raise AttributeError(
-            f"torchdevice's stand-in for {self.__name__!r} has no {name!r}. docs/packages.md lists what it has; "
+            f"torchdevice's stand-in for {self.__name__!r} has no {name!r}. docs/packages.md lists "
+            "what it has; "
             f"with packages='absent' the program finds that the package is not installed."
         )
 
@@ -67,7 +70,9 @@ LOADER = _Loader()
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What ``importlib.metadata`` says of a package that is stood in for: its name and the release it follows."""
+    """What ``importlib.metadata`` says of a package that is stood in for: its name and the release
+    it follows.
+    """
 
     def __init__(self, package: str):
         self._package = package
@@ -75,7 +80,9 @@ class _Distribution(importlib.metadata.Distribution):
     def read_text(self, filename: str) -> str | None:
         known = registry.PACKAGES[self._package]
         texts = {
-            "METADATA": f"Metadata-Version: 2.1\nName: {known.distribution}\nVersion: {known.version}\n",
+            "METADATA": (
+                f"Metadata-Version: 2.1\nName: {known.distribution}\nVersion: {known.version}\n"
+            ),
             "top_level.txt": f"{self._package}\n",
         }
         return texts.get(filename)
@@ -85,7 +92,9 @@ class _Distribution(importlib.metadata.Distribution):
 
 
 def _context() -> Context | None:
-    """Return the context of this thread's program where it gets stand-ins: on another target than CUDA."""
+    """Return the context of this thread's program where it gets stand-ins: on another target than
+    CUDA.
+    """
     context = state.for_cuda
     return context if context is not None and context.options.packages == "stand-in" else None
 
@@ -100,7 +109,8 @@ class StandInFinder:
 
     def remove(self) -> None:
         finders: list[Any] = sys.meta_path
-        finders.remove(self) if self in finders else None  # on one line: somebody may come between two
+        # On one line: somebody may come between two.
+        finders.remove(self) if self in finders else None
         # By their names: a look at all modules would take as long as the rest of leaving.
         for name in list(LOADER.made):
             if _is_ours(sys.modules.get(name)):
@@ -111,12 +121,19 @@ class StandInFinder:
         """Return the spec of a module that is stood in for, to those who get it."""
         package, _, inner = name.partition(".")
         known = registry.PACKAGES.get(package)
-        if known is None or not known.needed or _context() is None or self._is_found_behind(name, path, target):
+        if (
+            known is None
+            or not known.needed
+            or _context() is None
+            or self._is_found_behind(name, path, target)
+        ):
             return None
         if inner:
             if not _is_ours(sys.modules.get(package)):
                 return None
-        elif not _demanding.is_on and ((who := askers.asker()) is None or not askers.gets_stand_in(who)):
+        elif not _demanding.is_on and (
+            (who := askers.asker()) is None or not askers.gets_stand_in(who)
+        ):
             return None
         if registry.names_of(name) is None:
             return None
@@ -140,10 +157,16 @@ class StandInFinder:
                 yield _Distribution(package)
 
     def _is_found_behind(self, name: str, path: Any, target: Any) -> bool:
-        """Return whether a finder that was added behind this one finds a module, which is then installed."""
+        """Return whether a finder that was added behind this one finds a module, which is then
+        installed.
+        """
         finders: list[Any] = sys.meta_path
         behind = finders[finders.index(self) + 1 :] if self in finders else []
-        return any(each.find_spec(name, path, target) is not None for each in behind if hasattr(each, "find_spec"))
+        return any(
+            each.find_spec(name, path, target) is not None
+            for each in behind
+            if hasattr(each, "find_spec")
+        )
 
 
 _demanding = PerThread(is_on=False)

@@ -1,8 +1,9 @@
-"""The functions of ``flash_attn`` 2, as its documentation defines them, and the padding of ``bert_padding``.
+"""The functions of ``flash_attn`` 2, as its documentation defines them, and the padding of
+``bert_padding``.
 
-On a simulated GPU they refuse what the package's kernels refuse: other dtypes than float16 and bfloat16, head sizes
-above 256, softcap with dropout, a cache whose last dimension is not contiguous, and GPUs before Ampere. Elsewhere they
-take every floating-point dtype.
+On a simulated GPU they refuse what the package's kernels refuse: other dtypes than float16 and
+bfloat16, head sizes above 256, softcap with dropout, a cache whose last dimension is not
+contiguous, and GPUs before Ampere. Elsewhere they take every floating-point dtype.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _named(name: str) -> str:
     return f"{_MODULE}.{name} flash_attn.{name}"
 
 
-# ---- what the kernels refuse -----------------------------------------------------------------------------------------
+# ---- what the kernels refuse ---------------------------------------------------------------------
 
 
 def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -39,13 +40,19 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         RuntimeError: The tensors do not fit each other.
     """
     if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
-        raise RuntimeError(f"shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} of q, k, v do not fit.")
+        raise RuntimeError(
+            f"shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} of q, k, v do not fit."
+        )
     if not k.shape[-2] or q.shape[-2] % k.shape[-2]:
         raise RuntimeError(
-            f"q has {q.shape[-2]} heads and k has {k.shape[-2]}. Use a number of heads of k and v that divides q's."
+            f"q has {q.shape[-2]} heads and k has {k.shape[-2]}. Use a number of heads of k and v "
+            "that divides q's."
         )
     if not q.dtype == k.dtype == v.dtype:
-        raise RuntimeError(f"q, k and v have the dtypes {q.dtype}, {k.dtype} and {v.dtype}. Use one dtype for them.")
+        raise RuntimeError(
+            f"q, k and v have the dtypes {q.dtype}, {k.dtype} and {v.dtype}. Use one dtype for "
+            "them."
+        )
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -57,7 +64,9 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def _check_as_kernels(given: tuple[torch.Tensor, ...]) -> None:
-    """Check what the package's kernels refuse, in its words. It copies a tensor that is not contiguous by itself."""
+    """Check what the package's kernels refuse, in its words. It copies a tensor that is not
+    contiguous by itself.
+    """
     check_device(given)
     for each in given:
         if each.dtype not in _HALF:
@@ -73,7 +82,9 @@ def check_device(given: tuple[torch.Tensor, ...]) -> tuple[int, int]:
         RuntimeError: The GPU is older than Ampere, or a tensor is not on it.
     """
     context: Any = state.context
-    capability: tuple[int, int] = context.devices.figure("capability", max(0, given[0].get_device()))
+    capability: tuple[int, int] = context.devices.figure(
+        "capability", max(0, given[0].get_device())
+    )
     if capability < (8, 0):
         raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
     for name, each in zip("qkv", given, strict=True):
@@ -101,12 +112,14 @@ def _rule(
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, asked: bool) -> Any:
-    """Return the attention; where they are asked for, with the logarithms of sums and the weights."""
+    """Return the attention; where they are asked for, with the logarithms of sums and the
+    weights.
+    """
     found = attention.attend(q, k, v, rule, lse=asked, weights=asked)
     return tuple(found) if asked else found.out
 
 
-# ---- batches of sequences of one length ------------------------------------------------------------------------------
+# ---- batches of sequences of one length ----------------------------------------------------------
 
 
 @stands_in(_named("flash_attn_func"))
@@ -123,10 +136,11 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Return the attention of q (batch, rows, heads, size) to k and v (batch, keys, heads or fewer, size).
+    """Return the attention of q (batch, rows, heads, size) to k and v (batch, keys, heads or fewer,
+    size).
 
-    With ``return_attn_probs`` also the logarithm of each row's sum of exponentials, in float32 or wider, and the
-    weights, negative where dropout left one out. Both have no gradient.
+    With ``return_attn_probs`` also the logarithm of each row's sum of exponentials, in float32 or
+    wider, and the weights, negative where dropout left one out. Both have no gradient.
     """
     _check(q, k, v)
     rule = _rule(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -165,14 +179,16 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Return the attention of queries, keys and values in one tensor (batch, rows, 3, heads, size)."""
+    """Return the attention of queries, keys and values in one tensor (batch, rows, 3, heads,
+    size).
+    """
     q, k, v = qkv.unbind(2)
     _check(q, k, v)
     rule = _rule(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
     return _attended(q, k, v, rule, return_attn_probs)
 
 
-# ---- sequences of different lengths ----------------------------------------------------------------------------------
+# ---- sequences of different lengths --------------------------------------------------------------
 
 
 @stands_in(_named("flash_attn_varlen_func"))
@@ -198,7 +214,8 @@ def flash_attn_varlen_func(
 
     Args:
         q: (rows of all sequences, heads, size).
-        k: (keys of all sequences, heads or fewer, size); with ``block_table`` (pages, keys of a page, heads, size).
+        k: (keys of all sequences, heads or fewer, size); with ``block_table`` (pages, keys of a
+            page, heads, size).
         v: As ``k``.
         cu_seqlens_q: Where each sequence of q begins, and the end of the last: (sequences + 1,).
         cu_seqlens_k: The same of k and v.
@@ -207,8 +224,8 @@ def flash_attn_varlen_func(
         block_table: The pages of each sequence: (sequences, most pages of one).
 
     Returns:
-        As q. With ``return_attn_probs`` also the logarithms of sums, (heads, rows of all sequences), and the weights,
-        (sequences, heads, most rows, most keys).
+        As q. With ``return_attn_probs`` also the logarithms of sums, (heads, rows of all
+        sequences), and the weights, (sequences, heads, most rows, most keys).
     """
     _check(q, k, v)
     rule = _rule(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -216,20 +233,30 @@ def flash_attn_varlen_func(
     if len(rows) != len(keys):
         raise RuntimeError(f"there are {len(rows) - 1} sequences of q and {len(keys) - 1} of k.")
     if block_table is not None:
-        pages = [_paged(k, v, block_table[index], stop - start) for index, (start, stop) in enumerate(_pairs(keys))]
+        pages = [
+            _paged(k, v, block_table[index], stop - start)
+            for index, (start, stop) in enumerate(_pairs(keys))
+        ]
     else:
         pages = []
     if not pages and _are_equal(rows) and _are_equal(keys) and rows[-1] and keys[-1]:
-        return _equally_long(q[: rows[-1]], k[: keys[-1]], v[: keys[-1]], len(rows) - 1, rule, return_attn_probs)
+        return _equally_long(
+            q[: rows[-1]], k[: keys[-1]], v[: keys[-1]], len(rows) - 1, rule, return_attn_probs
+        )
     found = []
-    for index, ((start, stop), (first, last)) in enumerate(zip(_pairs(rows), _pairs(keys), strict=True)):
+    for index, ((start, stop), (first, last)) in enumerate(
+        zip(_pairs(rows), _pairs(keys), strict=True)
+    ):
         own_k, own_v = pages[index] if pages else (k[first:last], v[first:last])
         given = q[None, start:stop], own_k[None], own_v[None], rule.of_sequence(index)
         found.append(attention.attend(*given, lse=return_attn_probs, weights=return_attn_probs))
     out = torch.cat([each.out[0] for each in found]) if found else torch.zeros_like(q)
     if not return_attn_probs:
         return out
-    longest = max(stop - start for start, stop in _pairs(rows)), max(stop - start for start, stop in _pairs(keys))
+    longest = (
+        max(stop - start for start, stop in _pairs(rows)),
+        max(stop - start for start, stop in _pairs(keys)),
+    )
     sums = torch.cat([each.lse[0] for each in found if each.lse is not None], 1)
     return out, sums, torch.cat([_padded(each, longest) for each in found])
 
@@ -237,7 +264,9 @@ def flash_attn_varlen_func(
 def bounds_of(lengths: torch.Tensor, name: str) -> list[int]:
     """Return where sequences begin and end, from their cumulated lengths."""
     if lengths.dtype != torch.int32 or lengths.dim() != 1:
-        raise RuntimeError(f"{name} has {lengths.dim()} dimensions of {lengths.dtype}. Use one, of torch.int32.")
+        raise RuntimeError(
+            f"{name} has {lengths.dim()} dimensions of {lengths.dtype}. Use one, of torch.int32."
+        )
     return lengths.tolist()
 
 
@@ -249,7 +278,9 @@ def _are_equal(bounds: list[int]) -> bool:
     return len({stop - start for start, stop in _pairs(bounds)}) == 1 and not bounds[0]
 
 
-def _equally_long(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, count: int, rule: Rule, asked: bool) -> Any:
+def _equally_long(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, count: int, rule: Rule, asked: bool
+) -> Any:
     """Attend in all sequences at once, where they have one length."""
     batch = [each.reshape(count, -1, *each.shape[1:]) for each in (q, k, v)]
     found = attention.attend(batch[0], batch[1], batch[2], rule, lse=asked, weights=asked)
@@ -265,7 +296,9 @@ def _padded(found: Attended, size: tuple[int, int]) -> torch.Tensor:
     return functional.pad(weights, (0, keys - weights.shape[-1], 0, rows - weights.shape[-2]))
 
 
-def _paged(k: torch.Tensor, v: torch.Tensor, pages: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _paged(
+    k: torch.Tensor, v: torch.Tensor, pages: torch.Tensor, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the keys and the values of a sequence that are in pages."""
     count = -(-length // k.shape[1])
     chosen = pages[:count].long()
@@ -289,8 +322,19 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Return the attention within several sequences, with keys and values in one tensor (keys, 2, heads, size)."""
-    more = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    """Return the attention within several sequences, with keys and values in one tensor (keys, 2,
+    heads, size).
+    """
+    more = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
     lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     return _unwrapped(flash_attn_varlen_func)(q, *kv.unbind(1), *lengths, *more)
 
@@ -309,8 +353,19 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Return the attention within several sequences, with all in one tensor (rows, 3, heads, size)."""
-    more = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    """Return the attention within several sequences, with all in one tensor (rows, 3, heads,
+    size).
+    """
+    more = (
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
     lengths = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
     return _unwrapped(flash_attn_varlen_func)(*qkv.unbind(1), *lengths, *more)
 
@@ -320,7 +375,7 @@ def _unwrapped(function: Any) -> Callable[..., Any]:
     return function.__wrapped__
 
 
-# ---- a cache of keys and values --------------------------------------------------------------------------------------
+# ---- a cache of keys and values ------------------------------------------------------------------
 
 
 @stands_in(_named("flash_attn_with_kvcache"))
@@ -351,15 +406,18 @@ def flash_attn_with_kvcache(
 
     Args:
         q: (batch, rows, heads, size).
-        k_cache: (batch of the cache, most keys, heads or fewer, size); with ``block_table`` (pages, keys of a page,
-            heads, size). Written to in place where ``k`` is given.
+        k_cache: (batch of the cache, most keys, heads or fewer, size); with ``block_table`` (pages,
+            keys of a page, heads, size). Written to in place where ``k`` is given.
         v_cache: As ``k_cache``.
-        k: New keys (batch, new keys, heads, size), which come after the first ``cache_seqlens`` keys.
+        k: New keys (batch, new keys, heads, size), which come after the first ``cache_seqlens``
+            keys.
         v: As ``k``.
-        rotary_cos: Cosines (positions, half of the rotated size). New keys are rotated by their places, and rows too:
-            with ``causal`` or a window by their places, and otherwise all by ``cache_seqlens``.
+        rotary_cos: Cosines (positions, half of the rotated size). New keys are rotated by their
+            places, and rows too: with ``causal`` or a window by their places, and otherwise all by
+            ``cache_seqlens``.
         rotary_sin: As ``rotary_cos``.
-        cache_seqlens: How many keys of each sequence count, without the new ones: an int or (batch,). Default: all.
+        cache_seqlens: How many keys of each sequence count, without the new ones: an int or
+            (batch,). Default: all.
         cache_batch_idx: Which sequence of the cache each of the batch is: (batch,).
         cache_leftpad: How many keys at the beginning of each sequence do not count: (batch,).
         block_table: The pages of each sequence: (batch, most pages of one).
@@ -375,7 +433,9 @@ def flash_attn_with_kvcache(
         turn = None if rotary_cos is None else Turn(rotary_cos, rotary_sin, rotary_interleaved)
         padding = None if cache_leftpad is None else cache_leftpad.tolist()
         new = None if k is None or v is None else list(zip(k, v, strict=True))
-        found = attended_to_cache(list(q), new, cache, lengths, rule, turn, padding, lse=return_softmax_lse)
+        found = attended_to_cache(
+            list(q), new, cache, lengths, rule, turn, padding, lse=return_softmax_lse
+        )
         out = torch.cat([each.out for each in found])
         return (out, torch.cat([each.lse for each in found])) if return_softmax_lse else out  # type: ignore[misc]
 
@@ -442,7 +502,13 @@ def lengths_of(given: int | torch.Tensor | None, batch: int, most: int) -> list[
 class Cache:
     """A cache of keys and values: a sequence in each row, or in pages."""
 
-    def __init__(self, k: torch.Tensor, v: torch.Tensor, rows: torch.Tensor | None, pages: torch.Tensor | None):
+    def __init__(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: torch.Tensor | None,
+        pages: torch.Tensor | None,
+    ):
         self.both = k, v
         self.rows = None if rows is None else rows.tolist()
         self.pages = pages
@@ -467,13 +533,17 @@ class Cache:
             RuntimeError: They do not fit in the cache. The package would write beyond its memory.
         """
         if at + len(k) > self.most():
-            raise RuntimeError(f"{len(k)} new keys after {at} do not fit in a cache of {self.most()}.")
+            raise RuntimeError(
+                f"{len(k)} new keys after {at} do not fit in a cache of {self.most()}."
+            )
         for cache, new in zip(self.both, (k, v), strict=True):
             if self.pages is None:
                 cache[index if self.rows is None else self.rows[index], at : at + len(new)] = new
             else:
                 places = torch.arange(at, at + len(new), device=cache.device)
-                cache[self.pages[index][places // cache.shape[1]].long(), places % cache.shape[1]] = new
+                cache[
+                    self.pages[index][places // cache.shape[1]].long(), places % cache.shape[1]
+                ] = new
 
 
 class Turn:
@@ -493,7 +563,7 @@ class Turn:
         return rotated(rows, self.cos[chosen], self.sin[chosen], self.interleaved)
 
 
-# ---- padding ---------------------------------------------------------------------------------------------------------
+# ---- padding -------------------------------------------------------------------------------------
 
 
 @stands_in("flash_attn.bert_padding.index_first_axis")
@@ -503,14 +573,20 @@ def index_first_axis(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor
 
 
 @stands_in("flash_attn.bert_padding.index_put_first_axis")
-def index_put_first_axis(values: torch.Tensor, indices: torch.Tensor, first_axis_dim: int) -> torch.Tensor:
-    """Return a tensor of zeros with ``first_axis_dim`` rows, in which ``values`` are the rows at indices."""
+def index_put_first_axis(
+    values: torch.Tensor, indices: torch.Tensor, first_axis_dim: int
+) -> torch.Tensor:
+    """Return a tensor of zeros with ``first_axis_dim`` rows, in which ``values`` are the rows at
+    indices.
+    """
     return values.new_zeros(first_axis_dim, *values.shape[1:]).index_put((indices,), values)
 
 
 @stands_in("flash_attn.bert_padding.unpad_input")
 def unpad_input(
-    hidden_states: torch.Tensor, attention_mask: torch.Tensor, unused_mask: torch.Tensor | None = None
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor,
+    unused_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor]:
     """Return the tokens of a batch that count, one after the other.
 
@@ -520,8 +596,8 @@ def unpad_input(
         unused_mask: Which further tokens are kept, although they are not used.
 
     Returns:
-        The tokens; their places in the flat batch; where each sequence begins, and the end of the last; the longest
-        length; how many tokens of each sequence are used.
+        The tokens; their places in the flat batch; where each sequence begins, and the end of the
+        last; the longest length; how many tokens of each sequence are used.
     """
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = kept.sum(-1, dtype=torch.int32)
@@ -532,6 +608,10 @@ def unpad_input(
 
 
 @stands_in("flash_attn.bert_padding.pad_input")
-def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
+def pad_input(
+    hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int
+) -> torch.Tensor:
     """Return a batch (batch, seqlen, ...) with tokens at their places, and zeros elsewhere."""
-    return _unwrapped(index_put_first_axis)(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+    return _unwrapped(index_put_first_axis)(hidden_states, indices, batch * seqlen).unflatten(
+        0, (batch, seqlen)
+    )

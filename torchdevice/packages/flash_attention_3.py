@@ -1,7 +1,8 @@
 """``flash_attn_interface``: the functions of flash_attn 3, which has no dropout and no ALiBi.
 
-Inputs in FP8 are multiplied by their scales (``q_descale`` and the others) and computed in float32; the result is in
-bfloat16. A row without keys has the logarithm minus infinity, where flash_attn 2 has plus infinity.
+Inputs in FP8 are multiplied by their scales (``q_descale`` and the others) and computed in float32;
+the result is in bfloat16. A row without keys has the logarithm minus infinity, where flash_attn 2
+has plus infinity.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _HALF = (torch.float16, torch.bfloat16)
 _Scales = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
-# ---- what it refuses -------------------------------------------------------------------------------------------------
+# ---- what it refuses -----------------------------------------------------------------------------
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -46,7 +47,9 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     if q.dtype not in (*_HALF, torch.float8_e4m3fn):
         raise RuntimeError("FlashAttention only supports fp16, bf16, and fp8_e4m3 data type")
     if capability < (9, 0) and q.dtype not in _HALF:
-        raise RuntimeError("FlashAttention on Ampere/Ada cards only supports fp16 and bf16 data type")
+        raise RuntimeError(
+            "FlashAttention on Ampere/Ada cards only supports fp16 and bf16 data type"
+        )
     if q.shape[-1] > 256:
         raise RuntimeError("FlashAttention forward only supports head dimension at most 256")
     if q.shape[-1] != v.shape[-1] and capability[0] != 9:
@@ -64,12 +67,17 @@ def _without(function: str, attention_chunk: int, qv: torch.Tensor | None = None
         NotSupportedError: One of them is given.
     """
     if attention_chunk:
-        refuse(f"{_MODULE}.{function}(attention_chunk=...)", "Use scaled_dot_product_attention with a mask of chunks.")
+        refuse(
+            f"{_MODULE}.{function}(attention_chunk=...)",
+            "Use scaled_dot_product_attention with a mask of chunks.",
+        )
     if qv is not None:
-        refuse(f"{_MODULE}.{function}(qv=...)", "Concatenate q with qv and k with v, and leave qv out.")
+        refuse(
+            f"{_MODULE}.{function}(qv=...)", "Concatenate q with qv and k with v, and leave qv out."
+        )
 
 
-# ---- batches of sequences of one length ------------------------------------------------------------------------------
+# ---- batches of sequences of one length ----------------------------------------------------------
 
 
 @stands_in(f"{_MODULE}.flash_attn_func")
@@ -94,8 +102,8 @@ def flash_attn_func(
 ) -> Any:
     """Return the attention of q (batch, rows, heads, size) to k and v, whose size may differ.
 
-    With ``return_attn_probs`` also the logarithm of each row's sum of exponentials (batch, heads, rows), which has no
-    gradient. The scales of FP8 have the shape (batch, heads of the keys).
+    With ``return_attn_probs`` also the logarithm of each row's sum of exponentials (batch, heads,
+    rows), which has no gradient. The scales of FP8 have the shape (batch, heads of the keys).
     """
     _without("flash_attn_func", attention_chunk, qv)
     _check(q, k, v)
@@ -122,7 +130,8 @@ def flash_attn_qkvpacked_func(
     """Return the attention of queries, keys and values in one tensor.
 
     Args:
-        qkv: (batch, rows, 3, heads, size); with ``num_heads_q`` (batch, rows, heads of q, k and v, size).
+        qkv: (batch, rows, 3, heads, size); with ``num_heads_q`` (batch, rows, heads of q, k and v,
+            size).
         num_heads_q: How many of the heads are queries.
     """
     _without("flash_attn_qkvpacked_func", attention_chunk)
@@ -143,7 +152,9 @@ def _rule(scale: float | None, causal: bool, size: tuple[int, int], softcap: flo
     return Rule(scale, left, right, softcap)
 
 
-def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, scales: _Scales, asked: bool) -> Any:
+def _attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, scales: _Scales, asked: bool
+) -> Any:
     given = _scaled(q, k, v, scales)
     found = attention.attend(*given, rule, lse=asked)
     out = found.out.to(_result(q.dtype))
@@ -167,7 +178,9 @@ def _result(dtype: torch.dtype) -> torch.dtype:
 def _scaled(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scales: _Scales
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return q, k and v (batch, rows, heads, size) times their scales (batch, heads of the keys)."""
+    """Return q, k and v (batch, rows, heads, size) times their scales (batch, heads of the
+    keys).
+    """
     if not _is_fp8(q.dtype) and all(scale is None for scale in scales):
         return q, k, v
     groups = q.shape[2] // k.shape[2]
@@ -181,7 +194,7 @@ def _scaled(
     return found[0], found[1], found[2]
 
 
-# ---- sequences of different lengths ----------------------------------------------------------------------------------
+# ---- sequences of different lengths --------------------------------------------------------------
 
 
 @stands_in(f"{_MODULE}.flash_attn_varlen_func")
@@ -220,11 +233,13 @@ def flash_attn_varlen_func(
         cu_seqlens_k: The same of k and v.
         max_seqlen_q: Not needed here: no tensor of that size is made.
         max_seqlen_k: As above.
-        seqused_q: How many rows of each sequence count, from its first: (sequences,). The others are 0.
+        seqused_q: How many rows of each sequence count, from its first: (sequences,). The others
+            are 0.
         seqused_k: The same of k and v.
 
     Returns:
-        As q, with the size of v. With ``return_attn_probs`` also the logarithms of sums (heads, rows of all sequences).
+        As q, with the size of v. With ``return_attn_probs`` also the logarithms of sums (heads,
+        rows of all sequences).
     """
     _without("flash_attn_varlen_func", attention_chunk, qv)
     _check(q, k, v)
@@ -237,7 +252,9 @@ def flash_attn_varlen_func(
     parts, sums = [], []
     for index, ((start, used, stop), (first, last, _)) in enumerate(zip(rows, keys, strict=True)):
         own = [None if scale is None else scale[index : index + 1] for scale in scales]
-        given = _scaled(q[None, start:used], k[None, first:last], v[None, first:last], (own[0], own[1], own[2]))
+        given = _scaled(
+            q[None, start:used], k[None, first:last], v[None, first:last], (own[0], own[1], own[2])
+        )
         found = attention.attend(*given, rule, lse=return_attn_probs)
         parts += [found.out[0], found.out.new_zeros(stop - used, *found.out.shape[2:])]
         if return_attn_probs:
@@ -252,10 +269,12 @@ def _places(bounds: list[int], used: torch.Tensor | None) -> list[tuple[int, int
     """Return where each sequence begins, where its used part ends, and where it ends."""
     pairs = list(itertools.pairwise(bounds))
     counts = [stop - start for start, stop in pairs] if used is None else used.tolist()
-    return [(start, start + count, stop) for (start, stop), count in zip(pairs, counts, strict=True)]
+    return [
+        (start, start + count, stop) for (start, stop), count in zip(pairs, counts, strict=True)
+    ]
 
 
-# ---- a cache of keys and values --------------------------------------------------------------------------------------
+# ---- a cache of keys and values ------------------------------------------------------------------
 
 
 @stands_in(f"{_MODULE}.flash_attn_with_kvcache")
@@ -297,13 +316,17 @@ def flash_attn_with_kvcache(
 
     Args:
         page_table: The pages of each sequence: (batch, most pages of one).
-        cu_seqlens_q: Where the rows of each sequence begin in q (rows of all, heads, size), and the last end.
+        cu_seqlens_q: Where the rows of each sequence begin in q (rows of all, heads, size), and the
+            last end.
         cu_seqlens_k_new: The same of ``k`` and ``v``.
-        rotary_seqlens: The places from which rows and new keys are rotated. Default: ``cache_seqlens``.
+        rotary_seqlens: The places from which rows and new keys are rotated. Default:
+            ``cache_seqlens``.
     """
     _without("flash_attn_with_kvcache", attention_chunk, qv)
     if any(scale is not None for scale in (q_descale, k_descale, v_descale)):
-        refuse(f"{_MODULE}.flash_attn_with_kvcache(q_descale=...)", "Keep the cache in torch.bfloat16.")
+        refuse(
+            f"{_MODULE}.flash_attn_with_kvcache(q_descale=...)", "Keep the cache in torch.bfloat16."
+        )
     with torch.no_grad():
         _check(q, k_cache, v_cache)
         check_cache(k_cache, v_cache)
@@ -332,11 +355,15 @@ def flash_attn_with_kvcache(
         if not return_softmax_lse:
             return torch.cat(joined)
         sums = [_logarithms(each) for each in found]
-        return torch.cat(joined), torch.cat(sums) if cu_seqlens_q is None else torch.cat([each[0] for each in sums], 1)
+        return torch.cat(joined), torch.cat(sums) if cu_seqlens_q is None else torch.cat(
+            [each[0] for each in sums], 1
+        )
 
 
 def _sequences(given: torch.Tensor, bounds: torch.Tensor | None, name: str) -> list[torch.Tensor]:
-    """Return the rows of each sequence, of a batch or of a tensor in which they stand one after the other."""
+    """Return the rows of each sequence, of a batch or of a tensor in which they stand one after the
+    other.
+    """
     if bounds is None:
         return list(given)
     return [given[start:stop] for start, stop, _ in _places(bounds_of(bounds, name), None)]
@@ -390,5 +417,7 @@ def get_scheduler_metadata(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ) -> torch.Tensor:
-    """Return what ``flash_attn_with_kvcache`` takes as ``scheduler_metadata``, which means nothing here."""
+    """Return what ``flash_attn_with_kvcache`` takes as ``scheduler_metadata``, which means nothing
+    here.
+    """
     return torch.zeros(batch_size + 1, dtype=torch.int32, device=cache_seqlens.device)

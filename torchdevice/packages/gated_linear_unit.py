@@ -37,7 +37,8 @@ class SwiGLU(nn.Module):
         hidden_features: The size between the two steps.
         out_features: The size of the result. Default: that of the input.
         bias: Whether there are biases.
-        _pack_weights: Whether w1 and w2 are one parameter, ``w12``, which the names in a checkpoint depend on.
+        _pack_weights: Whether w1 and w2 are one parameter, ``w12``, which the names in a checkpoint
+            depend on.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""``mamba_ssm.ops.triton.layernorm_gated``: normalizations with a gate, by groups of the last dimension."""
+"""``mamba_ssm.ops.triton.layernorm_gated``: normalizations with a gate, by groups of the last
+dimension.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What the CUDA kernels of xformers, causal_conv1d and mamba_ssm refuse, in their words.
 
-The stand-ins ask here on simulated GPUs only. Other targets have no such kernels, and take every dtype and layout.
+The stand-ins ask here on simulated GPUs only. Other targets have no such kernels, and take every
+dtype and layout.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ def _is_on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda or tensor.device.type == context.device_type
 
 
-# ---- checks of C++ ---------------------------------------------------------------------------------------------------
+# ---- checks of C++ -------------------------------------------------------------------------------
 
 
 def _expect(condition: str, holds: bool) -> None:
     """Check what a TORCH_CHECK without words of its own does."""
     if not holds:
         raise RuntimeError(
-            f"Expected {condition} to be true, but got false.  (Could this error message be improved?  If so, please "
+            f"Expected {condition} to be true, but got false.  (Could this error message be "
+            "improved?  If so, please "
             f"report an enhancement request to PyTorch.)"
         )
 
@@ -60,11 +62,13 @@ def _of_dtype(tensors: dict[str, torch.Tensor | None], dtype: torch.dtype, words
 
 
 def _is_wide_or_half(name: str, tensor: torch.Tensor) -> None:
-    one_of = " || ".join(f"{name} == at::ScalarType::{kind}" for kind in ("Float", "Half", "BFloat16"))
+    one_of = " || ".join(
+        f"{name} == at::ScalarType::{kind}" for kind in ("Float", "Half", "BFloat16")
+    )
     _expect(one_of, tensor.dtype in _WIDE_AND_HALF)
 
 
-# ---- causal_conv1d ---------------------------------------------------------------------------------------------------
+# ---- causal_conv1d -------------------------------------------------------------------------------
 
 
 def check_convolution(
@@ -87,10 +91,13 @@ def check_convolution(
     # The package copies a tensor of which neither dimension is contiguous.
     is_channel_last = x.stride(1) == 1 and x.stride(2) > 1
     if is_channel_last:
-        _require(dim % 8 == 0, "causal_conv1d only supports channel dimension divisible by 8 for now")
+        _require(
+            dim % 8 == 0, "causal_conv1d only supports channel dimension divisible by 8 for now"
+        )
         _require(
             x.stride(2) % 8 == 0 and x.stride(0) % 8 == 0,
-            "causal_conv1d with channel last layout requires strides (x.stride(0) and x.stride(2)) to be multiples of "
+            "causal_conv1d with channel last layout requires strides (x.stride(0) and x.stride(2)) "
+            "to be multiples of "
             "8",
         )
     _check_width(weight)
@@ -99,12 +106,18 @@ def check_convolution(
         ("initial_states", initial_states is not None),
         ("final_states", return_final_states),
     ):
-        _require(is_channel_last or not is_asked, f"{name} is only supported for channel last layout")
+        _require(
+            is_channel_last or not is_asked, f"{name} is only supported for channel last layout"
+        )
     _of_dtype({"seq_idx": seq_idx}, torch.int32, "torch::kInt32")
     _of_dtype({"initial_states": initial_states}, x.dtype, "input_type")
     _on_gpu({"seq_idx": seq_idx, "initial_states": initial_states})
     _shape("seq_idx", seq_idx, {"batch_size": batch, "seqlen": length})
-    _shape("initial_states", initial_states, {"batch_size": batch, "dim": dim, "width - 1": weight.shape[1] - 1})
+    _shape(
+        "initial_states",
+        initial_states,
+        {"batch_size": batch, "dim": dim, "width - 1": weight.shape[1] - 1},
+    )
 
 
 def check_update_of_convolution(
@@ -131,7 +144,9 @@ def check_update_of_convolution(
     _on_gpu({"conv_state": conv_state, **of_int32})
 
 
-def _check_types_of_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+def _check_types_of_convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> None:
     _is_wide_or_half("input_type", x)
     _is_wide_or_half("weight_type", weight)
     _on_gpu({"x": x, "weight": weight, "bias": bias})
@@ -144,7 +159,7 @@ def _check_width(weight: torch.Tensor) -> None:
     _require(2 <= weight.shape[1] <= 4, "causal_conv1d only supports width between 2 and 4")
 
 
-# ---- mamba_ssm -------------------------------------------------------------------------------------------------------
+# ---- mamba_ssm -----------------------------------------------------------------------------------
 
 
 def check_scan(
@@ -172,9 +187,15 @@ def check_scan(
     _of_dtype({"delta": delta, "z": z}, u.dtype, "input_type")
     for name, each in (("B", b), ("C", c)):
         varies = each.dim() > 2
-        _of_dtype({name: each}, u.dtype if varies else a.dtype, f"(!is_variable_{name} ? weight_type : input_type)")
+        _of_dtype(
+            {name: each},
+            u.dtype if varies else a.dtype,
+            f"(!is_variable_{name} ? weight_type : input_type)",
+        )
     _of_dtype({"D": d, "delta_bias": delta_bias}, torch.float32, "at::ScalarType::Float")
-    _on_gpu({"u": u, "delta": delta, "A": a, "B": b, "C": c, "D": d, "delta_bias": delta_bias, "z": z})
+    _on_gpu(
+        {"u": u, "delta": delta, "A": a, "B": b, "C": c, "D": d, "delta_bias": delta_bias, "z": z}
+    )
     batch, dim, length = u.shape
     size = a.shape[1]
     _require(size <= 256, "selective_scan only supports state dimension <= 256")
@@ -188,7 +209,9 @@ def check_scan(
         _check_choice(name, each, whole, size, 2 * length if a.is_complex() else length)
 
 
-def _check_choice(name: str, given: torch.Tensor, whole: dict[str, int], size: int, length: int) -> None:
+def _check_choice(
+    name: str, given: torch.Tensor, whole: dict[str, int], size: int, length: int
+) -> None:
     """Check the shape of B or C: of all steps, or of each."""
     if given.dim() == 2:
         _shape(name, given, {"dim": whole["dim"], "dstate": size})
@@ -199,7 +222,12 @@ def _check_choice(name: str, given: torch.Tensor, whole: dict[str, int], size: i
 
 
 def check_step(
-    states: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    states: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
 ) -> None:
     """Check what ``selective_state_update`` asserts.
 
@@ -211,19 +239,24 @@ def check_step(
     has_heads = states.dim() > 3
     heads = states.shape[1] if has_heads else 1
     groups = b.shape[1] if b.dim() == 3 else 1
-    fitting = x.shape[1:] == states.shape[1:-1] and dt.shape == x.shape and a.shape == states.shape[1:]
+    fitting = (
+        x.shape[1:] == states.shape[1:-1] and dt.shape == x.shape and a.shape == states.shape[1:]
+    )
     chosen = (x.shape[0], *b.shape[1:-1], states.shape[-1])
     if not fitting or b.shape != chosen or c.shape != b.shape:
         shapes = ", ".join(str(tuple(each.shape)) for each in (states, x, dt, a, b, c))
-        raise AssertionError(f"state, x, dt, A, B and C have the shapes {shapes}, which do not fit.")
+        raise AssertionError(
+            f"state, x, dt, A, B and C have the shapes {shapes}, which do not fit."
+        )
     if heads % groups:
         raise AssertionError("nheads must be divisible by ngroups")
 
 
-# ---- xformers --------------------------------------------------------------------------------------------------------
+# ---- xformers ------------------------------------------------------------------------------------
 
 _HINT = (
-    "HINT: We don't support broadcasting, please use `expand` yourself before calling `memory_efficient_attention` if "
+    "HINT: We don't support broadcasting, please use `expand` yourself before calling "
+    "`memory_efficient_attention` if "
     "you need to"
 )
 
@@ -234,7 +267,8 @@ def check_attention(
     """Check what ``xformers.ops.memory_efficient_attention`` refuses.
 
     Args:
-        query: (batch, rows, heads, size), or (batch, rows, size), or (batch, rows, groups, heads, size).
+        query: (batch, rows, heads, size), or (batch, rows, size), or (batch, rows, groups, heads,
+            size).
         key: As the queries.
         value: As the keys; its size may differ.
         bias: The bias of the scores.
@@ -257,7 +291,11 @@ def check_attention(
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"Invalid dropout probability: p={p}")
     inner = query.shape[2:-1]
-    fits = key.shape[0] == query.shape[0] and key.shape[2:] == query.shape[2:] and value.shape[2:-1] == inner
+    fits = (
+        key.shape[0] == query.shape[0]
+        and key.shape[2:] == query.shape[2:]
+        and value.shape[2:-1] == inner
+    )
     if not fits or value.shape[:2] != key.shape[:2]:
         raise ValueError(f"Incompatible shapes for attention inputs:\n{shapes}\n{_HINT}")
     _check_tensor_bias(query, key, bias, shapes)
@@ -265,7 +303,8 @@ def check_attention(
     if reasons:
         raise NotImplementedError(
             f"No operator found for `{name}` with inputs:\n{_described(given, bias, p)}\n"
-            f"`cutlassF-pt` is not supported because:\n{textwrap.indent(chr(10).join(reasons), '    ')}"
+            "`cutlassF-pt` is not supported "
+            f"because:\n{textwrap.indent(chr(10).join(reasons), '    ')}"
         )
 
 
@@ -275,7 +314,9 @@ def _check_tensor_bias(query: torch.Tensor, key: torch.Tensor, bias: Any, shapes
         return
     expected = query.shape[0], query.shape[2], query.shape[1], key.shape[1]
     if tuple(tensor.shape) != expected:
-        raise ValueError(f"Invalid shape for attention bias: {tensor.shape} (expected {expected})\n{shapes}")
+        raise ValueError(
+            f"Invalid shape for attention bias: {tensor.shape} (expected {expected})\n{shapes}"
+        )
 
 
 def _reasons(query: torch.Tensor, value: torch.Tensor) -> Iterator[str]:
@@ -301,7 +342,9 @@ def _reasons(query: torch.Tensor, value: torch.Tensor) -> Iterator[str]:
 
 
 def _alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
-    """Return of what a size must be a multiple: as many as fill 16 bytes where tensor cores compute."""
+    """Return of what a size must be a multiple: as many as fill 16 bytes where tensor cores
+    compute.
+    """
     if capability >= (8, 0):
         return max(4, 16 // dtype.itemsize)
     return 16 // dtype.itemsize if capability >= (7, 0) and dtype == torch.float16 else 1
@@ -312,6 +355,8 @@ def _lines(given: dict[str, torch.Tensor], what: str, of: Callable[[torch.Tensor
 
 
 def _described(given: dict[str, torch.Tensor], bias: Any, p: float) -> str:
-    lines = [f"{name:<12}: shape={tuple(each.shape)} ({each.dtype})" for name, each in given.items()]
+    lines = [
+        f"{name:<12}: shape={tuple(each.shape)} ({each.dtype})" for name, each in given.items()
+    ]
     lines += [f"attn_bias   : {type(bias)}", f"p           : {p}"]
     return textwrap.indent("\n".join(lines), "     ")

@@ -1,9 +1,11 @@
-"""Libraries that keep what they found when they looked for a package or for CUDA, and that a program then asks for it.
+"""Libraries that keep what they found when they looked for a package or for CUDA, and that a
+program then asks for it.
 
-transformers looks for ``flash_attn`` once, and finds none, so that a model has torch's attention by default. A program
-that asks for ``attn_implementation="flash_attention_2"``, or whose remote code asks whether flash_attn is there,
-demands it. In a scope the answer to these questions is yes, and to others what transformers has found. diffusers looks
-for ``xformers`` in the same way, and a program demands it by ``enable_xformers_memory_efficient_attention()``.
+transformers looks for ``flash_attn`` once, and finds none, so that a model has torch's attention by
+default. A program that asks for ``attn_implementation="flash_attention_2"``, or whose remote code
+asks whether flash_attn is there, demands it. In a scope the answer to these questions is yes, and
+to others what transformers has found. diffusers looks for ``xformers`` in the same way, and a
+program demands it by ``enable_xformers_memory_efficient_attention()``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from typing import Any
 from torchdevice.kernel.bindings import later
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.journal import callers
-from torchdevice.kernel.patching import Callback, Patch, Replaced, ReplacedItem, per_context, replaced_function
+from torchdevice.kernel.patching import (
+    Callback,
+    Patch,
+    Replaced,
+    ReplacedItem,
+    per_context,
+    replaced_function,
+)
 from torchdevice.packages import finder
 from torchdevice.packages.finder import StandInModule
 
@@ -25,11 +34,15 @@ def _stands_in(context: Context, package: str) -> bool:
     """Return whether a package is stood in for in a context, and is not installed."""
     if context.options.packages != "stand-in" or "cuda" not in context.names.stood_for:
         return False
-    return isinstance(sys.modules.get(package), StandInModule) or not importlib.machinery.PathFinder.find_spec(package)
+    return isinstance(
+        sys.modules.get(package), StandInModule
+    ) or not importlib.machinery.PathFinder.find_spec(package)
 
 
 def _is_there(package: str) -> Any:
-    """Return the replacement of a function that asks whether a package is there, for its answer is yes."""
+    """Return the replacement of a function that asks whether a package is there, for its answer is
+    yes.
+    """
 
     def is_there(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
         return _stands_in(context, package) or original(*args, **kwargs)
@@ -47,15 +60,16 @@ def _is_there_for_programs(package: str) -> Any:
     return is_there
 
 
-# ---- bitsandbytes ----------------------------------------------------------------------------------------------------
+# ---- bitsandbytes --------------------------------------------------------------------------------
 
 
-# It chooses its native part while it is imported, by `torch.cuda.is_available()`, and keeps that for the process. Its
-# text sees the machine as it is, so that it takes its kernels for CPUs instead of a library for CUDA that cannot load.
+# It chooses its native part while it is imported, by `torch.cuda.is_available()`, and keeps that
+# for the process. Its text sees the machine as it is, so that it takes its kernels for CPUs instead
+# of a library for CUDA that cannot load.
 later("bitsandbytes")(lambda module: [])
 
 
-# ---- transformers ----------------------------------------------------------------------------------------------------
+# ---- transformers --------------------------------------------------------------------------------
 
 
 _ASKING = ("is_flash_attn_2_available", "is_flash_attn_greater_or_equal")
@@ -64,7 +78,10 @@ _ASKING = ("is_flash_attn_2_available", "is_flash_attn_greater_or_equal")
 def _patches_of_questions(module: ModuleType) -> list[Patch]:
     """Answer remote modelling code, which asks before it imports the package."""
     there = [name for name in _ASKING if hasattr(module, name)]
-    return [replaced_function(module, name, _is_there_for_programs("flash_attn"), native_to="cuda") for name in there]
+    return [
+        replaced_function(module, name, _is_there_for_programs("flash_attn"), native_to="cuda")
+        for name in there
+    ]
 
 
 for _module in ("transformers.utils", "transformers.utils.import_utils"):
@@ -76,7 +93,11 @@ def _patches_of_dispatch(module: ModuleType) -> list[Patch]:
     """Answer what ``attn_implementation="flash_attention_2"`` leads to."""
     found: list[Patch] = [Callback(lambda: None, lambda: _forget(module))]
     if hasattr(module, "is_flash_attn_2_available"):
-        found.append(replaced_function(module, "is_flash_attn_2_available", _is_there("flash_attn"), native_to="cuda"))
+        found.append(
+            replaced_function(
+                module, "is_flash_attn_2_available", _is_there("flash_attn"), native_to="cuda"
+            )
+        )
     matrix = getattr(module, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {})
     if "general_availability_check" in matrix.get(2, {}):
         check = _is_there("flash_attn")
@@ -106,14 +127,18 @@ _KEPT = (
     "_process_flash_kwargs_fn",
     "_process_with_kvcache_kwargs_fn",
 )
-"""The names of transformers' module in which it keeps the functions of the implementation that it loaded last."""
+"""The names of transformers' module in which it keeps the functions of the implementation that it
+loaded last.
+"""
 
 
-# ---- diffusers -------------------------------------------------------------------------------------------------------
+# ---- diffusers -----------------------------------------------------------------------------------
 
 
 class _Demanded(ModuleType):
-    """Stands for a package in a module that has not imported it: its attributes are those of the stand-in."""
+    """Stands for a package in a module that has not imported it: its attributes are those of the
+    stand-in.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -125,7 +150,11 @@ def _patches_of_xformers(module: ModuleType) -> list[Patch]:
     """Answer what ``enable_xformers_memory_efficient_attention()`` asks."""
     found: list[Patch] = []
     if hasattr(module, "is_xformers_available"):
-        found.append(replaced_function(module, "is_xformers_available", _is_there("xformers"), native_to="cuda"))
+        found.append(
+            replaced_function(
+                module, "is_xformers_available", _is_there("xformers"), native_to="cuda"
+            )
+        )
     for name in ("xformers", "xops"):
         if name in vars(module) and vars(module)[name] is None:
             found.append(Replaced(module, name, lambda original: _Demanded("xformers")))

@@ -13,18 +13,26 @@ from torch import nn
 from torch.nn import functional
 
 from torchdevice.kernel.thread_state import refuse
-from torchdevice.packages.causal_convolution import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
+from torchdevice.packages.causal_convolution import (
+    causal_conv1d_fn,
+    causal_conv1d_update,
+    causal_conv1d_varlen_states,
+)
 from torchdevice.packages.gated_normalization import RMSNorm
 from torchdevice.packages.registry import refuses, stands_in
 from torchdevice.packages.selective_scan import selective_state_update
-from torchdevice.packages.state_space_duality import mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined
+from torchdevice.packages.state_space_duality import (
+    mamba_chunk_scan_combined,
+    mamba_split_conv1d_scan_combined,
+)
 
 _States = tuple[torch.Tensor, torch.Tensor]
 
 
 @stands_in("mamba_ssm.modules.mamba2.Mamba2 mamba_ssm.Mamba2")
 class Mamba2(nn.Module):
-    """A block of Mamba2: a projection, a short convolution, the state space, a gated normalization, and a projection.
+    """A block of Mamba2: a projection, a short convolution, the state space, a gated normalization,
+    and a projection.
 
     Args:
         d_model: The size of the input and the result.
@@ -33,7 +41,8 @@ class Mamba2(nn.Module):
         conv_init: The bound of the convolution's weight at the start. Default: torch's.
         expand: How many times as many channels the block has inside.
         headdim: The size of a head.
-        d_ssm: How many channels the state space has; the others are a gated layer beside it. Default: all.
+        d_ssm: How many channels the state space has; the others are a gated layer beside it.
+            Default: all.
         ngroups: How many groups of heads have a B and a C of their own.
         A_init_range: The bounds of the decay at the start.
         D_has_hdim: Whether ``D`` has a number for each channel, and not for each head.
@@ -84,17 +93,29 @@ class Mamba2(nn.Module):
     ) -> None:
         super().__init__()
         if process_group is not None:
-            refuse("mamba_ssm.Mamba2(process_group=...)", "Use torch.distributed.fsdp, or one process.")
+            refuse(
+                "mamba_ssm.Mamba2(process_group=...)", "Use torch.distributed.fsdp, or one process."
+            )
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.d_model, self.d_state, self.d_conv, self.conv_init = d_model, d_state, d_conv, conv_init
-        self.expand, self.headdim, self.ngroups, self.layer_idx = expand, headdim, ngroups, layer_idx
+        self.d_model = d_model
+        self.d_state = d_state
+        self.d_conv = d_conv
+        self.conv_init = conv_init
+        self.expand = expand
+        self.headdim = headdim
+        self.ngroups = ngroups
+        self.layer_idx = layer_idx
         self.d_inner = expand * d_model
         self.d_ssm = self.d_inner if d_ssm is None else d_ssm
         if self.d_ssm % headdim:
-            raise AssertionError(f"headdim={headdim} does not divide the {self.d_ssm} channels of the state space.")
+            raise AssertionError(
+                f"headdim={headdim} does not divide the {self.d_ssm} channels of the state space."
+            )
         self.nheads = self.d_ssm // headdim
         self.D_has_hdim, self.rmsnorm, self.norm_before_gate = D_has_hdim, rmsnorm, norm_before_gate
-        self.dt_limit, self.chunk_size, self.use_mem_eff_path = dt_limit, chunk_size, use_mem_eff_path
+        self.dt_limit = dt_limit
+        self.chunk_size = chunk_size
+        self.use_mem_eff_path = use_mem_eff_path
         self.activation = "silu"
         channels = self.d_ssm + 2 * ngroups * d_state
         inside = 2 * self.d_inner + 2 * ngroups * d_state + self.nheads
@@ -104,7 +125,8 @@ class Mamba2(nn.Module):
         )
         if conv_init is not None:
             nn.init.uniform_(self.conv1d.weight, -conv_init, conv_init)
-        # Step sizes at the start are spread evenly on a logarithmic scale; the bias is the inverse of the softplus.
+        # Step sizes at the start are spread evenly on a logarithmic scale; the bias is the inverse
+        # of the softplus.
         spread = torch.rand(self.nheads, **place) * (math.log(dt_max) - math.log(dt_min))
         steps = torch.exp(spread + math.log(dt_min)).clamp(min=dt_init_floor)
         self.dt_bias = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))
@@ -125,13 +147,15 @@ class Mamba2(nn.Module):
         cu_seqlens: torch.Tensor | None = None,
         inference_params: Any = None,
     ) -> torch.Tensor:
-        """Return the output for (batch, length, size), or with ``seqlen`` for (batch * length, size).
+        """Return the output for (batch, length, size), or with ``seqlen`` for (batch * length,
+        size).
 
         Args:
             u: The input.
             seqlen: The length of each sequence.
             seq_idx: Which sequence each value belongs to: (batch, length).
-            cu_seqlens: Where each sequence of a batch of 1 begins, and the end of the last, for their states.
+            cu_seqlens: Where each sequence of a batch of 1 begins, and the end of the last, for
+                their states.
             inference_params: Keeps the states between calls.
         """
         given = u if seqlen is None else u.unflatten(0, (-1, seqlen))
@@ -168,7 +192,11 @@ class Mamba2(nn.Module):
         )
 
     def _first(
-        self, projected: torch.Tensor, states: _States, seq_idx: torch.Tensor | None, cu_seqlens: torch.Tensor | None
+        self,
+        projected: torch.Tensor,
+        states: _States,
+        seq_idx: torch.Tensor | None,
+        cu_seqlens: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the output of the first call with states, and write them."""
         conv_state, ssm_state = states
@@ -176,9 +204,13 @@ class Mamba2(nn.Module):
         if cu_seqlens is None:
             conv_state.copy_(functional.pad(conv.transpose(1, 2), (self.d_conv - conv.shape[1], 0)))
         else:
-            conv_state.copy_(causal_conv1d_varlen_states(conv.squeeze(0), cu_seqlens, conv_state.shape[-1]))
+            conv_state.copy_(
+                causal_conv1d_varlen_states(conv.squeeze(0), cu_seqlens, conv_state.shape[-1])
+            )
         weight = self.conv1d.weight.squeeze(1)
-        conv = causal_conv1d_fn(conv.transpose(1, 2), weight, self.conv1d.bias, seq_idx, activation=self.activation)
+        conv = causal_conv1d_fn(
+            conv.transpose(1, 2), weight, self.conv1d.bias, seq_idx, activation=self.activation
+        )
         x, b, c = self._of_state_space(conv.transpose(1, 2))
         out, *last = mamba_chunk_scan_combined(
             x,
@@ -200,8 +232,11 @@ class Mamba2(nn.Module):
         ssm_state.copy_(last[-1])
         return self._after(out.flatten(-2), z, beside)
 
-    def step(self, hidden_states: torch.Tensor, conv_state: torch.Tensor, ssm_state: torch.Tensor) -> Any:
-        """Return the output of one step (batch, 1, size), and the states, which are written in place.
+    def step(
+        self, hidden_states: torch.Tensor, conv_state: torch.Tensor, ssm_state: torch.Tensor
+    ) -> Any:
+        """Return the output of one step (batch, 1, size), and the states, which are written in
+        place.
 
         Raises:
             AssertionError: There is more than one step.
@@ -209,7 +244,9 @@ class Mamba2(nn.Module):
         if hidden_states.shape[1] != 1:
             raise AssertionError("Only support decoding with 1 token at a time for now")
         beside, z, conv, dt = self._parts(self.in_proj(hidden_states.squeeze(1)))
-        conv = causal_conv1d_update(conv, conv_state, self.conv1d.weight.squeeze(1), self.conv1d.bias, self.activation)
+        conv = causal_conv1d_update(
+            conv, conv_state, self.conv1d.weight.squeeze(1), self.conv1d.bias, self.activation
+        )
         x, b, c = self._of_state_space(conv)
         shape = self.nheads, self.headdim
         rates = self._rates()[:, None, None].expand(*shape, self.d_state)
@@ -228,14 +265,20 @@ class Mamba2(nn.Module):
         )
         return self._after(out.flatten(-2), z, beside)[:, None], conv_state, ssm_state
 
-    def _parts(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the gated layer beside the state space, the gate, what the convolution gets, and the steps."""
+    def _parts(
+        self, projected: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the gated layer beside the state space, the gate, what the convolution gets, and
+        the steps.
+        """
         channels = self.conv1d.weight.shape[0]
         beside = projected.shape[-1] - self.d_ssm - channels - self.nheads
         first, z, conv, dt = projected.split([beside, self.d_ssm, channels, self.nheads], -1)
         return first, z, conv, dt
 
-    def _of_state_space(self, conv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _of_state_space(
+        self, conv: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         x, b, c = conv.split([self.d_ssm, *2 * [self.ngroups * self.d_state]], -1)
         b, c = (each.unflatten(-1, (self.ngroups, self.d_state)) for each in (b, c))
         return x.unflatten(-1, (self.nheads, self.headdim)), b, c
@@ -254,16 +297,23 @@ class Mamba2(nn.Module):
     def _skip(self) -> torch.Tensor:
         return self.D.unflatten(0, (self.nheads, self.headdim)) if self.D_has_hdim else self.D
 
-    def allocate_inference_cache(self, batch_size: int, max_seqlen: int, dtype: Any = None, **kwargs: Any) -> _States:
+    def allocate_inference_cache(
+        self, batch_size: int, max_seqlen: int, dtype: Any = None, **kwargs: Any
+    ) -> _States:
         """Return the states of so many sequences before their first step, which are zeros."""
         weight = self.conv1d.weight
-        place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype if dtype is None else dtype}
+        place: dict[str, Any] = {
+            "device": weight.device,
+            "dtype": weight.dtype if dtype is None else dtype,
+        }
         conv_state = torch.zeros(batch_size, self.d_conv, weight.shape[0], **place).transpose(1, 2)
         return conv_state, torch.zeros(batch_size, self.nheads, self.headdim, self.d_state, **place)
 
     def _states_of(self, inference_params: Any, batch: int) -> _States:
         if self.layer_idx is None:
-            raise AssertionError("the block has no layer_idx, by which inference_params keep its state.")
+            raise AssertionError(
+                "the block has no layer_idx, by which inference_params keep its state."
+            )
         kept = inference_params.key_value_memory_dict
         if self.layer_idx not in kept:
             kept[self.layer_idx] = self.allocate_inference_cache(batch, 0)

@@ -38,7 +38,9 @@ def mamba_inner_fn(
     delta_softplus: bool = True,
     checkpoint_lvl: int = 1,
 ) -> torch.Tensor:
-    """Return the output of a block (batch, length, size), from its projected input xz (batch, 2 channels, length)."""
+    """Return the output of a block (batch, length, size), from its projected input xz (batch, 2
+    channels, length).
+    """
     x, z = xz.chunk(2, 1)
     x = of_channels(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
     size, rank = A.shape[-1] * (2 if A.is_complex() else 1), delta_proj_weight.shape[1]
@@ -56,7 +58,8 @@ def mamba_inner_fn(
 def _of_steps(projected: torch.Tensor, bias: torch.Tensor | None, a: torch.Tensor) -> torch.Tensor:
     """Return B or C of each step (batch, size, length) from its projection (batch, length, size).
 
-    With a complex A the projection has pairs of real numbers, and the result too: (batch, size, 2 length).
+    With a complex A the projection has pairs of real numbers, and the result too: (batch, size, 2
+    length).
     """
     projected = projected if bias is None else projected + bias
     if not a.is_complex():
@@ -66,7 +69,8 @@ def _of_steps(projected: torch.Tensor, bias: torch.Tensor | None, a: torch.Tenso
 
 @stands_in("mamba_ssm.modules.mamba_simple.Mamba mamba_ssm.Mamba")
 class Mamba(nn.Module):
-    """A block of Mamba: a projection, a short convolution, the selective state space with a gate, and a projection.
+    """A block of Mamba: a projection, a short convolution, the selective state space with a gate,
+    and a projection.
 
     Args:
         d_model: The size of the input and the result.
@@ -114,13 +118,21 @@ class Mamba(nn.Module):
         self.use_fast_path, self.layer_idx = use_fast_path, layer_idx
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias, **place)
         self.conv1d = nn.Conv1d(
-            self.d_inner, self.d_inner, d_conv, groups=self.d_inner, padding=d_conv - 1, bias=conv_bias, **place
+            self.d_inner,
+            self.d_inner,
+            d_conv,
+            groups=self.d_inner,
+            padding=d_conv - 1,
+            bias=conv_bias,
+            **place,
         )
         self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False, **place)
         self.dt_proj = nn.Linear(self.dt_rank, self.d_inner, bias=True, **place)
         self._set_steps(dt_init, dt_scale, dt_min, dt_max, dt_init_floor)
         # Kept in float32, and out of weight decay, as published.
-        rates = torch.arange(1, d_state + 1, dtype=torch.float32, device=device).repeat(self.d_inner, 1)
+        rates = torch.arange(1, d_state + 1, dtype=torch.float32, device=device).repeat(
+            self.d_inner, 1
+        )
         self.A_log = nn.Parameter(torch.log(rates))
         self.D = nn.Parameter(torch.ones(self.d_inner, device=device))
         for parameter in (self.A_log, self.D):
@@ -128,7 +140,9 @@ class Mamba(nn.Module):
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **place)
 
     def _set_steps(self, init: str, scale: float, least: float, most: float, floor: float) -> None:
-        """Let the step sizes at the start be spread evenly between two bounds, on a logarithmic scale."""
+        """Let the step sizes at the start be spread evenly between two bounds, on a logarithmic
+        scale.
+        """
         bound = self.dt_rank**-0.5 * scale
         if init not in ("random", "constant"):
             raise NotImplementedError(f"dt_init={init!r} is not known. Use 'random' or 'constant'.")
@@ -136,14 +150,19 @@ class Mamba(nn.Module):
             nn.init.uniform_(self.dt_proj.weight, -bound, bound)
         else:
             nn.init.constant_(self.dt_proj.weight, bound)
-        spread = torch.rand(self.d_inner, device=self.dt_proj.bias.device) * (math.log(most) - math.log(least))
+        spread = torch.rand(self.d_inner, device=self.dt_proj.bias.device) * (
+            math.log(most) - math.log(least)
+        )
         steps = torch.exp(spread + math.log(least)).clamp(min=floor)
         with torch.no_grad():
-            self.dt_proj.bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
+            # The inverse of softplus.
+            self.dt_proj.bias.copy_(steps + torch.log(-torch.expm1(-steps)))
         self.dt_proj.bias._no_reinit = True  # type: ignore[attr-defined]
 
     def forward(self, hidden_states: torch.Tensor, inference_params: Any = None) -> torch.Tensor:
-        """Return the output for (batch, length, size). ``inference_params`` keep the state between calls."""
+        """Return the output for (batch, length, size). ``inference_params`` keep the state between
+        calls.
+        """
         state = None
         if inference_params is not None:
             state = self._state_of(inference_params, hidden_states.shape[0])
@@ -154,13 +173,22 @@ class Mamba(nn.Module):
             weights = self.conv1d.weight, self.conv1d.bias, self.x_proj.weight, self.dt_proj.weight
             last = self.out_proj.weight, self.out_proj.bias
             rates, step_bias = self._rates(), self.dt_proj.bias.float()
-            return mamba_inner_fn(xz, *weights, *last, rates, D=self.D.float(), delta_bias=step_bias)
+            return mamba_inner_fn(
+                xz, *weights, *last, rates, D=self.D.float(), delta_bias=step_bias
+            )
         x, z = xz.chunk(2, 1)
         conv_state, ssm_state = state
         conv_state.copy_(functional.pad(x, (self.d_conv - x.shape[-1], 0)))
         x = of_channels(x, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu")
         delta, b, c = self._chosen(x.transpose(1, 2))
-        given = delta.transpose(1, 2), self._rates(), b.transpose(1, 2), c.transpose(1, 2), self.D.float(), z
+        given = (
+            delta.transpose(1, 2),
+            self._rates(),
+            b.transpose(1, 2),
+            c.transpose(1, 2),
+            self.D.float(),
+            z,
+        )
         y, last = scanned(x, *given, self.dt_proj.bias.float(), True, True)
         ssm_state.copy_(last)
         return self.out_proj(y.transpose(1, 2))
@@ -176,17 +204,25 @@ class Mamba(nn.Module):
     def step(
         self, hidden_states: torch.Tensor, conv_state: torch.Tensor, ssm_state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the output of one step (batch, 1, size), and the states, which are written in place.
+        """Return the output of one step (batch, 1, size), and the states, which are written in
+        place.
 
         Raises:
             ValueError: There is more than one step.
         """
         if hidden_states.shape[1] != 1:
-            raise ValueError(f"{hidden_states.shape[1]} steps were given. Give one step of (batch, 1, size) at a time.")
+            raise ValueError(
+                f"{hidden_states.shape[1]} steps were given. Give one step of (batch, 1, size) at "
+                "a time."
+            )
         x, z = self.in_proj(hidden_states.squeeze(1)).chunk(2, -1)
-        x = causal_conv1d_update(x, conv_state, self.conv1d.weight.squeeze(1), self.conv1d.bias, "silu")
+        x = causal_conv1d_update(
+            x, conv_state, self.conv1d.weight.squeeze(1), self.conv1d.bias, "silu"
+        )
         delta, b, c = self._chosen(x)
-        y = selective_state_update(ssm_state, x, delta, self._rates(), b, c, self.D, z, self.dt_proj.bias, True)
+        y = selective_state_update(
+            ssm_state, x, delta, self._rates(), b, c, self.D, z, self.dt_proj.bias, True
+        )
         return self.out_proj(y)[:, None], conv_state, ssm_state
 
     def allocate_inference_cache(
@@ -194,13 +230,19 @@ class Mamba(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the states of so many sequences before their first step, which are zeros."""
         weight = self.conv1d.weight
-        place: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype if dtype is None else dtype}
+        place: dict[str, Any] = {
+            "device": weight.device,
+            "dtype": weight.dtype if dtype is None else dtype,
+        }
         conv_state = torch.zeros(batch_size, self.d_inner, self.d_conv, **place)
         return conv_state, torch.zeros(batch_size, self.d_inner, self.d_state, **place)
 
     def _state_of(self, inference_params: Any, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         if self.layer_idx is None:
-            raise ValueError("the block has no layer_idx, by which inference_params keep its state. Give layer_idx.")
+            raise ValueError(
+                "the block has no layer_idx, by which inference_params keep its state. Give "
+                "layer_idx."
+            )
         kept = inference_params.key_value_memory_dict
         if self.layer_idx not in kept:
             kept[self.layer_idx] = self.allocate_inference_cache(batch, 0)

@@ -1,4 +1,6 @@
-"""The devices of a scope as NVIDIA's management library counts them: all of them, whatever the program may see."""
+"""The devices of a scope as NVIDIA's management library counts them: all of them, whatever the
+program may see.
+"""
 
 from __future__ import annotations
 

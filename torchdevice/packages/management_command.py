@@ -1,4 +1,6 @@
-"""Lets the processes that a program under ``run`` starts find an ``nvidia-smi``, where the target is simulated GPUs."""
+"""Lets the processes that a program under ``run`` starts find an ``nvidia-smi``, where the target
+is simulated GPUs.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,32 @@ _PYTHON = "TORCHDEVICE_SMI_PYTHON"
 def devices(options: Options, runtime: Runtime) -> list[dict[str, Any]]:
     """Return the devices of a scope, as the command reads them."""
     count = managed_devices.count(options, runtime)
-    same = {"driver": nvml.DRIVER, "cuda": nvml.cuda_version(), "count": count, "used": options.context or 0}
+    same = {
+        "driver": nvml.DRIVER,
+        "cuda": nvml.cuda_version(),
+        "count": count,
+        "used": options.context or 0,
+    }
     return [{**_described(options, runtime, index), **same} for index in range(count)]
 
 
 def _described(options: Options, runtime: Runtime, index: int) -> dict[str, Any]:
     capability = "{}.{}".format(*of_device(options.capability, index))
-    return {**dataclasses.asdict(managed_devices.device(options, runtime, index)), "capability": capability}
+    return {
+        **dataclasses.asdict(managed_devices.device(options, runtime, index)),
+        "capability": capability,
+    }
 
 
 def offer(options: Options, runtime: Runtime) -> None:
-    """Put the command first on the path of the processes that this one starts, for the rest of this process."""
+    """Put the command first on the path of the processes that this one starts, for the rest of this
+    process.
+    """
     if options.packages != "stand-in" or os.name == "nt" or not runtime.supplied.is_gpu:
         return
     os.environ[VARIABLE] = json.dumps(devices(options, runtime))
     os.environ[_PYTHON] = sys.executable
-    others = [each for each in os.environ.get("PATH", os.defpath).split(os.pathsep) if each != FOLDER]
+    others = [
+        each for each in os.environ.get("PATH", os.defpath).split(os.pathsep) if each != FOLDER
+    ]
     os.environ["PATH"] = os.pathsep.join([FOLDER, *others])

@@ -1,7 +1,8 @@
-"""Packages that need CUDA and that nothing stands in for: what an error that one is missing says of it, and what to do.
+"""Packages that need CUDA and that nothing stands in for: what an error that one is missing says of
+it, and what to do.
 
-The note is added where an error ends a program under ``run``, leaves a scope, or ends a cell. A package that is there
-and fails for want of CUDA raises its own errors.
+The note is added where an error ends a program under ``run``, leaves a scope, or ends a cell. A
+package that is there and fails for want of CUDA raises its own errors.
 """
 
 from __future__ import annotations
@@ -28,10 +29,15 @@ class Missing(NamedTuple):
 
 
 _ARRAYS = "Use torch or NumPy."
-_SCATTER = "Use torch.Tensor.scatter_reduce or torch.index_add; torch_geometric does so by itself where it is missing."
+_SCATTER = (
+    "Use torch.Tensor.scatter_reduce or torch.index_add; torch_geometric does so by itself where "
+    "it is missing."
+)
 _GRIDS = "Use torch.nn.functional.grid_sample."
 _SERVING = "Use the generate() of the transformers library."
-_QUANTIZED = "Load the model without quantization, or in 4 bits by bitsandbytes, which has kernels for CPUs."
+_QUANTIZED = (
+    "Load the model without quantization, or in 4 bits by bitsandbytes, which has kernels for CPUs."
+)
 _RENDERING = "Render in plain torch, or run this part on a machine with a GPU."
 
 MISSING: dict[str, Missing] = {
@@ -46,30 +52,56 @@ MISSING: dict[str, Missing] = {
     "tensorrt": Missing("NVIDIA's compiler of networks", "Run the model in torch."),
     "torch_tensorrt": Missing("NVIDIA's compiler of networks for torch", "Use torch.compile."),
     "tensorrt_llm": Missing("NVIDIA's server of language models", _SERVING),
-    "transformer_engine": Missing("NVIDIA's library of layers in FP8", "Use the layers of torch.nn."),
+    "transformer_engine": Missing(
+        "NVIDIA's library of layers in FP8", "Use the layers of torch.nn."
+    ),
     "vllm": Missing("a server of language models", _SERVING, False),
     "sglang": Missing("a server of language models", _SERVING, False),
     "lmdeploy": Missing("a server of language models", _SERVING),
-    "flashinfer": Missing("a library of attention kernels", "Use torch.nn.functional.scaled_dot_product_attention."),
-    "sageattention": Missing("a library of attention kernels", "Use torch.nn.functional.scaled_dot_product_attention."),
-    "flash_mla": Missing("a library of attention kernels", "Use torch.nn.functional.scaled_dot_product_attention."),
+    "flashinfer": Missing(
+        "a library of attention kernels", "Use torch.nn.functional.scaled_dot_product_attention."
+    ),
+    "sageattention": Missing(
+        "a library of attention kernels", "Use torch.nn.functional.scaled_dot_product_attention."
+    ),
+    "flash_mla": Missing(
+        "a library of attention kernels", "Use torch.nn.functional.scaled_dot_product_attention."
+    ),
     "deepspeed": Missing(
-        "a library of training on several GPUs", "Use torch.distributed.fsdp, or leave its engine out.", False
+        "a library of training on several GPUs",
+        "Use torch.distributed.fsdp, or leave its engine out.",
+        False,
     ),
     "deep_gemm": Missing("a library of matrix products in FP8", "Use torch.nn.functional.linear."),
     "torch_scatter": Missing("a library of scattered sums with compiled kernels", _SCATTER, False),
-    "torch_sparse": Missing("a library of sparse products with compiled kernels", "Use torch.sparse.", False),
-    "torch_cluster": Missing("a library of clustering with compiled kernels", "Use torch.cdist and torch.topk.", False),
+    "torch_sparse": Missing(
+        "a library of sparse products with compiled kernels", "Use torch.sparse.", False
+    ),
+    "torch_cluster": Missing(
+        "a library of clustering with compiled kernels", "Use torch.cdist and torch.topk.", False
+    ),
     "torch_spline_conv": Missing(
-        "a library of spline convolutions with compiled kernels", "Use torch_geometric's own.", False
+        "a library of spline convolutions with compiled kernels",
+        "Use torch_geometric's own.",
+        False,
     ),
     "MultiScaleDeformableAttention": Missing("the kernel of Deformable DETR", _GRIDS),
-    "mmcv._ext": Missing("the kernels of mmcv", "Install mmcv-lite, and torchvision.ops for its operators.", False),
-    "detectron2._C": Missing("the kernels of detectron2", "Build it with FORCE_CUDA=0, or use torchvision.ops.", False),
+    "mmcv._ext": Missing(
+        "the kernels of mmcv", "Install mmcv-lite, and torchvision.ops for its operators.", False
+    ),
+    "detectron2._C": Missing(
+        "the kernels of detectron2", "Build it with FORCE_CUDA=0, or use torchvision.ops.", False
+    ),
     "spconv": Missing("a library of sparse convolutions", "Use torch.nn.Conv3d on a dense grid."),
-    "MinkowskiEngine": Missing("a library of sparse convolutions", "Use torch.nn.Conv3d on a dense grid.", False),
-    "torchsparse": Missing("a library of sparse convolutions", "Use torch.nn.Conv3d on a dense grid."),
-    "tinycudann": Missing("a library of small networks in CUDA", "Use torch.nn for the network and its encoding."),
+    "MinkowskiEngine": Missing(
+        "a library of sparse convolutions", "Use torch.nn.Conv3d on a dense grid.", False
+    ),
+    "torchsparse": Missing(
+        "a library of sparse convolutions", "Use torch.nn.Conv3d on a dense grid."
+    ),
+    "tinycudann": Missing(
+        "a library of small networks in CUDA", "Use torch.nn for the network and its encoding."
+    ),
     "nvdiffrast": Missing("a rasterizer for GPUs", _RENDERING),
     "diff_gaussian_rasterization": Missing("a rasterizer for GPUs", _RENDERING),
     "simple_knn": Missing("a search of neighbours for GPUs", "Use torch.cdist and torch.topk."),
@@ -79,23 +111,40 @@ MISSING: dict[str, Missing] = {
     "auto_gptq": Missing("a library of quantization with kernels for GPUs", _QUANTIZED),
     "gptqmodel": Missing("a library of quantization with kernels for GPUs", _QUANTIZED),
     "exllamav2": Missing("a library of quantization with kernels for GPUs", _QUANTIZED),
-    "amp_C": Missing("the kernels of apex", "Use apex.optimizers, which is stood in for, or torch.optim."),
+    "amp_C": Missing(
+        "the kernels of apex", "Use apex.optimizers, which is stood in for, or torch.optim."
+    ),
     "apex_C": Missing("the kernels of apex", "Use torch.nn.utils.parameters_to_vector."),
-    "fused_layer_norm_cuda": Missing("a kernel of apex", "Use apex.normalization, which is stood in for."),
+    "fused_layer_norm_cuda": Missing(
+        "a kernel of apex", "Use apex.normalization, which is stood in for."
+    ),
     "flash_attn_2_cuda": Missing(
         "the kernels of flash_attn", "Use the functions of flash_attn, which are stood in for."
     ),
-    "selective_scan_cuda": Missing("the kernels of mamba_ssm", "Use selective_scan_fn, which is stood in for."),
-    "causal_conv1d_cuda": Missing("the kernels of causal_conv1d", "Use causal_conv1d_fn, which is stood in for."),
-    "fla": Missing("a library of linear attention in Triton", "Use the model of the transformers library.", False),
+    "selective_scan_cuda": Missing(
+        "the kernels of mamba_ssm", "Use selective_scan_fn, which is stood in for."
+    ),
+    "causal_conv1d_cuda": Missing(
+        "the kernels of causal_conv1d", "Use causal_conv1d_fn, which is stood in for."
+    ),
+    "fla": Missing(
+        "a library of linear attention in Triton",
+        "Use the model of the transformers library.",
+        False,
+    ),
 }
-"""Name of a package, or of a module of one -> what it is. CuPy and Triton are in ``uncaught_errors.py``."""
+"""Name of a package, or of a module of one -> what it is. CuPy and Triton are in
+``uncaught_errors.py``.
+"""
 
 
 def note_of(name: str) -> str:
     """Return what an error says where a package of :data:`MISSING` is missing."""
     missing = MISSING[name]
-    subject = f"{name}, {missing.what}, needs CUDA" if missing.needs_cuda else f"{name} is {missing.what}"
+    if missing.needs_cuda:
+        subject = f"{name}, {missing.what}, needs CUDA"
+    else:
+        subject = f"{name} is {missing.what}"
     return f"{subject}. {missing.instead}"
 
 
@@ -103,7 +152,8 @@ for _name in MISSING:
     uncaught_errors.note_missing(re.escape(_name) + r"(\..*)?", note_of(_name))
 for _name in PACKAGES.keys() - {"triton"}:  # of which uncaught_errors.py says how to install it
     _note = (
-        f"{_name} needs CUDA. torchdevice stands in for a part of it, which docs/packages.md lists, in a scope without "
+        f"{_name} needs CUDA. torchdevice stands in for a part of it, which docs/packages.md "
+        "lists, in a scope without "
         f"packages='absent'."
     )
     uncaught_errors.note_missing(re.escape(_name) + r"(\..*)?", _note)

@@ -20,7 +20,8 @@ class Way(NamedTuple):
 
     Attributes:
         eps: Added to the variance or to the mean square.
-        is_rms: Whether rows are divided by the root of their mean square, without subtracting their mean.
+        is_rms: Whether rows are divided by the root of their mean square, without subtracting their
+            mean.
         centered: Whether the weight is one less than the factor.
     """
 
@@ -30,7 +31,11 @@ class Way(NamedTuple):
 
 
 def normalized(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, way: Way, dtype: torch.dtype | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    way: Way,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return x with normalized rows: its last dimension, times the weight, plus the bias.
 
@@ -53,7 +58,9 @@ def normalized(
     return rows.to(dtype or x.dtype)
 
 
-def _dropped(x: torch.Tensor, probability: float, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _dropped(
+    x: torch.Tensor, probability: float, name: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return x after dropout, and which elements were kept; None where all were."""
     if not probability:
         return x, None
@@ -63,7 +70,10 @@ def _dropped(x: torch.Tensor, probability: float, name: str) -> tuple[torch.Tens
 
 
 def _summed(
-    x: torch.Tensor, residual: torch.Tensor | None, in_float32: bool, rowscale: torch.Tensor | None = None
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    in_float32: bool,
+    rowscale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the sum with the residual, in float32 or wider."""
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -75,7 +85,9 @@ def _summed(
     return total
 
 
-def _residual_dtype(x: torch.Tensor, residual: torch.Tensor | None, in_float32: bool) -> torch.dtype:
+def _residual_dtype(
+    x: torch.Tensor, residual: torch.Tensor | None, in_float32: bool
+) -> torch.dtype:
     if residual is not None:
         return residual.dtype
     return torch.promote_types(x.dtype, torch.float32) if in_float32 else x.dtype
@@ -86,7 +98,7 @@ def _returned(found: torch.Tensor, *others: tuple[bool, Any]) -> Any:
     return (found, *more) if more else found
 
 
-# ---- flash_attn.ops.rms_norm and flash_attn.ops.layer_norm -----------------------------------------------------------
+# ---- flash_attn.ops.rms_norm and flash_attn.ops.layer_norm ---------------------------------------
 
 
 @stands_in("flash_attn.ops.rms_norm.rms_norm")
@@ -109,7 +121,9 @@ def dropout_add_rms_norm(
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
 ) -> Any:
-    """Return the normalized sum of x0 after dropout and a residual; with ``prenorm`` the sum too."""
+    """Return the normalized sum of x0 after dropout and a residual; with ``prenorm`` the sum
+    too.
+    """
     more = rowscale, layerscale, prenorm, residual_in_fp32, return_dropout_mask
     return _dropout_add(x0, residual, weight, bias, dropout_p, Way(epsilon, True), *more)
 
@@ -128,7 +142,9 @@ def dropout_add_layer_norm(
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
 ) -> Any:
-    """Return the normalized sum of x0 after dropout and a residual; with ``prenorm`` the sum too."""
+    """Return the normalized sum of x0 after dropout and a residual; with ``prenorm`` the sum
+    too.
+    """
     more = rowscale, layerscale, prenorm, residual_in_fp32, return_dropout_mask
     return _dropout_add(x0, residual, weight, bias, dropout_p, Way(epsilon, False), *more)
 
@@ -149,7 +165,9 @@ def _dropout_add(
     dropped, kept = _dropped(x, dropout_p, "flash_attn.ops")
     if layerscale is not None:
         dropped = dropped * layerscale
-    total = _summed(dropped, residual, residual_in_fp32, rowscale).to(_residual_dtype(x, residual, residual_in_fp32))
+    total = _summed(dropped, residual, residual_in_fp32, rowscale).to(
+        _residual_dtype(x, residual, residual_in_fp32)
+    )
     mask = torch.ones_like(x, dtype=torch.uint8) if kept is None else kept.to(torch.uint8)
     found = normalized(total, weight, bias, way, x.dtype)
     return _returned(found, (prenorm, total), (return_dropout_mask, mask))
@@ -163,7 +181,10 @@ class Affine(nn.Module):
     def __init__(self, hidden_size: int, device: Any, dtype: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
-        bias = None if self.is_rms else nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
+        if self.is_rms:
+            bias = None
+        else:
+            bias = nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
         self.bias: nn.Parameter | None
         self.register_parameter("bias", bias)
 
@@ -212,7 +233,9 @@ class DropoutAddLayerNorm(_Normalizing):
 class RMSNorm(nn.Module):
     """The root mean square normalization of the last dimension."""
 
-    def __init__(self, hidden_size: int, eps: float = 1e-5, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, hidden_size: int, eps: float = 1e-5, device: Any = None, dtype: Any = None
+    ) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
@@ -226,7 +249,7 @@ class RMSNorm(nn.Module):
         return normalized(x, self.weight, None, Way(self.eps, True))
 
 
-# ---- flash_attn.ops.triton.layer_norm --------------------------------------------------------------------------------
+# ---- flash_attn.ops.triton.layer_norm ------------------------------------------------------------
 
 
 @stands_in("flash_attn.ops.triton.layer_norm.layer_norm_fn")
@@ -247,7 +270,9 @@ def layer_norm_fn(
     is_rms_norm: bool = False,
     return_dropout_mask: bool = False,
 ) -> Any:
-    """Return the normalized sum of x, after dropout, and a residual; with ``prenorm`` the sum too."""
+    """Return the normalized sum of x, after dropout, and a residual; with ``prenorm`` the sum
+    too.
+    """
     if x1 is not None or weight1 is not None:
         name = "flash_attn.ops.triton.layer_norm.layer_norm_fn(x1=..., weight1=...)"
         refuse(name, "Add x1 to x first, and call it once for each weight.")
@@ -257,7 +282,9 @@ def layer_norm_fn(
     if residual is None and not prenorm and not dropout_p and not return_dropout_mask:
         return normalized(x, weight, bias, way)
     dropped, kept = _dropped(x, dropout_p, "flash_attn.ops.triton.layer_norm")
-    total = _summed(dropped, residual, residual_in_fp32).to(_residual_dtype(x, residual, residual_in_fp32))
+    total = _summed(dropped, residual, residual_in_fp32).to(
+        _residual_dtype(x, residual, residual_in_fp32)
+    )
     found = normalized(total, weight, bias, way, x.dtype)
     return _returned(found, (prenorm, total), (return_dropout_mask, kept))
 
@@ -280,7 +307,16 @@ def rms_norm_fn(
     return_dropout_mask: bool = False,
 ) -> Any:
     """Return the root mean square normalization of the sum of x, after dropout, and a residual."""
-    more = eps, dropout_p, rowscale, prenorm, residual_in_fp32, zero_centered_weight, True, return_dropout_mask
+    more = (
+        eps,
+        dropout_p,
+        rowscale,
+        prenorm,
+        residual_in_fp32,
+        zero_centered_weight,
+        True,
+        return_dropout_mask,
+    )
     function: Any = layer_norm_fn
     return function.__wrapped__(x, weight, bias, residual, x1, weight1, bias1, *more)
 

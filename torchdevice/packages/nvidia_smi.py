@@ -1,7 +1,9 @@
-"""What ``nvidia-smi`` prints of simulated GPUs: the queries that programs make, and the plain table.
+"""What ``nvidia-smi`` prints of simulated GPUs: the queries that programs make, and the plain
+table.
 
-The file is run as a script of its own, without torch. The devices are those with which the run began, so the memory in
-use is what CUDA's context takes. What would have to be measured is ``[N/A]``, as for a GPU that does not support it.
+The file is run as a script of its own, without torch. The devices are those with which the run
+began, so the memory in use is what CUDA's context takes. What would have to be measured is
+``[N/A]``, as for a GPU that does not support it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ from typing import Any
 VARIABLE = "TORCHDEVICE_SMI"
 """The variable with the devices, as JSON."""
 
-_READINGS = ("utilization.", "temperature.", "power.", "clocks.", "clocks_", "fan.", "ecc.", "pcie.", "encoder.")
+_READINGS = (
+    "utilization.",
+    "temperature.",
+    "power.",
+    "clocks.",
+    "clocks_",
+    "fan.",
+    "ecc.",
+    "pcie.",
+    "encoder.",
+)
 _SETTINGS = (
     "pstate",
     "persistence_mode",
@@ -94,12 +106,22 @@ def table(devices: list[dict[str, Any]]) -> list[str]:
     """Return the lines of the plain table."""
     rule = "+" + "-" * 77 + "+"
     first = devices[0]
-    versions = f"| NVIDIA-SMI {first['driver']}    Driver Version: {first['driver']}    CUDA Version: {first['cuda']}"
+    versions = (
+        f"| NVIDIA-SMI {first['driver']}    Driver Version: {first['driver']}    CUDA Version: "
+        f"{first['cuda']}"
+    )
     lines = [rule, f"{versions:<78}|", rule]
     for each in devices:
         memory = f"{each['used'] // _MIB}MiB / {each['total'] // _MIB}MiB"
-        lines.append(f"| {each['index']:>3}  {each['name'][:29]:<29} {each['bus']:>16} | {memory:>21} |")
-    return [*lines, rule, f"| {'Processes are not measured: torchdevice simulates these GPUs.':<75} |", rule]
+        lines.append(
+            f"| {each['index']:>3}  {each['name'][:29]:<29} {each['bus']:>16} | {memory:>21} |"
+        )
+    return [
+        *lines,
+        rule,
+        f"| {'Processes are not measured: torchdevice simulates these GPUs.':<75} |",
+        rule,
+    ]
 
 
 def parsed(words: list[str]) -> dict[str, str]:
@@ -126,7 +148,11 @@ def chosen(devices: list[dict[str, Any]], wanted: str) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = []
     for name in wanted.split(","):
-        matching = [each for each in devices if name.strip() in (str(each["index"]), each["uuid"], each["bus"])]
+        matching = [
+            each
+            for each in devices
+            if name.strip() in (str(each["index"]), each["uuid"], each["bus"])
+        ]
         if not matching:
             raise UsageError(f"No devices were found for {name.strip()!r}.")
         found += matching
@@ -144,7 +170,9 @@ def lines_for(words: list[str], devices: list[dict[str, Any]]) -> list[str]:
             raise UsageError("Give --format=csv, which is the only one for queries.")
         return query([field.strip() for field in given["--query-gpu"].split(",")], devices, formats)
     if "--query-compute-apps" in given:
-        return [] if "noheader" in formats else [", ".join(given["--query-compute-apps"].split(","))]
+        if "noheader" in formats:
+            return []
+        return [", ".join(given["--query-compute-apps"].split(","))]
     return listed(devices) if "--list-gpus" in given else table(devices)
 
 

@@ -1,11 +1,12 @@
 """``pynvml``: what NVIDIA's management library says of a scope's devices.
 
-On simulated GPUs there are the devices of the scope, with their names, identifiers and memory. What would have to be
-measured, such as utilization, temperature, power and processes, raises the library's own error for what a device does
-not support. On other targets initializing it fails as on a machine without NVIDIA's driver, unless ``devices=`` gives
-some.
+On simulated GPUs there are the devices of the scope, with their names, identifiers and memory. What
+would have to be measured, such as utilization, temperature, power and processes, raises the
+library's own error for what a device does not support. On other targets initializing it fails as on
+a machine without NVIDIA's driver, unless ``devices=`` gives some.
 
-The functions serve NVIDIA's ``nvidia-ml-py`` too, where it is installed: only the library beneath it is missing.
+The functions serve NVIDIA's ``nvidia-ml-py`` too, where it is installed: only the library beneath
+it is missing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ DRIVER = "580.00"
 
 
 def cuda_version() -> str:
-    """Return the version of CUDA: that of the installed build of torch, or the one that scopes declare."""
+    """Return the version of CUDA: that of the installed build of torch, or the one that scopes
+    declare.
+    """
     return torch.version.cuda or CUDA
 
 
@@ -81,7 +84,9 @@ _TEXTS = {
 
 
 class NVMLError(Exception):
-    """An error of the library. The class called with a number makes an instance of the class for that number."""
+    """An error of the library. The class called with a number makes an instance of the class for
+    that number.
+    """
 
     _classes: dict[int, type[NVMLError]] = {}
 
@@ -107,8 +112,14 @@ def _error_classes() -> None:
         has(f"pynvml.{name}", number)
         if number:
             words = name.removeprefix("NVML_ERROR_").split("_")
-            label = "NVMLError_" + "".join("GPU" if word == "GPU" else word.capitalize() for word in words)
-            made: Any = type(label, (NVMLError,), {"value": number, "__module__": "pynvml", "__doc__": _TEXTS[number]})
+            label = "NVMLError_" + "".join(
+                "GPU" if word == "GPU" else word.capitalize() for word in words
+            )
+            made: Any = type(
+                label,
+                (NVMLError,),
+                {"value": number, "__module__": "pynvml", "__doc__": _TEXTS[number]},
+            )
             NVMLError._classes[number] = made
             has(f"pynvml.{label}", made)
     for name, number in _VALUES.items():
@@ -147,7 +158,9 @@ def _device(handle: ManagedDevice) -> ManagedDevice:
 
 
 def _shows_devices(context: Context | None) -> bool:
-    return context is not None and (context.runtime.supplied.is_gpu or context.options.devices is not None)
+    return context is not None and (
+        context.runtime.supplied.is_gpu or context.options.devices is not None
+    )
 
 
 def _exact(name: str) -> Callable[[F], F]:
@@ -286,11 +299,16 @@ def nvmlSystemGetNVMLVersion() -> str:
 
 
 _NOT_MEASURED = (
-    "nvmlDeviceGetUtilizationRates nvmlDeviceGetTemperature nvmlDeviceGetPowerUsage nvmlDeviceGetClockInfo "
-    "nvmlDeviceGetMaxClockInfo nvmlDeviceGetFanSpeed nvmlDeviceGetEnforcedPowerLimit nvmlDeviceGetPowerManagementLimit "
-    "nvmlDeviceGetTotalEnergyConsumption nvmlDeviceGetComputeRunningProcesses nvmlDeviceGetGraphicsRunningProcesses "
-    "nvmlDeviceGetPersistenceMode nvmlDeviceGetComputeMode nvmlDeviceGetMigMode nvmlDeviceGetNvLinkState "
-    "nvmlDeviceGetPcieThroughput nvmlDeviceGetTopologyCommonAncestor nvmlDeviceGetEccMode nvmlDeviceGetCpuAffinity "
+    "nvmlDeviceGetUtilizationRates nvmlDeviceGetTemperature nvmlDeviceGetPowerUsage "
+    "nvmlDeviceGetClockInfo "
+    "nvmlDeviceGetMaxClockInfo nvmlDeviceGetFanSpeed nvmlDeviceGetEnforcedPowerLimit "
+    "nvmlDeviceGetPowerManagementLimit "
+    "nvmlDeviceGetTotalEnergyConsumption nvmlDeviceGetComputeRunningProcesses "
+    "nvmlDeviceGetGraphicsRunningProcesses "
+    "nvmlDeviceGetPersistenceMode nvmlDeviceGetComputeMode nvmlDeviceGetMigMode "
+    "nvmlDeviceGetNvLinkState "
+    "nvmlDeviceGetPcieThroughput nvmlDeviceGetTopologyCommonAncestor nvmlDeviceGetEccMode "
+    "nvmlDeviceGetCpuAffinity "
     "nvmlDeviceGetEncoderUtilization nvmlDeviceGetDecoderUtilization nvmlDeviceGetPerformanceState"
 )
 
@@ -315,7 +333,7 @@ def nvmlErrorString(result: int) -> str:
     return _TEXTS.get(result, "Unknown Error")
 
 
-# ---- NVIDIA's own module ---------------------------------------------------------------------------------------------
+# ---- NVIDIA's own module -------------------------------------------------------------------------
 
 
 @later("pynvml", sees_scope=True)
@@ -323,7 +341,11 @@ def _patches_of_pynvml(module: ModuleType) -> list[Patch]:
     """Let the functions of an installed module answer for the devices of a scope."""
     if isinstance(module, StandInModule):
         return []
-    names = [name for name, each in MODULES["pynvml"].items() if callable(each.value) and name.startswith("nvml")]
+    names = [
+        name
+        for name, each in MODULES["pynvml"].items()
+        if callable(each.value) and name.startswith("nvml")
+    ]
     return [_patch(module, name) for name in names if callable(vars(module).get(name))]
 
 

@@ -1,4 +1,6 @@
-"""The packages that are stood in for, and the functions and classes of each by their dotted names."""
+"""The packages that are stood in for, and the functions and classes of each by their dotted
+names.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class Package(NamedTuple):
 
     Attributes:
         distribution: The name by which ``importlib.metadata`` knows it.
-        version: The release whose documentation the stand-in follows. Programs read it, for example as ``__version__``.
+        version: The release whose documentation the stand-in follows. Programs read it, for example
+            as ``__version__``.
         files: The files of this folder that have its functions.
         needed: Whether it cannot be installed here; Triton can where it has wheels.
     """
@@ -38,7 +41,9 @@ class Package(NamedTuple):
 
 PACKAGES: dict[str, Package] = {
     "flash_attn": Package(
-        "flash-attn", "2.8.3", ("flash_attention", "rotary_embedding", "normalization", "cross_entropy")
+        "flash-attn",
+        "2.8.3",
+        ("flash_attention", "rotary_embedding", "normalization", "cross_entropy"),
     ),
     "flash_attn_interface": Package("flash-attn-3", "3.0.0", ("flash_attention_3",)),
     "xformers": Package("xformers", "0.0.32", ("xformers_attention", "gated_linear_unit")),
@@ -46,7 +51,13 @@ PACKAGES: dict[str, Package] = {
     "mamba_ssm": Package(
         "mamba-ssm",
         "2.2.5",
-        ("selective_scan", "state_space_duality", "gated_normalization", "mamba_block", "mamba2_block"),
+        (
+            "selective_scan",
+            "state_space_duality",
+            "gated_normalization",
+            "mamba_block",
+            "mamba2_block",
+        ),
     ),
     "apex": Package("apex", "0.1", ("apex_modules", "apex_optimizers")),
     "pynvml": Package("nvidia-ml-py", "12.570.86", ("nvml",)),
@@ -89,8 +100,8 @@ def names_of(module: str) -> dict[str, Name] | None:
 def stands_in(names: str, fidelity: Fidelity = Fidelity.EXACT, note: str = "") -> Callable[[T], T]:
     """Register a function or a class by its dotted names in packages, with spaces between.
 
-    Each call is reported at the program's line. A program that pickles a function or an instance of a class pickles
-    the first name, which is the package's own.
+    Each call is reported at the program's line. A program that pickles a function or an instance of
+    a class pickles the first name, which is the package's own.
 
     Args:
         names: The dotted names.
@@ -112,7 +123,8 @@ def stands_in(names: str, fidelity: Fidelity = Fidelity.EXACT, note: str = "") -
 
 
 def refuses(names: str, remedy: str) -> None:
-    """Register functions or classes that a package has and nothing stands in for: a call of one raises.
+    """Register functions or classes that a package has and nothing stands in for: a call of one
+    raises.
 
     Args:
         names: The dotted names, with spaces between.
@@ -125,7 +137,9 @@ def refuses(names: str, remedy: str) -> None:
 
         module, _, refusing.__name__ = each.rpartition(".")
         refusing.__doc__ = f"Raise: nothing stands in for it. {remedy}"
-        MODULES.setdefault(module, {})[refusing.__name__] = Name(refusing, Fidelity.UNSUPPORTED, remedy)
+        MODULES.setdefault(module, {})[refusing.__name__] = Name(
+            refusing, Fidelity.UNSUPPORTED, remedy
+        )
 
 
 def has(names: str, value: Any) -> None:
@@ -153,7 +167,8 @@ def _reporting_class(kind: Any, name: str, fidelity: Fidelity, note: str) -> Any
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        # Once, by the class of the package that was asked for, and not by those that it derives from.
+        # Once, by the class of the package that was asked for, and not by those that it derives
+        # from.
         if next(each for each in type(self).__mro__ if each in _REPORTING) is kind:
             report(name, done, fidelity)
         construct(self, *args, **kwargs)
@@ -179,7 +194,8 @@ def report(name: str, done: str, fidelity: Fidelity) -> None:
 
 
 unseen = torch._C.DisableTorchFunction
-"""A block in which a scope does not see how a function looks at the shapes, dtypes and devices of tensors.
+"""A block in which a scope does not see how a function looks at the shapes, dtypes and devices of
+tensors.
 
 Each look that it sees takes longer than the whole block.
 """
@@ -188,7 +204,9 @@ _NOTHING = contextlib.nullcontext()
 
 
 def without_autocast(tensor: torch.Tensor) -> AbstractContextManager[Any]:
-    """Return what a function computes in as a kernel of its own does: autocast does not see inside."""
+    """Return what a function computes in as a kernel of its own does: autocast does not see
+    inside.
+    """
     if not torch._C._is_any_autocast_enabled():
         return _NOTHING
     kind = tensor.device.type
@@ -196,23 +214,30 @@ def without_autocast(tensor: torch.Tensor) -> AbstractContextManager[Any]:
 
 
 def computes_again(*given: torch.Tensor | None) -> bool:
-    """Return whether a part of a computation with these tensors may be computed again for gradients.
+    """Return whether a part of a computation with these tensors may be computed again for
+    gradients.
 
-    ``torch.utils.checkpoint`` keeps such a part by hooks, which the transforms of ``torch.func`` refuse.
+    ``torch.utils.checkpoint`` keeps such a part by hooks, which the transforms of ``torch.func``
+    refuse.
     """
     # Dynamo cannot trace the question, and has no tensors of torch.func at this place.
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return torch.is_grad_enabled()
-    return not any(torch._C._functorch.is_functorch_wrapped_tensor(each) for each in given if each is not None)
+    return not any(
+        torch._C._functorch.is_functorch_wrapped_tensor(each) for each in given if each is not None
+    )
 
 
 def on_simulated_gpu() -> bool:
-    """Return whether this thread's program runs on a simulated GPU, where a package's own refusals hold."""
+    """Return whether this thread's program runs on a simulated GPU, where a package's own refusals
+    hold.
+    """
     context = state.context
     return context is not None and context.runtime.supplied.is_gpu
 
 
-# Dynamo traces the functions as part of a program. All files are named at once, because it asks for them only once.
+# Dynamo traces the functions as part of a program. All files are named at once, because it asks for
+# them only once.
 traced.OTHERS.update(
     str(Path(__file__).with_name(f"{file}.py"))
     for file in (

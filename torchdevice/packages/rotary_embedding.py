@@ -1,8 +1,8 @@
 """``flash_attn.layers.rotary``: rotary position embeddings of the first part of each head.
 
-A pair (a, b) of a head at position p becomes ``(a cos - b sin, a sin + b cos)``, with the cosine and the sine of p and
-of the pair. With ``interleaved`` neighbours are pairs, and otherwise the first half and the second (RoFormer, arXiv
-2104.09864).
+A pair (a, b) of a head at position p becomes ``(a cos - b sin, a sin + b cos)``, with the cosine
+and the sine of p and of the pair. With ``interleaved`` neighbours are pairs, and otherwise the
+first half and the second (RoFormer, arXiv 2104.09864).
 """
 
 from __future__ import annotations
@@ -18,24 +18,33 @@ from torchdevice.packages.registry import has, stands_in
 _MODULE = "flash_attn.layers.rotary"
 
 
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Return x (..., rows, heads, size) rotated by cos and sin (..., rows, half of the rotated size).
+def rotated(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
+    """Return x (..., rows, heads, size) rotated by cos and sin (..., rows, half of the rotated
+    size).
 
     It is computed in float32 or wider, and rounded once.
     """
     half = cos.shape[-1]
     if 2 * half > x.shape[-1]:
-        raise RuntimeError(f"cos and sin rotate {2 * half} places of a head, and x has {x.shape[-1]}.")
+        raise RuntimeError(
+            f"cos and sin rotate {2 * half} places of a head, and x has {x.shape[-1]}."
+        )
     wide = torch.promote_types(x.dtype, torch.float32)
     cos, sin = cos.to(wide)[..., None, :], sin.to(wide)[..., None, :]
     part = x[..., : 2 * half].to(wide)
-    a, b = (part[..., 0::2], part[..., 1::2]) if interleaved else (part[..., :half], part[..., half:])
+    a, b = (
+        (part[..., 0::2], part[..., 1::2]) if interleaved else (part[..., :half], part[..., half:])
+    )
     turned = a * cos - b * sin, a * sin + b * cos
     found = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
     return torch.cat([found.to(x.dtype), x[..., 2 * half :]], -1)
 
 
-def _of_rows(table: torch.Tensor, x: torch.Tensor, offsets: int | torch.Tensor, bounds: torch.Tensor | None) -> Any:
+def _of_rows(
+    table: torch.Tensor, x: torch.Tensor, offsets: int | torch.Tensor, bounds: torch.Tensor | None
+) -> Any:
     """Return the rows of a table of cosines or sines that belong to the rows of x."""
     if bounds is not None:
         starts = bounds[:-1].long()
@@ -50,13 +59,16 @@ def _of_rows(table: torch.Tensor, x: torch.Tensor, offsets: int | torch.Tensor, 
 
 
 class _InPlace(torch.autograd.Function):
-    """Rotates parts of a tensor in place, also of one that a program has made and wants the gradient of.
+    """Rotates parts of a tensor in place, also of one that a program has made and wants the
+    gradient of.
 
     The gradient is rotated back. The tables have none, as in the package.
     """
 
     @staticmethod
-    def forward(x: torch.Tensor, places: tuple[int | slice, ...], interleaved: bool, *tables: torch.Tensor) -> Any:
+    def forward(
+        x: torch.Tensor, places: tuple[int | slice, ...], interleaved: bool, *tables: torch.Tensor
+    ) -> Any:
         """Rotate ``x[:, :, place]`` of each place by a table of cosines and one of sines."""
         for place, cos, sin in zip(places, tables[::2], tables[1::2], strict=True):
             part = x[:, :, place]
@@ -104,7 +116,9 @@ def apply_rotary_emb(
         max_seqlen: Not needed here.
     """
     cos, sin = (_of_rows(table, x, seqlen_offsets, cu_seqlens) for table in (cos, sin))
-    return _InPlace.apply(x, _ALL, interleaved, cos, sin) if inplace else rotated(x, cos, sin, interleaved)
+    if inplace:
+        return _InPlace.apply(x, _ALL, interleaved, cos, sin)
+    return rotated(x, cos, sin, interleaved)
 
 
 has(f"{_MODULE}.apply_rotary_emb_func", apply_rotary_emb)
@@ -165,7 +179,8 @@ def apply_rotary_emb_qkv_(
     """Rotate queries and keys in place, and return the tensor.
 
     Args:
-        qkv: (batch, rows, 3, heads, size); with ``num_heads_q`` (batch, rows, heads of all three, size).
+        qkv: (batch, rows, 3, heads, size); with ``num_heads_q`` (batch, rows, heads of all three,
+            size).
         cos: (positions, half of the rotated size).
         sin: As ``cos``.
         cos_k: The table of the keys, where it is another.
@@ -177,7 +192,9 @@ def apply_rotary_emb_qkv_(
     places: tuple[int | slice, ...] = (0, 1)
     if qkv.dim() != 5:
         if num_heads_q is None:
-            raise RuntimeError("qkv has 4 dimensions. Give num_heads_q, or use (batch, rows, 3, heads, size).")
+            raise RuntimeError(
+                "qkv has 4 dimensions. Give num_heads_q, or use (batch, rows, 3, heads, size)."
+            )
         heads = (qkv.shape[2] - num_heads_q) // 2
         places = slice(0, num_heads_q), slice(num_heads_q, num_heads_q + heads)
     tables = cos, sin, cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
@@ -207,7 +224,8 @@ class RotaryEmbedding(nn.Module):
         base: The angle of pair i at position p is ``p * base ** (-2 i / dim)``.
         interleaved: Whether pairs are neighbours.
         scale_base: The scaling of XPos, which is not stood in for.
-        pos_idx_in_fp32: Whether positions are multiplied in float32 also in a module of half precision.
+        pos_idx_in_fp32: Whether positions are multiplied in float32 also in a module of half
+            precision.
         device: Where the tables are.
     """
 
@@ -233,18 +251,27 @@ class RotaryEmbedding(nn.Module):
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def _frequencies(self, device: Any) -> torch.Tensor:
-        return self.base ** -(torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim)
+        return self.base ** -(
+            torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim
+        )
 
     def _up_to(self, positions: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines of at least so many positions, in the dtype and on the device of a tensor."""
+        """Return cosines and sines of at least so many positions, in the dtype and on the device of
+        a tensor.
+        """
         tables = self._tables
         known = tables is not None and len(tables[0]) >= positions
         # Tables made in inference mode cannot be saved for a backward pass.
         fits = known and tables[0].device == like.device and tables[0].dtype == like.dtype  # type: ignore[index]
         if not fits or (self.training and tables[0].is_inference()):  # type: ignore[index]
             dtype = torch.float32 if self.pos_idx_in_fp32 else self.inv_freq.dtype
-            frequencies = self._frequencies(like.device) if self.pos_idx_in_fp32 else self.inv_freq.to(like.device)
-            angles = torch.outer(torch.arange(positions, device=like.device, dtype=dtype), frequencies)
+            if self.pos_idx_in_fp32:
+                frequencies = self._frequencies(like.device)
+            else:
+                frequencies = self.inv_freq.to(like.device)
+            angles = torch.outer(
+                torch.arange(positions, device=like.device, dtype=dtype), frequencies
+            )
             self._tables = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
         return self._tables  # type: ignore[return-value]
 
@@ -257,15 +284,23 @@ class RotaryEmbedding(nn.Module):
         max_seqlen: int | None = None,
         num_heads_q: int | None = None,
     ) -> Any:
-        """Rotate qkv (batch, rows, 3, heads, size) in place; or q, and in place the keys of kv, and return both."""
+        """Rotate qkv (batch, rows, 3, heads, size) in place; or q, and in place the keys of kv, and
+        return both.
+        """
         if cu_seqlens is not None:
             refuse(
-                f"{_MODULE}.RotaryEmbedding(cu_seqlens=...)", "Call apply_rotary_emb with cu_seqlens for q and for k."
+                f"{_MODULE}.RotaryEmbedding(cu_seqlens=...)",
+                "Call apply_rotary_emb with cu_seqlens for q and for k.",
             )
         rows = qkv.shape[1] if kv is None else max(qkv.shape[1], kv.shape[1])
-        last = max_seqlen if max_seqlen is not None else rows + int(torch.as_tensor(seqlen_offset).max())
+        if max_seqlen is not None:
+            last = max_seqlen
+        else:
+            last = rows + int(torch.as_tensor(seqlen_offset).max())
         cos, sin = self._up_to(last, qkv)
         if kv is None:
-            return apply_rotary_emb_qkv_(qkv, cos, sin, None, None, self.interleaved, seqlen_offset, num_heads_q)
+            return apply_rotary_emb_qkv_(
+                qkv, cos, sin, None, None, self.interleaved, seqlen_offset, num_heads_q
+            )
         q = apply_rotary_emb(qkv, cos, sin, self.interleaved, True, seqlen_offset)
         return q, apply_rotary_emb_kv_(kv, cos, sin, self.interleaved, seqlen_offset)

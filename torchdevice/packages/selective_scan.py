@@ -1,7 +1,8 @@
-"""The state space of Mamba: ``h = exp(dt A) h + dt B u``, ``y = C h + D u``, gated by ``silu(z)`` (arXiv 2312.00752).
+"""The state space of Mamba: ``h = exp(dt A) h + dt B u``, ``y = C h + D u``, gated by ``silu(z)``
+(arXiv 2312.00752).
 
-A sequence is computed in chunks, and each again for the backward pass, so that the states of one chunk are kept at a
-time. Memory is linear in the length, without the size of the state as a factor.
+A sequence is computed in chunks, and each again for the backward pass, so that the states of one
+chunk are kept at a time. Memory is linear in the length, without the size of the state as a factor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ _MODULE = "mamba_ssm.ops.selective_scan_interface"
 
 
 def _chunk(
-    state: torch.Tensor, u: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
+    state: torch.Tensor,
+    u: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output of a chunk (batch, channels, steps), and the state after it.
 
@@ -83,7 +89,8 @@ def selective_scan_fn(
         z: (batch, channels, length).
         delta_bias: (channels,).
         delta_softplus: Whether the steps are the softplus of ``delta``.
-        return_last_state: Whether to return the state after the last step too: (batch, channels, size).
+        return_last_state: Whether to return the state after the last step too: (batch, channels,
+            size).
     """
     check_scan(u, delta, A, B, C, D, z, delta_bias)
     return scanned(u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
@@ -117,7 +124,9 @@ def scanned(
 stands_in(f"{_MODULE}.selective_scan_ref")(scanned)
 
 
-def _steps(delta: torch.Tensor, bias: torch.Tensor | None, softplus: bool, wide: torch.dtype) -> torch.Tensor:
+def _steps(
+    delta: torch.Tensor, bias: torch.Tensor | None, softplus: bool, wide: torch.dtype
+) -> torch.Tensor:
     dt = delta.to(wide)
     if bias is not None:
         dt = dt + bias.to(wide)[:, None]
@@ -141,7 +150,12 @@ def _scan(
 
 
 def _gated(
-    out: torch.Tensor, u: torch.Tensor, d: torch.Tensor | None, z: torch.Tensor | None, state: torch.Tensor, asked: bool
+    out: torch.Tensor,
+    u: torch.Tensor,
+    d: torch.Tensor | None,
+    z: torch.Tensor | None,
+    state: torch.Tensor,
+    asked: bool,
 ) -> Any:
     if d is not None:
         out = out + u.to(out.dtype) * d.to(out.dtype)[:, None]
@@ -162,12 +176,16 @@ def _complex(
     delta_softplus: bool,
     return_last_state: bool,
 ) -> Any:
-    """Compute with a complex state: B and C of each step have pairs of real numbers, and y is twice the real part."""
+    """Compute with a complex state: B and C of each step have pairs of real numbers, and y is twice
+    the real part.
+    """
     wide = torch.promote_types(u.dtype, torch.float32)
     b, c = (each if each.is_complex() else _from_pairs(each.to(wide)) for each in (B, C))
     dt = _steps(delta, delta_bias, delta_softplus, wide)
     complex_u = u.to(wide).to(A.dtype)
-    out, state = _scan(complex_u, dt.to(A.dtype), A, _by_step(b).to(A.dtype), _by_step(c).to(A.dtype))
+    out, state = _scan(
+        complex_u, dt.to(A.dtype), A, _by_step(b).to(A.dtype), _by_step(c).to(A.dtype)
+    )
     return _gated(2 * out.real, u, D, z, state, return_last_state)
 
 
@@ -211,7 +229,10 @@ def selective_state_update(
     step = dt.to(wide) if dt_bias is None else dt.to(wide) + dt_bias.to(wide)
     step = functional.softplus(step) if dt_softplus else step
     b, c = (_of_heads(each.to(wide), x) for each in (B, C))
-    after = state[rows].to(wide) * torch.exp(step[..., None] * A.to(wide)) + (step * x.to(wide))[..., None] * b
+    after = (
+        state[rows].to(wide) * torch.exp(step[..., None] * A.to(wide))
+        + (step * x.to(wide))[..., None] * b
+    )
     state[rows] = after.to(state.dtype)
     out = (after * c).sum(-1)
     if D is not None:
@@ -222,7 +243,9 @@ def selective_state_update(
 
 
 def _of_heads(given: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return B or C of one step, to be multiplied with (batch, channels, size) or (batch, heads, channels, size)."""
+    """Return B or C of one step, to be multiplied with (batch, channels, size) or (batch, heads,
+    channels, size).
+    """
     if given.dim() == 3:
         return given.repeat_interleave(x.shape[1] // given.shape[1], 1)[:, :, None]
     return given[:, None]

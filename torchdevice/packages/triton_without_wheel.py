@@ -1,7 +1,8 @@
-"""``triton`` where it has no wheel, as on macOS and Windows: importable, and a kernel that is launched raises.
+"""``triton`` where it has no wheel, as on macOS and Windows: importable, and a kernel that is
+launched raises.
 
-Programs import Triton and define kernels at their top, and many never launch one without a GPU. Triton's own package,
-where it is installed, runs its kernels in NumPy (``triton_kernels/``).
+Programs import Triton and define kernels at their top, and many never launch one without a GPU.
+Triton's own package, where it is installed, runs its kernels in NumPy (``triton_kernels/``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torchdevice.kernel.thread_state import refuse
 from torchdevice.packages.registry import has, refuses, stands_in
 
 _INSTEAD = (
-    "Triton has no wheel for this system. Use a path without the kernel, or run on Linux, where it runs in NumPy."
+    "Triton has no wheel for this system. Use a path without the kernel, or run on Linux, where it "
+    "runs in NumPy."
 )
 
 
@@ -40,7 +42,9 @@ class Kernel:
     __call__ = run
 
 
-@stands_in("triton.jit triton.runtime.jit.jit", Fidelity.UNSUPPORTED, "a kernel that is launched raises")
+@stands_in(
+    "triton.jit triton.runtime.jit.jit", Fidelity.UNSUPPORTED, "a kernel that is launched raises"
+)
 def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Return a kernel, or a decorator that makes one."""
     return Kernel if fn is None else Kernel(fn)
@@ -69,8 +73,13 @@ class Config:
         **options: Further options of the compiler.
     """
 
-    def __init__(self, kwargs: dict[str, Any], num_warps: int = 4, num_stages: int = 3, **options: Any) -> None:
-        self.kwargs, self.num_warps, self.num_stages, self.options = kwargs, num_warps, num_stages, options
+    def __init__(
+        self, kwargs: dict[str, Any], num_warps: int = 4, num_stages: int = 3, **options: Any
+    ) -> None:
+        self.kwargs = kwargs
+        self.num_warps = num_warps
+        self.num_stages = num_stages
+        self.options = options
 
 
 @stands_in("triton.cdiv")
@@ -89,7 +98,9 @@ refuses("triton.compile triton.testing.do_bench triton.testing.perf_report", _IN
 
 
 class Word:
-    """A name of ``triton.language``. Kernels use it in their text, which nothing runs, and in annotations."""
+    """A name of ``triton.language``. Kernels use it in their text, which nothing runs, and in
+    annotations.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -22,7 +22,7 @@ from torchdevice.packages.registry import has, report, stands_in
 _BIASES = "xformers.ops.fmha.attn_bias"
 
 
-# ---- biases ----------------------------------------------------------------------------------------------------------
+# ---- biases --------------------------------------------------------------------------------------
 
 
 def _names(name: str) -> str:
@@ -43,7 +43,10 @@ class AttentionBias:
         """Return the bias as a tensor of a shape that ends in (rows, keys)."""
         rows, keys = shape[-2:]
         rule = self.rule(rows, keys)
-        distance = torch.arange(keys, device=device) - (torch.arange(rows, device=device) + keys - rows)[:, None]
+        distance = (
+            torch.arange(keys, device=device)
+            - (torch.arange(rows, device=device) + keys - rows)[:, None]
+        )
         seen = torch.ones(rows, keys, dtype=torch.bool, device=device)
         seen = seen if rule.right is None else seen & (distance <= rule.right)
         seen = seen if rule.left is None else seen & (distance >= -rule.left)
@@ -93,7 +96,9 @@ class LowerTriangularFromBottomRightLocalAttentionMask(LowerTriangularFromBottom
 
     def __init__(self, _window_size: int) -> None:
         if _window_size <= 0:
-            raise ValueError(f"_window_size={_window_size!r} is not a number of keys. Use an int of 1 or more.")
+            raise ValueError(
+                f"_window_size={_window_size!r} is not a number of keys. Use an int of 1 or more."
+            )
         self._window_size = _window_size
 
     def rule(self, rows: int, keys: int) -> Rule:
@@ -106,7 +111,10 @@ class LocalAttentionFromBottomRightMask(AttentionBias):
 
     def __init__(self, window_left: int, window_right: int) -> None:
         if window_left < 0 or window_right < 0:
-            raise ValueError(f"({window_left!r}, {window_right!r}) are not numbers of keys. Use ints of 0 or more.")
+            raise ValueError(
+                f"({window_left!r}, {window_right!r}) are not numbers of keys. Use ints of 0 or "
+                "more."
+            )
         self.window_left, self.window_right = window_left, window_right
 
     def rule(self, rows: int, keys: int) -> Rule:
@@ -122,7 +130,12 @@ class BlockDiagonalMask(AttentionBias):
         kv_seqlen: The number of keys of each sequence.
     """
 
-    def __init__(self, q_seqlen: Sequence[int], kv_seqlen: Sequence[int], _batch_sizes: Sequence[int] | None = None):
+    def __init__(
+        self,
+        q_seqlen: Sequence[int],
+        kv_seqlen: Sequence[int],
+        _batch_sizes: Sequence[int] | None = None,
+    ):
         self.q_seqlen, self.kv_seqlen = list(q_seqlen), list(kv_seqlen)
         self._batch_sizes = _batch_sizes
 
@@ -137,11 +150,15 @@ class BlockDiagonalMask(AttentionBias):
         """
         given = list(q_seqlen if kv_seqlen is None else kv_seqlen)
         if len(given) != len(q_seqlen):
-            raise ValueError(f"there are {len(q_seqlen)} sequences of rows and {len(given)} of keys.")
+            raise ValueError(
+                f"there are {len(q_seqlen)} sequences of rows and {len(given)} of keys."
+            )
         return cls(q_seqlen, given)
 
     @classmethod
-    def from_tensor_list(cls, tensors: Sequence[torch.Tensor]) -> tuple[BlockDiagonalMask, torch.Tensor]:
+    def from_tensor_list(
+        cls, tensors: Sequence[torch.Tensor]
+    ) -> tuple[BlockDiagonalMask, torch.Tensor]:
         """Return a mask, and tensors (batch, rows, ...) one after the other in a batch of 1."""
         lengths = [length for each in tensors for length in [each.shape[1]] * each.shape[0]]
         joined = torch.cat([each.reshape(1, -1, *each.shape[2:]) for each in tensors], 1)
@@ -154,15 +171,22 @@ class BlockDiagonalMask(AttentionBias):
         lengths = iter(self.q_seqlen)
         groups = [list(itertools.islice(lengths, count)) for count in counts]
         parts = tensor.split([sum(group) for group in groups], 1)
-        return [part.reshape(len(group), -1, *tensor.shape[2:]) for part, group in zip(parts, groups, strict=True)]
+        return [
+            part.reshape(len(group), -1, *tensor.shape[2:])
+            for part, group in zip(parts, groups, strict=True)
+        ]
 
     def make_causal(self) -> BlockDiagonalMask:
-        """Return a mask like this one whose rows see the keys up to their own, from the first on."""
+        """Return a mask like this one whose rows see the keys up to their own, from the first
+        on.
+        """
         return BlockDiagonalCausalMask(self.q_seqlen, self.kv_seqlen, self._batch_sizes)
 
     def make_causal_from_bottomright(self) -> BlockDiagonalMask:
         """Return a mask like this one, in which the last row of a sequence sees its last key."""
-        return BlockDiagonalCausalFromBottomRightMask(self.q_seqlen, self.kv_seqlen, self._batch_sizes)
+        return BlockDiagonalCausalFromBottomRightMask(
+            self.q_seqlen, self.kv_seqlen, self._batch_sizes
+        )
 
     def rule(self, rows: int, keys: int) -> Rule:
         """Return which keys a row of a sequence sees."""
@@ -170,7 +194,9 @@ class BlockDiagonalMask(AttentionBias):
 
     def places(self) -> Iterable[tuple[slice, slice]]:
         """Yield where the rows and the keys of each sequence are."""
-        rows, keys = (list(itertools.accumulate(each, initial=0)) for each in (self.q_seqlen, self.kv_seqlen))
+        rows, keys = (
+            list(itertools.accumulate(each, initial=0)) for each in (self.q_seqlen, self.kv_seqlen)
+        )
         for pair in zip(itertools.pairwise(rows), itertools.pairwise(keys), strict=True):
             yield slice(*pair[0]), slice(*pair[1])
 
@@ -201,7 +227,7 @@ class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
         return Rule(right=0)
 
 
-# ---- attention -------------------------------------------------------------------------------------------------------
+# ---- attention -----------------------------------------------------------------------------------
 
 
 @stands_in("xformers.ops.memory_efficient_attention xformers.ops.fmha.memory_efficient_attention")
@@ -232,7 +258,10 @@ def memory_efficient_attention(
     return out.reshape(*query.shape[:-1], value.shape[-1]).to(output_dtype or query.dtype)
 
 
-@stands_in("xformers.ops.memory_efficient_attention_forward xformers.ops.fmha.memory_efficient_attention_forward")
+@stands_in(
+    "xformers.ops.memory_efficient_attention_forward "
+    "xformers.ops.fmha.memory_efficient_attention_forward"
+)
 def memory_efficient_attention_forward(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -265,15 +294,26 @@ def memory_efficient_attention_forward_requires_grad(
     """Return the attention, and the logarithms of the sums of exponentials (batch, heads, rows)."""
     with torch.no_grad():
         found = _attended(query, key, value, attn_bias, p, scale, lse=True)
-    return found.out.reshape(*query.shape[:-1], value.shape[-1]).to(output_dtype or query.dtype), found.lse
+    return found.out.reshape(*query.shape[:-1], value.shape[-1]).to(
+        output_dtype or query.dtype
+    ), found.lse
 
 
 def _attended(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, p: float, scale: float | None, *, lse: bool
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: Any,
+    p: float,
+    scale: float | None,
+    *,
+    lse: bool,
 ) -> Attended:
     if not query.dim() == key.dim() == value.dim() or query.dim() not in (3, 4, 5):
         dims = query.dim(), key.dim(), value.dim()
-        raise ValueError(f"query, key and value have {dims} dimensions. Use 3, 4 or 5 for all of them.")
+        raise ValueError(
+            f"query, key and value have {dims} dimensions. Use 3, 4 or 5 for all of them."
+        )
     check_attention(query, key, value, bias, p, "memory_efficient_attention_forward")
     if p:
         report("xformers.ops", "dropout with torch's random numbers", Fidelity.APPROXIMATE)
@@ -282,7 +322,9 @@ def _attended(
         return _of_sequences(q, k, v, bias, p, scale, lse=lse)
     rows, keys = q.shape[1], k.shape[1]
     rule = _rule_of(bias, rows, keys, q)
-    return attention.attend(q, k, v, Rule(scale, rule.left, rule.right, 0.0, None, rule.bias, p), lse=lse)
+    return attention.attend(
+        q, k, v, Rule(scale, rule.left, rule.right, 0.0, None, rule.bias, p), lse=lse
+    )
 
 
 def _with_heads(tensor: torch.Tensor) -> torch.Tensor:
@@ -298,7 +340,9 @@ def _rule_of(bias: Any, rows: int, keys: int, q: torch.Tensor) -> Rule:
     if isinstance(bias, AttentionBias):
         return bias.rule(rows, keys)
     if not isinstance(bias, torch.Tensor):
-        raise ValueError(f"attn_bias={bias!r} is neither a tensor nor one of the biases of {_BIASES}.")
+        raise ValueError(
+            f"attn_bias={bias!r} is neither a tensor nor one of the biases of {_BIASES}."
+        )
     if bias.dim() == 3:  # of one head, with the batch first
         bias = bias.unflatten(0, (-1, q.shape[2]))
     return Rule(bias=bias.flatten(1, 2) if bias.dim() == 5 else bias)
@@ -318,16 +362,21 @@ def _of_sequences(
     if q.shape[0] != 1 or sum(mask.q_seqlen) != q.shape[1] or sum(mask.kv_seqlen) > k.shape[1]:
         shapes = tuple(q.shape[:2]), tuple(k.shape[:2])
         raise ValueError(
-            f"a mask of sequences with {sum(mask.q_seqlen)} rows and {sum(mask.kv_seqlen)} keys does not fit {shapes}. "
+            f"a mask of sequences with {sum(mask.q_seqlen)} rows and {sum(mask.kv_seqlen)} keys "
+            f"does not fit {shapes}. "
             f"Join the sequences in a batch of 1."
         )
     found = []
     for rows, keys in mask.places():
         given = q[:, rows], k[:, keys], v[:, keys]
         rule = mask.rule(given[0].shape[1], given[1].shape[1])
-        found.append(attention.attend(*given, Rule(scale, rule.left, rule.right, dropout=p), lse=lse))
+        found.append(
+            attention.attend(*given, Rule(scale, rule.left, rule.right, dropout=p), lse=lse)
+        )
     sums = [each.lse for each in found if each.lse is not None]
-    return Attended(torch.cat([each.out for each in found], 1), torch.cat(sums, 2) if sums else None, None)
+    return Attended(
+        torch.cat([each.out for each in found], 1), torch.cat(sums, 2) if sums else None, None
+    )
 
 
 class _Kernel:

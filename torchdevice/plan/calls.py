@@ -27,21 +27,26 @@ def plan(
 ) -> dict[str, Any]:
     """Return what ``torchdevice plan`` says of a function or a model, as the data of ``--json``.
 
-    The call runs without values on a simulated GPU. A function makes what it needs on ``"cuda"``. A model and tensors
-    among the arguments are copied there without their values, and stay as they are.
+    The call runs without values on a simulated GPU. A function makes what it needs on ``"cuda"``. A
+    model and tensors among the arguments are copied there without their values, and stay as they
+    are.
 
     Args:
         what: A function, or a model.
         *args: The arguments of the call.
-        train: Train the model for two steps with AdamW, on the sum of its results or on their ``loss``.
-        target: A model of a GPU, such as ``"t4"``. A call that needs more memory than that does not finish.
+        train: Train the model for two steps with AdamW, on the sum of its results or on their
+            ``loss``.
+        target: A model of a GPU, such as ``"t4"``. A call that needs more memory than that does not
+            finish.
         devices: The number of GPUs.
         memory: The memory of each in bytes, or as a text such as ``"24GiB"``.
         **kwargs: More arguments of the call.
 
     Returns:
-        Among others ``needs``, the bytes that are needed; ``smallest``, the smallest model of a GPU that fits;
-        ``devices``, the bytes by kind; and ``fits``, a row for each model. ``finished`` is False where memory ran out.
+        Among others ``needs``, the bytes that are needed; ``smallest``, the smallest model of a GPU
+        that fits;
+        ``devices``, the bytes by kind; and ``fits``, a row for each model. ``finished`` is False
+        where memory ran out.
 
     Raises:
         BaseException: What the call raises, unless memory ran out.
@@ -63,10 +68,14 @@ def plan(
 
 
 def _run(what: Any, args: Any, kwargs: Mapping[str, Any], train: bool) -> Any:
-    """Call a function or a copy of a model, and return what is to live until its memory has been looked at."""
+    """Call a function or a copy of a model, and return what is to live until its memory has been
+    looked at.
+    """
     if not isinstance(what, torch.nn.Module):
         if train:
-            raise TypeError(f"train=True is for a model, and {what!r} is a function. Let the function train.")
+            raise TypeError(
+                f"train=True is for a model, and {what!r} is a function. Let the function train."
+            )
         return what(*args, **kwargs)
     model = _without_values(what)
     args, kwargs = tree_map(_on_gpu, (args, dict(kwargs)))
@@ -88,7 +97,9 @@ def _without_values(model: torch.nn.Module) -> torch.nn.Module:
         for each in (*model.parameters(), *model.buffers()):
             empty = torch.empty_like(each, device="meta")
             is_parameter = isinstance(each, torch.nn.Parameter)
-            memo[id(each)] = torch.nn.Parameter(empty, each.requires_grad) if is_parameter else empty
+            memo[id(each)] = (
+                torch.nn.Parameter(empty, each.requires_grad) if is_parameter else empty
+            )
         copied = copy.deepcopy(model, memo)
     models.materialized(copied, "cuda")
     return copied
@@ -104,5 +115,7 @@ def _loss(result: Any) -> torch.Tensor:
     if loss is not None:
         return loss
     parts: list[torch.Tensor] = []
-    tree_map(lambda each: parts.append(each.sum()) if isinstance(each, torch.Tensor) else None, result)
+    tree_map(
+        lambda each: parts.append(each.sum()) if isinstance(each, torch.Tensor) else None, result
+    )
     return sum(parts[1:], parts[0])

@@ -28,7 +28,14 @@ _OF_PROGRAM = (
 )
 
 _OF_MODEL: Mapping[str, tuple[str, ...]] = {
-    "full": ("checkpointing", "8-bit", "checkpointing+8-bit", "lora", "checkpointing+lora", "qlora"),
+    "full": (
+        "checkpointing",
+        "8-bit",
+        "checkpointing+8-bit",
+        "lora",
+        "checkpointing+lora",
+        "qlora",
+    ),
     "lora": ("checkpointing", "qlora"),
     "qlora": (),
 }
@@ -59,7 +66,9 @@ class Change(NamedTuple):
             name, _, number = each.partition(":")
             if name not in CHANGES or not _has_ranks(name, number):
                 listed = ", ".join(f"{name}:4" if name == "fsdp" else name for name in CHANGES)
-                raise ValueError(f"{each!r} is not a change. Use {listed}, or several joined by '+'.")
+                raise ValueError(
+                    f"{each!r} is not a change. Use {listed}, or several joined by '+'."
+                )
             names.append(name)
             ranks = int(number) if number else ranks
         return cls(tuple(names), ranks)
@@ -70,7 +79,10 @@ class Change(NamedTuple):
     @property
     def title(self) -> str:
         """What a person calls the change."""
-        parts = [f"FSDP over {self.ranks} ranks" if name == "fsdp" else CHANGES[name] for name in self.names]
+        parts = [
+            f"FSDP over {self.ranks} ranks" if name == "fsdp" else CHANGES[name]
+            for name in self.names
+        ]
         return " and ".join(parts) or "as it is"
 
 
@@ -99,7 +111,9 @@ def tried_on_model(train: str) -> list[Change]:
 
 
 def words_of_model(words: list[str], change: Change) -> list[str]:
-    """Return the words of the program that plans a model, with a change; ``8-bit`` is none of them."""
+    """Return the words of the program that plans a model, with a change; ``8-bit`` is none of
+    them.
+    """
     found = list(words)
     for name in change.names:
         if name == "checkpointing" and "--checkpointing" not in found:
@@ -130,4 +144,6 @@ def tables(plans: list[dict[str, Any]], model: str | None) -> list[tuple[str, ..
     return rows
 
 
-_NO_PLACE = "not tried: the program hands no model to a Trainer or an Accelerator, or makes no AdamW"
+_NO_PLACE = (
+    "not tried: the program hands no model to a Trainer or an Accelerator, or makes no AdamW"
+)

@@ -1,8 +1,8 @@
 """Changes with which a plan tries what would make a program fit: ``torchdevice plan --try``.
 
-A change is made where the program hands its model over: to transformers' ``Trainer``, or to ``Accelerator.prepare``.
-The program is planned with it, in a process of its own, so that nothing is guessed. ``applied`` is how a change that
-found no such place is told from one that saves nothing.
+A change is made where the program hands its model over: to transformers' ``Trainer``, or to
+``Accelerator.prepare``. The program is planned with it, in a process of its own, so that nothing is
+guessed. ``applied`` is how a change that found no such place is told from one that saves nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def missing(change: Change) -> list[str]:
 
 
 def install(change: Change) -> None:
-    """Make a change in this process where the program uses a Trainer or an Accelerator, and AdamW."""
+    """Make a change in this process where the program uses a Trainer or an Accelerator, and
+    AdamW.
+    """
     if "8-bit" in change.names:
         _shrink_optimizers()
     later("transformers.trainer")(functools.partial(_patches_of_trainer, change))
@@ -50,7 +52,7 @@ def _shrink_optimizers() -> None:
             setattr(owner, name, made)
 
 
-# ---- the model -------------------------------------------------------------------------------------------------------
+# ---- the model -----------------------------------------------------------------------------------
 
 
 def _changed(model: Any, change: Change) -> Any:
@@ -60,7 +62,9 @@ def _changed(model: Any, change: Change) -> Any:
         SystemExit: PEFT is not installed.
     """
     if "lora" in change.names:
-        without = SystemExit("torchdevice: the change 'lora' needs PEFT. Install it by 'pip install peft'.")
+        without = SystemExit(
+            "torchdevice: the change 'lora' needs PEFT. Install it by 'pip install peft'."
+        )
         model = model_changes.with_adapters(model, without)
         applied.add("lora")
     if "checkpointing" in change.names and model_changes.checkpoint(model):
@@ -72,11 +76,13 @@ def _changed(model: Any, change: Change) -> Any:
     return model
 
 
-# ---- where programs hand it over -------------------------------------------------------------------------------------
+# ---- where programs hand it over -----------------------------------------------------------------
 
 
 def _patches_of_trainer(change: Change, module: ModuleType) -> list[Patch]:
-    def begin(context: Context, original: Any, self: Any, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def begin(
+        context: Context, original: Any, self: Any, model: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         if model is not None:
             model = _changed(model, change)
         elif kwargs.get("model_init") is not None:
@@ -110,17 +116,25 @@ def _patches_of_accelerator(change: Change, module: ModuleType) -> list[Patch]:
         return original(self, *args, **kwargs)
 
     def prepare(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if applied.isdisjoint({"lora", "checkpointing"}):  # the Trainer prepares a model that has been changed
+        # The Trainer prepares a model that has been changed.
+        if applied.isdisjoint({"lora", "checkpointing"}):
             args = tuple(_all_changed(args, change))
         return original(self, *args, **kwargs)
 
     owner = module.Accelerator  # type: ignore[attr-defined]
-    return [replaced_function(owner, "__init__", begin), replaced_function(owner, "prepare", prepare)]
+    return [
+        replaced_function(owner, "__init__", begin),
+        replaced_function(owner, "prepare", prepare),
+    ]
 
 
 def _all_changed(given: Sequence[Any], change: Change) -> Iterator[Any]:
-    """Yield what ``prepare`` is given, with changed models, and with optimizers of what is still trained."""
-    models = {id(each): _changed(each, change) for each in given if isinstance(each, torch.nn.Module)}
+    """Yield what ``prepare`` is given, with changed models, and with optimizers of what is still
+    trained.
+    """
+    models = {
+        id(each): _changed(each, change) for each in given if isinstance(each, torch.nn.Module)
+    }
     for each in given:
         if isinstance(each, torch.optim.Optimizer) and "lora" in applied:
             _train_only(each, (part for model in models.values() for part in model.parameters()))

@@ -1,10 +1,12 @@
-"""Adam with states of 8 bits, for plans of what would make a program fit: the memory of bitsandbytes' AdamW8bit.
+"""Adam with states of 8 bits, for plans of what would make a program fit: the memory of
+bitsandbytes' AdamW8bit.
 
-A state takes a byte for each element and a float32 for each block of 256. States of tensors with fewer than 4096
-elements stay float32, and so do those of embeddings in transformers' ``Trainer``. The update works in place. It has no
-values here, because a plan computes none.
+A state takes a byte for each element and a float32 for each block of 256. States of tensors with
+fewer than 4096 elements stay float32, and so do those of embeddings in transformers' ``Trainer``.
+The update works in place. It has no values here, because a plan computes none.
 
-Source: ``bitsandbytes/optim/optimizer.py`` (``Optimizer2State.init_state``), and ``Trainer.create_optimizer``.
+Source: ``bitsandbytes/optim/optimizer.py`` (``Optimizer2State.init_state``), and
+``Trainer.create_optimizer``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ BLOCK, LEAST = 256, 4096
 """How many elements have one scale, and from how many elements on states have 8 bits."""
 
 _whole: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""The parameters whose states stay float32. It holds none of them, so the number of one that is freed means nothing."""
+"""The parameters whose states stay float32. It holds none of them, so the number of one that is
+freed means nothing.
+"""
 
 
 def keep_whole(parameters: Iterable[torch.Tensor]) -> None:
@@ -29,7 +33,9 @@ def keep_whole(parameters: Iterable[torch.Tensor]) -> None:
 
 
 def states_of(parameter: torch.Tensor) -> dict[str, Any]:
-    """Return the states of a parameter; of one that is divided among ranks, those of the part that is here."""
+    """Return the states of a parameter; of one that is divided among ranks, those of the part that
+    is here.
+    """
     local: torch.Tensor = getattr(parameter, "_local_tensor", parameter)
     found: dict[str, Any] = {"step": torch.tensor(0.0, device="cpu")}
     small = parameter.numel() < LEAST or parameter in _whole
@@ -37,7 +43,9 @@ def states_of(parameter: torch.Tensor) -> dict[str, Any]:
         found[name] = torch.empty_like(local, dtype=torch.float32 if small else torch.uint8)
         if not small:
             scales = -(-local.numel() // BLOCK)
-            found[f"absmax_of_{name}"] = torch.empty(scales, dtype=torch.float32, device=local.device)
+            found[f"absmax_of_{name}"] = torch.empty(
+                scales, dtype=torch.float32, device=local.device
+            )
     return found
 
 

@@ -1,7 +1,7 @@
 """Which GPUs have the memory that a program needs, and how much of it they have left.
 
-A model of a GPU is compared with the device of the program that needs the most, so a program for several devices needs
-as many of that model.
+A model of a GPU is compared with the device of the program that needs the most, so a program for
+several devices needs as many of that model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from torchdevice.scope.options import declarations
 from torchdevice.simulation import models
 
 YES, NO, UNKNOWN, WITHOUT_FRAGMENTS = "yes", "no", "unknown", "without fragments"
-"""What is known of a model: it has the memory, too little, perhaps enough, or enough without the fragments."""
+"""What is known of a model: it has the memory, too little, perhaps enough, or enough without the
+fragments.
+"""
 
 
 def memory_of(model: str) -> int:
@@ -24,7 +26,9 @@ def memory_of(model: str) -> int:
 
 
 def needed(devices: Sequence[Mapping[str, Any]], context: int) -> int:
-    """Return the bytes that the device with the highest peak needs, with those that CUDA itself takes."""
+    """Return the bytes that the device with the highest peak needs, with those that CUDA itself
+    takes.
+    """
     return int(max((each["peak"] for each in devices), default=0) + context)
 
 
@@ -46,17 +50,21 @@ class Workspaces(NamedTuple):
 
     def more_on(self, model: str) -> int:
         """Return how many bytes more they take on a model of a GPU."""
-        sizes = [workspaces.size(each) for each in (models.MODELS[model].capability, self.capability)]
+        sizes = [
+            workspaces.size(each) for each in (models.MODELS[model].capability, self.capability)
+        ]
         return self.number * (sizes[0] - sizes[1])
 
 
 def fits(
     need: int, least: int, more: Workspaces | None = None, *, finished: bool, too_little: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Yield for each model of a GPU whether it has the memory that is needed, those with the least memory first.
+    """Yield for each model of a GPU whether it has the memory that is needed, those with the least
+    memory first.
 
-    A GPU that lacks only the fragments may do: its allocator gives cached memory back before memory runs out. A program
-    that did not finish may need more than it got, and one that ran out of memory needs more than the device has.
+    A GPU that lacks only the fragments may do: its allocator gives cached memory back before memory
+    runs out. A program that did not finish may need more than it got, and one that ran out of
+    memory needs more than the device has.
 
     Args:
         need: The bytes that are needed.
@@ -84,13 +92,20 @@ def fits(
 
 
 def macs(need: int, *, finished: bool) -> Iterator[dict[str, Any]]:
-    """Yield for each size of a Mac's unified memory whether Metal recommends to use as much of it as is needed."""
+    """Yield for each size of a Mac's unified memory whether Metal recommends to use as much of it
+    as is needed.
+    """
     for size, most in models.MACS.items():
         if need > most:
             found = NO
         else:
             found = YES if finished else UNKNOWN
-        yield {"unified memory": f"{size} GB", "memory": most, "fits": found, "headroom": _headroom(need, most)}
+        yield {
+            "unified memory": f"{size} GB",
+            "memory": most,
+            "fits": found,
+            "headroom": _headroom(need, most),
+        }
 
 
 def _headroom(need: int, memory: int) -> float:
@@ -99,5 +114,7 @@ def _headroom(need: int, memory: int) -> float:
 
 
 def smallest(found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the first model that fits, of those with the least memory first; None where none does."""
+    """Return the first model that fits, of those with the least memory first; None where none
+    does.
+    """
     return next((each for each in found if each["fits"] == YES), None)

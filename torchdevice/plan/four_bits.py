@@ -1,10 +1,13 @@
-"""Linear layers with weights in four bits, for the plan of QLoRA: their memory is that of bitsandbytes' ``Linear4bit``.
+"""Linear layers with weights in four bits, for the plan of QLoRA: their memory is that of
+bitsandbytes' ``Linear4bit``.
 
-The weight takes half a byte, and a scale of one byte for each block of 64, because the scales are quantized too
-(``bnb_4bit_use_double_quant``), with a float32 for each block of 256 of them. For each product the weight is written
-anew in the dtype of the activations, in the forward and in the backward pass. The layers have no values.
+The weight takes half a byte, and a scale of one byte for each block of 64, because the scales are
+quantized too (``bnb_4bit_use_double_quant``), with a float32 for each block of 256 of them. For
+each product the weight is written anew in the dtype of the activations, in the forward and in the
+backward pass. The layers have no values.
 
-Source: the documentation of bitsandbytes (``Linear4bit``, ``quantize_4bit``) and the paper on QLoRA, section 3.
+Source: the documentation of bitsandbytes (``Linear4bit``, ``quantize_4bit``) and the paper on
+QLoRA, section 3.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ class _Product(torch.autograd.Function):
 
 
 class FourBitLinear(torch.nn.Linear):
-    """A linear layer whose weight is packed. It is a class of ``torch.nn.Linear``, so that PEFT adapts it.
+    """A linear layer whose weight is packed. It is a class of ``torch.nn.Linear``, so that PEFT
+    adapts it.
 
     Args:
         of: The layer whose sizes, bias and device it has.
@@ -47,7 +51,9 @@ class FourBitLinear(torch.nn.Linear):
         self.weight = torch.nn.Parameter(packed, requires_grad=False)
         scales = -(-number // BLOCK)
         self.register_buffer("scales", torch.empty(scales, dtype=torch.uint8, device=device))
-        self.register_buffer("scales_of_scales", torch.empty(-(-scales // BLOCK_OF_SCALES), device=device))
+        self.register_buffer(
+            "scales_of_scales", torch.empty(-(-scales // BLOCK_OF_SCALES), device=device)
+        )
 
     def written(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weight in a dtype."""

@@ -1,4 +1,6 @@
-"""Whether a plan is what it may be: not larger than that of a baseline, and no larger than a GPU."""
+"""Whether a plan is what it may be: not larger than that of a baseline, and no larger than a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def checked_model(name: str) -> str:
     if model not in models.MODELS:
         near = difflib.get_close_matches(model, models.MODELS, n=1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"--fits {name!r} is not the name of a GPU.{meant} docs/gpus.md lists them.")
+        raise ValueError(
+            f"--fits {name!r} is not the name of a GPU.{meant} docs/gpus.md lists them."
+        )
     return model
 
 
@@ -47,9 +51,13 @@ def read(path: str) -> dict[str, Any]:
         found = json.loads(foreign_files.read(path, _LARGEST))
         return {"needs": int(found["needs"]), "versions": dict(found["versions"])}
     except OSError as error:
-        raise ValueError(f"{path!r} cannot be read: {error.strerror}. Write it with --write-baseline.") from None
+        raise ValueError(
+            f"{path!r} cannot be read: {error.strerror}. Write it with --write-baseline."
+        ) from None
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise ValueError(f"{path!r} is no baseline of a plan. Write it with --write-baseline.") from None
+        raise ValueError(
+            f"{path!r} is no baseline of a plan. Write it with --write-baseline."
+        ) from None
 
 
 def judged(
@@ -84,7 +92,10 @@ _REFUSED = {
 def _against(plan: Mapping[str, Any], baseline: Mapping[str, Any], grow: float) -> dict[str, Any]:
     before, now = baseline["needs"], plan["needs"]
     percent = 100 * (now - before) / before
-    said = f"The baseline needs {written(before)}, and this {written(now)}: {percent:+.2f} %, of {grow:+g} % allowed."
+    said = (
+        f"The baseline needs {written(before)}, and this {written(now)}: {percent:+.2f} %, of "
+        f"{grow:+g} % allowed."
+    )
     changed = [
         f"{name} {baseline['versions'][name]} -> {version}"
         for name, version in plan["versions"].items()

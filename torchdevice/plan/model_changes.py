@@ -1,4 +1,6 @@
-"""What a plan changes of a model: adapters of LoRA, and activations that are computed again in the backward pass."""
+"""What a plan changes of a model: adapters of LoRA, and activations that are computed again in the
+backward pass.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from torchdevice.plan.model_words import RANK
 
 
 def with_adapters(model: Any, without: BaseException) -> Any:
-    """Return a model with PEFT's LoRA on all linear layers but the output's, unless it has adapters already.
+    """Return a model with PEFT's LoRA on all linear layers but the output's, unless it has adapters
+    already.
 
     Args:
         model: The model.
@@ -24,7 +27,9 @@ def with_adapters(model: Any, without: BaseException) -> Any:
         return model
     targets: Any = "all-linear"
     if not hasattr(model, "get_output_embeddings"):
-        targets = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)]
+        targets = [
+            name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)
+        ]
     config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets)
     adapted: Any = peft.get_peft_model(model, config)
     return adapted
@@ -32,7 +37,8 @@ def with_adapters(model: Any, without: BaseException) -> Any:
 
 def checkpoint(model: Any) -> bool:
     """Let a model compute its activations again in the backward pass; return whether it can."""
-    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):  # the first from 5.20 on
+    # The first from 5.20 on.
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
         enable = getattr(model, name, None)
         if enable is not None:
             enable()

@@ -1,4 +1,6 @@
-"""The words of the program that ``torchdevice plan --model`` runs, and what a person calls it. No torch is needed."""
+"""The words of the program that ``torchdevice plan --model`` runs, and what a person calls it. No
+torch is needed.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def parser() -> argparse.ArgumentParser:
 def title(words: Sequence[str]) -> str:
     """Return what the program does, as a person says it."""
     given = parser().parse_args(words)
-    kinds = {"full": "full fine-tuning", "lora": f"LoRA of rank {RANK}", "qlora": f"QLoRA of rank {RANK}"}
+    kinds = {
+        "full": "full fine-tuning",
+        "lora": f"LoRA of rank {RANK}",
+        "qlora": f"QLoRA of rank {RANK}",
+    }
     size = f"{given.batch} x {given.seq} tokens"
     if given.train:
         kept = ", checkpointed" if given.checkpointing or given.train == "qlora" else ""

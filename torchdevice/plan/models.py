@@ -1,8 +1,9 @@
-"""``torchdevice plan --model``: the program that is planned where only the name of a model of transformers is given.
+"""``torchdevice plan --model``: the program that is planned where only the name of a model of
+transformers is given.
 
-It makes the model of its configuration on the GPU, without weights, and trains it for two steps or lets it generate.
-What it takes for granted is what people mostly do: AdamW as torch has it, PEFT's LoRA on all linear layers, and for
-QLoRA weights in four bits as bitsandbytes stores them.
+It makes the model of its configuration on the GPU, without weights, and trains it for two steps or
+lets it generate. What it takes for granted is what people mostly do: AdamW as torch has it, PEFT's
+LoRA on all linear layers, and for QLoRA weights in four bits as bitsandbytes stores them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def configuration(name: str) -> Any:
     """Return transformers' configuration of a model. Nothing is fetched.
 
     Args:
-        name: A folder with a ``config.json``, a model in the Hub's cache, or an architecture such as ``llama``, which
-            has the sizes that transformers gives it by default.
+        name: A folder with a ``config.json``, a model in the Hub's cache, or an architecture such
+            as ``llama``, which has the sizes that transformers gives it by default.
 
     Raises:
         ValueError: There is no such configuration here.
@@ -41,13 +42,16 @@ def configuration(name: str) -> Any:
     with contextlib.suppress(OSError, ValueError):
         return transformers.AutoConfig.from_pretrained(name, local_files_only=True)
     raise ValueError(
-        f"--model {name!r} is no folder with a config.json, is not in the Hub's cache, and is no architecture of "
-        f"transformers. Run 'hf download {name} config.json', or name a folder or an architecture such as llama."
+        f"--model {name!r} is no folder with a config.json, is not in the Hub's cache, and is no "
+        "architecture of "
+        f"transformers. Run 'hf download {name} config.json', or name a folder or an architecture "
+        "such as llama."
     )
 
 
 def make(config: Any, dtype: torch.dtype) -> Any:
-    """Return the model of a configuration on the meta device, of the class that the configuration names.
+    """Return the model of a configuration on the meta device, of the class that the configuration
+    names.
 
     Raises:
         ValueError: It is no model of language.
@@ -55,18 +59,28 @@ def make(config: Any, dtype: torch.dtype) -> Any:
     import transformers
 
     names = getattr(config, "architectures", None) or []
-    found: Any = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+    found: Any = next(
+        (getattr(transformers, name) for name in names if hasattr(transformers, name)), None
+    )
     if found is None:
-        kinds = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
+        kinds = (
+            transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+            transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        )
         found = next((mapping[type(config)] for mapping in kinds if type(config) in mapping), None)
     if found is None or not issubclass(found, transformers.GenerationMixin):
-        raise ValueError(f"--model makes models that generate text, and {config.model_type!r} is none. Plan a program.")
+        raise ValueError(
+            f"--model makes models that generate text, and {config.model_type!r} is none. Plan a "
+            "program."
+        )
     with torch.device("meta"):
         return found._from_config(config, dtype=dtype)
 
 
 def materialized(model: torch.nn.Module, device: str) -> None:
-    """Give the parameters and buffers of a model on the meta device memory of a device. Those that are tied stay so."""
+    """Give the parameters and buffers of a model on the meta device memory of a device. Those that
+    are tied stay so.
+    """
     made: dict[int, Any] = {}
     for module in model.modules():
         parameters = module.named_parameters(recurse=False, remove_duplicate=False)
@@ -82,18 +96,22 @@ def materialized(model: torch.nn.Module, device: str) -> None:
 def _like(meta: torch.Tensor, device: str) -> torch.Tensor:
     """Return a tensor or a parameter like one of the meta device."""
     empty = torch.empty_like(meta, device=device)
-    return torch.nn.Parameter(empty, meta.requires_grad) if isinstance(meta, torch.nn.Parameter) else empty
+    if isinstance(meta, torch.nn.Parameter):
+        return torch.nn.Parameter(empty, meta.requires_grad)
+    return empty
 
 
-def prepared(name: str, train: str | None, dtype: torch.dtype | None, *, checkpointing: bool = False) -> Any:
+def prepared(
+    name: str, train: str | None, dtype: torch.dtype | None, *, checkpointing: bool = False
+) -> Any:
     """Return a model on the GPU, as a way of training it begins.
 
     Args:
         name: See :func:`configuration`.
         train: ``"full"``, ``"lora"``, ``"qlora"``, or None for no training.
         dtype: The dtype of the weights; None for that of the configuration, else bfloat16.
-        checkpointing: Whether activations are computed again in the backward pass. They are for ``"qlora"``, too, as
-            ``peft.prepare_model_for_kbit_training`` has it.
+        checkpointing: Whether activations are computed again in the backward pass. They are for
+            ``"qlora"``, too, as ``peft.prepare_model_for_kbit_training`` has it.
     """
     config = configuration(name)
     model = make(config, dtype or getattr(config, "dtype", None) or torch.bfloat16)
@@ -110,7 +128,9 @@ def prepared(name: str, train: str | None, dtype: torch.dtype | None, *, checkpo
         if train in ("lora", "qlora"):
             model.enable_input_require_grads()
     if train in ("lora", "qlora"):
-        without = ValueError("--train lora needs PEFT. Install it by 'pip install peft', or use --train full.")
+        without = ValueError(
+            "--train lora needs PEFT. Install it by 'pip install peft', or use --train full."
+        )
         model = model_changes.with_adapters(model, without)
     return model.train(train is not None)
 
@@ -131,7 +151,9 @@ def _step(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
 
 
 def _is_mixed(model: torch.nn.Module) -> bool:
-    """Return whether a model has weights of more than one precision, so that it is trained under autocast."""
+    """Return whether a model has weights of more than one precision, so that it is trained under
+    autocast.
+    """
     return len({each.dtype for each in model.parameters() if each.is_floating_point()}) > 1
 
 
@@ -151,7 +173,13 @@ def work(model: Any, batch: int, length: int, *, train: bool, generate: int | No
         for _ in range(STEPS):
             step()
     elif generate:
-        model.generate(tokens, max_new_tokens=generate, min_new_tokens=generate, do_sample=False, pad_token_id=0)
+        model.generate(
+            tokens,
+            max_new_tokens=generate,
+            min_new_tokens=generate,
+            do_sample=False,
+            pad_token_id=0,
+        )
     else:
         of_decoder = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
         with torch.no_grad():
@@ -168,7 +196,9 @@ def main(words: Sequence[str] | None = None) -> Any:
     try:
         import transformers
     except ImportError:
-        sys.exit("torchdevice: --model needs transformers. Install it by 'pip install transformers'.")
+        sys.exit(
+            "torchdevice: --model needs transformers. Install it by 'pip install transformers'."
+        )
     transformers.logging.set_verbosity_error()  # what they say is for authors of programs
     warnings.simplefilter("ignore", FutureWarning)
     try:

@@ -1,8 +1,8 @@
 """The memory of simulated devices at their peak, by what it is for, and the GPUs that have so much.
 
-Blocks are counted as the allocator gives them out. What a block is for is known as soon as the program uses it so: a
-parameter when it is an argument of an operator, gradients and states when an optimizer steps, or at the end. That may
-come after the peak.
+Blocks are counted as the allocator gives them out. What a block is for is known as soon as the
+program uses it so: a parameter when it is an argument of an operator, gradients and states when an
+optimizer steps, or at the end. That may come after the peak.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ COLUMNS = 240
 
 @dataclass(slots=True)
 class _Held:
-    """A block in use, or one that was. Times count the blocks that were given out and given back."""
+    """A block in use, or one that was. Times count the blocks that were given out and given
+    back.
+    """
 
     device: int
     size: int
@@ -66,9 +68,12 @@ class Peak:
 
     Attributes:
         allocated: The bytes in use then.
-        reserved: The most bytes that the allocator had of the driver; the figure of nvidia-smi without the context.
-        sites: The line of the program that asked for the last block, and that of a library where that asked for it.
-        handles: Of which threads there is a handle of cuBLAS: of the backward pass (True), and of the others (False).
+        reserved: The most bytes that the allocator had of the driver; the figure of nvidia-smi
+            without the context.
+        sites: The line of the program that asked for the last block, and that of a library where
+            that asked for it.
+        handles: Of which threads there is a handle of cuBLAS: of the backward pass (True), and of
+            the others (False).
     """
 
     allocated: int = 0
@@ -82,14 +87,16 @@ class Peak:
 
 
 class Peaks(Observer):
-    """Follows the memory of a context's devices, as an observer of blocks and a recorder of operators.
+    """Follows the memory of a context's devices, as an observer of blocks and a recorder of
+    operators.
 
     Attributes:
         devices: Index -> the peak of the device.
         context: The bytes that CUDA's context takes of a GPU.
         limit: The bytes of memory that a device has; of several models the least.
         capabilities: The compute capability of each device.
-        progress: What is told now and then how many blocks came and went, and the most bytes in use.
+        progress: What is told now and then how many blocks came and went, and the most bytes in
+            use.
     """
 
     context: Any = models.CONTEXT
@@ -105,10 +112,12 @@ class Peaks(Observer):
         self._undo: list[Callable[[], object]] = []
 
     def follow(self, ranks: int | None = None) -> None:
-        """Follow the devices of this thread's scope until :meth:`stop` is called, or the process ends.
+        """Follow the devices of this thread's scope until :meth:`stop` is called, or the process
+        ends.
 
         Args:
-            ranks: How many ranks the program's process groups have, of which this process is the first.
+            ranks: How many ranks the program's process groups have, of which this process is the
+                first.
         """
         context = thread_state.state.context
         assert context is not None
@@ -120,7 +129,10 @@ class Peaks(Observer):
         if ranks is not None:
             context.settings[FAKE_RANKS] = ranks
         self._undo.append(context.observers.add(self))
-        for register in (optimizers.register_optimizer_step_pre_hook, optimizers.register_optimizer_step_post_hook):
+        for register in (
+            optimizers.register_optimizer_step_pre_hook,
+            optimizers.register_optimizer_step_post_hook,
+        ):
             self._undo.append(register(self._stepped).remove)
 
     def stop(self) -> None:
@@ -140,18 +152,22 @@ class Peaks(Observer):
         return found
 
     def timeline(self, index: int) -> list[list[int]]:
-        """Return the bytes of each kind on a device over time, in columns. Call :meth:`kinds` before.
+        """Return the bytes of each kind on a device over time, in columns. Call :meth:`kinds`
+        before.
 
         A column shows the moment of its span at which the most memory was in use.
         """
-        # Of the blocks before those that are remembered nothing is known, so the picture begins after them.
+        # Of the blocks before those that are remembered nothing is known, so the picture begins
+        # after them.
         begin = self._ended[0].died or 0 if len(self._ended) == _REMEMBERED else 0
         span = next(self._clock) - begin
         blocks = [each for each in (*self._ended, *self._held.values()) if each.device == index]
         changes = [(each.born, each.kind, each.size) for each in blocks]
         changes += [(each.died, each.kind, -each.size) for each in blocks if each.died is not None]
         in_use, columns = dict.fromkeys(KINDS, 0), list[list[int]]()
-        by_column = itertools.groupby(sorted(changes), lambda each: max(0, each[0] - begin) * COLUMNS // span)
+        by_column = itertools.groupby(
+            sorted(changes), lambda each: max(0, each[0] - begin) * COLUMNS // span
+        )
         for column, changed in by_column:
             columns += [list(in_use.values())] * (column - len(columns))
             most = list(in_use.values())
@@ -161,7 +177,7 @@ class Peaks(Observer):
             columns.append(most)
         return columns + [list(in_use.values())] * (COLUMNS - len(columns))
 
-    # ---- blocks ------------------------------------------------------------------------------------------------------
+    # ---- blocks ----------------------------------------------------------------------------------
 
     def allocated(self, block: Block) -> None:
         peak = self.devices.setdefault(block.device, Peak())
@@ -188,13 +204,19 @@ class Peaks(Observer):
 
     def segment_changed(self, action: str, segment: Block, stream: int) -> None:
         peak = self.devices.setdefault(segment.device, Peak())
-        peak._segments += segment.size if action in ("segment_alloc", "segment_map") else -segment.size
+        peak._segments += (
+            segment.size if action in ("segment_alloc", "segment_map") else -segment.size
+        )
         peak.reserved = max(peak.reserved, peak._segments)
 
-    # ---- what they are for -------------------------------------------------------------------------------------------
+    # ---- what they are for -----------------------------------------------------------------------
 
-    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator, and note which of its arguments are parameters, and whether cuBLAS computes it."""
+    def run(
+        self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operator, and note which of its arguments are parameters, and whether cuBLAS
+        computes it.
+        """
         if op.overloadpacket in workspaces.PRODUCTS:
             self._product(args)
         for each in tensors((args, kwargs)):
@@ -218,15 +240,19 @@ class Peaks(Observer):
     def _mark(self, found: Iterable[torch.Tensor], kind: str) -> None:
         with torch._C.DisableTorchFunction():
             for each in _parts(found):
-                with contextlib.suppress(KeyError, RuntimeError):  # not on a device; a compiler's tensor
+                # Not on a device; a compiler's tensor.
+                with contextlib.suppress(KeyError, RuntimeError):
                     self._held[each.untyped_storage().data_ptr()].kind = kind
 
 
 def _parts(found: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield strided tensors: those themselves, and those of which tensors of other classes are made."""
+    """Yield strided tensors: those themselves, and those of which tensors of other classes are
+    made.
+    """
     for each in found:
         if is_traceable_wrapper_subclass(each):
-            inner = (getattr(each, name) for name in each.__tensor_flatten__()[0])  # a DTensor's mesh is one, too
+            # A DTensor's mesh is one, too.
+            inner = (getattr(each, name) for name in each.__tensor_flatten__()[0])
             yield from _parts(part for part in inner if isinstance(part, torch.Tensor))
         elif each.layout is torch.strided:
             yield each
@@ -238,14 +264,17 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
     Args:
         peaks: The memory of the devices.
         report: What the program asked for, by line.
-        error: What ended the program early: an exception that nobody caught, or the ``SystemExit`` of a status that is
-            not 0.
+        error: What ended the program early: an exception that nobody caught, or the ``SystemExit``
+            of a status that is not 0.
     """
     devices = [_device(peaks, index) for index in sorted(peaks.devices)]
     need, least = fitting.needed(devices, peaks.context), fitting.at_least(devices, peaks.context)
     too_little = peaks.limit if isinstance(error, torch.OutOfMemoryError) else 0
     index = max(peaks.devices, key=lambda each: _peak(peaks, each), default=None)
-    more = None if index is None else fitting.Workspaces(len(peaks.devices[index].handles), peaks.capabilities[index])
+    if index is None:
+        more = None
+    else:
+        more = fitting.Workspaces(len(peaks.devices[index].handles), peaks.capabilities[index])
     fits = [*fitting.fits(need, least, more, finished=error is None, too_little=too_little)]
     assumed = [*_assumed(report)]
     return {
@@ -282,12 +311,23 @@ def _assumed(report: Report) -> Iterator[dict[str, Any]]:
             }
 
 
-_LIBRARIES = ("torch", "transformers", "accelerate", "peft", "lightning", "diffusers", "deepspeed", "bitsandbytes")
+_LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "lightning",
+    "diffusers",
+    "deepspeed",
+    "bitsandbytes",
+)
 """Libraries whose versions need different memory for the same program."""
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that the program has imported: a plan holds for these."""
+    """Return the versions of the libraries that the program has imported: a plan holds for
+    these.
+    """
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES}
     return {name: str(version) for name, version in found.items() if version}
 
@@ -308,8 +348,10 @@ def _advice(error: BaseException | None) -> str:
 
 
 _WITHOUT_WEIGHTS = (
-    "A plan needs no weights: use 'torchdevice plan --model NAME', or make the model of its configuration "
-    "(AutoModel.from_config) under torch.device('cuda'); HF_HUB_OFFLINE=1 saves the retries without a network."
+    "A plan needs no weights: use 'torchdevice plan --model NAME', or make the model of its "
+    "configuration "
+    "(AutoModel.from_config) under torch.device('cuda'); HF_HUB_OFFLINE=1 saves the retries "
+    "without a network."
 )
 
 

@@ -21,7 +21,10 @@ def answer(plan: Mapping[str, Any]) -> Iterator[str]:
     if not plan["finished"]:
         # The text of the error is above: the interpreter has printed it.
         yield f"The program did not finish: {plan['ended']}."
-        yield f"It needs at least {written(plan['at least'])}. A GPU that is not named below may have too little, too."
+        yield (
+            f"It needs at least {written(plan['at least'])}. A GPU that is not named below may "
+            "have too little, too."
+        )
         if plan["advice"]:
             yield plan["advice"]
     elif not plan["devices"]:
@@ -29,8 +32,14 @@ def answer(plan: Mapping[str, Any]) -> Iterator[str]:
     else:
         if plan["bound"]:
             yield from _interval(plan)
-        several = f" on the device that needs the most of {len(plan['devices'])}" if len(plan["devices"]) > 1 else ""
-        yield f"It needs {written(plan['needs'])}{several}, with {written(plan['context'])} for CUDA itself."
+        if len(plan["devices"]) > 1:
+            several = f" on the device that needs the most of {len(plan['devices'])}"
+        else:
+            several = ""
+        yield (
+            f"It needs {written(plan['needs'])}{several}, with {written(plan['context'])} for CUDA "
+            "itself."
+        )
         found = fitting.smallest(plan["fits"])
         if found is None:
             yield "No GPU known here has so much memory."
@@ -44,9 +53,15 @@ def _interval(plan: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the sizes that depend on values make of the answer: one bound, or the interval."""
     least = plan.get("least")
     if least is None:
-        yield f"The memory depends on values, and this plan is the {plan['bound']} bound. --interval shows both."
+        yield (
+            f"The memory depends on values, and this plan is the {plan['bound']} bound. --interval "
+            "shows both."
+        )
     elif least["finished"]:
-        yield f"The memory depends on values: it needs {written(least['needs'])} to {written(plan['needs'])}."
+        yield (
+            f"The memory depends on values: it needs {written(least['needs'])} to "
+            f"{written(plan['needs'])}."
+        )
     else:
         yield f"The memory depends on values, and the lower bound is not known: {least['ended']}."
 
@@ -59,28 +74,45 @@ def _verdicts(plan: Mapping[str, Any]) -> Iterator[str]:
 
 def tables(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
     """Yield the tables of a plan, each with its heading, as rows of texts."""
-    devices, assumed = plan["devices"], [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
+    devices = plan["devices"]
+    assumed = [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
     if devices:
         sizes = [
-            (name, *(written(each[name]) for each in devices)) for name in (*KINDS, "workspaces", "fragments", "peak")
+            (name, *(written(each[name]) for each in devices))
+            for name in (*KINDS, "workspaces", "fragments", "peak")
         ]
         named = ("", *(each["device"] for each in devices))
-        yield "", [(first, *(f"{cell:>11}" for cell in cells), "") for first, *cells in (named, *sizes)]
-        places = [(f"peak of {each['device']} at", _place(each)) for each in devices if each["lines"]]
+        yield (
+            "",
+            [(first, *(f"{cell:>11}" for cell in cells), "") for first, *cells in (named, *sizes)],
+        )
+        places = [
+            (f"peak of {each['device']} at", _place(each)) for each in devices if each["lines"]
+        ]
         if places:
             yield "", places
         yield from _gpus(plan)
     if assumed:
         yield "assumed of values", assumed
     if devices:
-        yield "holds for", [(", ".join(f"{name} {version}" for name, version in plan["versions"].items()),)]
+        yield (
+            "holds for",
+            [(", ".join(f"{name} {version}" for name, version in plan["versions"].items()),)],
+        )
 
 
 def _gpus(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
-    """Yield the table of the GPUs that fit, with what is left of their memory, and the list of those that do not."""
-    fit = [each for each in plan["fits"] if each["fits"] in (fitting.YES, fitting.WITHOUT_FRAGMENTS)]
+    """Yield the table of the GPUs that fit, with what is left of their memory, and the list of
+    those that do not.
+    """
+    fit = [
+        each for each in plan["fits"] if each["fits"] in (fitting.YES, fitting.WITHOUT_FRAGMENTS)
+    ]
     if fit:
-        rows = [(each["model"], f"{written(each['memory']):>11}", _left(each), each["name"]) for each in fit[:SHOWN]]
+        rows = [
+            (each["model"], f"{written(each['memory']):>11}", _left(each), each["name"])
+            for each in fit[:SHOWN]
+        ]
         larger = [("", "", "", f"and {len(fit) - SHOWN} larger ones")] if len(fit) > SHOWN else []
         yield "fits", [*rows, *larger]
     rest = [each["model"] for each in plan["fits"] if each["fits"] == fitting.NO]
@@ -88,7 +120,15 @@ def _gpus(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
         yield "too small", [(", ".join(rest),)]
     mac = fitting.smallest(plan["macs"])
     if mac is not None:
-        yield "Macs", [(f"from {mac['unified memory']} of unified memory on, estimated from the plan for CUDA",)]
+        yield (
+            "Macs",
+            [
+                (
+                    f"from {mac['unified memory']} of unified memory on, estimated from the plan "
+                    "for CUDA",
+                )
+            ],
+        )
 
 
 def _left(gpu: Mapping[str, Any]) -> str:
@@ -102,7 +142,10 @@ def _place(each: Mapping[str, Any]) -> str:
     return ", through ".join(map(source.short, each["lines"]))
 
 
-_HEADS = {"fits": ("GPU", "memory", "headroom", "name"), "assumed of values": ("value", "read by", "line")}
+_HEADS = {
+    "fits": ("GPU", "memory", "headroom", "name"),
+    "assumed of values": ("value", "read by", "line"),
+}
 """The heads of tables in Markdown. A text has none."""
 
 
@@ -127,7 +170,9 @@ def sentence(text: str) -> str:
 
 
 def markdown_table(rows: Rows) -> Iterator[str]:
-    """Yield the lines of a table in Markdown. The first row is its head; a column without a text is left out."""
+    """Yield the lines of a table in Markdown. The first row is its head; a column without a text is
+    left out.
+    """
     cells = [[cell.strip().replace("|", "\\|") for cell in row] for row in rows]
     kept = [index for index, column in enumerate(zip(*cells, strict=True)) if any(column)]
     for index, row in enumerate(cells):

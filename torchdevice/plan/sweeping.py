@@ -1,7 +1,8 @@
 """Plans of a program for several values of its flags or variables, in processes side by side.
 
-A name means what the program's words say of it: ``{name}`` in a word, or a flag ``--name`` that is there. Another name
-in capitals is a variable of the environment, and any other becomes a flag at the end.
+A name means what the program's words say of it: ``{name}`` in a word, or a flag ``--name`` that is
+there. Another name in capitals is a variable of the environment, and any other becomes a flag at
+the end.
 """
 
 from __future__ import annotations
@@ -44,18 +45,25 @@ class Sweep:
         name, _, listed = text.lstrip("-").partition("=")
         values = tuple(each.strip() for each in listed.split(",") if each.strip())
         if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or not values:
-            raise ValueError(f"{text!r} is not a name with values. Write one such as batch-size=1,2,4.")
+            raise ValueError(
+                f"{text!r} is not a name with values. Write one such as batch-size=1,2,4."
+            )
         return cls(name, values)
 
 
 def combinations(sweeps: Sequence[Sweep]) -> list[Values]:
     """Return each value of each name with each of the others."""
     names = [each.name for each in sweeps]
-    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(each.values for each in sweeps))]
+    return [
+        dict(zip(names, values, strict=True))
+        for values in itertools.product(*(each.values for each in sweeps))
+    ]
 
 
 def words_with(words: Sequence[str], values: Values) -> tuple[list[str], dict[str, str]]:
-    """Return a program's words with these values, and the variables of the environment that are among them."""
+    """Return a program's words with these values, and the variables of the environment that are
+    among them.
+    """
     found, variables = list(words), {}
     for name, value in values.items():
         if any(f"{{{name}}}" in word for word in found):
@@ -177,20 +185,35 @@ def data(sweeps: Sequence[Sweep], plans: Mapping[int, dict[str, Any]]) -> dict[s
         sweeps: The names and their values.
         plans: Number of a combination -> its plan, of those that have ended.
     """
-    found = [{"values": values, **plans[i]} for i, values in enumerate(combinations(sweeps)) if i in plans]
-    largest = {model: _largest(model, found) for model in sorted(models.MODELS, key=fitting.memory_of)}
+    found = [
+        {"values": values, **plans[i]}
+        for i, values in enumerate(combinations(sweeps))
+        if i in plans
+    ]
+    largest = {
+        model: _largest(model, found) for model in sorted(models.MODELS, key=fitting.memory_of)
+    }
     return {"names": [each.name for each in sweeps], "plans": found, "largest": largest}
 
 
 def _largest(model: str, plans: Sequence[Mapping[str, Any]]) -> Values | None:
-    """Return the values of the plan that fits a model and needs the most; of one name, those with the largest value."""
-    fit = [each for each in plans if (model, fitting.YES) in [(gpu["model"], gpu["fits"]) for gpu in each["fits"]]]
+    """Return the values of the plan that fits a model and needs the most; of one name, those with
+    the largest value.
+    """
+    fit = [
+        each
+        for each in plans
+        if (model, fitting.YES) in [(gpu["model"], gpu["fits"]) for gpu in each["fits"]]
+    ]
     return max(fit, key=_size)["values"] if fit else None
 
 
 def _size(plan: Mapping[str, Any]) -> tuple[float, int]:
     values = list(plan["values"].values())
-    number = float(values[0]) if len(values) == 1 and re.fullmatch(r"[0-9]+(\.[0-9]*)?", values[0]) else 0.0
+    if len(values) == 1 and re.fullmatch(r"[0-9]+(\.[0-9]*)?", values[0]):
+        number = float(values[0])
+    else:
+        number = 0.0
     return number, plan["needs"]
 
 

@@ -1,8 +1,9 @@
-"""The memory in which cuBLAS computes products: torch allocates it at the first product, and keeps it.
+"""The memory in which cuBLAS computes products: torch allocates it at the first product, and keeps
+it.
 
-torch has a handle of cuBLAS for each thread that computes products, and a workspace for each handle and stream. A step
-of training has two, because the backward pass has a thread of its own; other streams are not counted, and neither are
-cuDNN's workspaces, whose size its algorithms determine.
+torch has a handle of cuBLAS for each thread that computes products, and a workspace for each handle
+and stream. A step of training has two, because the backward pass has a thread of its own; other
+streams are not counted, and neither are cuDNN's workspaces, whose size its algorithms determine.
 
 Source: ``getChosenWorkspaceSize`` and ``getCurrentCUDABlasHandle`` in torch's
 ``aten/src/ATen/cuda/CublasHandlePool.cpp``.

@@ -1,7 +1,9 @@
-"""Calls that draw numbers, on targets that are no simulated GPU: a GPU's numbers are made on the host and copied.
+"""Calls that draw numbers, on targets that are no simulated GPU: a GPU's numbers are made on the
+host and copied.
 
-A call draws for the accelerator if it says so by its device, by its generator or by the device of its tensors. On a CPU
-target, whose tensors do not tell, the numbers of tensors on an unknown side are the accelerator's, see
+A call draws for the accelerator if it says so by its device, by its generator or by the device of
+its tensors. On a CPU target, whose tensors do not tell, the numbers of tensors on an unknown side
+are the accelerator's, see
 :mod:`torchdevice.calls.moves`.
 """
 
@@ -44,7 +46,10 @@ class Numbers(TorchDispatchMode):
         draw = OPERATORS.get(name)
         if make is None and draw is None:
             return func(*args, **kwargs)
-        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+        given = {
+            argument.name: value
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+        }
         given = operators.named({**given, **kwargs})
         # A bound that is a tensor, as of no GPU's kernel here.
         if make is not None and not isinstance(given.get("high"), torch.Tensor):
@@ -55,12 +60,22 @@ class Numbers(TorchDispatchMode):
 def _on_host(drawing: Drawing, draw: Callable[..., Any], given: dict[str, Any]) -> Any:
     """Run an operator on CPU tensors, and return its results on the device of its tensors."""
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-    device = next((each.device for each in tensors.values()), given.get("device") or torch.device("cpu"))
-    options = {name: value for name, value in given.items() if name not in ("device", "layout", "pin_memory")}
-    found = draw(drawing, **{**options, **{name: _host_copy(each) for name, each in tensors.items()}})
+    device = next(
+        (each.device for each in tensors.values()), given.get("device") or torch.device("cpu")
+    )
+    options = {
+        name: value
+        for name, value in given.items()
+        if name not in ("device", "layout", "pin_memory")
+    }
+    found = draw(
+        drawing, **{**options, **{name: _host_copy(each) for name, each in tensors.items()}}
+    )
     written = tensors.get("out", tensors.get("self") if draw in _IN_PLACE else None)
     if written is None:
-        return tuple(each.to(device) for each in found) if isinstance(found, tuple) else found.to(device)
+        if isinstance(found, tuple):
+            return tuple(each.to(device) for each in found)
+        return found.to(device)
     if not written.is_cpu:
         if written.shape != found.shape:
             written.resize_(found.shape)
@@ -76,10 +91,12 @@ def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
     return copy.copy_(tensor)
 
 
-_IN_PLACE = frozenset(draw for name, draw in OPERATORS.items() if name.partition(".")[0].endswith("_"))
+_IN_PLACE = frozenset(
+    draw for name, draw in OPERATORS.items() if name.partition(".")[0].endswith("_")
+)
 
 
-# ---- factories -------------------------------------------------------------------------------------------------------
+# ---- factories -----------------------------------------------------------------------------------
 
 
 def _new(given: Mapping[str, Any]) -> torch.Tensor:
@@ -94,7 +111,9 @@ def _new(given: Mapping[str, Any]) -> torch.Tensor:
     return torch.empty(given["size"], **options)
 
 
-def _write(fill: Callable[..., Any], made: torch.Tensor, drawing: Drawing, args: Any) -> torch.Tensor:
+def _write(
+    fill: Callable[..., Any], made: torch.Tensor, drawing: Drawing, args: Any
+) -> torch.Tensor:
     host = _host_copy(made)
     fill(drawing, host, *args)
     return made if host is made else made.copy_(host)
@@ -131,7 +150,7 @@ _FACTORIES: dict[str, Callable[[Drawing, dict[str, Any]], torch.Tensor]] = {
 }
 
 
-# ---- rewriters -------------------------------------------------------------------------------------------------------
+# ---- rewriters -----------------------------------------------------------------------------------
 
 
 def _drawn(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -161,7 +180,10 @@ def _dropped(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
     given = inspect.signature(functional.dropout).bind(*args, **named)
     given.apply_defaults()
     tensor, p, trains, in_place = given.args
-    drawing = None if in_place or not trains or not 0 < p < 1 else _drawing_for(context, args, kwargs)
+    if in_place or not trains or not 0 < p < 1:
+        drawing = None
+    else:
+        drawing = _drawing_for(context, args, kwargs)
     if drawing is None or not tensor.numel():
         return _drawn(context, func, args, kwargs)
     with _numbers(drawing):
@@ -187,10 +209,15 @@ def _drawing_for(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _index(context: Context, asked: Any, tensors: list[torch.Tensor]) -> int | None:
-    """Return the index of the accelerator for which a call draws; None where it draws for another device."""
+    """Return the index of the accelerator for which a call draws; None where it draws for another
+    device.
+    """
     if asked is not None:
         target = _redirected(context, asked)
-        if context.runtime.shares_host_memory and moves.side_meant(context, asked, target) is not moves.Side.DEVICE:
+        if (
+            context.runtime.shares_host_memory
+            and moves.side_meant(context, asked, target) is not moves.Side.DEVICE
+        ):
             return None
         device = target or torch.device(asked)
     elif tensors:
@@ -203,8 +230,12 @@ def _index(context: Context, asked: Any, tensors: list[torch.Tensor]) -> int | N
 
 
 def _redirected(context: Context, asked: Any) -> torch.device | None:
-    """Return the device to which a context redirects an argument. Known ones are not reported: the call does that."""
-    known: Any = context.thread.redirects.get(asked, ()) if isinstance(asked, (str, torch.device)) else ()
+    """Return the device to which a context redirects an argument. Known ones are not reported: the
+    call does that.
+    """
+    known: Any = (
+        context.thread.redirects.get(asked, ()) if isinstance(asked, (str, torch.device)) else ()
+    )
     if known == ():
         return context.redirect(asked)
     return None if known is None else known[0]
@@ -214,15 +245,32 @@ def _named(owner: Any, names: str) -> tuple[Any, ...]:
     return tuple(getattr(owner, name) for name in names.split() if hasattr(owner, name))
 
 
-_OF_TENSORS = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ bernoulli multinomial"
+_OF_TENSORS = (
+    "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ bernoulli "
+    "multinomial"
+)
 
 _DRAWING = (
-    *_named(torch, "rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial"),
-    *_named(torch, "native_dropout alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ dropout_"),
+    *_named(
+        torch,
+        "rand randn randint randperm rand_like randn_like randint_like normal bernoulli "
+        "multinomial",
+    ),
+    *_named(
+        torch,
+        "native_dropout alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ dropout_",
+    ),
     *_named(torch, "feature_alpha_dropout feature_alpha_dropout_"),
     *_named(torch.Tensor, _OF_TENSORS),
-    *_named(functional, "alpha_dropout dropout1d dropout2d dropout3d feature_alpha_dropout gumbel_softmax"),
-    *_named(init, "uniform_ normal_ trunc_normal_ kaiming_uniform_ kaiming_normal_ xavier_uniform_ xavier_normal_"),
+    *_named(
+        functional,
+        "alpha_dropout dropout1d dropout2d dropout3d feature_alpha_dropout gumbel_softmax",
+    ),
+    *_named(
+        init,
+        "uniform_ normal_ trunc_normal_ kaiming_uniform_ kaiming_normal_ xavier_uniform_ "
+        "xavier_normal_",
+    ),
     *_named(init, "orthogonal_ sparse_"),
 )
 

@@ -1,10 +1,12 @@
-"""Uniform and normal numbers in float32 from words of 32 bits, by additions and multiplications alone.
+"""Uniform and normal numbers in float32 from words of 32 bits, by additions and multiplications
+alone.
 
-They are equal on every machine, and in the compiled kernels, which do the same steps. The polynomials for logarithm,
-sine and cosine are those of the Cephes library (Stephen L. Moshier, ``logf.c``, ``sinf.c``), correct to one unit of
-the last place. A GPU computes the logarithm as exactly, and sine and cosine by a fast instruction with an absolute
-error of at most 2**-20.5 (PTX ISA, ``sin.approx.ftz.f32``). A normal number here therefore differs from a GPU's by at
-most 5e-6, which is that error times the largest radius, 6.8.
+They are equal on every machine, and in the compiled kernels, which do the same steps. The
+polynomials for logarithm, sine and cosine are those of the Cephes library (Stephen L. Moshier,
+``logf.c``, ``sinf.c``), correct to one unit of the last place. A GPU computes the logarithm as
+exactly, and sine and cosine by a fast instruction with an absolute error of at most 2**-20.5 (PTX
+ISA, ``sin.approx.ftz.f32``). A normal number here therefore differs from a GPU's by at most 5e-6,
+which is that error times the largest radius, 6.8.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ _LOGARITHM = tuple(
     map(
         _F,
         (
-            *(7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1),
+            *(
+                7.0376836292e-2,
+                -1.1514610310e-1,
+                1.1676998740e-1,
+                -1.2420140846e-1,
+                1.4249322787e-1,
+            ),
             *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
         ),
     )
@@ -53,7 +61,9 @@ def uniform(words: Any) -> Any:
 
 
 def normal(first: Any, second: Any) -> tuple[Any, Any]:
-    """Return two normal numbers of two words, as ``_curand_box_muller``: radius times sine and radius times cosine."""
+    """Return two normal numbers of two words, as ``_curand_box_muller``: radius times sine and
+    radius times cosine.
+    """
     radius = logarithm(uniform(first))
     radius *= _F(-2)
     numpy.sqrt(radius, out=radius)
@@ -113,7 +123,8 @@ def sine_and_cosine(x: Any) -> tuple[Any, Any]:
     change &= -(quadrant & 1)
     sines ^= change
     cosines ^= change
-    # The sign bit: of the sine in the third and fourth quadrant, of the cosine in the second and third.
+    # The sign bit: of the sine in the third and fourth quadrant, of the cosine in the second and
+    # third.
     sines ^= (quadrant & 2) << 30
     cosines ^= ((quadrant + 1) & 2) << 30
     return sine, cosine

@@ -1,4 +1,6 @@
-"""Generators of a seed and an offset, for targets that are no simulated GPU and draw a GPU's numbers."""
+"""Generators of a seed and an offset, for targets that are no simulated GPU and draw a GPU's
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,21 @@ _WORD = 2**64 - 1
 class GpuGenerator(torch.Generator):
     """A generator of a GPU's numbers.
 
-    torch's kernels take it for a generator of the CPU with the same seed, from which operators draw that have no
-    numbers of a GPU here.
+    torch's kernels take it for a generator of the CPU with the same seed, from which operators draw
+    that have no numbers of a GPU here.
 
     Args:
         index: The index of the device.
     """
 
-    __module__, __qualname__ = torch.Generator.__module__, torch.Generator.__qualname__  # as `repr` shows it
+    # As `repr` shows it.
+    __module__, __qualname__ = torch.Generator.__module__, torch.Generator.__qualname__
     _index: int
     _source: Source
     _targets: torch.Generator | None
-    """The target's generator, from which operators draw without numbers of a GPU. It gets the same seeds."""
+    """The target's generator, from which operators draw without numbers of a GPU. It gets the same
+    seeds.
+    """
 
     def __new__(cls, index: int) -> GpuGenerator:
         made: GpuGenerator = _Plain.__new__(cls, "cpu")  # type: ignore[call-arg]
@@ -46,10 +51,14 @@ class GpuGenerator(torch.Generator):
     def device(self) -> torch.device:  # type: ignore[override]
         """The device for which this generator draws numbers."""
         context = thread_state.state.context
-        return torch.device("cpu") if context is None else context.devices.shown(context.runtime.device(self._index))
+        if context is None:
+            return torch.device("cpu")
+        return context.devices.shown(context.runtime.device(self._index))
 
     def drawing(self, context: Context) -> Drawing | None:
-        """Return what draws from this generator in a context; None where it gives no numbers of a GPU."""
+        """Return what draws from this generator in a context; None where it gives no numbers of a
+        GPU.
+        """
         gpu = gpus.of_context(context, self._index)
         return None if gpu is None else Drawing(gpu, self._take)
 
@@ -122,19 +131,23 @@ def _restored(index: int, state: torch.Tensor) -> GpuGenerator:
     return GpuGenerator(index).set_state(state)
 
 
-def default_generator(context: Context, index: int, targets: torch.Generator | None) -> GpuGenerator:
+def default_generator(
+    context: Context, index: int, targets: torch.Generator | None
+) -> GpuGenerator:
     """Return the generator that a context draws from for a device where the program passes none.
 
     Args:
         context: The context.
         index: The index of the device.
-        targets: The target's generator for the device; None for that of the CPU, which draws for the host too.
+        targets: The target's generator for the device; None for that of the CPU, which draws for
+            the host too.
     """
     key = GpuGenerator, index
     found: GpuGenerator | None = context.settings.get(key)
     if found is None:
         found = context.settings.setdefault(key, GpuGenerator(index))
         found._targets = targets
-        # A new device begins with the program's seed, as a CUDA device does that is initialised late.
+        # A new device begins with the program's seed, as a CUDA device does that is initialised
+        # late.
         found.manual_seed(torch.default_generator.initial_seed())
     return found

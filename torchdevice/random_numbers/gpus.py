@@ -1,4 +1,6 @@
-"""Whose random numbers a scope gives: those of the GPU that its options describe, else those of an A100."""
+"""Whose random numbers a scope gives: those of the GPU that its options describe, else those of an
+A100.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,15 @@ from torchdevice.kernel.context import Context
 from torchdevice.random_numbers.philox import Gpu
 
 A100 = {"multi_processor_count": 108, "max_threads_per_multi_processor": 2048}
-"""The GPU whose numbers a scope gives that names none. Compute capability 8.0, the default of a scope, is its own."""
+"""The GPU whose numbers a scope gives that names none. Compute capability 8.0, the default of a
+scope, is its own.
+"""
 
 
 def of_context(context: Context | None, index: int = 0) -> Gpu | None:
-    """Return the GPU whose numbers a device of a context gives; None where it gives none of a GPU."""
+    """Return the GPU whose numbers a device of a context gives; None where it gives none of a
+    GPU.
+    """
     if context is None:
         return None
     chosen = context.options.random

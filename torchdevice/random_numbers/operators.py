@@ -1,11 +1,14 @@
 """The operators of torch that draw numbers, as its CUDA kernels compute them, on CPU tensors.
 
-Each function names the file of torch that its launch and arithmetic follow. Files without a folder are those of
-``aten/src/ATen/native/cuda``; all of them are public. :data:`OPERATORS` has the functions by the operators' names.
+Each function names the file of torch that its launch and arithmetic follow. Files without a folder
+are those of
+``aten/src/ATen/native/cuda``; all of them are public. :data:`OPERATORS` has the functions by the
+operators' names.
 
-Not here are ``poisson``, ``binomial``, ``_standard_gamma``, ``_sample_dirichlet``, ``rrelu``, fractional pooling, the
-dropout of fused attention and of recurrent networks, and the seeds of Inductor's code: how these use up numbers depends
-on the GPU's compiler or on closed libraries, or is not worked out here.
+Not here are ``poisson``, ``binomial``, ``_standard_gamma``, ``_sample_dirichlet``, ``rrelu``,
+fractional pooling, the dropout of fused attention and of recurrent networks, and the seeds of
+Inductor's code: how these use up numbers depends on the GPU's compiler or on closed libraries, or
+is not worked out here.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from torchdevice.random_numbers.philox import Gpu, Kind, Source
 _aten = torch.ops.aten
 
 _LARGEST_INT = 2**31 - 1
-"""A kernel whose tensor has larger offsets in bytes runs for a half at a time (``with_32bit_indexing``)."""
+"""A kernel whose tensor has larger offsets in bytes runs for a half at a time
+(``with_32bit_indexing``).
+"""
 
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 """``std::numeric_limits<T>::digits``"""
@@ -43,11 +48,14 @@ class Drawing:
         self.gpu, self._take = gpu, take
 
     def take(self, increment: int) -> Source:
-        """Move the generator's offset on, by a multiple of 4 (``CUDAGeneratorImpl::philox_cuda_state``)."""
+        """Move the generator's offset on, by a multiple of 4
+        (``CUDAGeneratorImpl::philox_cuda_state``).
+        """
         return self._take(-(-increment // 4) * 4)
 
     def numbers(self, kind: Kind, like: torch.Tensor) -> Any:
-        """Return an array of one number for each element of a tensor, by ``distribution_nullary_kernel``.
+        """Return an array of one number for each element of a tensor, by
+        ``distribution_nullary_kernel``.
 
         DistributionTemplates.h
         """
@@ -56,7 +64,9 @@ class Drawing:
         return out
 
     def fill(self, kind: Kind, out: Any, itemsize: int) -> None:
-        """Write one number for each element of a tensor, whose elements have so many bytes, into an array."""
+        """Write one number for each element of a tensor, whose elements have so many bytes, into an
+        array.
+        """
         parts = list(_parts(0, len(out), itemsize))
         # The call for the whole tensor has moved the offset before it divides the work.
         if len(parts) > 1:
@@ -75,17 +85,21 @@ def _parts(start: int, count: int, itemsize: int) -> Iterator[tuple[int, int]]:
         yield from _parts(start + half, count - half, itemsize)
 
 
-# ---- tensors ---------------------------------------------------------------------------------------------------------
+# ---- tensors -------------------------------------------------------------------------------------
 
 
 def _check(op: Any, tensor: torch.Tensor, *args: Any) -> None:
     """Raise torch's error for wrong arguments, or for a tensor whose elements share memory."""
-    overlaps = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    overlaps = any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     op(tensor if overlaps else torch.empty(0, dtype=tensor.dtype), *args)
 
 
 def _in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with its dimensions in the order in which a kernel counts elements: by falling strides."""
+    """Return a tensor with its dimensions in the order in which a kernel counts elements: by
+    falling strides.
+    """
     if tensor.is_contiguous():
         return tensor
     strides = tensor.stride()
@@ -100,7 +114,9 @@ def _write(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _filled(draw: Drawing, kind: Kind, tensor: torch.Tensor) -> bool:
-    """Fill the memory of a tensor of float32 itself. Return false for one with another dtype or with gaps."""
+    """Fill the memory of a tensor of float32 itself. Return false for one with another dtype or
+    with gaps.
+    """
     own = _in_order(tensor)
     if tensor.dtype is not torch.float32 or not own.is_contiguous():
         return False
@@ -136,23 +152,35 @@ def _scaled(x: torch.Tensor, factor: float, summand: float) -> torch.Tensor:
 
 
 def _logarithm(x: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(numpy.log(x.numpy()) if _is_double(x) else elementary.logarithm(x.numpy()))
+    return torch.from_numpy(
+        numpy.log(x.numpy()) if _is_double(x) else elementary.logarithm(x.numpy())
+    )
 
 
 def _uniform_numbers(draw: Drawing, tensor: torch.Tensor) -> torch.Tensor:
-    """Return numbers in (0, 1] in the dtype that a kernel computes in (``uniform_and_transform``)."""
-    return torch.from_numpy(draw.numbers(philox.UNIFORM64 if _is_double(tensor) else philox.UNIFORM, tensor))
+    """Return numbers in (0, 1] in the dtype that a kernel computes in
+    (``uniform_and_transform``).
+    """
+    return torch.from_numpy(
+        draw.numbers(philox.UNIFORM64 if _is_double(tensor) else philox.UNIFORM, tensor)
+    )
 
 
 def _normal_numbers(draw: Drawing, tensor: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(draw.numbers(philox.NORMAL64 if _is_double(tensor) else philox.NORMAL, tensor))
+    return torch.from_numpy(
+        draw.numbers(philox.NORMAL64 if _is_double(tensor) else philox.NORMAL, tensor)
+    )
 
 
-# ---- distributions of one kernel: DistributionTemplates.h, and ATen/core/TransformationHelper.h ----------------------
+# ---- distributions of one kernel: DistributionTemplates.h, and ATen/core/TransformationHelper.h --
 
 
-def uniform_(draw: Drawing, self: torch.Tensor, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
-    """``uniform_kernel``. It turns the end of the interval that belongs to it from the upper to the lower."""
+def uniform_(
+    draw: Drawing, self: torch.Tensor, low: float = 0.0, high: float = 1.0
+) -> torch.Tensor:
+    """``uniform_kernel``. It turns the end of the interval that belongs to it from the upper to the
+    lower.
+    """
     _check(_aten.uniform_, self, low, high)
     if not self.numel():
         return self
@@ -178,10 +206,14 @@ def normal_(draw: Drawing, self: torch.Tensor, mean: float = 0.0, std: float = 1
     if mean == 0 and std == 1 and _filled(draw, philox.NORMAL, self):
         return self
     kept = _computes_in(self)
-    return _write(self, _scaled(_normal_numbers(draw, self), _rounded(std, kept), _rounded(mean, kept)))
+    return _write(
+        self, _scaled(_normal_numbers(draw, self), _rounded(std, kept), _rounded(mean, kept))
+    )
 
 
-def log_normal_(draw: Drawing, self: torch.Tensor, mean: float = 1.0, std: float = 2.0) -> torch.Tensor:
+def log_normal_(
+    draw: Drawing, self: torch.Tensor, mean: float = 1.0, std: float = 2.0
+) -> torch.Tensor:
     """``log_normal_kernel``"""
     _check(_aten.log_normal_, self, mean, std)
     if not self.numel():
@@ -202,7 +234,9 @@ def exponential_(draw: Drawing, self: torch.Tensor, lambd: float = 1.0) -> torch
     return _write(self, found.mul_(_rounded(-1 / _rounded(lambd, kept), kept)))
 
 
-def cauchy_(draw: Drawing, self: torch.Tensor, median: float = 0.0, sigma: float = 1.0) -> torch.Tensor:
+def cauchy_(
+    draw: Drawing, self: torch.Tensor, median: float = 0.0, sigma: float = 1.0
+) -> torch.Tensor:
     """``cauchy_kernel``"""
     _check(_aten.cauchy_, self, median, sigma)
     if not self.numel():
@@ -238,7 +272,7 @@ def bernoulli_(draw: Drawing, self: torch.Tensor, p: float = 0.5) -> torch.Tenso
     return _write(self, _uniform_numbers(draw, self) < _rounded(p, _computes_in(self)))
 
 
-# ---- integers --------------------------------------------------------------------------------------------------------
+# ---- integers ------------------------------------------------------------------------------------
 
 
 def random_(draw: Drawing, self: torch.Tensor) -> torch.Tensor:
@@ -251,7 +285,9 @@ def random_(draw: Drawing, self: torch.Tensor) -> torch.Tensor:
 
 
 def _values_of(dtype: torch.dtype) -> int:
-    """Return how many values from 0 on a dtype has, or of floating-point numbers those without gaps."""
+    """Return how many values from 0 on a dtype has, or of floating-point numbers those without
+    gaps.
+    """
     if dtype is torch.bool:
         return 2
     return 2 ** _DIGITS[dtype] + 1 if dtype in _DIGITS else torch.iinfo(dtype).max + 1
@@ -268,7 +304,8 @@ def _integers(words: Any, span: int, base: int) -> torch.Tensor:
 
 
 def random_from(draw: Drawing, self: torch.Tensor, low: int, high: int | None) -> torch.Tensor:
-    """``random_from_to_kernel``, and ``random_full_64_bits_range_kernel`` for the whole range of int64.
+    """``random_from_to_kernel``, and ``random_full_64_bits_range_kernel`` for the whole range of
+    int64.
 
     The range is that of ATen/native/DistributionTemplates.h.
     """
@@ -314,7 +351,8 @@ def _fitting_end(high: int, dtype: torch.dtype) -> int:
 
 
 def randperm_out(draw: Drawing, n: int, *, out: torch.Tensor) -> torch.Tensor:
-    """``randperm_out_cuda``: the order of random keys, with so many bits that equal ones are rare, and then shuffled.
+    """``randperm_out_cuda``: the order of random keys, with so many bits that equal ones are rare,
+    and then shuffled.
 
     Randperm.cu, Randperm.cuh
     """
@@ -331,7 +369,9 @@ def randperm_out(draw: Drawing, n: int, *, out: torch.Tensor) -> torch.Tensor:
     # The sort compares the last bits as numbers without a sign, unless they are all of the key.
     if bits < info.bits:
         keys = keys.long() & ((1 << bits) - 1)
-    keys, places = _sorted(keys.long(), n.bit_length() if bits < info.bits and bits + n.bit_length() < 64 else 0)
+    keys, places = _sorted(
+        keys.long(), n.bit_length() if bits < info.bits and bits + n.bit_length() < 64 else 0
+    )
     source = draw.take(n)
     _shuffle_equal(keys, places, source)
     return out.copy_(places)
@@ -342,7 +382,8 @@ def _sorted(keys: torch.Tensor, spare: int) -> tuple[torch.Tensor, torch.Tensor]
 
     Args:
         keys: The keys.
-        spare: How many bits more keys without a sign may have, enough for a place; 0 for keys with a sign.
+        spare: How many bits more keys without a sign may have, enough for a place; 0 for keys with
+            a sign.
     """
     if not spare:
         return torch.sort(keys, stable=True)
@@ -367,16 +408,19 @@ def _shuffle_equal(keys: torch.Tensor, places: torch.Tensor, source: Source) -> 
             places[[one, two]] = places[[two, one]]
 
 
-def randperm(draw: Drawing, n: int, *, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
+def randperm(
+    draw: Drawing, n: int, *, dtype: torch.dtype | None = None, **options: Any
+) -> torch.Tensor:
     """``randperm`` of ATen/native/TensorFactories.cpp"""
     return randperm_out(draw, n, out=torch.empty(0, dtype=dtype or torch.int64))
 
 
-# ---- of tensors ------------------------------------------------------------------------------------------------------
+# ---- of tensors ----------------------------------------------------------------------------------
 
 
 def bernoulli_tensor_(draw: Drawing, self: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """``bernoulli_tensor_cuda_kernel``: a thread draws four numbers, for four elements that follow each other.
+    """``bernoulli_tensor_cuda_kernel``: a thread draws four numbers, for four elements that follow
+    each other.
 
     DistributionTemplates.h, and ``kernelPointwiseApply2`` of ATen/cuda/CUDAApplyUtils.cuh
     """
@@ -396,7 +440,9 @@ def bernoulli_tensor_(draw: Drawing, self: torch.Tensor, p: torch.Tensor) -> tor
 
 
 def _common_order(*given: torch.Tensor) -> list[int]:
-    """Return the order of dimensions in which ``rearrangeDims`` makes strides fall, as far as all tensors allow."""
+    """Return the order of dimensions in which ``rearrangeDims`` makes strides fall, as far as all
+    tensors allow.
+    """
     order = list(range(given[0].dim()))
     for i in range(len(order) - 1):
         if given[0].shape[order[i]] == 1:
@@ -405,7 +451,9 @@ def _common_order(*given: torch.Tensor) -> list[int]:
             if given[0].shape[order[j]] == 1:
                 continue
             pairs = [(each.stride(order[i]), each.stride(order[j])) for each in given]
-            if any(one < other for one, other in pairs) and not any(one > other for one, other in pairs):
+            if any(one < other for one, other in pairs) and not any(
+                one > other for one, other in pairs
+            ):
                 order[i], order[j] = order[j], order[i]
     return order
 
@@ -427,7 +475,9 @@ def bernoulli_p(draw: Drawing, self: torch.Tensor, p: float) -> torch.Tensor:
     return bernoulli_(draw, torch.empty_like(self), p)
 
 
-def normal_of(draw: Drawing, mean: Any, std: Any = 1.0, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def normal_of(
+    draw: Drawing, mean: Any, std: Any = 1.0, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """``normal_out_impl`` of ATen/native/DistributionTemplates.h"""
     given = [each for each in (mean, std) if isinstance(each, torch.Tensor)]
     if _has_negative(std):
@@ -448,11 +498,15 @@ def _has_negative(std: Any) -> bool:
     return std.is_complex() or bool((std < 0).any())
 
 
-def multinomial(draw: Drawing, self: torch.Tensor, num_samples: int, replacement: bool = False) -> torch.Tensor:
-    """``multinomial`` of ATen/native/Distributions.cpp, and MultinomialKernel.cu for several samples with replacement.
+def multinomial(
+    draw: Drawing, self: torch.Tensor, num_samples: int, replacement: bool = False
+) -> torch.Tensor:
+    """``multinomial`` of ATen/native/Distributions.cpp, and MultinomialKernel.cu for several
+    samples with replacement.
 
-    There the sums of probabilities are rounded as one sum in float64, which is not the order of a GPU's additions. A
-    number that falls between the two roundings, one of a million or so, gives the neighbour of a GPU's sample.
+    There the sums of probabilities are rounded as one sum in float64, which is not the order of a
+    GPU's additions. A number that falls between the two roundings, one of a million or so, gives
+    the neighbour of a GPU's sample.
     """
     if not _can_sample(self, num_samples, replacement):
         # It raises, or there is nothing to draw.
@@ -467,14 +521,21 @@ def multinomial(draw: Drawing, self: torch.Tensor, num_samples: int, replacement
 
 
 def _can_sample(chances: torch.Tensor, samples: int, replacement: bool) -> bool:
-    if chances.dim() not in (1, 2) or not chances.is_floating_point() or not chances.numel() or samples <= 0:
+    if (
+        chances.dim() not in (1, 2)
+        or not chances.is_floating_point()
+        or not chances.numel()
+        or samples <= 0
+    ):
         return False
     fits = replacement or samples <= chances.shape[-1]
     return fits and bool(((chances >= 0) & chances.isfinite()).all() & (chances.sum(-1) > 0).all())
 
 
 _SAMPLING_BLOCK, _LARGEST_GRID = 128, 65535
-"""The threads of a block of ``sampleMultinomialWithReplacement``, and the largest second side of a grid."""
+"""The threads of a block of ``sampleMultinomialWithReplacement``, and the largest second side of a
+grid.
+"""
 
 
 def _with_replacement(draw: Drawing, rows: torch.Tensor, samples: int) -> torch.Tensor:
@@ -490,7 +551,9 @@ def _with_replacement(draw: Drawing, rows: torch.Tensor, samples: int) -> torch.
         numbers = torch.from_numpy(philox.uniform_of_threads(of_turn, width * count)[:, 0])
         numbers = numbers.view(count, width)[:, :samples]
         part = slice(first, first + count)
-        chosen = torch.searchsorted(sums[part], numbers.to(rows.dtype).contiguous()).clamp_(max=rows.shape[1] - 1)
+        chosen = torch.searchsorted(sums[part], numbers.to(rows.dtype).contiguous()).clamp_(
+            max=rows.shape[1] - 1
+        )
         found.append(_last_possible(chances[part]).gather(-1, chosen))
     return torch.cat(found)
 
@@ -502,7 +565,12 @@ def _last_possible(chances: torch.Tensor) -> torch.Tensor:
 
 
 def multinomial_out(
-    draw: Drawing, self: torch.Tensor, num_samples: int, replacement: bool = False, *, out: torch.Tensor
+    draw: Drawing,
+    self: torch.Tensor,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     """See :func:`multinomial`."""
     shape = (*self.shape[:-1], num_samples)
@@ -515,7 +583,8 @@ def multinomial_out(
 def native_dropout(
     draw: Drawing, input: torch.Tensor, p: float, train: bool | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``native_dropout_cuda``: a thread drops as many elements as it reads at once, which follow each other.
+    """``native_dropout_cuda``: a thread drops as many elements as it reads at once, which follow
+    each other.
 
     Dropout.cu
     """
@@ -527,7 +596,10 @@ def native_dropout(
     chance = _rounded(1.0 - p, kept)
     width = _read_at_once(input)
     # One that reads a single element counts as the other kernels do.
-    numbers = _drawn_by_readers(draw, input, width) if width > 1 else draw.numbers(philox.UNIFORM, input)
+    if width > 1:
+        numbers = _drawn_by_readers(draw, input, width)
+    else:
+        numbers = draw.numbers(philox.UNIFORM, input)
     mask = torch.empty_like(input, dtype=torch.bool)
     order = _in_order(input)
     ordered = torch.from_numpy(numbers).view(order.shape).to(kept) < chance
@@ -539,7 +611,9 @@ def native_dropout(
 
 
 def _read_at_once(input: torch.Tensor) -> int:
-    """Return how many elements a thread reads at once (``get_vector_size``). Memory begins at a multiple of 256."""
+    """Return how many elements a thread reads at once (``get_vector_size``). Memory begins at a
+    multiple of 256.
+    """
     if not _in_order(input).is_contiguous():
         return 1
     width = 16 // input.itemsize
@@ -594,11 +668,19 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "aten::randperm.out": randperm_out,
     "aten::uniform_": uniform_,
 }
-"""Name of an operator -> the function that draws its numbers, of a drawing and the operator's arguments."""
+"""Name of an operator -> the function that draws its numbers, of a drawing and the operator's
+arguments.
+"""
 
 _PYTHONS_WORDS = {"from": "low", "to": "high"}
 
 
 def named(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an operator's arguments by the names that a function here has for them, without the generator."""
-    return {_PYTHONS_WORDS.get(name, name): value for name, value in arguments.items() if name != "generator"}
+    """Return an operator's arguments by the names that a function here has for them, without the
+    generator.
+    """
+    return {
+        _PYTHONS_WORDS.get(name, name): value
+        for name, value in arguments.items()
+        if name != "generator"
+    }

@@ -1,13 +1,16 @@
-"""Philox4x32-10, the generator of torch's CUDA kernels, and how these kernels share its numbers out among threads.
+"""Philox4x32-10, the generator of torch's CUDA kernels, and how these kernels share its numbers out
+among threads.
 
-Philox turns a key and a counter of four words of 32 bits into four random words. cuRAND's key is the seed, and its
-counter is the offset divided by 4 (two words) and the number of the thread (two words), see ``curand_kernel.h``. The
-algorithm is that of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011.
+Philox turns a key and a counter of four words of 32 bits into four random words. cuRAND's key is
+the seed, and its counter is the offset divided by 4 (two words) and the number of the thread (two
+words), see ``curand_kernel.h``. The algorithm is that of Salmon et al., "Parallel Random Numbers:
+As Easy as 1, 2, 3", 2011.
 
-A kernel has blocks of 256 threads, as many as the GPU can run at once or as the tensor needs. Each thread takes the
-words of one counter after the other. Of each counter it makes four numbers of 32 bits or two of 64, for elements of the
-tensor that are as far apart as there are threads (aten/src/ATen/native/cuda/DistributionTemplates.h). So beyond one
-wave of threads the numbers of a seed depend on the model of the GPU.
+A kernel has blocks of 256 threads, as many as the GPU can run at once or as the tensor needs. Each
+thread takes the words of one counter after the other. Of each counter it makes four numbers of 32
+bits or two of 64, for elements of the tensor that are as far apart as there are threads
+(aten/src/ATen/native/cuda/DistributionTemplates.h). So beyond one wave of threads the numbers of a
+seed depend on the model of the GPU.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ class Gpu(NamedTuple):
         return _BLOCK * min(blocks, self.multiprocessors * (self.threads // _BLOCK))
 
     def offsets_for(self, elements: int, unroll: int) -> int:
-        """Return by how much such a kernel moves the offset, with so many numbers of each counter."""
+        """Return by how much such a kernel moves the offset, with so many numbers of each
+        counter.
+        """
         of_each_call = self.threads_for(elements) * unroll
         calls = -(-elements // of_each_call)
         return calls * _PER_CALL
@@ -67,7 +72,8 @@ class Kind(NamedTuple):
         name: Its name, by which compiled code knows it.
         unroll: How many numbers a counter gives.
         dtype: The dtype of the numbers in NumPy.
-        numbers: Returns arrays of numbers of the four arrays of words, at least so many of the ``unroll`` arrays.
+        numbers: Returns arrays of numbers of the four arrays of words, at least so many of the
+            ``unroll`` arrays.
     """
 
     name: str
@@ -114,7 +120,9 @@ def _normal(words: tuple[Words, ...], wanted: int) -> list[Any]:
 
 
 def _in_unit(low: Words, high: Words) -> Any:
-    """Return float64 in (0, 1] of 53 bits: the low word, and combined by XOR the high one, moved up by 21 bits."""
+    """Return float64 in (0, 1] of 53 bits: the low word, and combined by XOR the high one, moved up
+    by 21 bits.
+    """
     bits = low ^ (high << numpy.uint64(53 - 32))
     return bits.astype(numpy.float64) * 2.0**-53 + 2.0**-54
 
@@ -148,18 +156,28 @@ class Source(NamedTuple):
 
 
 Compiled = Callable[[str, int, int, int, int, int], bool]
-"""Fills memory: name of the kind, address, number of elements, seed, offset and threads. False: it has no such kind."""
+"""Fills memory: name of the kind, address, number of elements, seed, offset and threads. False: it
+has no such kind.
+"""
 
 compiled: list[Compiled] = []
-"""The compiled function that is in use, if any. It gives the numbers of :func:`fill`, to the bit."""
+"""The compiled function that is in use, if any. It gives the numbers of :func:`fill`, to the bit.
+"""
 
 
 def words(source: Source, counter: int, first: int, count: int) -> tuple[Words, ...]:
-    """Return the four words of ``count`` threads from ``first``, of the counter so many behind the offset."""
+    """Return the four words of ``count`` threads from ``first``, of the counter so many behind the
+    offset.
+    """
     low, high = _halves(source.offset // _PER_CALL + counter)
     key = _halves(source.seed)
     thread = numpy.arange(first, first + count, dtype=numpy.uint64)
-    c = [numpy.full_like(thread, low), numpy.full_like(thread, high), thread & _LOW, thread >> _SHIFT]
+    c = [
+        numpy.full_like(thread, low),
+        numpy.full_like(thread, high),
+        thread & _LOW,
+        thread >> _SHIFT,
+    ]
     products = numpy.empty_like(thread), numpy.empty_like(thread)
     for _ in range(_ROUNDS):
         _round(c, products, key)
@@ -207,7 +225,9 @@ def fill(kind: Kind, out: numpy.ndarray[Any, Any], source: Source, threads: int)
 
 
 def uniform_of_threads(source: Source, threads: int) -> numpy.ndarray[Any, Any]:
-    """Return the four numbers of each thread's first call of ``curand_uniform4``, a row for each thread."""
+    """Return the four numbers of each thread's first call of ``curand_uniform4``, a row for each
+    thread.
+    """
     out = numpy.empty((4, threads), numpy.float32)
     # As a kernel with so many threads would fill a tensor of four times as many elements.
     fill(UNIFORM, out.reshape(-1), source, threads)

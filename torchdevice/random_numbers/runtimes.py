@@ -19,7 +19,9 @@ interruptions.handles_calls(__file__)
 
 
 class _WithGpuNumbers(Runtime):
-    """Puts generators of a GPU's numbers, and the calls that draw from them, into the class of a runtime."""
+    """Puts generators of a GPU's numbers, and the calls that draw from them, into the class of a
+    runtime.
+    """
 
     _own_rewriters: Mapping[Any, Any]
 
@@ -55,7 +57,9 @@ _made: weakref.WeakKeyDictionary[Runtime, Runtime] = weakref.WeakKeyDictionary()
 
 
 def with_gpu_numbers(runtime: Runtime) -> Runtime:
-    """Return a runtime that shares the state of another and draws a GPU's numbers, one object for each."""
+    """Return a runtime that shares the state of another and draws a GPU's numbers, one object for
+    each.
+    """
     found = _made.get(runtime)
     if found is None:
         supplied = _sharing(runtime.supplied, _SuppliesGpuNumbers)

@@ -1,4 +1,5 @@
-"""What a report says, as data: what a program asked for and what was done instead, by line of the program.
+"""What a report says, as data: what a program asked for and what was done instead, by line of the
+program.
 
 A row is what a line of the program asked for and what was done, each kind of thing once.
 """
@@ -99,7 +100,11 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain data."""
-        return {**dataclasses.asdict(self), "fidelity": self.fidelity.value, "group": self.group.value}
+        return {
+            **dataclasses.asdict(self),
+            "fidelity": self.fidelity.value,
+            "group": self.group.value,
+        }
 
 
 def rows_of(entries: Iterable[Entry]) -> list[Row]:
@@ -113,14 +118,18 @@ def rows_of(entries: Iterable[Entry]) -> list[Row]:
 def _row(entry: Entry) -> Row:
     site, library = entry.site, entry.library
     first, passage = source.around(site.file, site.line)
-    same = {name: getattr(entry, name) for name in ("done", "fidelity", "count", "seconds", "bytes")}
+    same = {
+        name: getattr(entry, name) for name in ("done", "fidelity", "count", "seconds", "bytes")
+    }
     libraries = [LibraryLine(**vars(library), count=entry.count)] if library else []
     more: dict[str, Any] = {"asked": entry.requested, "libraries": libraries, "processes": [MAIN]}
     return Row(**vars(site), first=first, passage=passage, **same, **more)
 
 
 def folded(rows: Iterable[Row]) -> list[Row]:
-    """Return rows with those made one that differ in indices of devices alone, as those of ranks do, in that order."""
+    """Return rows with those made one that differ in indices of devices alone, as those of ranks
+    do, in that order.
+    """
     return _ordered([_one_of(alike) for alike in _alike(rows, without_indices)])
 
 
@@ -137,7 +146,9 @@ _INDEX = re.compile(r"(?<=[a-z]:)(?<!\.py:)\d+")  # of "cuda:1", and not the lin
 
 def _one_of(rows: Sequence[Row]) -> Row:
     """Return the sum of rows, with the devices of all."""
-    texts: dict[str, Any] = {name: with_all_indices(getattr(row, name) for row in rows) for name in ("asked", "done")}
+    texts: dict[str, Any] = {
+        name: with_all_indices(getattr(row, name) for row in rows) for name in ("asked", "done")
+    }
     return dataclasses.replace(functools.reduce(_sum, rows), **texts)
 
 
@@ -160,7 +171,9 @@ def numbers(found: Sequence[int]) -> str:
 
 
 def _ordered(rows: Collection[Row]) -> list[Row]:
-    """Return rows by group; in a group the lines with the longest time first, then those with the most calls."""
+    """Return rows by group; in a group the lines with the longest time first, then those with the
+    most calls.
+    """
     lines: dict[Any, list[Row]] = {}
     for row in rows:
         lines.setdefault((row.group, row.file, row.line), []).append(row)
@@ -189,14 +202,17 @@ def _sum(one: Row, other: Row) -> Row:
 
 
 def record(cls: type, data: Any) -> Any:
-    """Return the object of a dataclass whose fields these data are. Data of other names are left out.
+    """Return the object of a dataclass whose fields these data are. Data of other names are left
+    out.
 
     Raises:
         KeyError: A field is missing.
         TypeError: Something else stands where a record should be.
     """
     kinds = typing.get_type_hints(cls)
-    return cls(**{each.name: _value(kinds[each.name], data[each.name]) for each in dataclasses.fields(cls)})
+    return cls(
+        **{each.name: _value(kinds[each.name], data[each.name]) for each in dataclasses.fields(cls)}
+    )
 
 
 def _value(kind: Any, data: Any) -> Any:
@@ -223,8 +239,8 @@ class Process:
     Attributes:
         name: ``"main"``, ``"rank 1"``, or what multiprocessing calls it.
         pid: Its number.
-        end: ``"reported"``; ``"running"`` when the report was made; ``"lost"`` where it was killed before it could say
-            what it did.
+        end: ``"reported"``; ``"running"`` when the report was made; ``"lost"`` where it was killed
+            before it could say what it did.
         calls: How many calls it counted.
         failure: At which line an error ended it, and the error; empty where none did.
     """
@@ -265,14 +281,17 @@ class Content:
         program: The command line.
         target: The device that stood in.
         written_for: The accelerator that the program is written for.
-        versions: Versions of this package, of torch and of Python, and which kernels computed where there is a choice.
+        versions: Versions of this package, of torch and of Python, and which kernels computed where
+            there is a choice.
         rows: What happened, the most important first.
         processes: The processes it happened in.
         left_out: How many calls were not told apart because there were too many different ones.
         findings: What ``verify=`` found.
-        verified: How many calls ``verify=`` compared: ``"compared"``, ``"random"`` (shapes, dtypes and ranges only) and
-            what was not compared, by the reasons of ``LEFT_OUT`` -> operator -> number. Empty without ``verify=``.
-        plan: The data of ``torchdevice plan``, with the memory of each device over time. Empty under other commands.
+        verified: How many calls ``verify=`` compared: ``"compared"``, ``"random"`` (shapes, dtypes
+            and ranges only) and what was not compared, by the reasons of ``LEFT_OUT`` -> operator
+            -> number. Empty without ``verify=``.
+        plan: The data of ``torchdevice plan``, with the memory of each device over time. Empty
+            under other commands.
     """
 
     program: tuple[str, ...]
@@ -315,7 +334,11 @@ class Content:
         return dataclasses.replace(
             self,
             rows=tuple(folded(row for report in reports for row in report.rows)),
-            processes=(*self.processes, *(each for report in others for each in report.processes), *lost),
+            processes=(
+                *self.processes,
+                *(each for report in others for each in report.processes),
+                *lost,
+            ),
             left_out=self.left_out + sum(report.left_out for report in others),
             findings=tuple(merged(each for report in reports for each in report.findings)),
             verified=_sums(report.verified for report in reports),
@@ -340,9 +363,14 @@ class Content:
 
     @property
     def fallbacks(self) -> dict[str, Totals]:
-        """What ran on the CPU because the target lacks it: operator -> figures, the longest time first."""
+        """What ran on the CPU because the target lacks it: operator -> figures, the longest time
+        first.
+        """
         names = dict.fromkeys(row.asked for row in self.rows if row.seconds)
-        found = {name: Totals.of(row for row in self.rows if row.seconds and row.asked == name) for name in names}
+        found = {
+            name: Totals.of(row for row in self.rows if row.seconds and row.asked == name)
+            for name in names
+        }
         return dict(sorted(found.items(), key=lambda item: -item[1].seconds))
 
     @property
@@ -350,11 +378,13 @@ class Content:
         """What ``verify=`` found and how many calls it compared, as plain data."""
         return {"findings": list(map(dataclasses.asdict, self.findings)), "verified": self.verified}
 
-    # ---- forms -------------------------------------------------------------------------------------------------------
+    # ---- forms -----------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, which JSON can hold."""
-        totals = {group.value: dataclasses.asdict(Totals.of(rows)) for group, rows in self.groups.items()}
+        totals = {
+            group.value: dataclasses.asdict(Totals.of(rows)) for group, rows in self.groups.items()
+        }
         fields = dataclasses.asdict(self).items()
         return {
             "format": _FORMAT,
@@ -371,7 +401,10 @@ class Content:
             ValueError: The data are not those of a report.
         """
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
-            raise ValueError("this is not a report of torchdevice. Use a file that 'run --report=FILE.json' wrote.")
+            raise ValueError(
+                "this is not a report of torchdevice. Use a file that 'run --report=FILE.json' "
+                "wrote."
+            )
         return record(cls, data)
 
     def to_json(self, indent: int | None = 1) -> str:

@@ -15,7 +15,9 @@ from torchdevice.report import content, source
 from torchdevice.report.content import MAIN, Content, Group, Process, Row, Totals
 
 EXPLANATIONS = {
-    Group.NUMBERS: "the program may compute or read other numbers: approximate, downcast, fell back",
+    Group.NUMBERS: (
+        "the program may compute or read other numbers: approximate, downcast, fell back"
+    ),
     Group.ELSEWHERE: "the same operations with the same meaning, on another device",
     Group.OTHER: "hints with nothing to do, declared constants, and what raised an error",
 }
@@ -33,8 +35,12 @@ def program(report: Content) -> str:
 
 
 def target(report: Content) -> str:
-    """Return the device that stood in, without the number of simulated devices where there is one."""
-    return report.target.removesuffix(":1") if report.target.startswith("simulated:") else report.target
+    """Return the device that stood in, without the number of simulated devices where there is
+    one.
+    """
+    if report.target.startswith("simulated:"):
+        return report.target.removesuffix(":1")
+    return report.target
 
 
 def exchange(row: Row) -> str:
@@ -45,7 +51,11 @@ def exchange(row: Row) -> str:
 def participants(report: Content) -> str:
     """Return how many ranks and other processes there were; nothing where there was one process."""
     # A launcher of ranks asks for nothing itself.
-    names = [each.name for each in report.processes if each.calls > 0 or each.end != "reported" or each.name != MAIN]
+    names = [
+        each.name
+        for each in report.processes
+        if each.calls > 0 or each.end != "reported" or each.name != MAIN
+    ]
     ranks = sum(_RANK.fullmatch(name) is not None for name in names)
     if ranks == 0:
         return plural(len(report.processes), "process") if len(report.processes) > 1 else ""
@@ -54,7 +64,9 @@ def participants(report: Content) -> str:
 
 
 def editor_link(row: Row) -> str:
-    """Return the address that opens a row's line in an editor. A name that is no text stays the bytes that it is."""
+    """Return the address that opens a row's line in an editor. A name that is no text stays the
+    bytes that it is.
+    """
     return f"vscode://file{urllib.parse.quote(os.fsencode(row.file))}:{row.line}"
 
 
@@ -66,13 +78,21 @@ def plural(count: int, noun: str) -> str:
 
 
 def verified(report: Content) -> str:
-    """Return how many calls ``verify=`` compared and what came of it; nothing without ``verify=``."""
+    """Return how many calls ``verify=`` compared and what came of it; nothing without
+    ``verify=``.
+    """
     if not report.verified:
         return ""
     calls = {name: sum(counts.values()) for name, counts in report.verified.items()}
-    said = f"verified {plural(calls['compared'], 'call')} of {plural(len(report.verified['compared']), 'operator')}"
+    said = (
+        f"verified {plural(calls['compared'], 'call')} of "
+        f"{plural(len(report.verified['compared']), 'operator')}"
+    )
     if calls["random"]:
-        said += f", {plural(calls['random'], 'call')} with random numbers by shape, dtype and range only"
+        said += (
+            f", {plural(calls['random'], 'call')} with random numbers by shape, dtype and range "
+            "only"
+        )
     for why in filter(calls.get, LEFT_OUT):
         operators = plural(len(report.verified[why]), "operator")
         said += f"; not compared: {plural(calls[why], 'call')} of {operators} {LEFT_OUT[why]}"
@@ -106,7 +126,8 @@ def size(count: int) -> str:
 
 def _figure(value: float, unit: str) -> str:
     """Return a figure with three digits, or with all before the point where these are more."""
-    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:,.0f} {unit}"  # which .3g would round to 1e+03
+    # Which .3g would round to 1e+03.
+    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:,.0f} {unit}"
 
 
 def costs(row: Row) -> str:
@@ -115,17 +136,25 @@ def costs(row: Row) -> str:
 
 
 def libraries(row: Row) -> str:
-    """Return which lines of libraries asked on behalf of the program's line; nothing where it asked itself."""
+    """Return which lines of libraries asked on behalf of the program's line; nothing where it asked
+    itself.
+    """
     if not row.libraries:
         return ""
     first, *others = row.libraries
-    return source.place(first.file, first.line) + (f" and {plural(len(others), 'more line')}" if others else "")
+    return source.place(first.file, first.line) + (
+        f" and {plural(len(others), 'more line')}" if others else ""
+    )
 
 
 def processes(row: Row, report: Content) -> str:
-    """Return in which processes a row happened; nothing where all of those that asked for anything did the same."""
+    """Return in which processes a row happened; nothing where all of those that asked for anything
+    did the same.
+    """
     asking = sum(process.calls > 0 or process.end != "reported" for process in report.processes)
-    return "" if len(report.processes) == 1 or len(row.processes) == asking > 1 else _together(row.processes)
+    if len(report.processes) == 1 or len(row.processes) == asking > 1:
+        return ""
+    return _together(row.processes)
 
 
 def _together(names: Sequence[str]) -> str:
@@ -133,13 +162,18 @@ def _together(names: Sequence[str]) -> str:
     # The number behind "rank ".
     ranks = sorted(int(each[5:]) for each in names if _RANK.fullmatch(each))
     if len(ranks) > 1:
-        names = [f"ranks {content.numbers(ranks)}", *(each for each in names if not _RANK.fullmatch(each))]
+        names = [
+            f"ranks {content.numbers(ranks)}",
+            *(each for each in names if not _RANK.fullmatch(each)),
+        ]
     first = ", ".join(names[:4])
     return first if len(names) <= 4 else f"{first} and {len(names) - 4} more"
 
 
 def missing(report: Content) -> list[str]:
-    """Return a sentence for each failure, each process whose doings are not in the report, and for calls left out."""
+    """Return a sentence for each failure, each process whose doings are not in the report, and for
+    calls left out.
+    """
     ends = {
         "running": "is still running; what it did is not in this report.",
         "lost": "was killed before it could say what it did.",
@@ -156,11 +190,15 @@ def missing(report: Content) -> list[str]:
     silent = [each for each in report.processes if each.end != "reported"]
     said += [f"{each.name} (process {each.pid}) {ends[each.end]}" for each in silent]
     if report.left_out:
-        said.append(f"The journal's limit was reached: {plural(report.left_out, 'call')} more, not told apart.")
+        said.append(
+            f"The journal's limit was reached: {plural(report.left_out, 'call')} more, not told "
+            "apart."
+        )
     return said
 
 
 def _failure(alike: Sequence[Process]) -> str:
     names = ["the program" if each.name == MAIN else each.name for each in alike]
     # A text of several lines becomes one line.
-    return f"{_together(names)} {' '.join(content.with_all_indices(each.failure for each in alike).split())}"
+    failure = " ".join(content.with_all_indices(each.failure for each in alike).split())
+    return f"{_together(names)} {failure}"

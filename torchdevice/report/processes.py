@@ -1,7 +1,8 @@
-"""One report of all processes of a run: each writes its part into the run's folder, and the first one joins them.
+"""One report of all processes of a run: each writes its part into the run's folder, and the first
+one joins them.
 
-A process that asks for an accelerator notes that it began, so that the first one can tell which were killed before they
-could report.
+A process that asks for an accelerator notes that it began, so that the first one can tell which
+were killed before they could report.
 """
 
 from __future__ import annotations
@@ -44,14 +45,16 @@ def lead(journal: Journal, describe: Describe, show: Callable[[Report], None]) -
 
 def follow(journal: Journal, describe: Describe) -> None:
     """Let this process report to the run that it belongs to."""
-    if run_folder.leads():  # the first process has become another program, and nobody is left to read
+    # The first process has become another program, and nobody is left to read.
+    if run_folder.leads():
         del os.environ[REPORT]
         return
     util.Finalize(None, _Member(journal, describe).end, exitpriority=_LAST)
 
 
 _LAST = -100
-"""The priority with which multiprocessing calls what is to run after its processes were waited for."""
+"""The priority with which multiprocessing calls what is to run after its processes were waited for.
+"""
 
 _members: list[_Member] = []
 
@@ -59,7 +62,8 @@ _members: list[_Member] = []
 class _Member:
     """This process as one of a run.
 
-    Multiprocessing calls finalizers at the end of its own processes too, which run no handlers of ``atexit``.
+    Multiprocessing calls finalizers at the end of its own processes too, which run no handlers of
+    ``atexit``.
     """
 
     def __init__(self, journal: Journal, describe: Describe):
@@ -86,7 +90,9 @@ class _Member:
                 self._take_back(folder)
 
     def _forget(self) -> None:
-        """Take back what was noted for a first process that was killed, as the last process with the folder."""
+        """Take back what was noted for a first process that was killed, as the last process with
+        the folder.
+        """
         folder = os.environ.get(run_folder.VARIABLE)
         if folder and not run_folder.leads():
             self._take_back(Path(folder))
@@ -114,7 +120,9 @@ class _Member:
             (folder / f"{os.getpid()}-{self._token}.begun").unlink(missing_ok=True)
 
     def _forked(self) -> None:
-        """Count anew in a forked process. One that multiprocessing did not start runs the handlers of ``atexit``."""
+        """Count anew in a forked process. One that multiprocessing did not start runs the handlers
+        of ``atexit``.
+        """
         self._token = secrets.token_hex(4)
         self._journal.clear()
         atexit.register(self.end)
@@ -133,8 +141,12 @@ def _name() -> str:
 
 
 def _told_apart(reports: list[Report]) -> Iterator[Report]:
-    """Yield reports of one process each, with the number of the process where several have the same name."""
+    """Yield reports of one process each, with the number of the process where several have the same
+    name.
+    """
     names = Counter(report.processes[0].name for report in reports)
     for report in reports:
         process = report.processes[0]
-        yield report.renamed(f"{process.name} ({process.pid})") if names[process.name] > 1 else report
+        yield (
+            report.renamed(f"{process.name} ({process.pid})") if names[process.name] > 1 else report
+        )

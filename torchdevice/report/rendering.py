@@ -1,4 +1,6 @@
-"""The report in every form that it is shown in: as text, in colours on a terminal, and as a page."""
+"""The report in every form that it is shown in: as text, in colours on a terminal, and as a
+page.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _COLOURS = {
 def rendered(report: Content) -> list[Line]:
     """Return the lines of a report."""
     first, *rest = heading(report)
-    found: list[Line] = [((line, "" if line.startswith(" ") else "red"),) for line in findings(report)]
+    found: list[Line] = [
+        ((line, "" if line.startswith(" ") else "red"),) for line in findings(report)
+    ]
     return [((first, "bold"),), *rest, *found, *_rows(report)]
 
 
@@ -63,7 +67,10 @@ def findings(report: Content) -> list[str]:
 def _rows(report: Content) -> list[Line]:
     lines: list[Line] = []
     for group, rows in report.groups.items():
-        lines += ["", ((group.value.capitalize(), "bold"), (f": {formatting.EXPLANATIONS[group]}", ""))]
+        lines += [
+            "",
+            ((group.value.capitalize(), "bold"), (f": {formatting.EXPLANATIONS[group]}", "")),
+        ]
         for (place, text), same in groupby(rows, key=lambda row: (row.place, row.source)):
             lines.append(((f"  {place}", "cyan"), (f"  {text}".rstrip(), "")))
             lines.extend(_row(row, report) for row in same)
@@ -77,19 +84,26 @@ def _row(row: Row, report: Content) -> Line:
     where = formatting.processes(row, report)
     parts.append(f"in {where}" if where else "")
     fidelity = (f"[{row.fidelity.value}]", _COLOURS.get(row.fidelity, "dim"))
-    return (f"{row.count:>8,} x {formatting.exchange(row)} ", ""), fidelity, ("".join(f"  {p}" for p in parts if p), "")
+    return (
+        (f"{row.count:>8,} x {formatting.exchange(row)} ", ""),
+        fidelity,
+        ("".join(f"  {p}" for p in parts if p), ""),
+    )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report(Content):
     """What a program asked for and what was done instead, by line of the program.
 
-    ``str(report)`` is text, ``rich.print(report)`` has colours, and a notebook shows a page. The attributes are those
-    of what the report says: ``rows``, ``totals``, ``groups``, ``fallbacks``, ``processes``, ``program``, ``target``.
+    ``str(report)`` is text, ``rich.print(report)`` has colours, and a notebook shows a page. The
+    attributes are those of what the report says: ``rows``, ``totals``, ``groups``, ``fallbacks``,
+    ``processes``, ``program``, ``target``.
     """
 
     def to_html(self) -> str:
-        """Return one page that needs nothing else: no network, light and dark, sortable, readable on a phone."""
+        """Return one page that needs nothing else: no network, light and dark, sortable, readable
+        on a phone.
+        """
         more = {"text": formatting, "place": source.place, "short": source.short, "Totals": Totals}
         return data_files.filled(__file__, "page.html", report=self, **more)
 

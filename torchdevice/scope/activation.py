@@ -1,4 +1,6 @@
-"""The functions that make and activate scopes: ``portable``, ``simulate``, ``enable``, ``disable`` and ``current``."""
+"""The functions that make and activate scopes: ``portable``, ``simulate``, ``enable``, ``disable``
+and ``current``.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,9 @@ def _as_portable(record: Callable[P, Any]) -> Callable[[Any], _Portable[P]]:
 def portable(target: Any = None, **options: Any) -> Scope:
     """Run programs written for one accelerator on another.
 
-    Use as ``with torchdevice.portable():``, as ``@torchdevice.portable`` or as ``@torchdevice.portable(...)``. An
-    option that is left out is taken from its environment variable; ``torchdevice run --help`` lists both.
+    Use as ``with torchdevice.portable():``, as ``@torchdevice.portable`` or as
+    ``@torchdevice.portable(...)``. An option that is left out is taken from its environment
+    variable; ``torchdevice run --help`` lists both.
 
     Args:
         **options: See below.
@@ -66,18 +69,21 @@ def portable(target: Any = None, **options: Any) -> Scope:
 
 
 @_options.takes_options(without=("target", "devices"))
-def simulate(profile: str | Mapping[str, Any] = "cuda", devices: int | None = None, **options: Any) -> Scope:
+def simulate(
+    profile: str | Mapping[str, Any] = "cuda", devices: int | None = None, **options: Any
+) -> Scope:
     """Run programs on simulated accelerators: real values in CPU memory, on devices of their own.
 
-    Equivalent to ``portable(f"simulated:{profile}:{devices}", ...)``. The device stays registered with torch for the
-    life of the process.
+    Equivalent to ``portable(f"simulated:{profile}:{devices}", ...)``. The device stays registered
+    with torch for the life of the process.
 
     Args:
-        profile: ``"cuda"``; ``"mps"``, with the dtypes and operators that Metal has; ``"strict"``, which lacks what
-            either of the two lacks; a model such as ``"t4"`` or ``"a100"``, with its memory and compute capability; a
-            TOML or JSON file, or a dict, that describes a model (docs/simulation.md). A number of devices may follow:
-            ``"a100:2"``.
-        devices: How many devices there are, where the profile names no number. Default: 1. ``count`` is its old name.
+        profile: ``"cuda"``; ``"mps"``, with the dtypes and operators that Metal has; ``"strict"``,
+            which lacks what either of the two lacks; a model such as ``"t4"`` or ``"a100"``, with
+            its memory and compute capability; a TOML or JSON file, or a dict, that describes a
+            model (docs/simulation.md). A number of devices may follow: ``"a100:2"``.
+        devices: How many devices there are, where the profile names no number. Default: 1.
+            ``count`` is its old name.
         **options: See below.
 
     Returns:
@@ -85,25 +91,30 @@ def simulate(profile: str | Mapping[str, Any] = "cuda", devices: int | None = No
 
     Raises:
         UnknownTargetError: On entry, if there is no such profile.
-        BackendTakenError: On entry, if another out-of-tree backend is registered with torch in this process.
+        BackendTakenError: On entry, if another out-of-tree backend is registered with torch in this
+            process.
         ValueError: If an option has an unknown value.
         TypeError: If an option does not exist, or has a value of a wrong type.
     """
     if isinstance(profile, Mapping):
         profile = json.dumps(profile)
     if "target" in options:
-        raise TypeError("simulate() takes no target. Use profile and devices, or portable(target=...).")
+        raise TypeError(
+            "simulate() takes no target. Use profile and devices, or portable(target=...)."
+        )
     if "count" in options:
         devices = _renamed_count(devices, options.pop("count"))
     name = target_selection.simulated_name(profile)
     if name is None:
         raise ValueError(
-            f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps', 'strict' or a model such as 'a100', "
+            f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps', 'strict' or a "
+            "model such as 'a100', "
             f"and devices= for the number of devices."
         )
     if devices is not None and target_selection.names_count(name):
         raise ValueError(
-            f"devices={devices!r} contradicts profile={profile!r}, which contains the number. Leave one out."
+            f"devices={devices!r} contradicts profile={profile!r}, which contains the number. "
+            "Leave one out."
         )
     if devices is not None and _options.checked_count("devices", devices) > 1:
         name = f"{name}:{devices}"
@@ -112,20 +123,32 @@ def simulate(profile: str | Mapping[str, Any] = "cuda", devices: int | None = No
 
 def _renamed_count(devices: int | None, count: Any) -> Any:
     if devices is not None:
-        raise TypeError(f"simulate() got devices={devices!r} and count={count!r}, its old name. Use devices alone.")
-    warnings.warn(f"simulate(count={count!r}) is now simulate(devices={count!r})", DeprecationWarning, stacklevel=3)
+        raise TypeError(
+            f"simulate() got devices={devices!r} and count={count!r}, its old name. Use devices "
+            "alone."
+        )
+    warnings.warn(
+        f"simulate(count={count!r}) is now simulate(devices={count!r})",
+        DeprecationWarning,
+        stacklevel=3,
+    )
     return count
 
 
 @_options.takes_options()
-def enable(target: str | torch.device | None = None, *, propagate: bool = False, **options: Any) -> Scope:
-    """Activate a scope for the rest of the process: this thread and the ones it starts, until :func:`disable`.
+def enable(
+    target: str | torch.device | None = None, *, propagate: bool = False, **options: Any
+) -> Scope:
+    """Activate a scope for the rest of the process: this thread and the ones it starts, until
+    :func:`disable`.
 
-    The last call counts: it takes the place of the program's calls before, in this thread, with their options.
+    The last call counts: it takes the place of the program's calls before, in this thread, with
+    their options.
 
     Args:
-        propagate: Also set ``TORCHDEVICE=1`` and the variables of all options in the environment until then, so that
-            Python processes started meanwhile activate themselves when they import torch.
+        propagate: Also set ``TORCHDEVICE=1`` and the variables of all options in the environment
+            until then, so that Python processes started meanwhile activate themselves when they
+            import torch.
         **options: See below.
 
     Returns:
@@ -146,11 +169,15 @@ def enable(target: str | torch.device | None = None, *, propagate: bool = False,
 
 
 def enabled_by_program() -> list[Entry]:
-    """Return the entries that the program's calls of :func:`enable` have made in this thread, until :func:`disable`."""
+    """Return the entries that the program's calls of :func:`enable` have made in this thread, until
+    :func:`disable`.
+    """
     return [entry for entry in state.entries if entry.enabled_by == "program"]
 
 
-def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run", shows_errors: bool = True) -> Scope:
+def enable_chosen(
+    options: Options, *, propagate: bool, enabled_by: str = "run", shows_errors: bool = True
+) -> Scope:
     """Activate a scope with a complete record of options until :func:`disable`.
 
     Args:
@@ -159,7 +186,9 @@ def enable_chosen(options: Options, *, propagate: bool, enabled_by: str = "run",
         enabled_by: See :class:`Entry`.
         shows_errors: Whether errors of the main thread are shown without the package's frames.
     """
-    scope = Scope(options, auto=wrap.automatic() if options.engine == "auto" and not state.entries else "mode")
+    scope = Scope(
+        options, auto=wrap.automatic() if options.engine == "auto" and not state.entries else "mode"
+    )
     try:
         scope.__enter__(enabled_by)
         entry = scope._entry_to_leave()
@@ -196,7 +225,8 @@ def _end(entries: Sequence[Entry]) -> None:
 
 
 def _undo_all(entry: Entry) -> None:
-    # All steps, also if one fails or is interrupted: without its entry nothing would restore the variables.
+    # All steps, also if one fails or is interrupted: without its entry nothing would restore the
+    # variables.
     hooks = () if entry.hooks is None else (lambda entry: entry.hooks.end(),)
     do_all((lambda entry: _options.set_environment(entry.environment), *hooks, leave), entry)
 
@@ -218,15 +248,18 @@ def variables_of(scope: Scope) -> dict[str, str | None]:
 
 
 def disable() -> None:
-    """Undo :func:`enable` in this thread; without one, what ``torchdevice run`` or ``TORCHDEVICE=1`` has activated.
+    """Undo :func:`enable` in this thread; without one, what ``torchdevice run`` or
+    ``TORCHDEVICE=1`` has activated.
 
     Raises:
-        ScopeError: No :func:`enable` is in force in this thread, or a scope entered after it is still active.
+        ScopeError: No :func:`enable` is in force in this thread, or a scope entered after it is
+            still active.
     """
     enabled = enabled_by_program() or [entry for entry in state.entries if entry.enabled_by][-1:]
     if not enabled:
         raise ScopeError(
-            "disable() was called without enable() in this thread. Call enable() first, and disable() in the same "
+            "disable() was called without enable() in this thread. Call enable() first, and "
+            "disable() in the same "
             "thread."
         )
     last = enabled[-1]
@@ -238,5 +271,7 @@ def disable() -> None:
 
 def current() -> Scope | None:
     """Return the innermost active scope of this thread, or None."""
-    owner = next((entry.owner for entry in reversed(state.entries) if entry.owner is not None), None)
+    owner = next(
+        (entry.owner for entry in reversed(state.entries) if entry.owner is not None), None
+    )
     return owner._scope if isinstance(owner, Joining) else owner

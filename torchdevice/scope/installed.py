@@ -1,6 +1,8 @@
-"""The patches that are installed while a scope is active. What has them registers them when it is imported.
+"""The patches that are installed while a scope is active. What has them registers them when it is
+imported.
 
-A file in ``torch_modules/cuda/``, ``torch_modules/accelerators/`` or ``torch_modules/apis/`` is found by itself.
+A file in ``torch_modules/cuda/``, ``torch_modules/accelerators/`` or ``torch_modules/apis/`` is
+found by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from torchdevice.scope import features
 from torchdevice.torch_modules import accelerators, cuda
 from torchdevice.torch_modules import apis as torch_apis
 from torchdevice.torch_modules.compile import torch_compile
-from torchdevice.torch_modules.distributed import data_parallel, dtensor, gloo_waits, sharded_attention
+from torchdevice.torch_modules.distributed import (
+    data_parallel,
+    dtensor,
+    gloo_waits,
+    sharded_attention,
+)
 
 _OF_FEATURES = [import_module(name) for name in features.REGISTERING if feature.is_there(name)]
 
@@ -28,12 +35,14 @@ AREAS = (
         for folder in (cuda, accelerators, torch_apis)
         for found in pkgutil.iter_modules(folder.__path__)
     ),
-    # The other files of these folders import torch.distributed and torch's compilers, which many programs never need.
-    # `process_groups` is imported by `data_parallel`.
+    # The other files of these folders import torch.distributed and torch's compilers, which many
+    # programs never need. `process_groups` is imported by `data_parallel`.
     *(torch_compile, data_parallel, dtensor, gloo_waits, sharded_attention),
     checkpoints,
 )
-"""The modules that change names of torch or supply them. No two change the same name, so their order means nothing."""
+"""The modules that change names of torch or supply them. No two change the same name, so their
+order means nothing.
+"""
 
 
 @bindings.later("triton", sees_scope=True)

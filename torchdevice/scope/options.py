@@ -41,7 +41,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _records() -> list[type[_kernel.Options]]:
-    """Return the records of the features whose folders are there, the last one first, as a class lists its bases."""
+    """Return the records of the features whose folders are there, the last one first, as a class
+    lists its bases.
+    """
     there = [name for name in features.OPTIONS if feature.is_there(name)]
     return [importlib.import_module(name).RECORD for name in reversed(there)] or [_kernel.Options]
 
@@ -63,10 +65,12 @@ _OLD_NAMES = {"count": "devices", "profile": "target"}
 """Names of arguments of :func:`torchdevice.simulate` -> the options of all other ways in."""
 
 
-# ---- the ways in -----------------------------------------------------------------------------------------------------
+# ---- the ways in ---------------------------------------------------------------------------------
 
 
-def chosen(given: Mapping[str, Any], /, variables: Mapping[str, str | None] = os.environ, **defaults: Any) -> Options:
+def chosen(
+    given: Mapping[str, Any], /, variables: Mapping[str, str | None] = os.environ, **defaults: Any
+) -> Options:
     """Return the options of a call.
 
     Args:
@@ -81,7 +85,9 @@ def chosen(given: Mapping[str, Any], /, variables: Mapping[str, str | None] = os
     unknown = sorted(given.keys() - declarations().keys())
     if unknown:
         hint = f" Did you mean {_OLD_NAMES[unknown[0]]}=?" if unknown[0] in _OLD_NAMES else ""
-        raise TypeError(f"{unknown[0]!r} is not an option.{hint} Use one of {', '.join(declarations())}.")
+        raise TypeError(
+            f"{unknown[0]!r} is not an option.{hint} Use one of {', '.join(declarations())}."
+        )
     said = {name: value for name, value in given.items() if value is not None}
     others = {**defaults, **from_environment(variables)}
     target = said.get("target", others.get("target"))
@@ -106,7 +112,9 @@ def from_environment(variables: Mapping[str, str | None] = os.environ) -> dict[s
     return from_texts(variable_of, variables.get, "Or unset the variable.")
 
 
-def from_texts(key_of: Callable[[str], str], read: Callable[[str], str | None], remedy: str) -> dict[str, Any]:
+def from_texts(
+    key_of: Callable[[str], str], read: Callable[[str], str | None], remedy: str
+) -> dict[str, Any]:
     """Return the options that are given as texts.
 
     Args:
@@ -129,9 +137,12 @@ def from_texts(key_of: Callable[[str], str], read: Callable[[str], str | None], 
 
 
 def to_environment(options: _kernel.Options) -> dict[str, str | None]:
-    """Return the variables that give a child process these options; None means that a variable must not be set."""
+    """Return the variables that give a child process these options; None means that a variable must
+    not be set.
+    """
     values: dict[str, str | None] = {SWITCH: "1", SAID: os.environ.get(SAID)}
-    # What the target implies is left to it, so that a child's scope on another target has the figures of that one.
+    # What the target implies is left to it, so that a child's scope on another target has the
+    # figures of that one.
     implied = Options.implied_by(options.target)
     for name, declaration in declarations().items():
         value = getattr(options, name)
@@ -140,7 +151,9 @@ def to_environment(options: _kernel.Options) -> dict[str, str | None]:
     return values
 
 
-def set_environment(values: Mapping[str, str | None], before: dict[str, str | None] | None = None) -> None:
+def set_environment(
+    values: Mapping[str, str | None], before: dict[str, str | None] | None = None
+) -> None:
     """Set variables, and delete those whose value is None.
 
     Args:
@@ -157,15 +170,21 @@ def set_environment(values: Mapping[str, str | None], before: dict[str, str | No
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the options as a command line lists them: heading -> names, those that most people need first."""
+    """Return the options as a command line lists them: heading -> names, those that most people
+    need first.
+    """
     return {
-        heading: [name for name, declaration in declarations().items() if declaration.group == heading]
+        heading: [
+            name for name, declaration in declarations().items() if declaration.group == heading
+        ]
         for heading in (COMMON, DEVICES, EXPERTS)
     }
 
 
 def add_flags(
-    add: Callable[..., Any], flag: Callable[[str], str] = flag_of, names: Collection[str] | None = None
+    add: Callable[..., Any],
+    flag: Callable[[str], str] = flag_of,
+    names: Collection[str] | None = None,
 ) -> None:
     """Add a flag for each option to a command line.
 
@@ -187,7 +206,9 @@ def add_flags(
 
 
 def _argument(declaration: Declaration) -> Callable[[str], Any]:
-    """Return a function that argparse calls for a text. argparse shows the message of an ArgumentTypeError only."""
+    """Return a function that argparse calls for a text. argparse shows the message of an
+    ArgumentTypeError only.
+    """
 
     def parse(text: str) -> Any:
         try:
@@ -199,7 +220,8 @@ def _argument(declaration: Declaration) -> Callable[[str], Any]:
 
 
 def takes_options(*, without: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Give a function that takes ``**options`` the signature and the documentation of these options.
+    """Give a function that takes ``**options`` the signature and the documentation of these
+    options.
 
     Args:
         without: Options that the function does not take.
@@ -207,18 +229,31 @@ def takes_options(*, without: tuple[str, ...] = ()) -> Callable[[F], F]:
 
     def complete(function: Any) -> Any:
         signature = inspect.signature(function)
-        known = {*declarations(), "options"} - {*without}  # what takes the place of **options is listed
+        # What takes the place of **options is listed.
+        known = {*declarations(), "options"} - {*without}
         parameters = [each for name, each in signature.parameters.items() if name not in known]
-        taken = [each for each in dataclasses.fields(Options) if each.metadata and each.name not in without]
+        taken = [
+            each
+            for each in dataclasses.fields(Options)
+            if each.metadata and each.name not in without
+        ]
         for field in taken:
-            kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-            parameters.append(inspect.Parameter(field.name, kind, default=field.default, annotation=field.type))
+            kind = (
+                inspect.Parameter.KEYWORD_ONLY
+                if field.kw_only
+                else inspect.Parameter.POSITIONAL_OR_KEYWORD
+            )
+            parameters.append(
+                inspect.Parameter(field.name, kind, default=field.default, annotation=field.type)
+            )
         parameters.sort(key=lambda parameter: parameter.kind)
         function.__signature__ = signature.replace(parameters=parameters)
         lines = [f"{field.name}: {declarations()[field.name].text}" for field in taken]
         # Python 3.13 indents docstrings less, and -OO leaves them out.
         marker, documented = re.compile(r"( *)\*\*options: See below\."), function.__doc__ or ""
-        function.__doc__ = marker.sub(lambda found: "\n".join(found[1] + line for line in lines), documented)
+        function.__doc__ = marker.sub(
+            lambda found: "\n".join(found[1] + line for line in lines), documented
+        )
         return function
 
     return complete

@@ -1,12 +1,13 @@
 """Entering and leaving a scope. The functions that make scopes are in ``scope/activation.py``.
 
-Entering a scope resolves its target, puts the patches in place (if this is the first active scope of the process),
-puts a mode on this thread's stack (if this is the first of the thread) and makes the scope's context the thread's
-innermost. Leaving undoes exactly that.
+Entering a scope resolves its target, puts the patches in place (if this is the first active scope
+of the process), puts a mode on this thread's stack (if this is the first of the thread) and makes
+the scope's context the thread's innermost. Leaving undoes exactly that.
 
-Both are atomic. An interrupt at any line leaves the thread wholly in the scope or wholly out of it: each step can be
-repeated, so whoever is interrupted does all of them again. A ``with`` statement whose ``__exit__`` is interrupted
-before it could begin leaves when it drops that, see ``kernel/python/interrupt_safe_exit.py``.
+Both are atomic. An interrupt at any line leaves the thread wholly in the scope or wholly out of it:
+each step can be repeated, so whoever is interrupted does all of them again. A ``with`` statement
+whose ``__exit__`` is interrupted before it could begin leaves when it drops that, see
+``kernel/python/interrupt_safe_exit.py``.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def left_too_early(scope: Scope, how: str) -> ScopeError:
     """Return the error of a scope that was not the innermost one."""
     return ScopeError(
-        f"{scope!r} was {how} before a scope entered after it was left. Leave scopes in the reverse order of entry; it "
+        f"{scope!r} was {how} before a scope entered after it was left. Leave scopes in the "
+        "reverse order of entry; it "
         f"has been left, and the later one is still active."
     )
 
@@ -76,7 +78,8 @@ class _Leaving(Leaving):
 
     def late(self) -> None:
         if self._entry is None:
-            # The first one of this scope above the depth: the entry that an interrupted `__exit__` did not get.
+            # The first one of this scope above the depth: the entry that an interrupted `__exit__`
+            # did not get.
             mine = (entry for entry in state.entries[self._depth :] if entry.owner is self._scope)
             self._entry = next(mine, None)
         if self._entry is not None:
@@ -84,7 +87,8 @@ class _Leaving(Leaving):
 
 
 class Scope(AbstractContextManager["Scope"]):
-    """Programs written for one accelerator run on another while this is active. Made by :func:`portable`.
+    """Programs written for one accelerator run on another while this is active. Made by
+    :func:`portable`.
 
     Usable with ``with``, as a decorator, again and again, and inside itself.
 
@@ -111,7 +115,9 @@ class Scope(AbstractContextManager["Scope"]):
         return self._resolved().runtime
 
     def report(self) -> Report:
-        """Return what the program asked for in this process so far and what was done instead, by line."""
+        """Return what the program asked for in this process so far and what was done instead, by
+        line.
+        """
         from torchdevice.report import Report  # here, because most programs ask for none
 
         options = self._resolved().options
@@ -131,12 +137,14 @@ class Scope(AbstractContextManager["Scope"]):
     def _resolve(self) -> Context:
         """Resolve the target, unless the scope is active: what runs keeps its target.
 
-        A target that the options name is resolved once. Without a name it is the best there is at each entry.
+        A target that the options name is resolved once. Without a name it is the best there is at
+        each entry.
         """
         context = self._context
         named = self.options.target is not None
         if context is not None and (
-            context.entries.active or (named and context.names.answered_by is target_selection.machine_of(self.options))
+            context.entries.active
+            or (named and context.names.answered_by is target_selection.machine_of(self.options))
         ):
             # Nobody is in the scope, so a new value of `CUDA_VISIBLE_DEVICES` may count.
             if not context.entries.active:
@@ -149,7 +157,9 @@ class Scope(AbstractContextManager["Scope"]):
         if context is not None and context.runtime is runtime:
             context.devices.count_again()
             return context
-        context = self._context = Context(fitting, runtime, self.journal, functools.partial(Joining, self))
+        context = self._context = Context(
+            fitting, runtime, self.journal, functools.partial(Joining, self)
+        )
         context.entries.features = features.wanted(fitting)
         return context
 
@@ -159,7 +169,10 @@ class Scope(AbstractContextManager["Scope"]):
             for kind in TorchFunctionMode.__subclasses__():  # in the order of definition
                 if kind is ContextMode:
                     break
-                if (kind.__module__, kind.__name__) == (ContextMode.__module__, ContextMode.__name__):
+                if (kind.__module__, kind.__name__) == (
+                    ContextMode.__module__,
+                    ContextMode.__name__,
+                ):
                     raise SecondCopyError()  # whose class has the same name
             for name in PATCHERS:
                 if name in sys.modules:
@@ -182,7 +195,10 @@ class Scope(AbstractContextManager["Scope"]):
         for entry in reversed(state.entries):
             if entry.owner is self:
                 return entry
-        raise ScopeError(f"{self!r} was left in a thread where it was not entered. Enter it with 'with' or enable().")
+        raise ScopeError(
+            f"{self!r} was left in a thread where it was not entered. Enter it with 'with' or "
+            "enable()."
+        )
 
     @overload
     def __call__(self, function: F) -> F: ...
@@ -193,7 +209,9 @@ class Scope(AbstractContextManager["Scope"]):
         return decorated(self, function)
 
     def __repr__(self) -> str:
-        target = self._context.runtime.target if self._context else self.options.target or "to be chosen"
+        target = (
+            self._context.runtime.target if self._context else self.options.target or "to be chosen"
+        )
         return f"<torchdevice.Scope target={str(target)!r}>"
 
     def _described(self) -> str:
@@ -201,7 +219,9 @@ class Scope(AbstractContextManager["Scope"]):
         context = self._resolved()
         count = context.devices.count
         devices = f"{count} {'device' if count == 1 else 'devices'}"
-        what = f"{context.program.upper()} is {context.runtime.target} in this session, with {devices}"
+        what = (
+            f"{context.program.upper()} is {context.runtime.target} in this session, with {devices}"
+        )
         return f"torchdevice: {what}. `%torchdevice off` ends it."
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -248,7 +268,8 @@ def _enter(entry: Entry, context: Context) -> None:
         if context.thread.at_return:
             context.thread.begin()
     except BaseException:
-        # Everything, whichever step failed: each step of leaving can be done without its counterpart.
+        # Everything, whichever step failed: each step of leaving can be done without its
+        # counterpart.
         undo(leave, entry)
         raise
 
@@ -256,8 +277,9 @@ def _enter(entry: Entry, context: Context) -> None:
 def _fill(entry: Entry, context: Context) -> None:
     """Decide which mode serves an entry, and what must be in place for it.
 
-    This thread's mode serves the entry, switched to its context. A thread has no mode in its outermost entry, and while
-    a mode handles a torch function such as ``backward``; a new mode serves the entry then.
+    This thread's mode serves the entry, switched to its context. A thread has no mode in its
+    outermost entry, and while a mode handles a torch function such as ``backward``; a new mode
+    serves the entry then.
     """
     if context.names.is_native and state.context is None:
         return
@@ -266,7 +288,11 @@ def _fill(entry: Entry, context: Context) -> None:
     wraps = context.options.engine == "wrap" if mode is None else mode is state.mode
     entry.mode = mode if mode is not None else DeviceMode(context)
     entry.unstacked = entry.mode if wraps else state.mode
-    if mode is not None and (outer := state.entries[-1]).context is context and outer.unstacked is entry.unstacked:
+    if (
+        mode is not None
+        and (outer := state.entries[-1]).context is context
+        and outer.unstacked is entry.unstacked
+    ):
         entry.parts = outer.parts  # the usual nested entry, which needs the same
         return
     for put in _PUTTING:

@@ -1,7 +1,8 @@
 """Chooses the target: the device that stands in for the program's accelerator.
 
-The target is that of the call, else that of ``TORCHDEVICE_TARGET``, else the first available of CUDA, MPS, XPU, a
-PrivateUse1 backend and the CPU. It is chosen when a scope is entered, never at import.
+The target is that of the call, else that of ``TORCHDEVICE_TARGET``, else the first available of
+CUDA, MPS, XPU, a PrivateUse1 backend and the CPU. It is chosen when a scope is entered, never at
+import.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from torchdevice.simulation.profiles import Profile
 
 _NO_MAC = (
-    "torch.backends.mps.is_available() is False: it needs macOS on Apple silicon. Use 'simulated:mps' for a simulated "
+    "torch.backends.mps.is_available() is False: it needs macOS on Apple silicon. Use "
+    "'simulated:mps' for a simulated "
     "Mac, or leave the target out."
 )
 
@@ -68,7 +70,8 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
         if simulated is not None and found is None:
             found = _simulated(simulated[0], fitting)
             if simulated[0] in _SIMULATED_MAC and fitting.identity is None:
-                fitting = dataclasses.replace(fitting, identity="program")  # a Mac's tensors are on mps
+                # A Mac's tensors are on mps.
+                fitting = dataclasses.replace(fitting, identity="program")
         assert found is not None
         if fitting.random == "cuda" and not found.supplied.is_gpu:
             found = with_gpu_numbers(found)
@@ -82,7 +85,9 @@ def _best() -> Runtime:
 
 
 def machine_of(options: Options) -> Context | None:
-    """Return the context of the simulated Mac on which a scope with these options runs; None for this machine."""
+    """Return the context of the simulated Mac on which a scope with these options runs; None for
+    this machine.
+    """
     name = _name_of(options.target)
     if name in _SIMULATED_MAC and options.written_for != MpsRuntime.device_type:
         from torchdevice.simulation import mac
@@ -93,18 +98,25 @@ def machine_of(options: Options) -> Context | None:
 
 
 def simulated_machine() -> Context | None:
-    """Return the context of the simulated Mac that this thread is in, innermost first; None where it is in none."""
+    """Return the context of the simulated Mac that this thread is in, innermost first; None where
+    it is in none.
+    """
     for entry in reversed(thread_state.state.entries):
         context = entry.context
         if context is not None and context.names.answered_by is not None:
             return context.names.answered_by
-        if context is not None and context.runtime.supplied.location_tag == context.shown_as == MpsRuntime.device_type:
+        if (
+            context is not None
+            and context.runtime.supplied.location_tag == context.shown_as == MpsRuntime.device_type
+        ):
             return context
     return None
 
 
 def _on_machine(machine: Context, options: Options) -> tuple[Runtime, Options]:
-    """Return the runtime of MPS on a simulated Mac; for a program written for MPS, the simulated Mac itself."""
+    """Return the runtime of MPS on a simulated Mac; for a program written for MPS, the simulated
+    Mac itself.
+    """
     from torchdevice.simulation import mac
 
     if options.written_for != MpsRuntime.device_type:
@@ -127,7 +139,9 @@ def is_simulated(target: object) -> bool:
 
 
 def simulated_name(profile: object) -> str | None:
-    """Return the target that a profile means where only a simulated device can be meant; None where it means none."""
+    """Return the target that a profile means where only a simulated device can be meant; None where
+    it means none.
+    """
     from torchdevice.simulation import models
 
     text = str(profile).strip()
@@ -137,7 +151,9 @@ def simulated_name(profile: object) -> str | None:
 
 
 def names_count(target: str) -> bool:
-    """Return whether the name of a target contains a number of devices, as ``"simulated:cuda:2"`` does."""
+    """Return whether the name of a target contains a number of devices, as ``"simulated:cuda:2"``
+    does.
+    """
     if not is_simulated(target):
         return False
     from torchdevice.simulation import models
@@ -154,7 +170,8 @@ def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile,
 
     Raises:
         UnknownTargetError: It is not such a name.
-        ValueError: The profile has one device and more are asked for, or more than torch can number.
+        ValueError: The profile has one device and more are asked for, or more than torch can
+            number.
     """
     from torchdevice.simulation import models, profiles
 
@@ -165,10 +182,13 @@ def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile,
     count = models.count_of(target) or devices or 1
     if count > _options.MOST_DEVICES:
         raise ValueError(
-            f"target={target!r} cannot have {count} devices: torch numbers {_options.MOST_DEVICES} at most. Use fewer."
+            f"target={target!r} cannot have {count} devices: torch numbers {_options.MOST_DEVICES} "
+            "at most. Use fewer."
         )
     if profile.single and count > 1:
-        raise ValueError(f"target={target!r} cannot have {count} devices: the profile has one. Use one device.")
+        raise ValueError(
+            f"target={target!r} cannot have {count} devices: the profile has one. Use one device."
+        )
     return profile, count
 
 
@@ -180,10 +200,15 @@ def target_names() -> tuple[str, ...]:
 
 
 def known_targets() -> tuple[str, ...]:
-    """Return the names of devices that can be targets, available here or not: real ones, and profiles and models."""
+    """Return the names of devices that can be targets, available here or not: real ones, and
+    profiles and models.
+    """
     from torchdevice.simulation import models, profiles
 
-    return (*target_names(), *(f"{SIMULATED}:{each}" for each in (*profiles.PROFILES, *models.MODELS)))
+    return (
+        *target_names(),
+        *(f"{SIMULATED}:{each}" for each in (*profiles.PROFILES, *models.MODELS)),
+    )
 
 
 def _name_of(target: str | torch.device | None) -> str | None:
@@ -195,17 +220,26 @@ def _named(target: object, name: str) -> Runtime:
         raise _unknown(target, name)
     found = runtime(name)
     if not found.is_available():
-        other = f"torch.{name}.is_available() is False: install a build of torch for it and a driver"
-        raise TargetUnavailableError(name, _NO_MAC if name == "mps" else f"{other}, or leave the target out.")
-    if name == torch._C._get_privateuse1_backend_name() and not _has_kernel(_ALLOCATING, "PrivateUse1"):
+        other = (
+            f"torch.{name}.is_available() is False: install a build of torch for it and a driver"
+        )
         raise TargetUnavailableError(
-            name, f"The backend has no kernel of {_ALLOCATING!r}, which allocates: import its extension in C++ first."
+            name, _NO_MAC if name == "mps" else f"{other}, or leave the target out."
+        )
+    if name == torch._C._get_privateuse1_backend_name() and not _has_kernel(
+        _ALLOCATING, "PrivateUse1"
+    ):
+        raise TargetUnavailableError(
+            name,
+            f"The backend has no kernel of {_ALLOCATING!r}, which allocates: import its extension "
+            "in C++ first.",
         )
     return found
 
 
 def _simulated(target: str, options: Options) -> Runtime:
-    # Imported only where a program simulates, because the import reads torch's table of operators, which takes time.
+    # Imported only where a program simulates, because the import reads torch's table of operators,
+    # which takes time.
     with garbage_collection.paused():
         from torchdevice.simulation import simulated_runtime as simulated
 
@@ -213,7 +247,14 @@ def _simulated(target: str, options: Options) -> Runtime:
     return simulated.runtime(profile, count, options.memory, options.context or 0)
 
 
-_OTHER_NAMES = {"nvidia": "cuda", "metal": "mps", "apple": "mps", "mac": "mps", "intel": "xpu", "gpu": "simulated:cuda"}
+_OTHER_NAMES = {
+    "nvidia": "cuda",
+    "metal": "mps",
+    "apple": "mps",
+    "mac": "mps",
+    "intel": "xpu",
+    "gpu": "simulated:cuda",
+}
 """What people call a target. A GPU that is there is chosen without being named."""
 
 
@@ -222,11 +263,14 @@ def _unknown(target: object, name: str) -> UnknownTargetError:
     lowered = name.strip().lower()
     lowered = _OTHER_NAMES.get(lowered, lowered)
     near = difflib.get_close_matches(lowered, known, n=1)
-    if re.fullmatch(r"(cuda|mps):[0-9]+", lowered):  # a number of real devices is not chosen by the target
+    # A number of real devices is not chosen by the target.
+    if re.fullmatch(r"(cuda|mps):[0-9]+", lowered):
         lowered = f"{SIMULATED}:{lowered}"
     found = _simulated_target(lowered)
     # A number behind a known name is right, so only the spelling of the name was wrong.
-    exists = lowered in known or (found is not None and f"{SIMULATED}:{found[1] or 'cuda'}" in known)
+    exists = lowered in known or (
+        found is not None and f"{SIMULATED}:{found[1] or 'cuda'}" in known
+    )
     meant = near[0] if near else None
     return UnknownTargetError(target, known, lowered if exists else meant)
 

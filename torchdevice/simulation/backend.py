@@ -1,10 +1,11 @@
 """Registers the simulated device with torch: its device type, its device module and its kernels.
 
-This is done once in a process, and torch cannot undo it. Nothing of it is used unless a tensor of the device exists.
+This is done once in a process, and torch cannot undo it. Nothing of it is used unless a tensor of
+the device exists.
 
-``torch.multiprocessing`` sends tensors of the device to other processes as values in shared memory. CUDA shares the
-tensor's memory. Here the receiver gets a copy on its own device with that ordinal, so the sender does not see what the
-receiver writes.
+``torch.multiprocessing`` sends tensors of the device to other processes as values in shared memory.
+CUDA shares the tensor's memory. Here the receiver gets a copy on its own device with that ordinal,
+so the sender does not see what the receiver writes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _reduce_tensor = torch.multiprocessing.reductions.reduce_tensor
 
 
 def share_with_processes() -> None:
-    """Let the pickler of ``torch.multiprocessing`` reduce tensors of the device, in all threads of the process."""
+    """Let the pickler of ``torch.multiprocessing`` reduce tensors of the device, in all threads of
+    the process.
+    """
     # A queue pickles in a thread of its own, where no scope need be active.
     for kind in (torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, _reduce)
@@ -56,22 +59,34 @@ def _reduce(tensor: torch.Tensor) -> Any:
             raise RuntimeError("_share_filename_: only available on CPU")
         context = thread_state.state.context
         if context is not None:
-            entry = context.report("a tensor for another process", "a copy of it", Fidelity.APPROXIMATE)
+            entry = context.report(
+                "a tensor for another process", "a copy of it", Fidelity.APPROXIMATE
+            )
             if entry is not None:
                 entry.bytes += tensor.nbytes
         values, index = tensor.detach().cpu(), tensor.device.index
-        return _received, (values, index, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
+        return _received, (
+            values,
+            index,
+            tensor.requires_grad,
+            isinstance(tensor, torch.nn.Parameter),
+        )
 
 
-def _received(values: torch.Tensor, index: int, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+def _received(
+    values: torch.Tensor, index: int, requires_grad: bool, is_parameter: bool
+) -> torch.Tensor:
     context = thread_state.state.context
     if context is None:
         raise ScopeError(
-            "a tensor of a simulated device was sent to a process in which no scope is active. Start the process in a "
+            "a tensor of a simulated device was sent to a process in which no scope is active. "
+            "Start the process in a "
             "scope, or after enable(propagate=True)."
         )
     tensor = values.to(context.devices.at(index))
-    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
 
 
 _registered: list[bool] = []
@@ -80,20 +95,26 @@ _registered: list[bool] = []
 _lock = forks.lock(globals())
 
 _TAKES_AUTOGRAD = (
-    "outside simulated scopes backward() of tensors on {} fails from now on in this process, with an internal error of "
-    "torch's. Simulate in a process of its own, or hide the real device (CUDA_VISIBLE_DEVICES='' for CUDA)."
+    "outside simulated scopes backward() of tensors on {} fails from now on in this process, with "
+    "an internal error of "
+    "torch's. Simulate in a process of its own, or hide the real device (CUDA_VISIBLE_DEVICES='' "
+    "for CUDA)."
 )
 
 
 class Module:
-    """``torch.simulated``, the device module that torch requires. In a scope, ``torch.cuda`` has its other names."""
+    """``torch.simulated``, the device module that torch requires. In a scope, ``torch.cuda`` has
+    its other names.
+    """
 
     def is_available(self) -> bool:
         """Return whether a scope on the simulated device is active in this thread."""
         return _scope() is not None
 
     is_initialized = is_available
-    """Also while a compiler works, whose fake tensors are then on the current device, and not on the first."""
+    """Also while a compiler works, whose fake tensors are then on the current device, and not on
+    the first.
+    """
 
     def device_count(self) -> int:
         """Return the number of devices of the active scope, 0 without one."""
@@ -110,11 +131,17 @@ class Module:
         return [torch.float16, torch.bfloat16]
 
     def device(self, device: Any) -> Any:
-        """Return a context manager that makes a device current. Not the program's own: ``torch.mps`` has none."""
-        return torch.accelerator.device_index(torch.accelerator._utils._get_device_index(device, optional=True))
+        """Return a context manager that makes a device current. Not the program's own:
+        ``torch.mps`` has none.
+        """
+        return torch.accelerator.device_index(
+            torch.accelerator._utils._get_device_index(device, optional=True)
+        )
 
     def manual_seed_all(self, seed: int) -> None:
-        """Do nothing: ``torch.manual_seed`` also calls ``torch.cuda.manual_seed_all``, which seeds in a scope."""
+        """Do nothing: ``torch.manual_seed`` also calls ``torch.cuda.manual_seed_all``, which seeds
+        in a scope.
+        """
 
     def _is_in_bad_fork(self) -> bool:
         context = _scope()
@@ -123,7 +150,10 @@ class Module:
     def __getattr__(self, name: str) -> Any:
         context = _scope()
         if context is None:
-            raise AttributeError(f"torch.{DEVICE_TYPE} has no {name!r} where no scope on a simulated device is active")
+            raise AttributeError(
+                f"torch.{DEVICE_TYPE} has no {name!r} where no scope on a simulated device is "
+                "active"
+            )
         return getattr(getattr(torch, context.program), name)
 
 
@@ -151,7 +181,8 @@ def _register() -> None:
         raise BackendTakenError(name)
     setup = torch.utils.backend_registration._setup_privateuseone_for_python_backend
     with garbage_collection.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
-        # torch's autograd finds streams only of the accelerator that is registered (pytorch issue 161129).
+        # torch's autograd finds streams only of the accelerator that is registered (pytorch issue
+        # 161129).
         if torch.accelerator.device_count():
             warn_once(_TAKES_AUTOGRAD.format(torch.accelerator.current_accelerator()))
         setup(DEVICE_TYPE, Module(), device_guard.Hooks(), device_guard.Guard())
@@ -165,16 +196,22 @@ def _register() -> None:
 
 
 def _guard_storage() -> None:
-    """Replace two constructors of storages, which crash on this device, for the rest of the process."""
+    """Replace two constructors of storages, which crash on this device, for the rest of the
+    process.
+    """
     original = torch.UntypedStorage.__new__
     guarded = functools.update_wrapper(functools.partial(new_storage, original), original)
     torch.UntypedStorage.__new__ = guarded  # type: ignore[method-assign]
-    empty: Any = functools.wraps(torch.UntypedStorage.new)(lambda self: type(self)(0, device=self.device))
+    empty: Any = functools.wraps(torch.UntypedStorage.new)(
+        lambda self: type(self)(0, device=self.device)
+    )
     torch.UntypedStorage.new = empty  # type: ignore[method-assign]
 
 
 def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-    """Make a storage as ``torch.UntypedStorage.__new__`` does, on this device too, for which torch has no allocator."""
+    """Make a storage as ``torch.UntypedStorage.__new__`` does, on this device too, for which torch
+    has no allocator.
+    """
     if device is None:
         return original(cls, *args, **kwargs)
     with torch._C.DisableTorchFunction():
@@ -218,15 +255,17 @@ def _register_kernels() -> None:
     pinv = functools.partial(torch.ops.aten.linalg_pinv.atol_rtol_tensor._op_dk, non_functional)
     _put("linalg_pinv.atol_rtol_tensor", _holding_doubles(pinv), "PrivateUse1")
     layouts.register_sparse()
-    # Those in C++ go over those in Python before there is a tensor of the device, whichever kernels the scope wants: a
-    # scope that another thread enters later may want the others.
+    # Those in C++ go over those in Python before there is a tensor of the device, whichever kernels
+    # the scope wants: a scope that another thread enters later may want the others.
     building.trouble()  # loads them where they are built
     serving.put_in_place()
     _registered.append(True)
 
 
 def serve_autocast() -> None:
-    """Register CUDA's lists of operators for autocast, which most programs never need, unless they are registered."""
+    """Register CUDA's lists of operators for autocast, which most programs never need, unless they
+    are registered.
+    """
     # On one line: see `register`.
     with _lock: _register_casts()  # noqa: E701  # fmt: skip
 
@@ -243,9 +282,11 @@ _casts: list[bool] = []
 
 
 def _named() -> set[str]:
-    """Return the operators with a kernel of their own: most because torch would run a composite one, not the fallback.
+    """Return the operators with a kernel of their own: most because torch would run a composite
+    one, not the fallback.
 
-    Those that are known to be wrong on MPS, or that only backward calls, need one too: scopes put theirs in front.
+    Those that are known to be wrong on MPS, or that only backward calls, need one too: scopes put
+    theirs in front.
     """
     whole = of_aten(composite())
     found = shadowed("CPU").union(_FREQUENT)
@@ -254,18 +295,27 @@ def _named() -> set[str]:
     return found
 
 
-_WHOLE = "abs convolution_backward empty_like kaiser_window kaiser_window.periodic kaiser_window.beta"
+_WHOLE = (
+    "abs convolution_backward empty_like kaiser_window kaiser_window.periodic kaiser_window.beta"
+)
 
 _RUN_WHOLE = frozenset(_WHOLE.split())
-"""Composite operators that take another path on the CPU than on an out-of-tree device, or that printing needs."""
+"""Composite operators that take another path on the CPU than on an out-of-tree device, or that
+printing needs.
+"""
 
 
 _FREQUENT = ("as_strided", "view", "_reshape_alias", "zero_")
-"""Operators that most views, or `torch.zeros`, are made of. A kernel of their own takes less time than the fallback."""
+"""Operators that most views, or `torch.zeros`, are made of. A kernel of their own takes less time
+than the fallback.
+"""
 
 
 _COMPOSED_IN_FLOAT64 = [
-    *(f"linalg_matrix_rank{overload}" for overload in ("", ".tol_tensor", ".atol_rtol_tensor", ".atol_rtol_float")),
+    *(
+        f"linalg_matrix_rank{overload}"
+        for overload in ("", ".tol_tensor", ".atol_rtol_tensor", ".atol_rtol_float")
+    ),
     *(f"linalg_pinv{overload}" for overload in ("", ".rcond_tensor", ".atol_rtol_float")),
 ]
 """Composite operators that make tolerances in float64, where torch's own for MPS have float32."""

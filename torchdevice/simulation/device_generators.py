@@ -1,10 +1,12 @@
-"""Random numbers as CUDA counts them: a generator has a seed and an offset, which each kernel that draws moves on.
+"""Random numbers as CUDA counts them: a generator has a seed and an offset, which each kernel that
+draws moves on.
 
-A state of 16 bytes says all numbers that follow, on any machine. With ``random="cuda"``, the default of simulated GPUs,
-they are the GPU's own for the operators of :mod:`torchdevice.random_numbers.operators`. Those of other operators, and
-all with ``random="device"``, are made by the CPU's kernels, from a generator of the CPU that is seeded anew for each
-kernel, by the seed and the offset. With ``random="cpu"`` a seed gives the CPU's numbers, and a state is one of the
-CPU's.
+A state of 16 bytes says all numbers that follow, on any machine. With ``random="cuda"``, the
+default of simulated GPUs, they are the GPU's own for the operators of
+:mod:`torchdevice.random_numbers.operators`. Those of other operators, and all with
+``random="device"``, are made by the CPU's kernels, from a generator of the CPU that is seeded anew
+for each kernel, by the seed and the offset. With ``random="cpu"`` a seed gives the CPU's numbers,
+and a state is one of the CPU's.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ Drawing = Callable[[Callable[..., Any], int, list[Any], dict[str, Any]], Any]
 
 
 _PER_KERNEL = 4
-"""By how much a kernel moves the offset of a generator. Philox makes four numbers at a time, and counts in them."""
+"""By how much a kernel moves the offset of a generator. Philox makes four numbers at a time, and
+counts in them.
+"""
 
 _WORD = 2**64 - 1
 
@@ -35,7 +39,9 @@ _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB13311
 
 
 class _State:
-    """A seed and an offset, which generators may share, and the generator of the CPU that draws the numbers."""
+    """A seed and an offset, which generators may share, and the generator of the CPU that draws the
+    numbers.
+    """
 
     def __init__(self, index: int) -> None:
         context = thread_state.state.context
@@ -94,7 +100,9 @@ class _State:
 
 
 def mixed(seed: int, offset: int) -> int:
-    """Return the seed of the CPU's generator for the kernel that begins at an offset of a device's seed."""
+    """Return the seed of the CPU's generator for the kernel that begins at an offset of a device's
+    seed.
+    """
     word = (seed + (offset // _PER_KERNEL + 1) * _STEP) & _WORD
     word = (word ^ word >> 30) * _FIRST & _WORD
     word = (word ^ word >> 27) * _SECOND & _WORD
@@ -114,7 +122,8 @@ class Generator(torch.Generator):
         index: The index of the device.
     """
 
-    __module__, __qualname__ = torch.Generator.__module__, torch.Generator.__qualname__  # as `repr` shows it
+    # As `repr` shows it.
+    __module__, __qualname__ = torch.Generator.__module__, torch.Generator.__qualname__
     index: int
 
     def __new__(cls, index: int) -> Generator:
@@ -135,7 +144,9 @@ class Generator(torch.Generator):
         return _known[self._cdata][1]  # type: ignore[attr-defined]
 
     def get_state(self) -> torch.Tensor:
-        """Return the seed and the offset as 16 bytes; with ``random="cpu"`` the state of the CPU's generator."""
+        """Return the seed and the offset as 16 bytes; with ``random="cpu"`` the state of the CPU's
+        generator.
+        """
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             state, capture = self._state.read(), current_capture()
             if capture is not None:
@@ -155,7 +166,10 @@ class Generator(torch.Generator):
                     raise TypeError("RNG state must be a torch.ByteTensor")
                 if new_state.numel() not in (8, 16):
                     raise RuntimeError("RNG state is wrong size")
-                if capture is not None and new_state[:8].tolist() != self._state.read()[:8].tolist():
+                if (
+                    capture is not None
+                    and new_state[:8].tolist() != self._state.read()[:8].tolist()
+                ):
                     raise RuntimeError(_ANOTHER_SEED)
             if capture is None:
                 self._state.load(new_state)
@@ -237,7 +251,8 @@ def _restored(index: int, state: torch.Tensor) -> Generator:
 
 
 _known: dict[int, tuple[int, _State | None]] = {}
-"""``_cdata`` of each live generator of a device -> its device and its state; no state for a program's own class.
+"""``_cdata`` of each live generator of a device -> its device and its state; no state for a
+program's own class.
 
 A kernel gets another Python object for the same C++ generator."""
 
@@ -254,13 +269,17 @@ def draws_for_gpu(generator: torch.Generator) -> bool:
 
 
 def upcoming(generator: torch.Generator) -> torch.Generator:
-    """Return the generator of the CPU from which the next kernel draws that is given a generator of a device."""
+    """Return the generator of the CPU from which the next kernel draws that is given a generator of
+    a device.
+    """
     state = _known[generator._cdata][1] if is_of_device(generator) else None  # type: ignore[attr-defined]
     return generator if state is None else state.upcoming()
 
 
 def next_numbers(generator: torch.Generator) -> torch.Generator:
-    """Return the generator of the CPU from which a kernel draws that was given a generator, and count the kernel."""
+    """Return the generator of the CPU from which a kernel draws that was given a generator, and
+    count the kernel.
+    """
     state = _known[generator._cdata][1]  # type: ignore[attr-defined]
     if state is None:
         return generator
@@ -269,7 +288,9 @@ def next_numbers(generator: torch.Generator) -> torch.Generator:
 
 
 def numbers_of(generator: torch.Generator) -> torch.Generator:
-    """Return what draws from the state that a generator has now, also where it is given another one later."""
+    """Return what draws from the state that a generator has now, also where it is given another one
+    later.
+    """
     index, state = _known.get(generator._cdata, (0, None))  # type: ignore[attr-defined]
     return generator if state is None else _with_state(index, state)
 
@@ -280,15 +301,18 @@ def default_generator(index: int) -> Generator:
     found: Generator | None = generators.get(index)
     if found is None:
         found = generators.setdefault(index, Generator(index))
-        # A new device begins with the program's seed, as a CUDA device does that is initialised late.
+        # A new device begins with the program's seed, as a CUDA device does that is initialised
+        # late.
         found.manual_seed(torch.default_generator.initial_seed())
     return found
 
 
 def taken(given: torch.Generator | None, index: int) -> tuple[torch.Generator, int, int] | None:
-    """Return the generator of the CPU from which a kernel in C++ draws, and the seed and the offset to begin at.
+    """Return the generator of the CPU from which a kernel in C++ draws, and the seed and the offset
+    to begin at.
 
-    None for a generator that a kernel in Python refuses, of a class of the program's, or with the CPU's numbers.
+    None for a generator that a kernel in Python refuses, of a class of the program's, or with the
+    CPU's numbers.
     """
     state = _known.get((given or default_generator(index))._cdata, (0, None))[1]  # type: ignore[attr-defined]
     if state is None or state.is_cpus or state.drawing is not None:
@@ -305,7 +329,9 @@ def give_back(given: torch.Generator | None, index: int) -> None:
 
 
 def place_of(op: Any) -> int:
-    """Return the place of an operator's generator, the number of arguments where it takes none, -1 if it draws none."""
+    """Return the place of an operator's generator, the number of arguments where it takes none, -1
+    if it draws none.
+    """
     arguments = op._schema.arguments
     seeded = torch.Tag.nondeterministic_seeded in op.tags and op.name() != _DRAWS_NOTHING
     named = (place for place, argument in enumerate(arguments) if argument.name == "generator")
@@ -317,7 +343,9 @@ _DRAWS_NOTHING = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
 def kind_of(op: Any) -> Drawing | None:
-    """Return the function that runs an operator with the right generator; None if it draws no numbers."""
+    """Return the function that runs an operator with the right generator; None if it draws no
+    numbers.
+    """
     place, count = place_of(op), len(op._schema.arguments)
     if place < 0 or place == count:
         return None if place < 0 else from_default
@@ -325,7 +353,9 @@ def kind_of(op: Any) -> Drawing | None:
 
 
 def drawing_of(given: torch.Generator | None, index: int) -> operators.Drawing | None:
-    """Return what draws a GPU's numbers from a generator, or from that of a device; None where they are not a GPU's."""
+    """Return what draws a GPU's numbers from a generator, or from that of a device; None where they
+    are not a GPU's.
+    """
     state = _known.get((given or default_generator(index))._cdata, (0, None))[1]  # type: ignore[attr-defined]
     return None if state is None else state.drawing
 
@@ -341,13 +371,18 @@ def _from_argument(
     args: list[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a kernel with the generator that the program passed, by name or by position, or with the device's."""
-    # Of old operators, such as `poisson`, it is the last argument, which may have no name in the call.
+    """Run a kernel with the generator that the program passed, by name or by position, or with the
+    device's.
+    """
+    # Of old operators, such as `poisson`, it is the last argument, which may have no name in the
+    # call.
     given = args[place] if len(args) > place else kwargs.get("generator")
     # A generator of the CPU that the program made, given to a kernel of the device.
     if given is not None and not is_of_device(given):
         if index >= 0:
-            raise RuntimeError(_GENERATOR_OF_THE_CPU.format(kind=policy.spelled(index).split(":")[0]))
+            raise RuntimeError(
+                _GENERATOR_OF_THE_CPU.format(kind=policy.spelled(index).split(":")[0])
+            )
         return run(*args, **kwargs)
     drawing = None if of_gpu is None else drawing_of(given, index)
     if of_gpu is not None and drawing is not None:
@@ -356,8 +391,11 @@ def _from_argument(
     return run(*args[:place], **{**kwargs, "generator": numbers})
 
 
-def from_default(run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Run a kernel that takes no generator and draws from the CPU's, and let it draw the device's next numbers.
+def from_default(
+    run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Run a kernel that takes no generator and draws from the CPU's, and let it draw the device's
+    next numbers.
 
     The CPU's generator has the state of the device's during the call, and its own state afterwards.
     """

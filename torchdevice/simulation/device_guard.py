@@ -1,13 +1,15 @@
 """The device guard, which torch asks for the type of the device where no error may be raised.
 
-torch asks when it records an operator for ``backward`` and around every node of ``backward``, also while it unwinds
-from an error that a hook raised. An answer that is an error ends the process there. Two things would make it one: an
-error that is pending in Python, and a handler of a signal that raises. So looking ``type_`` up takes a pending error
-away, which ``torch_modules/apis/autograd.py`` raises where the engine returns; and handlers wait until torch has its
-answer (``calls/interruptions.py``).
+torch asks when it records an operator for ``backward`` and around every node of ``backward``, also
+while it unwinds from an error that a hook raised. An answer that is an error ends the process
+there. Two things would make it one: an error that is pending in Python, and a handler of a signal
+that raises. So looking ``type_`` up takes a pending error away, which
+``torch_modules/apis/autograd.py`` raises where the engine returns; and handlers wait until torch
+has its answer (``calls/interruptions.py``).
 
-No function in Python may do this: Python runs handlers where one begins, and from 3.12 on collects garbage there, which
-drops a pending error. Generators do it, which wait in ``yield from`` for functions in C.
+No function in Python may do this: Python runs handlers where one begins, and from 3.12 on collects
+garbage there, which drops a pending error. Generators do it, which wait in ``yield from`` for
+functions in C.
 """
 
 from __future__ import annotations
@@ -25,13 +27,17 @@ from torchdevice.calls import interruptions
 from torchdevice.torch_modules.apis.autograd import taken
 
 _looked_up, _called = itertools.count(), itertools.count()
-"""How often torch has looked methods up, and called them. Iterators in C count also where an error is pending."""
+"""How often torch has looked methods up, and called them. Iterators in C count also where an error
+is pending.
+"""
 
 _second = operator.itemgetter(1)  # a function in C, as is everything in the chain of `constant`
 
 
 def is_asked() -> bool:
-    """Return whether torch has looked a method up and not called it yet. Python's global lock is held meanwhile."""
+    """Return whether torch has looked a method up and not called it yet. Python's global lock is
+    held meanwhile.
+    """
     return _ahead() > 0
 
 
@@ -42,14 +48,17 @@ def _ahead() -> int:
     """Return how often torch has looked a method up and not called it, without counting."""
     # `repr` of `count(7)` is "count(7)". `next` would count, and copying an iterator is deprecated.
     looked_up, called = repr(_looked_up), repr(_called)
-    return 0 if looked_up == called else int(looked_up[len("count(") : -1]) - int(called[len("count(") : -1])
+    if looked_up == called:
+        return 0
+    return int(looked_up[len("count(") : -1]) - int(called[len("count(") : -1])
 
 
 def _lookups(method: Any) -> Iterator[Any]:
     """Give torch a method, until an error is pending; take it away, and end."""
     try:
-        # Python refuses what a function in C returns while an error is pending: SystemError, with that cause.
-        # `map` over an endless iterator runs C code only, and `yield from` takes no step of Python between two items.
+        # Python refuses what a function in C returns while an error is pending: SystemError, with
+        # that cause. `map` over an endless iterator runs C code only, and `yield from` takes no
+        # step of Python between two items.
         yield from map(operator.itemgetter(0), itertools.repeat((method,)))
     except SystemError as refusal:
         # The generator ends here, so the chain takes the next of the spare ones.
@@ -57,7 +66,9 @@ def _lookups(method: Any) -> Iterator[Any]:
 
 
 SPARE = 64
-"""How many errors can be taken away by a method, in all threads together, until :func:`renew` is called."""
+"""How many errors can be taken away by a method, in all threads together, until :func:`renew` is
+called.
+"""
 
 _spare: dict[Any, deque[Iterator[Any]]] = {}
 """Method -> generators that wait to give it to torch."""

@@ -1,7 +1,8 @@
 """The GPUs of NVIDIA's that can be simulated by name, and the Macs that a plan compares with.
 
-Each figure names its source, and ``python -m benchmarks.device_models`` checks the tables. The memory is CUDA's total,
-which torch prints; it is less than the data sheet's, because the driver and error correction keep a part.
+Each figure names its source, and ``python -m benchmarks.device_models`` checks the tables. The
+memory is CUDA's total, which torch prints; it is less than the data sheet's, because the driver and
+error correction keep a part.
 """
 
 from __future__ import annotations
@@ -15,19 +16,29 @@ SOURCES: Mapping[str, str] = {
     "v100": "NVIDIA, Tesla V100 GPU Architecture (white paper, 2017)",
     "t4": "NVIDIA, Turing GPU Architecture (white paper, 2018), Tesla T4",
     "turing": "NVIDIA, Turing GPU Architecture (white paper, 2018), GeForce RTX 2080 Ti",
-    "ga102": ("NVIDIA, Ampere GA102 GPU Architecture (white paper, 2021), GeForce RTX 30 series, A10, A40, RTX A6000"),
+    "ga102": (
+        "NVIDIA, Ampere GA102 GPU Architecture (white paper, 2021), GeForce RTX 30 series, A10, "
+        "A40, RTX A6000"
+    ),
     "a100": "NVIDIA, A100 Tensor Core GPU Architecture (white paper, 2020)",
     "a30": "NVIDIA, A30 Tensor Core GPU (data sheet, 2021)",
     "a10g": "AWS, EC2 G5 instances: NVIDIA A10G",
-    "ada": ("NVIDIA, Ada GPU Architecture (white paper, 2023), GeForce RTX 40 series, L4, L40S, RTX 6000 Ada"),
+    "ada": (
+        "NVIDIA, Ada GPU Architecture (white paper, 2023), GeForce RTX 40 series, L4, L40S, RTX "
+        "6000 Ada"
+    ),
     "h100": "NVIDIA, H100 Tensor Core GPU Architecture (white paper, 2022)",
     "h200": "NVIDIA, H200 Tensor Core GPU (data sheet, 2023)",
     "b200": "NVIDIA, Blackwell Architecture (technical brief, 2024)",
     "gh200": "NVIDIA, GH200 Grace Hopper Superchip (data sheet, 2023)",
-    "rtx50": ("NVIDIA, RTX Blackwell GPU Architecture (white paper, 2025), GeForce RTX 50 series, RTX PRO 6000"),
+    "rtx50": (
+        "NVIDIA, RTX Blackwell GPU Architecture (white paper, 2025), GeForce RTX 50 series, RTX "
+        "PRO 6000"
+    ),
     "orin": "NVIDIA, Jetson AGX Orin Series Technical Brief (2022)",
     "mig": (
-        "NVIDIA, Multi-Instance GPU User Guide, and nvidia-smi and CUDA's figures for such instances, in public logs"
+        "NVIDIA, Multi-Instance GPU User Guide, and nvidia-smi and CUDA's figures for such "
+        "instances, in public logs"
     ),
     "printed": "torch's representation of torch.cuda.get_device_properties(0), in public logs",
     "nvidia-smi": (
@@ -84,7 +95,8 @@ OF_CAPABILITY: Mapping[tuple[int, int], Mapping[str, int]] = {
         "shared_memory_per_block_optin": 101376,
     },
 }
-"""Compute capability -> the figures that all GPUs of it have in common, from the programming guide."""
+"""Compute capability -> the figures that all GPUs of it have in common, from the programming guide.
+"""
 
 
 class Gpu(NamedTuple):
@@ -94,7 +106,8 @@ class Gpu(NamedTuple):
         capability: The CUDA compute capability.
         memory: CUDA's total, as the option ``memory`` takes it.
         of_memory: The source of the memory.
-        properties: The figures of :class:`DeviceProperties` that its sources give. Another one is 0.
+        properties: The figures of :class:`DeviceProperties` that its sources give. Another one is
+            0.
         of_properties: The source of these figures.
         nvidia_smi: The total that nvidia-smi prints, where the memory is derived of it.
         aliases: Other names, besides those that differ in case, spaces and hyphens.
@@ -114,7 +127,12 @@ GPUS: Mapping[str, Gpu] = {
         (7, 5),
         "14.56GiB",
         "oom",
-        {"name": "Tesla T4", "multi_processor_count": 40, "L2_cache_size": 4194304, "memory_bus_width": 256},
+        {
+            "name": "Tesla T4",
+            "multi_processor_count": 40,
+            "L2_cache_size": 4194304,
+            "memory_bus_width": 256,
+        },
         "t4",
     ),
     "v100": Gpu(
@@ -165,7 +183,11 @@ GPUS: Mapping[str, Gpu] = {
         (8, 6),
         "7692MiB",
         "nvidia-smi",
-        {"name": "NVIDIA GeForce RTX 3060 Ti", "multi_processor_count": 38, "memory_bus_width": 256},
+        {
+            "name": "NVIDIA GeForce RTX 3060 Ti",
+            "multi_processor_count": 38,
+            "memory_bus_width": 256,
+        },
         "ga102",
         nvidia_smi="8192MiB",
     ),
@@ -430,35 +452,60 @@ GPUS: Mapping[str, Gpu] = {
         (8, 6),
         "21.99GiB",
         "oom",
-        {"name": "NVIDIA A10", "multi_processor_count": 72, "L2_cache_size": 6291456, "memory_bus_width": 384},
+        {
+            "name": "NVIDIA A10",
+            "multi_processor_count": 72,
+            "L2_cache_size": 6291456,
+            "memory_bus_width": 384,
+        },
         "ga102",
     ),
     "a10g": Gpu(
         (8, 6),
         "22587MiB",
         "printed",
-        {"name": "NVIDIA A10G", "multi_processor_count": 80, "L2_cache_size": 6291456, "memory_bus_width": 384},
+        {
+            "name": "NVIDIA A10G",
+            "multi_processor_count": 80,
+            "L2_cache_size": 6291456,
+            "memory_bus_width": 384,
+        },
         "a10g",
     ),
     "a30": Gpu(
         (8, 0),
         "23.53GiB",
         "oom",
-        {"name": "NVIDIA A30", "multi_processor_count": 56, "L2_cache_size": 25165824, "memory_bus_width": 3072},
+        {
+            "name": "NVIDIA A30",
+            "multi_processor_count": 56,
+            "L2_cache_size": 25165824,
+            "memory_bus_width": 3072,
+        },
         "a30",
     ),
     "a40": Gpu(
         (8, 6),
         "45416MiB",
         "printed",
-        {"name": "NVIDIA A40", "multi_processor_count": 84, "L2_cache_size": 6291456, "memory_bus_width": 384},
+        {
+            "name": "NVIDIA A40",
+            "multi_processor_count": 84,
+            "L2_cache_size": 6291456,
+            "memory_bus_width": 384,
+        },
         "ga102",
     ),
     "a6000": Gpu(
         (8, 6),
         "48676MiB",
         "printed",
-        {"name": "NVIDIA RTX A6000", "multi_processor_count": 84, "L2_cache_size": 6291456, "memory_bus_width": 384},
+        {
+            "name": "NVIDIA RTX A6000",
+            "multi_processor_count": 84,
+            "L2_cache_size": 6291456,
+            "memory_bus_width": 384,
+        },
         "ga102",
         aliases=("rtxa6000",),
     ),
@@ -515,16 +562,29 @@ GPUS: Mapping[str, Gpu] = {
         nvidia_smi="81920MiB",
     ),
     "a100-1g.5gb": Gpu(
-        (8, 0), "4864MiB", "mig", {"name": "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "multi_processor_count": 14}, "mig"
+        (8, 0),
+        "4864MiB",
+        "mig",
+        {"name": "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "multi_processor_count": 14},
+        "mig",
     ),
     "a100-2g.20gb": Gpu(
-        (8, 0), "19968MiB", "mig", {"name": "NVIDIA A100-SXM4-80GB MIG 2g.20gb", "multi_processor_count": 28}, "mig"
+        (8, 0),
+        "19968MiB",
+        "mig",
+        {"name": "NVIDIA A100-SXM4-80GB MIG 2g.20gb", "multi_processor_count": 28},
+        "mig",
     ),
     "l4": Gpu(
         (8, 9),
         "22534MiB",
         "nvidia-smi",
-        {"name": "NVIDIA L4", "multi_processor_count": 58, "L2_cache_size": 50331648, "memory_bus_width": 192},
+        {
+            "name": "NVIDIA L4",
+            "multi_processor_count": 58,
+            "L2_cache_size": 50331648,
+            "memory_bus_width": 192,
+        },
         "ada",
         nvidia_smi="23034MiB",
     ),
@@ -532,7 +592,12 @@ GPUS: Mapping[str, Gpu] = {
         (8, 9),
         "45589MiB",
         "printed",
-        {"name": "NVIDIA L40S", "multi_processor_count": 142, "L2_cache_size": 100663296, "memory_bus_width": 384},
+        {
+            "name": "NVIDIA L40S",
+            "multi_processor_count": 142,
+            "L2_cache_size": 100663296,
+            "memory_bus_width": 384,
+        },
         "ada",
     ),
     "rtx6000ada": Gpu(
@@ -578,7 +643,12 @@ GPUS: Mapping[str, Gpu] = {
         (9, 0),
         "81008MiB",
         "printed",
-        {"name": "NVIDIA H100 PCIe", "multi_processor_count": 114, "L2_cache_size": 52428800, "memory_bus_width": 5120},
+        {
+            "name": "NVIDIA H100 PCIe",
+            "multi_processor_count": 114,
+            "L2_cache_size": 52428800,
+            "memory_bus_width": 5120,
+        },
         "h100",
     ),
     "h100-nvl": Gpu(
@@ -592,7 +662,12 @@ GPUS: Mapping[str, Gpu] = {
         (9, 0),
         "143156MiB",
         "printed",
-        {"name": "NVIDIA H200", "multi_processor_count": 132, "L2_cache_size": 62914560, "memory_bus_width": 6144},
+        {
+            "name": "NVIDIA H200",
+            "multi_processor_count": 132,
+            "L2_cache_size": 62914560,
+            "memory_bus_width": 6144,
+        },
         "h200",
     ),
     "gh200": Gpu(
@@ -607,14 +682,24 @@ GPUS: Mapping[str, Gpu] = {
         (10, 0),
         "182631MiB",
         "printed",
-        {"name": "NVIDIA B200", "multi_processor_count": 148, "L2_cache_size": 132120576, "memory_bus_width": 8192},
+        {
+            "name": "NVIDIA B200",
+            "multi_processor_count": 148,
+            "L2_cache_size": 132120576,
+            "memory_bus_width": 8192,
+        },
         "b200",
     ),
     "orin": Gpu(
         (8, 7),
         "30622MiB",
         "printed",
-        {"name": "Orin", "multi_processor_count": 14, "L2_cache_size": 4194304, "memory_bus_width": 256},
+        {
+            "name": "Orin",
+            "multi_processor_count": 14,
+            "L2_cache_size": 4194304,
+            "memory_bus_width": 256,
+        },
         "orin",
         aliases=("jetson-orin", "agx-orin-32gb"),
     ),

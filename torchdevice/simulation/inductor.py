@@ -1,7 +1,8 @@
-"""Compiles graphs of the simulated device by Inductor: as C++ for the CPU tensors that have the memory of the device's.
+"""Compiles graphs of the simulated device by Inductor: as C++ for the CPU tensors that have the
+memory of the device's.
 
-Torch divides a graph into forward and backward on the device. Inductor then compiles each for the CPU, and what it
-returns is called with CPU tensors.
+Torch divides a graph into forward and backward on the device. Inductor then compiles each for the
+CPU, and what it returns is called with CPU tensors.
 """
 
 from __future__ import annotations
@@ -52,8 +53,12 @@ def _missing_compiler() -> str:
     return ""
 
 
-def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """Compile a graph of ATen operators, forward or backward. The result takes a list of the device's tensors."""
+def compile_graph(
+    compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
+) -> Any:
+    """Compile a graph of ATen operators, forward or backward. The result takes a list of the
+    device's tensors.
+    """
     nodes = list(_nodes(gm))
     if not any(each.type == DEVICE_TYPE for each in _devices(nodes)):
         return compile_one(gm, inputs, **options)
@@ -74,7 +79,11 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
         asking = policy.asking()
         if asking is not None and asking.observers():  # it looks at each operator
             return gm(*given)
-        with having(thread, calls=thread.calls + 1) if takes_host_tensors else contextlib.nullcontext():
+        with (
+            having(thread, calls=thread.calls + 1)
+            if takes_host_tensors
+            else contextlib.nullcontext()
+        ):
             results = _Aliases(compiled, indices, drawn).call((given,), {})
         given.clear()  # as callers of such a function expect
         return results
@@ -84,22 +93,30 @@ def compile_graph(compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Seque
 
 
 thread = PerThread(calls=0)
-"""How many calls have not returned of compiled code whose process groups, Triton kernels and custom operators take
-CPU tensors."""
+"""How many calls have not returned of compiled code whose process groups, Triton kernels and custom
+operators take CPU tensors.
+"""
 
 
 _FLOAT8 = torch.float8_e4m3fn
 
-_NO_FLOAT8 = "type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')"
+_NO_FLOAT8 = (
+    "type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b15', "
+    "'fp8e5')"
+)
 
 
-def _check_capability(gm: torch.fx.GraphModule, nodes: Iterable[torch.fx.Node], inputs: Sequence[Any]) -> None:
+def _check_capability(
+    gm: torch.fx.GraphModule, nodes: Iterable[torch.fx.Node], inputs: Sequence[Any]
+) -> None:
     """Refuse what Inductor and Triton refuse of a GPU's capability.
 
     Raises:
-        SkipFrame: The graph takes or returns bfloat16, which the GPU has no instructions for. Dynamo then runs the
-            function operator by operator (``torch/_inductor/compile_fx.py: _check_triton_bf16_support``).
-        InductorError: The graph casts from or to float8_e4m3fn (``triton/language/core.py: to_ir``).
+        SkipFrame: The graph takes or returns bfloat16, which the GPU has no instructions for.
+            Dynamo then runs the function operator by operator (``torch/_inductor/compile_fx.py:
+            _check_triton_bf16_support``).
+        InductorError: The graph casts from or to float8_e4m3fn (``triton/language/core.py:
+            to_ir``).
     """
     context = thread_state.answering()
     if context is None or not context.runtime.profile.stands_for_cuda:  # type: ignore[attr-defined]
@@ -109,7 +126,9 @@ def _check_capability(gm: torch.fx.GraphModule, nodes: Iterable[torch.fx.Node], 
     halves = [each for each in given if _index(each) >= 0 and each.dtype is torch.bfloat16]
     if halves and context.devices.figure("capability", _index(halves[0])) < (8, 0):
         name = device_queries.properties_of(context, _index(halves[0])).name
-        warnings.warn(f"{name} does not support bfloat16 compilation natively, skipping", stacklevel=2)
+        warnings.warn(
+            f"{name} does not support bfloat16 compilation natively, skipping", stacklevel=2
+        )
         raise importlib.import_module("torch._dynamo.exc").SkipFrame("BF16 is not supported")
     # A graph with a cast is refused where one of its devices lacks the dtype.
     indices = {_index(each) for each in given} - {-1} or {context.thread.device_index}
@@ -120,17 +139,26 @@ def _check_capability(gm: torch.fx.GraphModule, nodes: Iterable[torch.fx.Node], 
 
 
 def _casts_float8(node: torch.fx.Node) -> bool:
-    """Return whether a node of a graph on the device becomes code of Triton's that reads or writes float8_e4m3fn."""
+    """Return whether a node of a graph on the device becomes code of Triton's that reads or writes
+    float8_e4m3fn.
+    """
     values: list[Any] = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
     dtypes = {each.dtype for each in values if _index(each) >= 0}
-    return node.op == "call_function" and _FLOAT8 in dtypes and len(dtypes) > 1 and "_scaled_mm" not in str(node.target)
+    return (
+        node.op == "call_function"
+        and _FLOAT8 in dtypes
+        and len(dtypes) > 1
+        and "_scaled_mm" not in str(node.target)
+    )
 
 
 class _Aliases(CpuAliases):
     """The same for a compiled graph, each of whose results is on a device of its own."""
 
     def __init__(self, compiled: Compiled, indices: list[int], drawn: torch.device):
-        super().__init__(compiled, None, device_generators.from_default if drawn.type == DEVICE_TYPE else None)
+        super().__init__(
+            compiled, None, device_generators.from_default if drawn.type == DEVICE_TYPE else None
+        )
         self._indices, self._named = indices, drawn.index or 0
 
     def returned(self, result: Any) -> Any:
@@ -153,20 +181,30 @@ def _nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
 
 def _devices(nodes: Iterable[torch.fx.Node]) -> set[torch.device]:
     values = (node.meta.get("example_value", node.meta.get("val")) for node in nodes)
-    return {each.device for each in pytree.tree_leaves(list(values)) if isinstance(each, torch.Tensor)}
+    return {
+        each.device for each in pytree.tree_leaves(list(values)) if isinstance(each, torch.Tensor)
+    }
 
 
 def _index(value: Any) -> int:
-    """Return the index of the device that a tensor is on; -1 for the CPU and for what is no tensor."""
-    return (value.device.index or 0) if isinstance(value, torch.Tensor) and value.device.type == DEVICE_TYPE else -1
+    """Return the index of the device that a tensor is on; -1 for the CPU and for what is no
+    tensor.
+    """
+    if isinstance(value, torch.Tensor) and value.device.type == DEVICE_TYPE:
+        return value.device.index or 0
+    return -1
 
 
 def _draws(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or "inductor_seed" in str(target)
+    return torch.Tag.nondeterministic_seeded in getattr(
+        target, "tags", ()
+    ) or "inductor_seed" in str(target)
 
 
 def _example(value: Any) -> Any:
-    """Return a CPU tensor of the compiler's with the shape, strides and dtype of an example of the device."""
+    """Return a CPU tensor of the compiler's with the shape, strides and dtype of an example of the
+    device.
+    """
     if _index(value) < 0:
         return value
     with _fake_mode(value):
@@ -178,21 +216,35 @@ def _fake_mode(*values: Any) -> Any:
 
 
 def _for_cpu(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return a copy of a graph whose devices, constants, example values and inner graphs are the CPU's."""
+    """Return a copy of a graph whose devices, constants, example values and inner graphs are the
+    CPU's.
+    """
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in gm.graph.nodes:
         copied = copies[node] = graph.node_copy(node, copies.__getitem__)
         copied.args, copied.kwargs = CpuAliases(None).take((copied.args, copied.kwargs))
-        if node.target is torch.ops.higher_order.flex_attention and all(user.args[1] == 0 for user in node.users):
-            # torch clears this flag itself where tensors are on the CPU, whose code returns no logarithms of sums.
+        if node.target is torch.ops.higher_order.flex_attention and all(
+            user.args[1] == 0 for user in node.users
+        ):
+            # torch clears this flag itself where tensors are on the CPU, whose code returns no
+            # logarithms of sums.
             arguments: Any = copied.args
             *given, flags, score_buffers, mask_buffers = arguments
-            copied.args = (*given, {**flags, "OUTPUT_LOGSUMEXP": False}, score_buffers, mask_buffers)
+            copied.args = (
+                *given,
+                {**flags, "OUTPUT_LOGSUMEXP": False},
+                score_buffers,
+                mask_buffers,
+            )
         if node.target in _MOVES and _devices([node]) != _devices(node.all_input_nodes):
-            # On one device it would be no copy, and what is written to one tensor would be in the other.
+            # On one device it would be no copy, and what is written to one tensor would be in the
+            # other.
             with graph.inserting_before(copied):
-                copied.args = (graph.call_function(torch.ops.aten.clone.default, copied.args[:1]), *copied.args[1:])
+                copied.args = (
+                    graph.call_function(torch.ops.aten.clone.default, copied.args[:1]),
+                    *copied.args[1:],
+                )
     result = torch.fx.GraphModule(gm, graph)
     result.meta.update(gm.meta)
     for node in graph.find_nodes(op="get_attr"):
@@ -200,14 +252,20 @@ def _for_cpu(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.Grap
         owner = result.get_submodule(path)
         value = getattr(owner, name)
         if isinstance(value, torch.fx.GraphModule):
-            inner = [_example(each.meta["val"]) for each in value.graph.find_nodes(op="placeholder")]
+            inner = [
+                _example(each.meta["val"]) for each in value.graph.find_nodes(op="placeholder")
+            ]
             owner.add_module(name, _for_cpu(value, inner))
         elif isinstance(value, torch.nn.Parameter):
-            owner.register_parameter(name, torch.nn.Parameter(CpuAliases(None).take(value.detach()), False))
+            owner.register_parameter(
+                name, torch.nn.Parameter(CpuAliases(None).take(value.detach()), False)
+            )
         else:
             setattr(owner, name, CpuAliases(None).take(value))
     propagation = importlib.import_module("torch.fx.passes.fake_tensor_prop")
-    propagation.FakeTensorProp(result, _fake_mode(*examples)).propagate_dont_convert_inputs(*examples)
+    propagation.FakeTensorProp(result, _fake_mode(*examples)).propagate_dont_convert_inputs(
+        *examples
+    )
     return result
 
 

@@ -1,7 +1,9 @@
-"""The runtime of MPS on a simulated Mac: what runs on a real one, with tensors of a simulated device.
+"""The runtime of MPS on a simulated Mac: what runs on a real one, with tensors of a simulated
+device.
 
-A simulated Mac is a scope on the profile ``mps`` for a program written for MPS: there ``torch.mps`` answers, and
-tensors say that they are on ``mps``. A scope inside it that targets MPS for a program written for CUDA asks
+A simulated Mac is a scope on the profile ``mps`` for a program written for MPS: there ``torch.mps``
+answers, and tensors say that they are on ``mps``. A scope inside it that targets MPS for a program
+written for CUDA asks
 :class:`MacRuntime`, and so :class:`MpsRuntime`, which calls the simulated Mac's ``torch.mps``.
 """
 
@@ -27,7 +29,8 @@ from torchdevice.simulation.simulated_runtime import runtime as simulated
 class MacRuntime(SuppliedDevice, MpsRuntime):
     """MPS on a simulated Mac.
 
-    The overrides change how torch reaches a simulated device. The answers to a program come from :class:`MpsRuntime`.
+    The overrides change how torch reaches a simulated device. The answers to a program come from
+    :class:`MpsRuntime`.
 
     Args:
         machine: The context of the simulated Mac.
@@ -44,7 +47,10 @@ class MacRuntime(SuppliedDevice, MpsRuntime):
     support = MpsRuntime.support._replace(autocast_key=None)
     corrected_key = "PrivateUse1"
     lacks_kernel = staticmethod(
-        lambda operator: operator.startswith("aten::") and PROFILES["mps"].missing(overload(operator)) is not None
+        lambda operator: (
+            operator.startswith("aten::")
+            and PROFILES["mps"].missing(overload(operator)) is not None
+        )
     )
     refusing_key = "PrivateUse1"
 
@@ -70,7 +76,8 @@ class MacRuntime(SuppliedDevice, MpsRuntime):
         return self._simulated.rewriters
 
     def out_of_memory(self, error: BaseException) -> str | None:
-        # The machine's memory is the host's, whose allocator may fail first. The machine then words the error as MPS.
+        # The machine's memory is the host's, whose allocator may fail first. The machine then words
+        # the error as MPS.
         return self._simulated.out_of_memory(error) or super().out_of_memory(error)
 
 
@@ -78,7 +85,11 @@ class MacRuntime(SuppliedDevice, MpsRuntime):
 _OF_MACHINE = "host_alias enter_thread leave_thread begin_autocast after_error_in_backward"
 _OF_MACHINE += " serve_reducer generator numbers_of new_storage"
 for _name in _OF_MACHINE.split():
-    setattr(MacRuntime, _name, lambda self, *args, _of=_name, **named: getattr(self._simulated, _of)(*args, **named))
+    setattr(
+        MacRuntime,
+        _name,
+        lambda self, *args, _of=_name, **named: getattr(self._simulated, _of)(*args, **named),
+    )
 
 _runtimes: weakref.WeakKeyDictionary[Context, MacRuntime] = weakref.WeakKeyDictionary()
 

@@ -1,9 +1,11 @@
-"""The state that an outermost scope on simulated devices owns: memory, random numbers, sticky errors.
+"""The state that an outermost scope on simulated devices owns: memory, random numbers, sticky
+errors.
 
-A scope's machine is held by its context, and shared by the scopes inside it and by the threads that inherit them. A
-scope that is entered again goes on with its machine, as a program does with a GPU; another scope has another machine.
-A tensor of a machine whose scopes have all ended keeps its values and its memory there. A kernel that is given such a
-tensor in another scope allocates its results on the machine of that scope.
+A scope's machine is held by its context, and shared by the scopes inside it and by the threads that
+inherit them. A scope that is entered again goes on with its machine, as a program does with a GPU;
+another scope has another machine. A tensor of a machine whose scopes have all ended keeps its
+values and its memory there. A kernel that is given such a tensor in another scope allocates its
+results on the machine of that scope.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class Machine:
         generators: Index -> the generator from which operators draw where the program passes none.
         lost: The sticky error of CUDA: its kind and its cause; None before one.
         memory: Index -> the memory of the device (``caching_allocator.Device``).
-        observers: The observers of every allocation and deallocation, called in the thread where it happens.
+        observers: The observers of every allocation and deallocation, called in the thread where it
+            happens.
         outer_settings: Context inside another -> the settings of each device's allocator before it.
     """
 
@@ -51,7 +54,9 @@ class Machine:
 
 
 _OUTSIDE = Machine()
-"""Counts what is computed with tensors of simulated devices where no scope on such a device is active."""
+"""Counts what is computed with tensors of simulated devices where no scope on such a device is
+active.
+"""
 
 
 def current() -> Machine:
@@ -71,12 +76,16 @@ def enter(context: Context) -> None:
         own.begin()
     else:
         context.devices.machine = around
-        around.outer_settings[context] = {index: each.settings for index, each in around.memory.items()}
+        around.outer_settings[context] = {
+            index: each.settings for index, each in around.memory.items()
+        }
     context.devices.machine.contexts.add(context)
 
 
 def leave(context: Context) -> None:
-    """End a context's use of its machine, and restore the settings of the context around it. May be called again."""
+    """End a context's use of its machine, and restore the settings of the context around it. May be
+    called again.
+    """
     machine: Machine | None = context.devices.machine
     if machine is None:
         return
@@ -89,7 +98,9 @@ def leave(context: Context) -> None:
 
 
 def outermost() -> Machine | None:
-    """Return the machine that all scopes of this thread share; None where none of them is on simulated devices."""
+    """Return the machine that all scopes of this thread share; None where none of them is on
+    simulated devices.
+    """
     for entry in thread_state.state.entries:
         if entry.context is not None and entry.context.devices.machine is not None:
             return entry.context.devices.machine

@@ -1,14 +1,18 @@
-"""Simulated devices by model: ``simulated:t4``, ``simulated:a100:8``, and models that a user describes.
+"""Simulated devices by model: ``simulated:t4``, ``simulated:a100:8``, and models that a user
+describes.
 
-``simulated:t4,a100:2`` is a machine with a T4 and two A100, whose options have a value for each device.
+``simulated:t4,a100:2`` is a machine with a T4 and two A100, whose options have a value for each
+device.
 
-A model is one of the profiles of :mod:`torchdevice.simulation.profiles` with figures of its own. They are the defaults
-of the options ``capability``, ``memory``, ``context`` and ``properties``; an option that the call, a variable or a
-configuration gives comes first, and memory that is given so is the program's alone. Every simulated device but a Mac
-also implies ``identity="program"``, so that ``x.is_cuda`` is True.
+A model is one of the profiles of :mod:`torchdevice.simulation.profiles` with figures of its own.
+They are the defaults of the options ``capability``, ``memory``, ``context`` and ``properties``; an
+option that the call, a variable or a configuration gives comes first, and memory that is given so
+is the program's alone. Every simulated device but a Mac also implies ``identity="program"``, so
+that ``x.is_cuda`` is True.
 
-``gpus.py`` has the figures of :data:`MODELS`. Threads and shared memory are those of the compute capability. A field
-that no source gives has the default of ``DeviceProperties``, which is 0 for a size.
+``gpus.py`` has the figures of :data:`MODELS`. Threads and shared memory are those of the compute
+capability. A field that no source gives has the default of ``DeviceProperties``, which is 0 for a
+size.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ from torchdevice.simulation.gpus import GPUS, MAC_SIZES, OF_CAPABILITY, Gpu
 SIMULATED = "simulated"
 
 SIMULATED_MAC = f"{SIMULATED}:mps", f"{SIMULATED}:mps:1"
-"""The names of a simulated Mac as a target. A program that is written for CUDA runs on it as on a real Mac."""
+"""The names of a simulated Mac as a target. A program that is written for CUDA runs on it as on a
+real Mac.
+"""
 
 _NAME, _COUNT = r"[a-zA-Z][\w .-]*", r"(?::[1-9][0-9]*)?"
 
@@ -35,9 +41,11 @@ _LIST = rf"{_NAME}{_COUNT}(?:,\s*{_NAME}{_COUNT})+"
 """Names of models, each with a number of devices: ``t4,a100:2``."""
 
 TARGET = re.compile(
-    rf"{SIMULATED}(?::({_LIST}|{_NAME}|[^{{}}]+\.(?:toml|json)|\{{.*\}}))?(?::([1-9][0-9]*))?", re.DOTALL
+    rf"{SIMULATED}(?::({_LIST}|{_NAME}|[^{{}}]+\.(?:toml|json)|\{{.*\}}))?(?::([1-9][0-9]*))?",
+    re.DOTALL,
 )
-"""The name of simulated devices as a target: the profile or model, or a file or JSON object with one; and a number.
+"""The name of simulated devices as a target: the profile or model, or a file or JSON object with
+one; and a number.
 
 A list of models is one group, with its numbers.
 """
@@ -53,9 +61,10 @@ class DeviceModel:
         memory: The option of that name; None for no limit.
         context: The option of that name; None for no memory.
         properties: The option of that name.
-        unsupported_dtypes: Names of dtypes that the device cannot hold, besides those of the profile.
-        missing_operators: Operators of ATen that the device has no kernel for, besides those of the profile, such as
-            ``"_fft_r2c"``. A name without an overload means all overloads.
+        unsupported_dtypes: Names of dtypes that the device cannot hold, besides those of the
+            profile.
+        missing_operators: Operators of ATen that the device has no kernel for, besides those of the
+            profile, such as ``"_fft_r2c"``. A name without an overload means all overloads.
     """
 
     base: str = "cuda"
@@ -68,7 +77,8 @@ class DeviceModel:
 
 
 def find(profile: str) -> DeviceModel | None:
-    """Return the model that a target names, by its name, as a file or as a JSON object; None for a name without one.
+    """Return the model that a target names, by its name, as a file or as a JSON object; None for a
+    name without one.
 
     Raises:
         ValueError: The file cannot be read, or what it says is not a model.
@@ -81,7 +91,8 @@ def find(profile: str) -> DeviceModel | None:
 
 
 def known_name(name: str) -> str:
-    """Return the name of the model that a text means, in any case and spelling; the text where there is no such model.
+    """Return the name of the model that a text means, in any case and spelling; the text where
+    there is no such model.
 
     ``A100-80GB``, ``rtx 3090`` and ``NVIDIA GeForce RTX 3090`` are names, too.
     """
@@ -89,7 +100,9 @@ def known_name(name: str) -> str:
 
 
 def listed(profile: str) -> tuple[str, ...] | None:
-    """Return the model of each device of a list such as ``t4,a100:2``; None where a target names no list."""
+    """Return the model of each device of a list such as ``t4,a100:2``; None where a target names no
+    list.
+    """
     if re.fullmatch(_LIST, profile) is None or _is_file(profile):
         return None
     found: list[str] = []
@@ -100,7 +113,9 @@ def listed(profile: str) -> tuple[str, ...] | None:
 
 
 def count_of(target: str) -> int | None:
-    """Return the number of devices that the name of a simulated device contains; None where it contains none."""
+    """Return the number of devices that the name of a simulated device contains; None where it
+    contains none.
+    """
     found = TARGET.fullmatch(target)
     models = listed(found[1]) if found is not None and found[1] else None
     if models is not None:
@@ -109,12 +124,16 @@ def count_of(target: str) -> int | None:
 
 
 def _spelling(name: str) -> str:
-    """Return a name without what people write in several ways: case, spaces, hyphens and the maker's name."""
+    """Return a name without what people write in several ways: case, spaces, hyphens and the
+    maker's name.
+    """
     return re.sub(r"^(nvidia|tesla|geforce|[\s_-])+|[\s_-]", "", name.lower())
 
 
 def options_of(target: object) -> dict[str, Any]:
-    """Return the options that a target implies: of each simulated device its identity, and the figures of its model."""
+    """Return the options that a target implies: of each simulated device its identity, and the
+    figures of its model.
+    """
     found = TARGET.fullmatch(target) if isinstance(target, str) else None
     if found is None or target in SIMULATED_MAC:
         return {}
@@ -128,7 +147,10 @@ def options_of(target: object) -> dict[str, Any]:
         }
     model = (find(found[1]) if found[1] else None) or DeviceModel()
     figures = {name: getattr(model, name) for name in (*_DIFFERENT, "context")}
-    return {"identity": "program", **{name: value for name, value in figures.items() if value not in (None, {})}}
+    return {
+        "identity": "program",
+        **{name: value for name, value in figures.items() if value not in (None, {})},
+    }
 
 
 _DIFFERENT = ("capability", "memory", "properties")
@@ -144,8 +166,9 @@ _TYPES = ("cuda", "mps", "xpu", "cpu", SIMULATED)
 def named(target: str) -> str:
     """Return the one spelling of a target, so that it means the same by each way in.
 
-    Names may be in capitals. A model, or a profile that is no real device, needs no ``simulated:`` before it. A model
-    gets its own name. Another text, such as one with the file of a model, is returned as it is.
+    Names may be in capitals. A model, or a profile that is no real device, needs no ``simulated:``
+    before it. A model gets its own name. Another text, such as one with the file of a model, is
+    returned as it is.
     """
     kind, colon, rest = target.strip().partition(":")
     text = f"{SIMULATED}{colon}{rest}" if kind.lower() == SIMULATED else target.strip()
@@ -165,7 +188,9 @@ def named(target: str) -> str:
 
 
 def _named_list(text: str) -> str:
-    """Return the one spelling of a list of models as a target; nothing where a model is not known."""
+    """Return the one spelling of a list of models as a target; nothing where a model is not
+    known.
+    """
     parts = [each.strip().partition(":") for each in text.split(",")]
     names = [known_name(name) for name, _, _ in parts]
     if not MODELS.keys() >= set(names):
@@ -176,7 +201,9 @@ def _named_list(text: str) -> str:
 
 
 def canonical(target: str) -> str:
-    """Return the spelling of :func:`named` with a file's whole path, which other folders' processes need."""
+    """Return the spelling of :func:`named` with a file's whole path, which other folders' processes
+    need.
+    """
     target = named(target)
     found = TARGET.fullmatch(target)
     if found is None or not found[1] or not _is_file(found[1]):
@@ -201,7 +228,9 @@ def _read(path: str) -> Any:
     try:
         text = foreign_files.read(path, _LARGEST).decode("utf-8")
     except OSError as error:
-        raise ValueError(f"{path!r} cannot be read: {error.strerror}. Name a file with a device's figures.") from None
+        raise ValueError(
+            f"{path!r} cannot be read: {error.strerror}. Name a file with a device's figures."
+        ) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path!r} is not UTF-8: {error}. Write the file in UTF-8.") from None
     return _parsed(json.loads if path.endswith(".json") else data_files.toml, text, repr(path))
@@ -211,18 +240,28 @@ def _parsed(parse: Any, text: str, name: str) -> Any:
     try:
         return parse(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"The description of the device: {name} cannot be parsed: {error}. Correct it.") from None
+        raise ValueError(
+            f"The description of the device: {name} cannot be parsed: {error}. Correct it."
+        ) from None
 
 
 def _described(found: Any, name: str) -> DeviceModel:
     known = [field.name for field in dataclasses.fields(DeviceModel)]
     unknown = sorted(found.keys() - set(known)) if isinstance(found, Mapping) else [found]
     if unknown:
-        raise ValueError(f"{name} has {unknown[0]!r}, which is not known. Use keys among {', '.join(known)}.")
+        raise ValueError(
+            f"{name} has {unknown[0]!r}, which is not known. Use keys among {', '.join(known)}."
+        )
     for key, (fits, wanted) in _VALUES.items():
         if key in found and not fits(found[key]):
-            raise ValueError(f"{name} has {key}={found[key]!r}, which is not {wanted}. Write {key} as {wanted}.")
-    lists = {name: tuple(found[name]) for name in ("unsupported_dtypes", "missing_operators") if name in found}
+            raise ValueError(
+                f"{name} has {key}={found[key]!r}, which is not {wanted}. Write {key} as {wanted}."
+            )
+    lists = {
+        name: tuple(found[name])
+        for name in ("unsupported_dtypes", "missing_operators")
+        if name in found
+    }
     return DeviceModel(**{**found, **lists})
 
 
@@ -237,22 +276,29 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "unsupported_dtypes": _NAMES,
     "missing_operators": _NAMES,
 }
-"""Which values a key may have, and how to call them. The other keys are options, which check theirs."""
+"""Which values a key may have, and how to call them. The other keys are options, which check
+theirs.
+"""
 
 CONTEXT = 1 << 29
-"""The memory that CUDA and its libraries take of a GPU for themselves, in bytes: half a GiB is usual."""
+"""The memory that CUDA and its libraries take of a GPU for themselves, in bytes: half a GiB is
+usual.
+"""
 
 
 def _model(gpu: Gpu) -> DeviceModel:
     properties = {**gpu.properties, **OF_CAPABILITY[gpu.capability]}
-    return DeviceModel(capability=gpu.capability, memory=gpu.memory, context=CONTEXT, properties=properties)
+    return DeviceModel(
+        capability=gpu.capability, memory=gpu.memory, context=CONTEXT, properties=properties
+    )
 
 
 MODELS: Mapping[str, DeviceModel] = {name: _model(gpu) for name, gpu in GPUS.items()}
 
 _NAMES_OF_MODELS = {
     _spelling(each): name
-    for name, gpu in reversed([*GPUS.items()])  # of models with the same name of torch the first one counts
+    # Of models with the same name of torch the first one counts.
+    for name, gpu in reversed([*GPUS.items()])
     for each in (gpu.properties["name"], name, *gpu.aliases)
 }
 

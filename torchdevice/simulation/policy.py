@@ -1,6 +1,8 @@
-"""The checks before the kernels of a scope: active recorders, and dtypes and operators that the profile's device lacks.
+"""The checks before the kernels of a scope: active recorders, and dtypes and operators that the
+profile's device lacks.
 
-Kernels are registered for the whole process, and the policy of the thread's context decides what they ask.
+Kernels are registered for the whole process, and the policy of the thread's context decides what
+they ask.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ DEVICE_TYPE = "simulated"
 _thread = PerThread(lifted=False, holds_doubles=False, falling_back=False, recorded=False)
 """What the kernels of a thread do at present.
 
-``lifted``: they refuse nothing, because this package itself calls operators. ``holds_doubles``: they refuse no dtype,
-because torch composes the operator differently on the real device. ``falling_back``: they run an operator that the
-device lacks. ``recorded``: recorders look at the operator within which they run.
+``lifted``: they refuse nothing, because this package itself calls operators. ``holds_doubles``:
+they refuse no dtype, because torch composes the operator differently on the real device.
+``falling_back``: they run an operator that the device lacks. ``recorded``: recorders look at the
+operator within which they run.
 """
 
 
@@ -77,7 +80,8 @@ class Policy:
         lost = context.devices.machine.lost is not None or context.driver.is_in_bad_fork
         self.asks = bool(self._observers) or lost or bool(self.profile.lacks_anything)
         if self.native is not None:
-            self.native.serves, self.native.is_initialized = not self.asks, context.driver.is_initialized
+            self.native.serves = not self.asks
+            self.native.is_initialized = context.driver.is_initialized
 
     def check_new(self, tensor: torch.Tensor) -> None:
         """Raise the real device's error for a tensor that it cannot hold.
@@ -86,26 +90,34 @@ class Policy:
             TypeError: The profile does not support the dtype.
             RuntimeError: The tensor has more dimensions than the profile's tensors may have.
         """
-        if tensor.dtype in self.profile.unsupported_dtypes and not (_thread.lifted or _thread.holds_doubles):
+        if tensor.dtype in self.profile.unsupported_dtypes and not (
+            _thread.lifted or _thread.holds_doubles
+        ):
             raise TypeError(self.profile.dtype_message(tensor.dtype))
         most = self.profile.most_dimensions
         if most is not None and tensor.dim() > most and not _thread.lifted:
-            raise RuntimeError(f"MPS supports tensors with dimensions <= {most}, but got {tensor.dim()}.")
+            raise RuntimeError(
+                f"MPS supports tensors with dimensions <= {most}, but got {tensor.dim()}."
+            )
 
     def observers(self) -> Sequence[Observer]:
-        """Return who runs this thread's kernels; an empty tuple inside a kernel that an observer runs."""
+        """Return who runs this thread's kernels; an empty tuple inside a kernel that an observer
+        runs.
+        """
         return () if _thread.recorded else self._observers
 
     def falls_back(self, op: Any, args: Any, kwargs: Any) -> bool:
-        """Return whether a call needs :meth:`run`: a recorder is active, or the device lacks ``op``.
+        """Return whether a call needs :meth:`run`: a recorder is active, or the device lacks
+        ``op``.
 
         Args:
             op: The operator; None for one that every device has.
             args, kwargs: The arguments of the call.
 
         Raises:
-            NotImplementedError: The device lacks the operator, and the variable is ``0``, the scope is strict, the
-                profile allows no fallback, or the program is written for the device, where this package does nothing.
+            NotImplementedError: The device lacks the operator, and the variable is ``0``, the scope
+                is strict, the profile allows no fallback, or the program is written for the device,
+                where this package does nothing.
             torch.AcceleratorError: The device is lost.
         """
         # A kernel that makes tensors of nothing on the device checks that by itself.
@@ -114,7 +126,9 @@ class Policy:
         return bool(self.observers()) or (op is not None and self._missing(op) is not None)
 
     def _missing(self, op: Any) -> str | None:
-        """Return the operator's name if it is one that the device lacks, and that runs on the CPU."""
+        """Return the operator's name if it is one that the device lacks, and that runs on the
+        CPU.
+        """
         missing = None if _thread.lifted or _thread.falling_back else self.profile.missing(op)
         if missing is None:
             return None
@@ -130,9 +144,9 @@ class Policy:
     def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator through the recorders, or one that the profile's device lacks.
 
-        The latter runs on the CPU by :mod:`torchdevice.calls.lacking.fallback_kernels` as on a Mac, or by the real
-        device's own fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that. It is counted, with its time and
-        bytes.
+        The latter runs on the CPU by :mod:`torchdevice.calls.lacking.fallback_kernels` as on a Mac,
+        or by the real device's own fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that. It
+        is counted, with its time and bytes.
         """
         looking = self.observers()
         if looking:
@@ -154,12 +168,16 @@ def asking() -> Policy | None:
 
 
 def _simulating(context: Context) -> Context:
-    """Return the context of the simulated machine: the one around a context whose target is a device of that."""
+    """Return the context of the simulated machine: the one around a context whose target is a
+    device of that.
+    """
     return context.names.answered_by or context
 
 
 def _active() -> Context | None:
-    """Return the context whose devices refuse calls of this thread: none outside scopes and where they are lifted."""
+    """Return the context whose devices refuse calls of this thread: none outside scopes and where
+    they are lifted.
+    """
     context = thread_state.state.context
     return None if context is None or context.policy is None or _thread.lifted else context
 
@@ -181,30 +199,42 @@ def stands_for_cuda() -> bool:
 
 
 def capability(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Return the compute capability of the device that has a tensor; None outside scopes on simulated devices."""
+    """Return the compute capability of the device that has a tensor; None outside scopes on
+    simulated devices.
+    """
     context = thread_state.state.context
     if context is None or context.device_type != DEVICE_TYPE:
         return None
     index = tensor.get_device()
-    found: tuple[int, int] = context.devices.figure("capability", index if index >= 0 else context.thread.device_index)
+    found: tuple[int, int] = context.devices.figure(
+        "capability", index if index >= 0 else context.thread.device_index
+    )
     return found
 
 
 def stands_for_mps() -> bool:
     """Return whether the kernels of this thread's scope refuse what those of MPS refuse."""
     context = _active()
-    return context is not None and "MPS" in context.policy.profile.backends and not _thread.falling_back
+    return (
+        context is not None
+        and "MPS" in context.policy.profile.backends
+        and not _thread.falling_back
+    )
 
 
 def lose(cause: str, kind: tuple[str, str] = DEVICE_ASSERT) -> Exception:
-    """Let every later call on the machine of this thread's scope fail, as after an error of a kernel of CUDA's.
+    """Let every later call on the machine of this thread's scope fail, as after an error of a
+    kernel of CUDA's.
 
     Returns:
         The error of the call itself, to be raised.
     """
     context = thread_state.state.context
     assert context is not None
-    why = f"An earlier call failed at {site_of(program_line())}, and CUDA runs nothing after that. {cause}"
+    why = (
+        f"An earlier call failed at {site_of(program_line())}, and CUDA runs nothing after that. "
+        f"{cause}"
+    )
     _set_lost(context.devices.machine, (kind, why))
     return cuda_error(kind, cause)
 
@@ -212,7 +242,11 @@ def lose(cause: str, kind: tuple[str, str] = DEVICE_ASSERT) -> Exception:
 def replace_lost() -> None:
     """Put working devices in the place of those of this thread's scope that failed."""
     context = thread_state.state.context
-    if context is not None and context.devices.machine is not None and context.devices.machine.lost is not None:
+    if (
+        context is not None
+        and context.devices.machine is not None
+        and context.devices.machine.lost is not None
+    ):
         _set_lost(context.devices.machine, None)
 
 
@@ -223,14 +257,18 @@ def _set_lost(machine: Machine, lost: tuple[tuple[str, str], str] | None) -> Non
 
 
 def lost() -> Exception | None:
-    """Return CUDA's error if the devices of this thread's scope are lost, or the process is a fork of their user's."""
+    """Return CUDA's error if the devices of this thread's scope are lost, or the process is a fork
+    of their user's.
+    """
     context = thread_state.state.context
     if context is None or context.devices.machine is None:
         return None
     if context.devices.machine.lost is not None:
         return cuda_error(*context.devices.machine.lost)
     if context.driver.is_in_bad_fork:
-        return cuda_error(INITIALIZATION, "This process was forked from one that had used CUDA. Use 'spawn'.")
+        return cuda_error(
+            INITIALIZATION, "This process was forked from one that had used CUDA. Use 'spawn'."
+        )
     return None
 
 
@@ -249,7 +287,8 @@ def check_alive() -> None:
 
 
 def check_scope() -> None:
-    """Raise RuntimeError unless this thread is in a scope on the device: only there may new tensors be made on it.
+    """Raise RuntimeError unless this thread is in a scope on the device: only there may new tensors
+    be made on it.
 
     The scope's accelerator counts as initialised from here on.
     """
@@ -260,15 +299,20 @@ def check_scope() -> None:
             check_alive()
         return
     away = state.context is None and not state.compiling
-    if away or all(entry.context is None or entry.context.device_type != DEVICE_TYPE for entry in state.entries):
+    if away or all(
+        entry.context is None or entry.context.device_type != DEVICE_TYPE for entry in state.entries
+    ):
         raise RuntimeError(
-            f"no scope on a {DEVICE_TYPE} device is active in this thread, so no tensor can be made on one. Enter "
+            f"no scope on a {DEVICE_TYPE} device is active in this thread, so no tensor can be "
+            "made on one. Enter "
             f"torchdevice.simulate(), or copy the remaining tensors to the CPU."
         )
 
 
 def spelled(index: int) -> str:
-    """Return the device as messages name it: as ``tensor.device`` reads in the active scope, such as ``cuda:0``."""
+    """Return the device as messages name it: as ``tensor.device`` reads in the active scope, such
+    as ``cuda:0``.
+    """
     context = thread_state.state.context
     return f"{(context and context.shown_as) or DEVICE_TYPE}:{index}"
 
@@ -287,7 +331,9 @@ def memory_limits(index: int) -> tuple[int | None, int | None, int]:
 
 
 def _errs_as_mps(context: Context) -> bool:
-    """Return whether a program sees the errors of MPS's allocator: it was written for MPS, and runs on its profile."""
+    """Return whether a program sees the errors of MPS's allocator: it was written for MPS, and runs
+    on its profile.
+    """
     return context.program == context.runtime.profile.accelerator and stands_for_mps()  # type: ignore[attr-defined]
 
 
@@ -300,7 +346,8 @@ _OUT_OF_MEMORY_ON_MPS = (
 
 
 def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> RuntimeError | None:
-    """Return the error of MPS's allocator (aten/src/ATen/mps/MPSAllocator.mm) where the program sees that, else None.
+    """Return the error of MPS's allocator (aten/src/ATen/mps/MPSAllocator.mm) where the program
+    sees that, else None.
 
     Args:
         wanted: The bytes that were asked for.
@@ -313,7 +360,11 @@ def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> Runti
         return None
     if wanted > total:
         return RuntimeError(f"Invalid buffer size: {written(wanted)}")
-    figures = {"allocated": written(allocated), "allowed": written(allowed), "wanted": written(wanted)}
+    figures = {
+        "allocated": written(allocated),
+        "allowed": written(allowed),
+        "wanted": written(wanted),
+    }
     return RuntimeError(_OUT_OF_MEMORY_ON_MPS.format(**figures))
 
 
@@ -331,5 +382,7 @@ def _record(looking: Sequence[Any], op: Any, kernel: Any, args: Any, kwargs: Any
             return kernel(*args, **kwargs)
 
     for each in looking:
-        run = functools.partial(lambda each, run, *args, **kwargs: each.run(op, run, args, kwargs), each, run)
+        run = functools.partial(
+            lambda each, run, *args, **kwargs: each.run(op, run, args, kwargs), each, run
+        )
     return run(*args, **kwargs)

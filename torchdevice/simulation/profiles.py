@@ -1,15 +1,16 @@
 """Operators and dtypes that each simulated device lacks, as data from named sources.
 
-- ``cuda``: no dtype. CUDA has a kernel for most operators for which the CPU has one; what it refuses of the others is
-  in ``device_refusals.py``.
-- ``mps``: float8, float64 and complex128 (torch/testing/_internal/common_mps.py and the texts torch raises), and the
-  operators that torch's own table gives neither an MPS kernel nor a composite one.
-- ``strict``: everything that ``cuda`` or ``mps`` lacks, without a fallback to the CPU. A program that runs on it needs
-  nothing that either of the two lacks.
+- ``cuda``: no dtype. CUDA has a kernel for most operators for which the CPU has one; what it
+  refuses of the others is in ``device_refusals.py``.
+- ``mps``: float8, float64 and complex128 (torch/testing/_internal/common_mps.py and the texts torch
+  raises), and the operators that torch's own table gives neither an MPS kernel nor a composite one.
+- ``strict``: everything that ``cuda`` or ``mps`` lacks, without a fallback to the CPU. A program
+  that runs on it needs nothing that either of the two lacks.
 
-The table is torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries. What a device lacks
-besides, a profile or a model of the device says (``simulation/gpus.py``). A real device's operators
-without a kernel are those that are not registered with torch, see ``calls/lacking/fallback_kernels.py``.
+The table is torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries.
+What a device lacks besides, a profile or a model of the device says (``simulation/gpus.py``). A
+real device's operators without a kernel are those that are not registered with torch, see
+``calls/lacking/fallback_kernels.py``.
 """
 
 from __future__ import annotations
@@ -50,49 +51,65 @@ class _Entry:
     @functools.cached_property
     def keys(self) -> frozenset[str]:
         """The dispatch keys that it has kernels for."""
-        named = frozenset(key.strip() for keys in _DISPATCH.findall(self._text) for key in keys.split(","))
+        named = frozenset(
+            key.strip() for keys in _DISPATCH.findall(self._text) for key in keys.split(",")
+        )
         generated = "\n  ufunc_inner_loop:" in self._text  # for these two
         return named | {"CPU", "CUDA"} if generated else named
 
 
 @functools.cache
 def missing_operators(backend: str) -> Mapping[str, str]:
-    """Return the operators without a kernel for a backend: name with overload -> the name that torch reports.
+    """Return the operators without a kernel for a backend: name with overload -> the name that
+    torch reports.
 
-    An operator without dispatch keys, or with a composite kernel, is made of other operators and needs no kernel.
+    An operator without dispatch keys, or with a composite kernel, is made of other operators and
+    needs no kernel.
 
     Raises:
         FileNotFoundError: The installed torch does not carry its table of operators.
     """
     table = _table()
     keys = {name: table[_reported(name)].keys for name in table}
-    return {name: table[name].delegate or name for name, each in keys.items() if _lacks(each, backend)}
+    return {
+        name: table[name].delegate or name for name, each in keys.items() if _lacks(each, backend)
+    }
 
 
 def _reported(name: str) -> str:
-    """Return the entry of an operator's kernels: that of the structured operator it delegates to, or its own."""
+    """Return the entry of an operator's kernels: that of the structured operator it delegates to,
+    or its own.
+    """
     delegate = _table()[name].delegate
     return delegate if delegate is not None and delegate in _table() else name
 
 
 def _lacks(keys: frozenset[str], backend: str) -> bool:
-    return bool(keys) and backend not in keys and not any(key.startswith("Composite") for key in keys)
+    return (
+        bool(keys) and backend not in keys and not any(key.startswith("Composite") for key in keys)
+    )
 
 
 @functools.cache
 def missing_functions(backend: str) -> Mapping[str, str]:
-    """Return the operators of which no overload has a kernel: name without overload -> the name that torch reports."""
+    """Return the operators of which no overload has a kernel: name without overload -> the name
+    that torch reports.
+    """
     missing = missing_operators(backend)
     present = {name.partition(".")[0] for name in _table() if name not in missing}
     return {
-        name: reported for overload, reported in missing.items() if (name := overload.partition(".")[0]) not in present
+        name: reported
+        for overload, reported in missing.items()
+        if (name := overload.partition(".")[0]) not in present
     }
 
 
 def is_cpu_only(name: str) -> bool:
-    """Return whether an operator on dense tensors, by name with overload, has a kernel for the CPU and none for CUDA.
+    """Return whether an operator on dense tensors, by name with overload, has a kernel for the CPU
+    and none for CUDA.
 
-    Those that the CPU's own kernels are split into, and those that compilers put into graphs and replace, are left out.
+    Those that the CPU's own kernels are split into, and those that compilers put into graphs and
+    replace, are left out.
     """
     table = _table()
     if name not in table or "_for_cpu" in name or name in _WITHIN_COMPILED_GRAPHS:
@@ -103,9 +120,15 @@ def is_cpu_only(name: str) -> bool:
 
 @functools.cache
 def cpu_only_sparse_operators() -> frozenset[str]:
-    """Return the operators on compressed sparse tensors that have a kernel for the CPU and none for CUDA."""
+    """Return the operators on compressed sparse tensors that have a kernel for the CPU and none for
+    CUDA.
+    """
     keys = {name: entry.keys for name, entry in _table().items()}
-    return frozenset(name for name, each in keys.items() if "SparseCsrCPU" in each and "SparseCsrCUDA" not in each)
+    return frozenset(
+        name
+        for name, each in keys.items()
+        if "SparseCsrCPU" in each and "SparseCsrCUDA" not in each
+    )
 
 
 _WITHIN_COMPILED_GRAPHS = {"_functional_assert_async.msg", "_make_dep_token"}
@@ -113,21 +136,31 @@ _WITHIN_COMPILED_GRAPHS = {"_functional_assert_async.msg", "_make_dep_token"}
 
 @functools.cache
 def unchecked_operators() -> frozenset[str]:
-    """Return the operators whose CUDA wrapper does not check devices, because their kernel's tensor iterator does."""
+    """Return the operators whose CUDA wrapper does not check devices, because their kernel's tensor
+    iterator does.
+    """
     return frozenset(name for name, entry in _table().items() if not entry.checks_devices)
 
 
 def is_structured(name: str) -> bool:
-    """Return whether an operator, by name with overload, is structured or delegates to a structured one."""
+    """Return whether an operator, by name with overload, is structured or delegates to a structured
+    one.
+    """
     entry = _table().get(name)
     return entry is not None and (entry.structured or entry.delegate is not None)
 
 
 @functools.cache
 def _table() -> Mapping[str, _Entry]:
-    """Read torch's table of operators as text: a YAML parser would take seconds and be one more dependency."""
-    path = Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
-    return {entry.partition("(")[0]: _Entry(entry) for entry in path.read_text().split("\n- func: ")[1:]}
+    """Read torch's table of operators as text: a YAML parser would take seconds and be one more
+    dependency.
+    """
+    path = (
+        Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
+    )
+    return {
+        entry.partition("(")[0]: _Entry(entry) for entry in path.read_text().split("\n- func: ")[1:]
+    }
 
 
 _DTYPE_MISSING_ON_MPS = (
@@ -142,15 +175,17 @@ class Profile:
 
     Attributes:
         name: The profile's name in a target, as in ``simulated:mps``.
-        backends: Dispatch keys of torch's backends. The device lacks every operator that one of these backends lacks.
+        backends: Dispatch keys of torch's backends. The device lacks every operator that one of
+            these backends lacks.
         accelerator: The device type that programs spell for the device.
         unsupported_dtypes: Dtypes that the device cannot hold.
         single: Whether a machine never has more than one such device.
-        refuses: Whether an operator that the device lacks always raises, without a fallback to the CPU.
+        refuses: Whether an operator that the device lacks always raises, without a fallback to the
+            CPU.
         stands_for_cuda: Whether the device refuses what CUDA refuses.
         operators: Further operators that the device lacks, with or without an overload.
-        most_dimensions: How many dimensions a tensor may have (aten/src/ATen/mps/EmptyTensor.cpp); None for torch's own
-            limit.
+        most_dimensions: How many dimensions a tensor may have (aten/src/ATen/mps/EmptyTensor.cpp);
+            None for torch's own limit.
     """
 
     name: str
@@ -169,7 +204,9 @@ class Profile:
         return bool(self.backends or self.unsupported_dtypes or self.operators)
 
     def missing(self, op: Any) -> str | None:
-        """Return an operator's name, as the device's error spells it, if the device lacks the operator, else None."""
+        """Return an operator's name, as the device's error spells it, if the device lacks the
+        operator, else None.
+        """
         name = op._schema.name.removeprefix("aten::")
         overload = op.name().removeprefix("aten::")
         if self.operators and not self.operators.isdisjoint((name, overload)):
@@ -181,11 +218,16 @@ class Profile:
         return None
 
     def dtype_message(self, dtype: torch.dtype) -> str:
-        """Return the text of torch's error for a dtype that Metal lacks (aten/src/ATen/mps/EmptyTensor.cpp)."""
+        """Return the text of torch's error for a dtype that Metal lacks
+        (aten/src/ATen/mps/EmptyTensor.cpp).
+        """
         name = str(dtype).removeprefix("torch.")
         if dtype in FLOAT8 or dtype is torch.complex128:
             kind = "ComplexDouble" if dtype.is_complex else name.capitalize()
-            return f"Trying to convert {kind} to the MPS backend but it does not have support for that dtype."
+            return (
+                f"Trying to convert {kind} to the MPS backend but it does not have support for "
+                "that dtype."
+            )
         other = "float32" if dtype.is_floating_point else "complex64"
         return _DTYPE_MISSING_ON_MPS.format(name=name, other=other)
 
@@ -208,7 +250,13 @@ PROFILES: Mapping[str, Profile] = {
             single=True,
             most_dimensions=16,
         ),
-        Profile("strict", backends=("MPS",), unsupported_dtypes=_NOT_ON_METAL, refuses=True, stands_for_cuda=True),
+        Profile(
+            "strict",
+            backends=("MPS",),
+            unsupported_dtypes=_NOT_ON_METAL,
+            refuses=True,
+            stands_for_cuda=True,
+        ),
     )
 }
 
@@ -223,7 +271,9 @@ _MISSING_ON_CUDA = (
 
 
 def missing_on_cuda(operator: str, backend: str = "CUDA") -> str:
-    """Return torch's text for an operator that CUDA lacks (aten/src/ATen/core/dispatch/OperatorEntry.cpp)."""
+    """Return torch's text for an operator that CUDA lacks
+    (aten/src/ATen/core/dispatch/OperatorEntry.cpp).
+    """
     cpu = backend.replace("CUDA", "CPU").replace("MPS", "CPU")
     return _MISSING_ON_CUDA.format(operator=operator, backend=backend, cpu=cpu)
 
@@ -239,7 +289,9 @@ def find(name: str) -> Profile | None:
     several = models.listed(name)
     if several is not None:
         # All models of GPUs have the operators and dtypes of this profile.
-        return dataclasses.replace(PROFILES["cuda"], name=name) if models.MODELS.keys() >= set(several) else None
+        if models.MODELS.keys() >= set(several):
+            return dataclasses.replace(PROFILES["cuda"], name=name)
+        return None
     model = models.find(name)
     if model is None:
         return None
@@ -252,7 +304,9 @@ def find(name: str) -> Profile | None:
         base,
         name=name,
         unsupported_dtypes=base.unsupported_dtypes | dtypes,
-        operators=frozenset(operator.removeprefix("aten::") for operator in model.missing_operators),
+        operators=frozenset(
+            operator.removeprefix("aten::") for operator in model.missing_operators
+        ),
     )
 
 
@@ -260,6 +314,7 @@ def _dtype(name: str, model: str) -> torch.dtype:
     found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise ValueError(
-            f"{model}: unsupported_dtypes has {name!r}, which is not a dtype. Use names such as 'float64'."
+            f"{model}: unsupported_dtypes has {name!r}, which is not a dtype. Use names such as "
+            "'float64'."
         )
     return found

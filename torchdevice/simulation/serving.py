@@ -1,9 +1,10 @@
-"""Lets the kernels and the allocator of ``kernels.cpp`` serve the contexts whose policy asks nothing.
+"""Lets the kernels and the allocator of ``kernels.cpp`` serve the contexts whose policy asks
+nothing.
 
-Either the ledger in C++ leads or the model of the allocator in Python does. The ledger serves default settings, without
-private pools, observers, and blocks that another stream may use or that storages of Python have. Whoever asks anything
-else of the device lets the model lead, with the same blocks and figures. The next allocation lets the ledger lead
-again, if it can.
+Either the ledger in C++ leads or the model of the allocator in Python does. The ledger serves
+default settings, without private pools, observers, and blocks that another stream may use or that
+storages of Python have. Whoever asks anything else of the device lets the model lead, with the same
+blocks and figures. The next allocation lets the ledger lead again, if it can.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class NativeDevice(Device):
     def __getattr__(self, name: str) -> Any:
         if name != "_blocks":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # On one line: tests let interrupts come between lines, where Python lets none come between these.
+        # On one line: tests let interrupts come between lines, where Python lets none come between
+        # these.
         with self._lock: return self._led_in_python()  # noqa: E701  # fmt: skip
 
     def _led_in_python(self) -> Any:
@@ -107,27 +109,38 @@ class NativeDevice(Device):
     @changing
     def _hand_over(self) -> bool:
         blocks, statistics = self._blocks, self._blocks.statistics
-        # A copy is made at once. A list of the items may collect garbage on the way, and other threads release memory.
+        # A copy is made at once. A list of the items may collect garbage on the way, and other
+        # threads release memory.
         numbers = {block: number for number, (block, _) in blocks.held.copy().items()}
         rows, used = [], 0
         for _, head in sorted(blocks.segments.heads.items()):
-            parts = [(each.address, each.size, each.requested, numbers.get(each, 0)) for each in chain_of(head)]
+            parts = [
+                (each.address, each.size, each.requested, numbers.get(each, 0))
+                for each in chain_of(head)
+            ]
             rows.append((head.pool.stream, head.pool.is_small, parts))
             used += sum(each.state != FREE for each in chain_of(head))
         busy = blocks.pending or blocks.late or blocks.freed or self.observers
         # Storages of Python have blocks too.
         if busy or used > len(numbers) or any(each.uses for each in numbers):
             return False
-        usual = all(head.pool.is_usual for head in blocks.segments.heads.values()) and not blocks.pools.routes
+        usual = (
+            all(head.pool.is_usual for head in blocks.segments.heads.values())
+            and not blocks.pools.routes
+        )
         if not usual or blocks.settings != DEFAULT:
             return False
         figures = tuple([getattr(of, name) for name in _FIGURES] for of in statistics.counting)
         obtained, segments = statistics.numbers["num_device_alloc"], blocks.segments
-        led: bool = self.ledger.lead(vars(self), (segments.first, segments.end, obtained, figures, rows))
+        led: bool = self.ledger.lead(
+            vars(self), (segments.first, segments.end, obtained, figures, rows)
+        )
         return led
 
     def hold(self, block: Block, number: int, memory: Any) -> None:
-        """Note that memory of C++, with the values of a CPU tensor, has this block of the model in Python."""
+        """Note that memory of C++, with the values of a CPU tensor, has this block of the model in
+        Python.
+        """
         self._blocks.held[number] = block, memory.data_ptr()
 
     def release(self, number: int) -> None:
@@ -162,13 +175,22 @@ _COPIES = ("aten::copy_", "aten::_to_copy")
 _ATTENTION = "aten::scaled_dot_product_attention"
 
 _HANDWRITTEN = frozenset(
-    {"aten::clone", *_COPIES, "aten::empty.memory_format", "aten::empty_strided", "aten::convolution", _ATTENTION}
+    {
+        "aten::clone",
+        *_COPIES,
+        "aten::empty.memory_format",
+        "aten::empty_strided",
+        "aten::convolution",
+        _ATTENTION,
+    }
     | {"aten::native_dropout", "aten::native_dropout_backward"}
 )
 """Operators with a handwritten kernel that C++ serves too."""
 
 answers: dict[str, Callable[..., Any]] = {}
-"""What C++ asks of kernels in Python, by name. Their files put it here, because they import this one."""
+"""What C++ asks of kernels in Python, by name. Their files put it here, because they import this
+one.
+"""
 
 _contexts: set[Context] = set()
 """The contexts that the kernels serve. They are in place while there is one."""
@@ -188,8 +210,9 @@ _offers: dict[Any, tuple[list[torch.dtype], bool]] = {}
 def put_in_place(context: Context | None = None) -> bool:
     """Put the kernels in place, once, where they are built. Return whether they are.
 
-    The dispatcher's tables are not made for a change while a thread looks a kernel up. So this is done before there is
-    a tensor of a simulated device, and for kernels that are built later, while no other thread is in a scope on one.
+    The dispatcher's tables are not made for a change while a thread looks a kernel up. So this is
+    done before there is a tensor of a simulated device, and for kernels that are built later, while
+    no other thread is in a scope on one.
 
     Args:
         context: The context that this thread enters, if any.
@@ -201,14 +224,20 @@ def put_in_place(context: Context | None = None) -> bool:
 
 
 def _put_in_place(context: Context | None) -> None:
-    others = (entry for each in list(_active) if each is not context for entry in each.entries.active.copy())
+    others = (
+        entry
+        for each in list(_active)
+        if each is not context
+        for entry in each.entries.active.copy()
+    )
     if building.is_loaded() and all(entry in thread_state.state.entries for entry in others):
         building.load().put_all()
         _in_place.append(True)
 
 
 def begin(context: Context) -> None:
-    """Let the kernels serve a context, where they are built and its option allows it. May be called again.
+    """Let the kernels serve a context, where they are built and its option allows it. May be called
+    again.
 
     Raises:
         NativeKernelsError: They are not built, and the option demands them.
@@ -229,7 +258,8 @@ def begin(context: Context) -> None:
 
 
 _LATE = (
-    "they were built after another thread had entered a scope on simulated devices, and are put in place while no "
+    "they were built after another thread had entered a scope on simulated devices, and are put in "
+    "place while no "
     "other thread is in one; enter this scope before the threads start"
 )
 
@@ -246,10 +276,16 @@ def end(context: Context) -> None:
 
 
 def follow(context: Context | None) -> None:
-    """Let the kernels, if they are loaded, know the context of this thread and whether it ever chose a stream."""
+    """Let the kernels, if they are loaded, know the context of this thread and whether it ever
+    chose a stream.
+    """
     if storages.native is not None:
         native = None if context is None or context.policy is None else context.policy.native
-        changes = native is not None and context is not None and context.thread.streams.history.has_changes
+        changes = (
+            native is not None
+            and context is not None
+            and context.thread.streams.history.has_changes
+        )
         building.load().follow(native, changes)
 
 
@@ -294,9 +330,13 @@ def _release(ledger: int, number: int) -> None:
 
 
 def _serves(native: Any, on: Any, block: Block | None = None) -> bool:
-    """Return whether storages of a device may be of C++, with a block of the model in Python, if any."""
+    """Return whether storages of a device may be of C++, with a block of the model in Python, if
+    any.
+    """
     usual = block is None or block.pool.is_usual
-    return bool(native and native.serves and isinstance(on, NativeDevice) and not on.observers and usual)
+    return bool(
+        native and native.serves and isinstance(on, NativeDevice) and not on.observers and usual
+    )
 
 
 def _leads(native: Any, on: Any) -> bool:
@@ -309,8 +349,11 @@ def _leads(native: Any, on: Any) -> bool:
     return serves and on.hand_over()
 
 
-def _fresh(result: torch.Tensor, native: Any, on: Any, block: Block | None = None) -> torch.Tensor | None:
-    """Return a tensor of a device in the memory of a CPU tensor; None where it must have a storage of Python.
+def _fresh(
+    result: torch.Tensor, native: Any, on: Any, block: Block | None = None
+) -> torch.Tensor | None:
+    """Return a tensor of a device in the memory of a CPU tensor; None where it must have a storage
+    of Python.
 
     The ledger gives it a block, or the model in Python has given it one.
     """
@@ -324,7 +367,8 @@ def _fresh(result: torch.Tensor, native: Any, on: Any, block: Block | None = Non
 
 
 def _adopt(storage: Any, memory: torch.Tensor, on: Any, block: Block | None = None) -> bool:
-    """Let a storage have the memory of a CPU tensor. Return false where it has memory of Python's, or must have.
+    """Let a storage have the memory of a CPU tensor. Return false where it has memory of Python's,
+    or must have.
 
     It needs no block, or the ledger gives it one, or the model in Python has given it one.
     """
@@ -332,14 +376,18 @@ def _adopt(storage: Any, memory: torch.Tensor, on: Any, block: Block | None = No
     native = None if context is None or context.policy is None else context.policy.native
     if not (_serves(native, on, block) if block else not memory.nbytes or _leads(native, on)):
         return False
-    number = building.load().adopt(storage._cdata, memory, block and on.ledger, None if block else native)
+    number = building.load().adopt(
+        storage._cdata, memory, block and on.ledger, None if block else native
+    )
     if number and block:
         on.hold(block, number, memory)
     return bool(number)
 
 
 def can_serve(op: Any, is_handwritten: bool) -> bool:
-    """Return whether there is a kernel in C++ of an operator, which has a handwritten one in Python or none."""
+    """Return whether there is a kernel in C++ of an operator, which has a handwritten one in Python
+    or none.
+    """
     if is_handwritten:
         return op.name() in _HANDWRITTEN
     arguments, outs = op._schema.arguments, cpu_kernels.outs_of(op)

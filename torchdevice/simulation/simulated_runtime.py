@@ -15,7 +15,13 @@ from torchdevice.kernel.devices.cpu import bytes_wanted
 from torchdevice.kernel.devices.device_memory import Block, Segment
 from torchdevice.kernel.devices.mps_runtime import says_refused
 from torchdevice.kernel.devices.observer import Observer
-from torchdevice.kernel.devices.runtime import MEMORY_FRACTION, HostMark, Mark, Runtime, TorchSupport
+from torchdevice.kernel.devices.runtime import (
+    MEMORY_FRACTION,
+    HostMark,
+    Mark,
+    Runtime,
+    TorchSupport,
+)
 from torchdevice.kernel.devices.stream_order import Stream
 from torchdevice.kernel.devices.supplied import SuppliedDevice
 from torchdevice.kernel.lowlevel import page_locked
@@ -34,7 +40,13 @@ from torchdevice.simulation import (
 from torchdevice.simulation import serving as native
 from torchdevice.simulation.allocator import allocator_settings, storages
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, host_alias
-from torchdevice.simulation.observe import assumed_values, async_copies, happens_before, meta_kernels, races
+from torchdevice.simulation.observe import (
+    assumed_values,
+    async_copies,
+    happens_before,
+    meta_kernels,
+    races,
+)
 from torchdevice.simulation.observe.unwritten_memory import Pattern
 from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention, watermarks
@@ -51,7 +63,8 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
 
     Attributes:
         profile: The kind of device that is simulated.
-        memory_limit: The memory of each device in bytes, or None for no limit; the sizes where devices differ.
+        memory_limit: The memory of each device in bytes, or None for no limit; the sizes where
+            devices differ.
         taken: The bytes of it that CUDA's context takes.
     """
 
@@ -73,12 +86,15 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
     serve_reducer = staticmethod(page_locked.serve)
     watch_host_waits = staticmethod(happens_before.watch_host_waits)
 
-    def __init__(self, profile: Profile, count: int, memory_limit: int | PerDevice | None, taken: int = 0):
+    def __init__(
+        self, profile: Profile, count: int, memory_limit: int | PerDevice | None, taken: int = 0
+    ):
         super().__init__(self)
         self.supplied = self
         self.profile = profile
         self.memory_limit, self.taken = memory_limit, taken
-        self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8  # for which no other dtype stands in
+        # For which no other dtype stands in.
+        self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8
         self.folds_ordinals = profile.single
         self.is_mac = profile.accelerator == "mps"
         self.is_gpu = profile.stands_for_cuda
@@ -108,7 +124,10 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
     def note_of_full_host(self) -> str:
         if not self.is_gpu or self.memory_limit is not None:
             return ""
-        return "This machine's memory ran out. Give the simulated devices their own limit by memory='8GiB'."
+        return (
+            "This machine's memory ran out. Give the simulated devices their own limit by "
+            "memory='8GiB'."
+        )
 
     @property
     def kind(self) -> str:
@@ -120,18 +139,23 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
 
     @functools.cached_property  # each entry of a scope reads it
     def rewriters(self) -> Mapping[Any, Any]:
-        return torch_functions.TABLE_OF_CUDA if self.profile.stands_for_cuda else torch_functions.TABLE
+        if self.profile.stands_for_cuda:
+            return torch_functions.TABLE_OF_CUDA
+        return torch_functions.TABLE
 
     def can_use_attention(self, kernel: str, params: Any, debug: bool) -> bool:
         return self.profile.stands_for_cuda and attention.can_use(kernel, params, debug)
 
     def enter_thread(self, entry: Any) -> None:
-        """Register the device, unless it is registered already, and give the entry's context its machine."""
+        """Register the device, unless it is registered already, and give the entry's context its
+        machine.
+        """
         # Registration first: the other steps need the device type.
         backend.register()
         device_guard.renew()
         context = entry.context
-        # The context of a scope that is entered again has a policy, and keeps it while it is active.
+        # The context of a scope that is entered again has a policy, and keeps it while it is
+        # active.
         if context.policy is None:
             machine.enter(context)
             context.policy = policy.Policy(context, self)
@@ -163,7 +187,9 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
             self.set_allocator(text)
             fraction = allocator_settings.parsed(text).memory_fraction
             if fraction < 1 and context is not None:
-                context.settings.update({(MEMORY_FRACTION, index): fraction for index in range(self._count)})
+                context.settings.update(
+                    {(MEMORY_FRACTION, index): fraction for index in range(self._count)}
+                )
         if "MPS" in self.profile.backends:
             ratio = watermarks.high_ratio()
             if ratio and context is not None:  # 0 stands for no limit
@@ -191,7 +217,10 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
     def limit_of(self, index: int) -> int | None:
         """Return the limit of a device's memory, where there is one."""
         context = thread_state.state.context
-        number = index if context is None else (context.names.answered_by or context).devices.machine_number(index)
+        if context is None:
+            number = index
+        else:
+            number = (context.names.answered_by or context).devices.machine_number(index)
         limit: int | None = of_device(self.memory_limit, number)
         return limit
 
@@ -204,10 +233,13 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
         return limit - min(limit, device.figures().reserved + self.taken)
 
     memory, statistics = _of_memory("figures"), _of_memory("statistics")
-    reset_peak_memory, reset_accumulated_memory = _of_memory("reset_peak"), _of_memory("reset_accumulated")
+    reset_peak_memory = _of_memory("reset_peak")
+    reset_accumulated_memory = _of_memory("reset_accumulated")
 
     def blocks(self, index: int) -> list[Block]:
-        return [storages.shown(index, *each) for each in storages.blocks(storages.device(index)).items()]
+        return [
+            storages.shown(index, *each) for each in storages.blocks(storages.device(index)).items()
+        ]
 
     def segments(self, index: int) -> list[Segment]:
         device = storages.device(index)
@@ -233,7 +265,9 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
         return storages.device(0).settings.shown()
 
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
-        return device_generators.Generator(index) if cls is torch._C.Generator else device_generators.own(cls, index)
+        if cls is torch._C.Generator:
+            return device_generators.Generator(index)
+        return device_generators.own(cls, index)
 
     def random_state(self, generator: torch.Generator) -> torch.Tensor | None:
         if device_generators.draws_for_gpu(generator):
@@ -266,17 +300,21 @@ _UNTIMED = HostMark()
 
 
 class StreamUses(Observer):
-    """Tells the allocator which streams use a tensor's memory, and when the host has waited for the devices.
+    """Tells the allocator which streams use a tensor's memory, and when the host has waited for the
+    devices.
 
-    CUDA's allocator reuses memory that ``record_stream`` names when the other stream has done its work. Here that
-    counts as done when the host next waits for a device in any way: a synchronisation, an event, a number or a copy
-    that comes to the host.
+    CUDA's allocator reuses memory that ``record_stream`` names when the other stream has done its
+    work. Here that counts as done when the host next waits for a device in any way: a
+    synchronisation, an event, a number or a copy that comes to the host.
     """
 
     def memory_used(self, tensor: Any, stream: Stream) -> None:
         with torch._C.DisableTorchFunction():
             # Sparse tensors have no storage of their own.
-            owner = storages.owner_of(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+            if tensor.layout is torch.strided:
+                owner = storages.owner_of(tensor.untyped_storage())
+            else:
+                owner = None
         if owner is not None and owner.block is not None:
             owner.on.use(owner.block, stream)
 
@@ -293,7 +331,9 @@ def _begin(context: Context) -> None:
     found: list[Observer] = [StreamUses()]
     if context.options.compute == "meta":
         assume = context.options.values is not None
-        found.append(assumed_values.AssumedValues(context) if assume else meta_kernels.WithoutValues())
+        found.append(
+            assumed_values.AssumedValues(context) if assume else meta_kernels.WithoutValues()
+        )
     if context.options.asynchronous:
         found.append(async_copies.InFlight(context))
     if context.options.races:

@@ -1,7 +1,8 @@
-"""Resizes storages of the device in place, as FSDP does with each parameter that it gathers and frees.
+"""Resizes storages of the device in place, as FSDP does with each parameter that it gathers and
+frees.
 
-Torch asks C++ code of an out-of-tree backend for this, and has no way from there to Python. So the new address and size
-are written into torch's storage.
+Torch asks C++ code of an out-of-tree backend for this, and has no way from there to Python. So the
+new address and size are written into torch's storage.
 
 Source: ``c10::StorageImpl`` of c10/core/StorageImpl.h.
 """
@@ -20,7 +21,9 @@ from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.policy import DEVICE_TYPE
 
 _WORDS = 9
-"""The words of a storage that are searched: reference counts, address, deleter, device, size, flags."""
+"""The words of a storage that are searched: reference counts, address, deleter, device, size,
+flags.
+"""
 
 _resize_cpu = torch._C.StorageBase.resize_  # type: ignore[attr-defined]
 _resizable = torch._C.StorageBase.resizable  # type: ignore[attr-defined]
@@ -28,7 +31,8 @@ _device = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
 
 
 def resize(storage: Any, size: int) -> Any:
-    """Give a storage of the device another size in bytes. It keeps its contents, as far as they fit.
+    """Give a storage of the device another size in bytes. It keeps its contents, as far as they
+    fit.
 
     Args:
         storage: The storage. Every tensor that has it sees the change.
@@ -57,7 +61,8 @@ def resize(storage: Any, size: int) -> Any:
         word_at(storage._cdata + address_at).value = address
         word_at(storage._cdata + size_at).value = size
         if old is not None:
-            # torch's storage holds the old memory for its deleter. It is freed unless others share it.
+            # torch's storage holds the old memory for its deleter. It is freed unless others share
+            # it.
             freed = old.untyped_storage()
             if _resizable(freed) and freed.nbytes() == before:
                 _resize_cpu(freed, 0)
@@ -68,17 +73,26 @@ def resize(storage: Any, size: int) -> Any:
 def _layout() -> tuple[int, int]:
     """Return the offsets of the address and of the size in a storage, in bytes."""
     with torch.inference_mode(False), torch._C.DisableTorchFunction():
-        tensors = [on_device(torch.empty(size, dtype=torch.uint8, device="cpu"), 0) for size in (1237, 2221)]
+        tensors = [
+            on_device(torch.empty(size, dtype=torch.uint8, device="cpu"), 0)
+            for size in (1237, 2221)
+        ]
     storages = [tensor.untyped_storage() for tensor in tensors]
     objects = [each._cdata for each in storages]
     return (
-        offset_of("c10::StorageImpl::data_ptr_", objects, [each.data_ptr() for each in storages], _WORDS),
-        offset_of("c10::StorageImpl::size_bytes_", objects, [each.nbytes() for each in storages], _WORDS),
+        offset_of(
+            "c10::StorageImpl::data_ptr_", objects, [each.data_ptr() for each in storages], _WORDS
+        ),
+        offset_of(
+            "c10::StorageImpl::size_bytes_", objects, [each.nbytes() for each in storages], _WORDS
+        ),
     )
 
 
 def register() -> None:
-    """Let ``UntypedStorage.resize_`` and ``resizable`` know the device, for the rest of the process."""
+    """Let ``UntypedStorage.resize_`` and ``resizable`` know the device, for the rest of the
+    process.
+    """
 
     @functools.wraps(_resize_cpu)
     def resize_(self: torch.UntypedStorage, size: int) -> Any:

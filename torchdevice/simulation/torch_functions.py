@@ -1,7 +1,8 @@
 """Functions of torch that do something else for tensors of a simulated device.
 
-:data:`TABLE` joins the mode's table of rewriters. Texts of tensors without values may also be printed after their
-scope, so torch's own functions for texts are replaced for the rest of the process.
+:data:`TABLE` joins the mode's table of rewriters. Texts of tensors without values may also be
+printed after their scope, so torch's own functions for texts are replaced for the rest of the
+process.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def _text(inp: torch.Tensor, *, tensor_contents: str | None = None) -> str:
         return text
     shown = f"device='{inp.device}'"
     added = [shown, f"size={tuple(inp.shape)}"]
-    if inp.dtype is not torch.get_default_dtype() and "dtype=" not in text:  # torch leaves out what numbers show
+    # Torch leaves out what numbers show.
+    if inp.dtype is not torch.get_default_dtype() and "dtype=" not in text:
         added.append(f"dtype={inp.dtype}")
     return text.replace(shown, ", ".join(added), 1)
 
@@ -55,21 +57,29 @@ def _contents_of(self: torch.Tensor, indent: int) -> str:
     if self.numel() and _lacks_values(self):
         return "..."
     if native_device(self).type == DEVICE_TYPE:
-        not_while_capturing()  # torch asks a GPU which elements are finite; of other devices it copies all
+        # Torch asks a GPU which elements are finite; of other devices it copies all.
+        not_while_capturing()
     return _contents(self, indent)
 
 
 @functools.wraps(_torchs_format)
 def formatted(self: torch.Tensor, format_spec: str) -> str:
     """``torch.Tensor.__format__`` from the registration of the device on."""
-    return repr(self) if self.dim() == 0 and _lacks_values(self) else _torchs_format(self, format_spec)
+    if self.dim() == 0 and _lacks_values(self):
+        return repr(self)
+    return _torchs_format(self, format_spec)
 
 
 def _lacks_values(tensor: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunction():
-        if tensor.device.type != DEVICE_TYPE or tensor.layout is not torch.strided or tensor.is_nested:
+        if (
+            tensor.device.type != DEVICE_TYPE
+            or tensor.layout is not torch.strided
+            or tensor.is_nested
+        ):
             return False
-        from torch._subclasses.fake_tensor import FakeTensor  # not above: it takes long, and printing imports it
+        # Not above: it takes long, and printing imports it.
+        from torch._subclasses.fake_tensor import FakeTensor
 
         try:
             return not isinstance(tensor, FakeTensor) and has_no_values(tensor.untyped_storage())
@@ -82,23 +92,32 @@ def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     with policy.being("lifted"):  # the device may lack float64
         shown = func(*args, **kwargs)
     named = f"device='{context.shown_as}:"
-    return shown.replace(f"device='{policy.DEVICE_TYPE}:", named) if context.shown_as is not None else shown
+    if context.shown_as is not None:
+        return shown.replace(f"device='{policy.DEVICE_TYPE}:", named)
+    return shown
 
 
 def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the function. It has a rewriter so that each engine handles it and rewords its error as CUDA's."""
+    """Call the function. It has a rewriter so that each engine handles it and rewords its error as
+    CUDA's.
+    """
     return func(*args, **kwargs)
 
 
-def _share_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """``Tensor.share_memory_``, which does nothing for an out-of-tree backend and is therefore reported.
+def _share_memory(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """``Tensor.share_memory_``, which does nothing for an out-of-tree backend and is therefore
+    reported.
 
     Raises:
         RuntimeError: The device stands for MPS, which shares no memory. The text is torch's.
     """
     if policy.stands_for_mps() and rewriters.native_device(args[0]).type == policy.DEVICE_TYPE:
         raise RuntimeError("_share_filename_: only available on CPU")
-    context.report("Tensor.share_memory_", "nothing: other processes get copies", Fidelity.APPROXIMATE)
+    context.report(
+        "Tensor.share_memory_", "nothing: other processes get copies", Fidelity.APPROXIMATE
+    )
     return func(*args, **kwargs)
 
 
@@ -107,7 +126,9 @@ def _is_shared(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
     return rewriters.native_device(args[0]).type == policy.DEVICE_TYPE or func(*args)
 
 
-def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def _sparse_coo_tensor(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
     """``torch.sparse_coo_tensor``, which asks for an empty tensor on a device without its index."""
     asked = kwargs.get("device")
     device = asked if asked is None else context.redirect(asked) or asked
@@ -118,11 +139,14 @@ def _sparse_coo_tensor(context: Context, func: Any, args: tuple[Any, ...], kwarg
 _COMPRESSED_ON_MPS = "Could not run 'new_compressed_tensor' from the '{device}' device.)"
 
 
-def _compressed_tensor(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def _compressed_tensor(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
     """``torch.sparse_csr_tensor`` and the like, of which MPS has none.
 
     Raises:
-        NotImplementedError: The device stands for MPS. The text is torch's (aten/src/ATen/native/sparse).
+        NotImplementedError: The device stands for MPS. The text is torch's
+            (aten/src/ATen/native/sparse).
     """
     made = with_device_keyword(context, func, args, kwargs)
     device = rewriters.native_device(made)
@@ -131,14 +155,22 @@ def _compressed_tensor(context: Context, func: Any, args: tuple[Any, ...], kwarg
     return made
 
 
-_OF_BATCHES = (torch.batch_norm, functional.batch_norm, torch.instance_norm, functional.instance_norm)
+_OF_BATCHES = (
+    torch.batch_norm,
+    functional.batch_norm,
+    torch.instance_norm,
+    functional.instance_norm,
+)
 
 
-def _of_batch(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Batch normalisation. Of an empty batch torch keeps statistics in float64 on an out-of-tree backend.
+def _of_batch(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """Batch normalisation. Of an empty batch torch keeps statistics in float64 on an out-of-tree
+    backend.
 
-    The statistics of an empty batch are never used. On MPS they are float32 (ATen/AccumulateType.h), so a device
-    without float64 does not refuse them.
+    The statistics of an empty batch are never used. On MPS they are float32
+    (ATen/AccumulateType.h), so a device without float64 does not refuse them.
     """
     given = args[0] if args else kwargs["input"]
     with policy.being("lifted") if given.numel() == 0 else contextlib.nullcontext():
@@ -151,14 +183,18 @@ _MOST_RANKED = 1 << 24
 """The number of elements that float32 can count one by one."""
 
 
-def _quantile(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def _quantile(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
     """Quantiles. torch 2.14 computes ranks in float64 on every device whose type is not MPS.
 
-    On MPS the ranks are float32 (ATen/native/Sorting.cpp), so a device without float64 does not refuse the ranks. With
-    torch 2.14 it still refuses the gradient of ``q``, whose backward pass is in float64 too.
+    On MPS the ranks are float32 (ATen/native/Sorting.cpp), so a device without float64 does not
+    refuse the ranks. With torch 2.14 it still refuses the gradient of ``q``, whose backward pass is
+    in float64 too.
 
     Raises:
-        RuntimeError: The device stands for MPS, and more elements are ranked than float32 can count.
+        RuntimeError: The device stands for MPS, and more elements are ranked than float32 can
+            count.
     """
     given = args[0] if args else kwargs["input"]
     if not policy.stands_for_mps() or rewriters.native_device(given).type != policy.DEVICE_TYPE:
@@ -171,35 +207,59 @@ def _quantile(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
         return func(*args, **kwargs)
 
 
-def _pad(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """``torch.nn.functional.pad``, which replicates by other operators on CUDA where it is to be deterministic."""
+def _pad(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """``torch.nn.functional.pad``, which replicates by other operators on CUDA where it is to be
+    deterministic.
+    """
     named = {**dict(zip(("input", "pad", "mode"), args, strict=False)), **kwargs}
-    if named.get("mode") == "replicate" and torch.are_deterministic_algorithms_enabled() and policy.stands_for_cuda():
+    if (
+        named.get("mode") == "replicate"
+        and torch.are_deterministic_algorithms_enabled()
+        and policy.stands_for_cuda()
+    ):
         return torch._decomp.decompositions._replication_pad(named["input"], named["pad"])
     return func(*args, **kwargs)
 
 
-def _dlpack_device(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
-    """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries refuse."""
+def _dlpack_device(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, int]:
+    """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries
+    refuse.
+    """
     device = rewriters.native_device(args[0])
-    return (DLDeviceType.kDLExtDev, device.index) if device.type == policy.DEVICE_TYPE else func(*args, **kwargs)
+    if device.type == policy.DEVICE_TYPE:
+        return (DLDeviceType.kDLExtDev, device.index)
+    return func(*args, **kwargs)
 
 
-def _array_interface(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """``Tensor.__cuda_array_interface__``, with the address of ``data_ptr()``, where the device stands for CUDA."""
+def _array_interface(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """``Tensor.__cuda_array_interface__``, with the address of ``data_ptr()``, where the device
+    stands for CUDA.
+    """
     if not policy.stands_for_cuda() or rewriters.native_device(args[0]).type != policy.DEVICE_TYPE:
         return func(*args, **kwargs)
     return array_interface(args[0])
 
 
-def _drawn(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def _drawn(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
     """Call a function that takes a generator. One of the device may not draw for the CPU.
 
     Raises:
         RuntimeError: It would. The text is torch's (aten/src/ATen/core/Generator.h).
     """
     generator = kwargs.get("generator")
-    if generator is not None and device_generators.is_of_device(generator) and _is_for_cpu(context, args, kwargs):
+    if (
+        generator is not None
+        and device_generators.is_of_device(generator)
+        and _is_for_cpu(context, args, kwargs)
+    ):
         kind = generator.device.type if context.shown_as is None else context.shown_as
         raise RuntimeError(f"Expected a 'cpu' device type for generator but found {kind!r}")
     return with_device_keyword(context, func, args, kwargs)
@@ -209,7 +269,9 @@ rewriters.NAMING.add(_drawn)
 
 
 def _is_for_cpu(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    given = next((each for each in (kwargs.get("out"), *args) if isinstance(each, torch.Tensor)), None)
+    given = next(
+        (each for each in (kwargs.get("out"), *args) if isinstance(each, torch.Tensor)), None
+    )
     if given is not None:
         return rewriters.native_device(given).type == "cpu"
     asked = kwargs.get("device")
@@ -217,7 +279,10 @@ def _is_for_cpu(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any])
     return context.redirect(device) is None and torch.device(device).type == "cpu"
 
 
-_OF_TENSORS = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ bernoulli multinomial"
+_OF_TENSORS = (
+    "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ bernoulli "
+    "multinomial"
+)
 
 
 def _named(owner: Any, names: str) -> tuple[Any, ...]:

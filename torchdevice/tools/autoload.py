@@ -1,8 +1,9 @@
 """Activation by environment: ``TORCHDEVICE=1`` makes ``import torch`` enable a scope.
 
-torch calls :func:`activate` through its entry point in ``torch.backends``, ``torchdevice_autoload``, at the end of
-its import, wherever this package is installed. So this module reads the variable before it imports the rest of the
-package, and it never makes the import of torch fail.
+torch calls :func:`activate` through its entry point in ``torch.backends``,
+``torchdevice_autoload``, at the end of its import, wherever this package is installed. So this
+module reads the variable before it imports the rest of the package, and it never makes the import
+of torch fail.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from torchdevice.kernel.python.environment import SWITCH, switched_on
 
 
 def activate() -> None:
-    """Enable a scope with the options of the environment if ``TORCHDEVICE`` is set and no scope is active."""
+    """Enable a scope with the options of the environment if ``TORCHDEVICE`` is set and no scope is
+    active.
+    """
     if not switched_on():
         return
     try:
@@ -39,13 +42,16 @@ def _enable() -> None:
 
 
 def _load_backends() -> None:
-    """Load the backends that torch would load after this package, because one of them may be the target.
+    """Load the backends that torch would load after this package, because one of them may be the
+    target.
 
     torch calls their entry points again, so an error is torch's to raise.
     """
     from importlib.metadata import entry_points
 
-    from_own_on = itertools.dropwhile(lambda each: each.name != "torchdevice", entry_points(group="torch.backends"))
+    from_own_on = itertools.dropwhile(
+        lambda each: each.name != "torchdevice", entry_points(group="torch.backends")
+    )
     for backend in list(from_own_on)[1:]:
         with contextlib.suppress(Exception):
             backend.load()()
@@ -55,16 +61,19 @@ def _report(error: Exception) -> None:
     """Print one line: why there is no scope, and what to do."""
     reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
     line = (
-        f"torchdevice: {SWITCH}={os.environ[SWITCH]} asks for a scope, which could not be activated: {reason}. "
+        f"torchdevice: {SWITCH}={os.environ[SWITCH]} asks for a scope, which could not be "
+        f"activated: {reason}. "
         f"torch is imported without a scope. Unset {SWITCH} to run without this message."
     )
-    with contextlib.suppress(OSError, ValueError):  # stderr may be closed, and torch must be importable all the same
+    # Stderr may be closed, and torch must be importable all the same.
+    with contextlib.suppress(OSError, ValueError):
         if _is_first_to_say(line):
             print(_printable(line), file=sys.stderr)
 
 
 def _printable(text: str) -> str:
-    from torchdevice.kernel.python import printable  # here, because few imports of torch have anything to say
+    # Here, because few imports of torch have anything to say.
+    from torchdevice.kernel.python import printable
 
     return printable.line(text)
 

@@ -1,4 +1,6 @@
-"""The magic commands of IPython and notebooks: ``%torchdevice`` for the session, ``%%torchdevice`` for a cell."""
+"""The magic commands of IPython and notebooks: ``%torchdevice`` for the session, ``%%torchdevice``
+for a cell.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _NAME = "torchdevice"
 
 _ON, _OFF, _STATUS, _HELP = "on", "off", "status", "--help"
 
-_USAGE = f"""%{_NAME} TARGET [options]    run the rest of the session in a scope, in place of one before
+_USAGE = f"""\
+%{_NAME} TARGET [options]    run the rest of the session in a scope, in place of one before
        %%{_NAME} TARGET [options]   run the rest of the cell in a scope
        %{_NAME} {_ON}                  use the best device here: MPS, XPU or the CPU
        %{_NAME} {_STATUS}              show the scope that is active
@@ -38,8 +41,8 @@ def add(ipython: Any) -> None:
     def torchdevice(line: str, cell: str | None = None) -> Any:
         """Run the rest of the session, or with ``%%`` the rest of the cell, in a scope.
 
-        ``%torchdevice simulated:cuda:2 --memory 8GiB`` enters it, in place of one before; ``%torchdevice off`` leaves
-        it, and ``%torchdevice --help`` lists the options.
+        ``%torchdevice simulated:cuda:2 --memory 8GiB`` enters it, in place of one before;
+        ``%torchdevice off`` leaves it, and ``%torchdevice --help`` lists the options.
         """
         __tracebackhide__ = True  # IPython 8 shows the frame otherwise
         try:
@@ -52,7 +55,9 @@ def add(ipython: Any) -> None:
                 return None
             if cell is None:
                 policy.replace_lost()  # also where the scope stays as it is
-                return _off() if words == [_OFF] else activation.enable(**_given(words), propagate=True)
+                if words == [_OFF]:
+                    return _off()
+                return activation.enable(**_given(words), propagate=True)
             scope = Scope(_options.chosen(_given(words)))
             target_selection.resolve(scope.options)
         except (TorchDeviceError, ValueError, TypeError) as error:
@@ -78,13 +83,15 @@ def _status() -> str:
     scope = activation.current()
     if scope is None:
         return f"torchdevice: no scope is active. %{_NAME} {_ON} begins one."
-    plain, names = _options.Options(), [name for name in _options.declarations() if name != "target"]
+    plain = _options.Options()
+    names = [name for name in _options.declarations() if name != "target"]
     changed = [name for name in names if getattr(scope.options, name) != getattr(plain, name)]
     return "\n".join([scope._described(), *(f"  {scope.options.quoted(name)}" for name in changed)])
 
 
 def _off() -> None:
-    if activation.current() is not None:  # also the scope of TORCHDEVICE=1, where the session has entered no other
+    # Also the scope of TORCHDEVICE=1, where the session has entered no other.
+    if activation.current() is not None:
         activation.disable()
 
 
@@ -96,7 +103,9 @@ def _run(ipython: Any, cell: str) -> Any:
     tree = ipython.compile.ast_parse(code, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, name, "exec"), ipython.user_ns)
-    return None if last is None else eval(compile(ast.Expression(last.value), name, "eval"), ipython.user_ns)
+    if last is None:
+        return None
+    return eval(compile(ast.Expression(last.value), name, "eval"), ipython.user_ns)
 
 
 class _Parser(MagicArgumentParser):  # type: ignore[misc]
@@ -105,16 +114,23 @@ class _Parser(MagicArgumentParser):  # type: ignore[misc]
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog=f"%{_NAME}", usage=_USAGE.replace("%", "%%"), formatter_class=argparse.HelpFormatter)
+    parser = _Parser(
+        prog=f"%{_NAME}", usage=_USAGE.replace("%", "%%"), formatter_class=argparse.HelpFormatter
+    )
     parser.allow_abbrev = False
-    parser.add_argument("first", nargs="?", metavar="TARGET", help=f"the target, or {_ON}, {_STATUS} or {_OFF}")
-    parser.add_argument(_HELP, action="store_true", default=argparse.SUPPRESS, help="list the options")
+    parser.add_argument(
+        "first", nargs="?", metavar="TARGET", help=f"the target, or {_ON}, {_STATUS} or {_OFF}"
+    )
+    parser.add_argument(
+        _HELP, action="store_true", default=argparse.SUPPRESS, help="list the options"
+    )
     _options.add_flags(parser.add_argument)
     return parser
 
 
 def _given(words: list[str]) -> dict[str, Any]:
-    """Return the options that a line gives: the target first or by its flag, and the others by their flags.
+    """Return the options that a line gives: the target first or by its flag, and the others by
+    their flags.
 
     Raises:
         UsageError: An option does not exist, or the target is given twice.
@@ -122,7 +138,9 @@ def _given(words: list[str]) -> dict[str, Any]:
     given = vars(_parser().parse_args(words))
     first = given.pop("first")
     if first is not None and given["target"] is not None:
-        raise UsageError(f"{first!r} and {given['target']!r} are both given as the target. Name one.")
+        raise UsageError(
+            f"{first!r} and {given['target']!r} are both given as the target. Name one."
+        )
     if first != _ON:
         given["target"] = first or given["target"]
     return given

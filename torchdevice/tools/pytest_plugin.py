@@ -1,11 +1,11 @@
 """The pytest plugin: ``pytest --torchdevice=simulated:cuda:2`` runs a project's tests in a scope.
 
-The scope is entered before the first test module is imported, so that ``skipif(not torch.cuda.is_available())`` does
-not skip. Every option of a scope is a flag, and a key of pytest's configuration file. The mark ``torchdevice`` and the
-fixtures give a scope to single tests.
+The scope is entered before the first test module is imported, so that ``skipif(not
+torch.cuda.is_available())`` does not skip. Every option of a scope is a flag, and a key of pytest's
+configuration file. The mark ``torchdevice`` and the fixtures give a scope to single tests.
 
-pytest imports this file wherever the package is installed, so torch is imported only if a test or an option asks for a
-scope.
+pytest imports this file wherever the package is installed, so torch is imported only if a test or
+an option asks for a scope.
 """
 
 from __future__ import annotations
@@ -41,21 +41,29 @@ _scopes_of_marks = pytest.StashKey["Scope"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--torchdevice`` for the target, a flag for each other option of a scope, and a key for each option."""
+    """Add ``--torchdevice`` for the target, a flag for each other option of a scope, and a key for
+    each option.
+    """
     for index, (heading, names) in enumerate(_options.groups().items()):
         group = parser.getgroup(f"torchdevice{index or ''}", f"torchdevice: {heading}")
         _options.add_flags(group.addoption, _options.pytest_flag_of, names)
     add_report_flag(parser.getgroup("torchdevice").addoption, _REPORT)
     parser.addini(
-        _ISOLATION, "how long a failed device stays lost: the 'test', or the 'session' as on a GPU", default="test"
+        _ISOLATION,
+        "how long a failed device stays lost: the 'test', or the 'session' as on a GPU",
+        default="test",
     )
     for name in _options.declarations():
-        parser.addini(_options.pytest_key_of(name), f"the same as {_options.pytest_flag_of(name)}", default="")
+        parser.addini(
+            _options.pytest_key_of(name), f"the same as {_options.pytest_flag_of(name)}", default=""
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Enter the scope, and set the variables that give it to processes that tests start."""
-    config.addinivalue_line("markers", f"{_MARK}(profile, **options): run the test on a simulated device, or target=")
+    config.addinivalue_line(
+        "markers", f"{_MARK}(profile, **options): run the test on a simulated device, or target="
+    )
     try:
         given, configured = _given(config), _configured(config)
         # A configuration file says where tests run, unless `torchdevice run pytest` does.
@@ -63,7 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
             with switched_off():
                 from torchdevice.scope import activation
             chosen = _options.chosen(given, **configured)
-            scope = config.stash[_scopes] = activation.enable_chosen(chosen, propagate=True, enabled_by="pytest")
+            scope = config.stash[_scopes] = activation.enable_chosen(
+                chosen, propagate=True, enabled_by="pytest"
+            )
             config.pluginmanager.register(_Summary(scope, config.getoption(_REPORT)))
     except _ERRORS as error:
         raise pytest.UsageError(f"torchdevice: {error}") from error
@@ -100,10 +110,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Leave the scope of a test's mark, after its fixtures are gone, and replace devices that failed in the test."""
+    """Leave the scope of a test's mark, after its fixtures are gone, and replace devices that
+    failed in the test.
+    """
     yield
     _leave_scope_of_mark(item)
-    policy = sys.modules.get("torchdevice.simulation.policy")  # not imported for tests that simulate nothing
+    # Not imported for tests that simulate nothing.
+    policy = sys.modules.get("torchdevice.simulation.policy")
     if policy is not None and item.config.getini(_ISOLATION) == "test":
         policy.replace_lost()
 
@@ -121,7 +134,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def _is_in_scope(item: pytest.Item) -> bool:
     """Return whether this plugin has entered a scope for a test."""
-    by_fixture = {torchdevice_scope.__name__, simulated_accelerator.__name__} & {*getattr(item, "fixturenames", ())}
+    by_fixture = {torchdevice_scope.__name__, simulated_accelerator.__name__} & {
+        *getattr(item, "fixturenames", ())
+    }
     return _scopes in item.config.stash or _scopes_of_marks in item.stash or bool(by_fixture)
 
 
@@ -141,7 +156,9 @@ def _leave_scope_of_mark(item: pytest.Item) -> None:
 
 @pytest.fixture
 def torchdevice_scope(request: pytest.FixtureRequest) -> Iterator[Scope]:
-    """The scope in which the test runs: that of its mark or of ``--torchdevice``, else a new one."""
+    """The scope in which the test runs: that of its mark or of ``--torchdevice``, else a new
+    one.
+    """
     from torchdevice.scope import activation
 
     active = activation.current()
@@ -154,15 +171,21 @@ def torchdevice_scope(request: pytest.FixtureRequest) -> Iterator[Scope]:
 
 @pytest.fixture
 def simulated_accelerator(request: pytest.FixtureRequest) -> Iterator[Scope]:
-    """A scope on simulated devices, active during the test: that of its mark or of ``--torchdevice``, else a new one.
+    """A scope on simulated devices, active during the test: that of its mark or of
+    ``--torchdevice``, else a new one.
 
-    A test chooses others by ``@pytest.mark.parametrize("simulated_accelerator", ["cuda:2", "mps"], indirect=True)``.
+    A test chooses others by ``@pytest.mark.parametrize("simulated_accelerator", ["cuda:2", "mps"],
+    indirect=True)``.
     """
     from torchdevice.scope import activation, target_selection
 
     chosen = getattr(request, "param", None)
     active = activation.current()
-    if chosen is None and active is not None and target_selection.is_simulated(active.runtime.target):
+    if (
+        chosen is None
+        and active is not None
+        and target_selection.is_simulated(active.runtime.target)
+    ):
         yield active
         return
     with _scope_on(request.config, chosen or "cuda", {}) as scope:
@@ -177,10 +200,14 @@ def _scope_of_mark(config: pytest.Config, mark: pytest.Mark) -> Scope:
         ValueError: A value is not valid for its option.
     """
     options = dict(mark.kwargs)
-    devices = [*mark.args, *(options.pop(name) for name in ("profile", "target") if name in options)]
+    devices = [
+        *mark.args,
+        *(options.pop(name) for name in ("profile", "target") if name in options),
+    ]
     if len(devices) > 1:
         raise TypeError(
-            f"pytest.mark.torchdevice names {len(devices)} devices: {devices!r}. Give one profile such as 'cuda:2', or "
+            f"pytest.mark.torchdevice names {len(devices)} devices: {devices!r}. Give one profile "
+            "such as 'cuda:2', or "
             f"target=, and the options by name."
         )
     if "target" in mark.kwargs:
@@ -192,11 +219,15 @@ def _scope_on(config: pytest.Config, profile: str, options: Mapping[str, Any]) -
     """Return a scope on the simulated devices that a text such as ``"cuda:2"`` names."""
     from torchdevice.scope.target_selection import SIMULATED, simulated_name
 
-    return _scope_with(config, {**options, "target": simulated_name(profile) or f"{SIMULATED}:{profile}"})
+    return _scope_with(
+        config, {**options, "target": simulated_name(profile) or f"{SIMULATED}:{profile}"}
+    )
 
 
 def _scope_with(config: pytest.Config, options: Mapping[str, Any]) -> Scope:
-    """Return a scope with options that a test gives, and for the rest those of the configuration."""
+    """Return a scope with options that a test gives, and for the rest those of the
+    configuration.
+    """
     from torchdevice.scope.scope import Scope
 
     return Scope(_options.chosen(options, **{**_configured(config), **_given(config)}))
@@ -204,7 +235,9 @@ def _scope_with(config: pytest.Config, options: Mapping[str, Any]) -> Scope:
 
 def _given(config: pytest.Config) -> dict[str, Any]:
     """Return the options that the command line gives."""
-    flags = {name: config.getoption(_options.pytest_flag_of(name)) for name in _options.declarations()}
+    flags = {
+        name: config.getoption(_options.pytest_flag_of(name)) for name in _options.declarations()
+    }
     return {name: value for name, value in flags.items() if value is not None}
 
 
@@ -213,15 +246,17 @@ def _configured(config: pytest.Config) -> dict[str, Any]:
     return _options.from_texts(_options.pytest_key_of, config.getini, "Or leave the key out.")
 
 
-# ---- what pytest says at its end -------------------------------------------------------------------------------------
+# ---- what pytest says at its end -----------------------------------------------------------------
 
 
 class _Summary:
-    """Reports, in a run of pytest in one scope, what all workers of xdist asked of the accelerator and what was done.
+    """Reports, in a run of pytest in one scope, what all workers of xdist asked of the accelerator
+    and what was done.
 
     Args:
         scope: The scope of ``--torchdevice``.
-        shown: What the flag ``--torchdevice-report`` says: None for totals, True for the whole report, else a file.
+        shown: What the flag ``--torchdevice-report`` says: None for totals, True for the whole
+            report, else a file.
     """
 
     def __init__(self, scope: Scope, shown: str | bool | None):
@@ -259,5 +294,6 @@ class _Summary:
             for line in rendering.heading(report)[1:]:
                 terminalreporter.line(printable.line(line))
             terminalreporter.line(
-                "  --torchdevice-report shows each line, --torchdevice-report=FILE.html writes a page"
+                "  --torchdevice-report shows each line, --torchdevice-report=FILE.html writes a "
+                "page"
             )

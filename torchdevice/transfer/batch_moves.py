@@ -1,9 +1,11 @@
 """Moves of batches between two devices, and what a batch is made of, however it is nested.
 
-Two accelerators exchange tensors on a stream of their own. Every other move is torch's ``.to`` in the current stream.
+Two accelerators exchange tensors on a stream of their own. Every other move is torch's ``.to`` in
+the current stream.
 
-A leaf is what is moved by itself: a tensor, a module, and whatever is no container known here. A batch is never
-changed: its containers are made anew, of the same types and with what else they hold.
+A leaf is what is moved by itself: a tensor, a module, and whatever is no container known here. A
+batch is never changed: its containers are made anew, of the same types and with what else they
+hold.
 """
 
 from __future__ import annotations
@@ -23,14 +25,20 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchdevice.errors import WrongDeviceError
 from torchdevice.kernel.devices import registry
 from torchdevice.kernel.devices.sparse_parts import plain_parts
-from torchdevice.transfer.specification import DeviceSpec, current_stream, is_same, own_specification
+from torchdevice.transfer.specification import (
+    DeviceSpec,
+    current_stream,
+    is_same,
+    own_specification,
+)
 
 
 class Parts(NamedTuple):
     """A container taken apart.
 
     Attributes:
-        names: How the program would write each child after the container: ``"['x']"``, ``"[0]"``, ``".x"``.
+        names: How the program would write each child after the container: ``"['x']"``, ``"[0]"``,
+            ``".x"``.
         children: The children.
         rebuild: Makes a container like it of other children.
     """
@@ -47,9 +55,12 @@ def parts(batch: Any) -> Parts | None:
     if isinstance(batch, PackedSequence):
         return _packed(batch)
     if isinstance(batch, Mapping):
-        return Parts(map("[{!r}]".format, batch), batch.values(), lambda values: _mapping(batch, values))
+        return Parts(
+            map("[{!r}]".format, batch), batch.values(), lambda values: _mapping(batch, values)
+        )
     if isinstance(batch, (tuple, set, frozenset)):
-        # _make skips a __new__ of the program's own, which may take other arguments than the fields.
+        # _make skips a __new__ of the program's own, which may take other arguments than the
+        # fields.
         return Parts(_numbers(), batch, getattr(type(batch), "_make", type(batch)))
     if isinstance(batch, (list, UserList, deque)):
         return Parts(_numbers(), batch, lambda values: _with_items(batch, enumerate(values)))
@@ -81,7 +92,9 @@ def _numbers() -> Iterator[str]:
 
 
 def _with_items(batch: Any, items: Iterable[tuple[Any, Any]]) -> Any:
-    """Return a copy with other items. A copy, because a subclass holds more: a default factory, attributes."""
+    """Return a copy with other items. A copy, because a subclass holds more: a default factory,
+    attributes.
+    """
     new = copy.copy(batch)
     for key, value in items:
         new[key] = value
@@ -90,14 +103,20 @@ def _with_items(batch: Any, items: Iterable[tuple[Any, Any]]) -> Any:
 
 def _mapping(batch: Mapping[Any, Any], values: list[Any]) -> Any:
     items = dict(zip(batch, values, strict=True))
-    return _with_items(batch, items.items()) if isinstance(batch, MutableMapping) else type(batch)(items)  # type: ignore[call-arg]
+    if isinstance(batch, MutableMapping):
+        return _with_items(batch, items.items())  # type: ignore[call-arg]
+    return type(batch)(items)  # type: ignore[call-arg]
 
 
 def _packed(batch: PackedSequence) -> Parts:
     """Torch keeps the batch sizes on the CPU, wherever the data is."""
     names = ("data", "sorted_indices", "unsorted_indices")
     children = [getattr(batch, name) for name in names]
-    return Parts(map(".{}".format, names), children, lambda new: batch._replace(**dict(zip(names, new, strict=True))))
+    return Parts(
+        map(".{}".format, names),
+        children,
+        lambda new: batch._replace(**dict(zip(names, new, strict=True))),
+    )
 
 
 def _record(batch: Any) -> Parts:
@@ -115,18 +134,20 @@ def _record(batch: Any) -> Parts:
 class ToDevice(torch.nn.Module):
     """Moves batches from one device to another: a linear operator, whose adjoint moves them back.
 
-    A batch is a tensor, a module, or a nesting of containers with tensors in it: mappings, lists, tuples, named tuples,
-    dataclasses, sets, ``PackedSequence``, the outputs and encodings of Hugging Face. Containers are made anew, and what
-    is no tensor is handed on; something else that has a ``to`` method is asked to move itself. A module is moved in
-    place, as ``module.to(...)`` does.
+    A batch is a tensor, a module, or a nesting of containers with tensors in it: mappings, lists,
+    tuples, named tuples, dataclasses, sets, ``PackedSequence``, the outputs and encodings of
+    Hugging Face. Containers are made anew, and what is no tensor is handed on; something else that
+    has a ``to`` method is asked to move itself. A module is moved in place, as ``module.to(...)``
+    does.
 
-    Between two accelerators of one kind the copy runs on the source's transfer stream. That stream first waits for the
-    compute streams of both devices, and the target's compute stream then waits for it, each by an event; the host waits
-    for nothing. A move to the host waits until the data is there. A move from the host does not wait where the tensor
-    is pinned and the device copies pinned memory as a whole.
+    Between two accelerators of one kind the copy runs on the source's transfer stream. That stream
+    first waits for the compute streams of both devices, and the target's compute stream then waits
+    for it, each by an event; the host waits for nothing. A move to the host waits until the data is
+    there. A move from the host does not wait where the tensor is pinned and the device copies
+    pinned memory as a whole.
 
-    Until a copy is done, what is moved must not be written to in place: a pinned tensor, and a tensor on the source
-    while its transfer stream is busy.
+    Until a copy is done, what is moved must not be written to in place: a pinned tensor, and a
+    tensor on the source while its transfer stream is busy.
 
     Args:
         idevice: Where batches come from. None is the CPU.
@@ -151,14 +172,16 @@ class ToDevice(torch.nn.Module):
 
         Args:
             batch: The batch; every tensor in it must be on the source.
-            after: An event after which the batch is complete. A move between two accelerators waits for it in place of
-                everything that the source's compute stream has been given; any other move waits on the host.
+            after: An event after which the batch is complete. A move between two accelerators waits
+                for it in place of everything that the source's compute stream has been given; any
+                other move waits on the host.
 
         Returns:
             The batch on the target. Where it was there before, torch's ``.to`` decides what is new.
 
         Raises:
-            WrongDeviceError: A tensor of the batch is on another device than the source. Nothing was moved.
+            WrongDeviceError: A tensor of the batch is on another device than the source. Nothing
+                was moved.
         """
         _check(batch, self.ispec.here)
         if self.ispec is self.ospec:
@@ -171,7 +194,9 @@ class ToDevice(torch.nn.Module):
         return type(self)(self.ospec, self.ispec)
 
     def normal(self) -> ToDevice:
-        """Return the adjoint after this move: the identity on the source, which hands on what it is given."""
+        """Return the adjoint after this move: the identity on the source, which hands on what it is
+        given.
+        """
         return type(self)(self.ispec, self.ispec)
 
     @property
@@ -189,7 +214,8 @@ class ToDevice(torch.nn.Module):
 
 
 def _check(batch: Any, expected: torch.device) -> None:
-    if isinstance(batch, torch.Tensor) and is_same(batch.device, expected):  # the usual case, at half the price
+    # The usual case, at half the price.
+    if isinstance(batch, torch.Tensor) and is_same(batch.device, expected):
         return
     for name, leaf in leaves(batch):
         for suffix, tensor in _tensors(leaf):
@@ -201,7 +227,10 @@ def _tensors(leaf: Any) -> Iterable[tuple[str, torch.Tensor]]:
     if isinstance(leaf, torch.Tensor):
         return (("", leaf),)
     if isinstance(leaf, torch.nn.Module):
-        return [(f".{name}", tensor) for name, tensor in (*leaf.named_parameters(), *leaf.named_buffers())]
+        return [
+            (f".{name}", tensor)
+            for name, tensor in (*leaf.named_parameters(), *leaf.named_buffers())
+        ]
     return ()
 
 
@@ -222,9 +251,13 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
         source, target = self._source, self._target
         way = source._way()
         if way is not None:
-            # The transfer stream waits until the batch is complete, and until the target's memory is free.
+            # The transfer stream waits until the batch is complete, and until the target's memory
+            # is free.
             self._transfer = transfer = source._leaving_stream(*way)
-            self._computing, self._awaiting = source._working_stream(way[0]), target._working_stream(way[1])
+            self._computing, self._awaiting = (
+                source._working_stream(way[0]),
+                target._working_stream(way[1]),
+            )
             ready = self._computing.record_event() if self._after is None else self._after
             for event in (ready, self._awaiting.record_event()):
                 event.wait(transfer)
@@ -256,7 +289,8 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
         if not isinstance(leaf, torch.Tensor):
             moved = moved_by_itself(leaf, self._device)
             if moved is not leaf or isinstance(leaf, torch.nn.Module):
-                self.hold_up(self._computing)  # its memory is not known, so it cannot be kept until the copy is done
+                # Its memory is not known, so it cannot be kept until the copy is done.
+                self.hold_up(self._computing)
             return moved
         if self._transfer is None:
             return leaf.to(self._device, non_blocking=may_copy_alone(leaf, self._device))
@@ -275,22 +309,26 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
 
 
 class _Exchange(torch.autograd.Function):
-    """A copy from accelerator to accelerator, for autograd. The gradient takes the transfer stream of its own way."""
+    """A copy from accelerator to accelerator, for autograd. The gradient takes the transfer stream
+    of its own way.
+    """
 
     @staticmethod
     def forward(tensor: torch.Tensor, passage: _Passage) -> torch.Tensor:
         return passage.exchange(tensor)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, _Passage], output: torch.Tensor) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[torch.Tensor, _Passage], output: torch.Tensor
+    ) -> None:
         ctx.source, ctx.target = inputs[1]._source, inputs[1]._target
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         with _Passage(ctx.target, ctx.source) as back:
             moved = back.move(gradient)
-        # The engine takes what a node returns to be ready on the stream that is current while the node runs
-        # (torch/csrc/autograd/input_buffer.cpp), and that is a stream of the target.
+        # The engine takes what a node returns to be ready on the stream that is current while the
+        # node runs (torch/csrc/autograd/input_buffer.cpp), and that is a stream of the target.
         back.hold_up(current_stream(ctx.target.here))
         return moved, None
 
@@ -300,20 +338,30 @@ class _Exchange(torch.autograd.Function):
             return passage.move(tangent)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, tensor: torch.Tensor, passage: _Passage) -> tuple[torch.Tensor, Any]:
+    def vmap(
+        info: Any, in_dims: Any, tensor: torch.Tensor, passage: _Passage
+    ) -> tuple[torch.Tensor, Any]:
         return _Exchange.apply(tensor, passage), in_dims[0]
 
 
 def moved_by_itself(leaf: Any, device: torch.device) -> Any:
-    """Return what a leaf that is no tensor makes of a move. Classes have methods too, and are not moved."""
+    """Return what a leaf that is no tensor makes of a move. Classes have methods too, and are not
+    moved.
+    """
     move = None if isinstance(leaf, type) else getattr(leaf, "to", None)
     return move(device) if callable(move) else leaf
 
 
 def may_copy_alone(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Return whether a copy to a device may go on while the host does: the host's memory stays in place until then."""
+    """Return whether a copy to a device may go on while the host does: the host's memory stays in
+    place until then.
+    """
     # First, because a graph cannot ask what is pinned.
-    if torch.compiler.is_compiling() or tensor.layout is not torch.strided or not tensor.is_pinned():
+    if (
+        torch.compiler.is_compiling()
+        or tensor.layout is not torch.strided
+        or not tensor.is_pinned()
+    ):
         return False
     runtime = registry.runtime(device.type)
     return not (runtime.shares_host_memory or runtime.blocking_copies_only)

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 import torch
 
 from torchdevice.kernel.options import is_number
-from torchdevice.transfer.batch_moves import leaves, mapped, may_copy_alone, memory_of, moved_by_itself
+from torchdevice.transfer.batch_moves import (
+    leaves,
+    mapped,
+    may_copy_alone,
+    memory_of,
+    moved_by_itself,
+)
 from torchdevice.transfer.specification import current_stream, have_streams, own_specification
 
 
@@ -26,17 +32,19 @@ class _Flight(NamedTuple):
 
 
 class Prefetcher:
-    """A loader whose batches are moved to a device before they are asked for, on a stream of its own.
+    """A loader whose batches are moved to a device before they are asked for, on a stream of its
+    own.
 
     The copies run while the program computes, where the loader's batches are pinned
-    (``DataLoader(..., pin_memory=True)``) and the device has streams. Elsewhere batches are moved ahead all the same.
-    An error of the loader is raised when the batches before it were handed out. A loader may fill the same memory again
-    and again: it is asked for a batch after the one before was copied.
+    (``DataLoader(..., pin_memory=True)``) and the device has streams. Elsewhere batches are moved
+    ahead all the same. An error of the loader is raised when the batches before it were handed out.
+    A loader may fill the same memory again and again: it is asked for a batch after the one before
+    was copied.
 
     Args:
         loader: An iterable of batches, each as :class:`ToDevice` takes it. Tensors may be anywhere.
-        device: Where the batches go. A :class:`DeviceSpec` may name the stream of the copies (``transfer_stream``) and
-            the one on which the batches are used (``compute_stream``).
+        device: Where the batches go. A :class:`DeviceSpec` may name the stream of the copies
+            (``transfer_stream``) and the one on which the batches are used (``compute_stream``).
         depth: How many batches are on the device at once: the one in use and those on their way.
 
     Attributes:
@@ -50,7 +58,9 @@ class Prefetcher:
 
     def __init__(self, loader: Iterable[Any], device: Any, depth: int = 2):
         if not is_number(depth, least=1):
-            raise ValueError(f"depth={depth!r} is not a number of batches. Use an int of 1 or more.")
+            raise ValueError(
+                f"depth={depth!r} is not a number of batches. Use an int of 1 or more."
+            )
         self.loader = loader
         self.spec = own_specification(device)
         self.depth = depth

@@ -20,18 +20,21 @@ _streams_outside: dict[Any, torch.Stream] = {}
 class DeviceSpec:
     """A device, and the streams by which it takes part in moves.
 
-    A device without an ordinal means the current one of when the specification is made, where torch knows that by then.
-    A specification may be made before a scope is entered: a scope gives the device its meaning at each use.
+    A device without an ordinal means the current one of when the specification is made, where torch
+    knows that by then. A specification may be made before a scope is entered: a scope gives the
+    device its meaning at each use.
 
-    Streams that are left out are chosen at each use, for moves between two accelerators of one kind. Copies of a
-    specification share its streams. Pickles leave them out, because a stream belongs to a process.
+    Streams that are left out are chosen at each use, for moves between two accelerators of one
+    kind. Copies of a specification share its streams. Pickles leave them out, because a stream
+    belongs to a process.
 
     Args:
         device: Anything that ``torch.device`` takes. None is the CPU.
-        compute_stream: The stream on which the program works on this device: a move from here waits for it, and it
-            waits for a move to here. Left out, it is the stream that is current when something is moved.
-        transfer_stream: The stream on which tensors leave this device for another accelerator. Left out, it is one that
-            all moves between the two devices share, see :meth:`p2p_setup`.
+        compute_stream: The stream on which the program works on this device: a move from here waits
+            for it, and it waits for a move to here. Left out, it is the stream that is current when
+            something is moved.
+        transfer_stream: The stream on which tensors leave this device for another accelerator. Left
+            out, it is one that all moves between the two devices share, see :meth:`p2p_setup`.
 
     Attributes:
         device: The ``torch.device``.
@@ -55,11 +58,14 @@ class DeviceSpec:
         if stream is None:
             return None
         if not isinstance(stream, torch.Stream):
-            raise TypeError(f"{name}={stream!r} is not a stream. Use a torch.Stream, or leave the stream out.")
+            raise TypeError(
+                f"{name}={stream!r} is not a stream. Use a torch.Stream, or leave the stream out."
+            )
         device = torch.device(stream.device)
         if not is_same(device, self.here):
             raise ValueError(
-                f"{name} is a stream of {str(device)!r}, and the specification is for {str(self.device)!r}. "
+                f"{name} is a stream of {str(device)!r}, and the specification is for "
+                f"{str(self.device)!r}. "
                 f"Use a stream of that device, or leave the stream out."
             )
         return _native(stream, self.here)
@@ -78,14 +84,17 @@ class DeviceSpec:
     def compute_stream(self) -> torch.Stream | None:
         """The stream on which the program works on this device.
 
-        None where moves do not need to know: :meth:`p2p_setup` found no other accelerator of the same kind.
+        None where moves do not need to know: :meth:`p2p_setup` found no other accelerator of the
+        same kind.
         """
         way = self._way()
         return self._compute if way is None else self._working_stream(way[0])
 
     @property
     def transfer_stream(self) -> torch.Stream | None:
-        """The stream on which tensors leave this device for the other one of :meth:`p2p_setup`; None as above."""
+        """The stream on which tensors leave this device for the other one of :meth:`p2p_setup`;
+        None as above.
+        """
         way = self._way()
         return self._transfer if way is None else self._leaving_stream(*way)
 
@@ -96,19 +105,27 @@ class DeviceSpec:
         return self._transfer if self._transfer is not None else _transfer_stream(here, there)
 
     def p2p_setup(self, other: DeviceSpec | torch.device | str) -> None:
-        """Prepare for moves between this device and another one, from device to device where both are accelerators.
+        """Prepare for moves between this device and another one, from device to device where both
+        are accelerators.
 
         There is one transfer stream for each source and target in a process, and one in each scope.
         """
-        device = other.device if isinstance(other, DeviceSpec) else _with_ordinal(torch.device(other))
+        if isinstance(other, DeviceSpec):
+            device = other.device
+        else:
+            device = _with_ordinal(torch.device(other))
         self._peer = device if _are_two_of_a_kind(self.device, device) else None
 
     def _way(self) -> tuple[torch.device, torch.device] | None:
-        """Return this device and the other one where tensors go from device to device: both are accelerators here."""
+        """Return this device and the other one where tensors go from device to device: both are
+        accelerators here.
+        """
         if self._peer is None:
             return None
         here, there = self.here, torch.device(self._peer)
-        return (here, there) if _are_two_of_a_kind(here, there) and have_streams(here, there) else None
+        if _are_two_of_a_kind(here, there) and have_streams(here, there):
+            return (here, there)
+        return None
 
     def __copy__(self) -> DeviceSpec:
         new = object.__new__(type(self))
@@ -124,7 +141,9 @@ class DeviceSpec:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Interned, because in a scope on the CPU the program's own "cpu" is known by identity.
-        device, peer = (None if text is None else torch.device(sys.intern(text)) for text in state.values())
+        device, peer = (
+            None if text is None else torch.device(sys.intern(text)) for text in state.values()
+        )
         vars(self).update(device=device, _peer=peer, _compute=None, _transfer=None)
 
     def _key(self) -> tuple[Any, ...]:
@@ -141,13 +160,22 @@ class DeviceSpec:
 
     def __str__(self) -> str:
         streams = {"compute": self.compute_stream, "transfer": self.transfer_stream}
-        shown = [f"{name} stream {stream.stream_id}" for name, stream in streams.items() if stream is not None]
+        shown = [
+            f"{name} stream {stream.stream_id}"
+            for name, stream in streams.items()
+            if stream is not None
+        ]
         return f"{self.device} ({', '.join(shown)})" if shown else str(self.device)
 
 
 def _with_ordinal(device: torch.device) -> torch.device:
-    """Return a device with the ordinal that it means now, where torch has a current device of that type."""
-    current = torch.accelerator.current_accelerator(check_available=True) if device.index is None else None
+    """Return a device with the ordinal that it means now, where torch has a current device of that
+    type.
+    """
+    if device.index is None:
+        current = torch.accelerator.current_accelerator(check_available=True)
+    else:
+        current = None
     if current is None or current.type != device.type:
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())
@@ -155,15 +183,23 @@ def _with_ordinal(device: torch.device) -> torch.device:
 
 def is_same(one: torch.device, other: torch.device) -> bool:
     """Return whether two devices may be one. Without an ordinal, a device is any of its type."""
-    return one.type == other.type and (one.index == other.index or one.index is None or other.index is None)
+    return one.type == other.type and (
+        one.index == other.index or one.index is None or other.index is None
+    )
 
 
 def _are_two_of_a_kind(one: torch.device, other: torch.device) -> bool:
-    return one.type == other.type and not is_same(one, other) and not registry.runtime(one.type).shares_host_memory
+    return (
+        one.type == other.type
+        and not is_same(one, other)
+        and not registry.runtime(one.type).shares_host_memory
+    )
 
 
 def have_streams(*devices: torch.device) -> bool:
-    """Return whether devices of one type are accelerators that are there, and programs make streams for their work."""
+    """Return whether devices of one type are accelerators that are there, and programs make streams
+    for their work.
+    """
     kind = devices[0]
     if kind.index is None or registry.runtime(kind.type).shares_host_memory:
         return False
@@ -193,11 +229,15 @@ def _native(stream: torch.Stream, device: torch.device) -> torch.Stream:
     cls: Any = getattr(torch.get_device_module(device), "Stream", None)
     if cls is None or isinstance(stream, cls):
         return stream
-    return cls(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+    return cls(
+        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+    )
 
 
 def _spelled(device: torch.device) -> str:
-    """Return a device as the program spells it, so that it means the same in another scope, or on another machine."""
+    """Return a device as the program spells it, so that it means the same in another scope, or on
+    another machine.
+    """
     context = thread_state.state.context
     if context is None or device.type != context.device_type:
         return str(device)
@@ -206,5 +246,7 @@ def _spelled(device: torch.device) -> str:
 
 
 def own_specification(device: Any) -> DeviceSpec:
-    """Return a specification that is nobody else's: a specification knows its peer, and there may be several."""
+    """Return a specification that is nobody else's: a specification knows its peer, and there may
+    be several.
+    """
     return device.__copy__() if isinstance(device, DeviceSpec) else DeviceSpec(device)

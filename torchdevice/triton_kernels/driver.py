@@ -1,4 +1,6 @@
-"""What ``triton.runtime.driver.active`` answers where no GPU is: the stand-in device that the scope shows."""
+"""What ``triton.runtime.driver.active`` answers where no GPU is: the stand-in device that the scope
+shows.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,27 @@ _PROPERTIES = {
 
 
 class StandInDriver(CudaDriver):  # type: ignore[misc]
-    """The driver of a scope on a target for which Triton makes no code: that for CUDA, without a library of CUDA."""
+    """The driver of a scope on a target for which Triton makes no code: that for CUDA, without a
+    library of CUDA.
+    """
 
     set_current_device = staticmethod(torch.cuda.set_device)
 
     def __init__(self, context: Context):
         self._context = context
         self.utils = SimpleNamespace(
-            get_device_properties=self._properties, load_binary=self._load, unload_module=lambda module: None
+            get_device_properties=self._properties,
+            load_binary=self._load,
+            unload_module=lambda module: None,
         )
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         """Return what launches a kernel that the program has compiled by ``triton.compile``."""
-        # The stream, the function, the packed metadata, that of the launch and two hooks come before the arguments.
-        return lambda *grid_and_rest: source.fn.run(*grid_and_rest[9:], grid=grid_and_rest[:3], warmup=False)
+        # The stream, the function, the packed metadata, that of the launch and two hooks come
+        # before the arguments.
+        return lambda *grid_and_rest: source.fn.run(
+            *grid_and_rest[9:], grid=grid_and_rest[:3], warmup=False
+        )
 
     def get_active_torch_device(self) -> torch.device:
         return self._context.devices.shown(self._context.devices.at(self.get_current_device()))
@@ -55,7 +64,9 @@ class StandInDriver(CudaDriver):  # type: ignore[misc]
 
     def get_current_stream(self, device: int = 0) -> int:
         # Other stand-ins have no handles of streams; 0 is CUDA's for the default stream.
-        return torch.cuda.current_stream(device).cuda_stream if self._context.runtime.supplied.has_handles else 0
+        if self._context.runtime.supplied.has_handles:
+            return torch.cuda.current_stream(device).cuda_stream
+        return 0
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         # There is no cache to empty, so a real driver's 256 MiB would only take time.
@@ -63,11 +74,17 @@ class StandInDriver(CudaDriver):  # type: ignore[misc]
 
     def _properties(self, device: int | None) -> dict[str, int]:
         # On a CPU target the index of torch.device("cuda") is None.
-        found = properties_of(self._context, self.get_current_device() if device is None else device)
+        found = properties_of(
+            self._context, self.get_current_device() if device is None else device
+        )
         return {name: getattr(found, place) for name, place in _PROPERTIES.items()}
 
-    def _load(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        """Return two handles that stand for nothing, and the registers, spills and threads of a compiled kernel."""
+    def _load(
+        self, name: str, kernel: bytes, shared: int, device: int
+    ) -> tuple[int, int, int, int, int]:
+        """Return two handles that stand for nothing, and the registers, spills and threads of a
+        compiled kernel.
+        """
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(kernel)
             file.flush()

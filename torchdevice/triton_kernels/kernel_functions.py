@@ -1,8 +1,9 @@
 """A kernel's source as a function of Python, and what its calls mean while it runs.
 
-Triton's interpreter changes ``triton.language`` for the time of a launch. Here each call in a kernel's source is
-rewritten instead, so that other threads see Triton's own, and so that functions which a kernel's module has imported by
-value, functions of ``libdevice`` and kernels decorated before the scope are found at the call.
+Triton's interpreter changes ``triton.language`` for the time of a launch. Here each call in a
+kernel's source is rewritten instead, so that other threads see Triton's own, and so that functions
+which a kernel's module has imported by value, functions of ``libdevice`` and kernels decorated
+before the scope are found at the call.
 """
 
 from __future__ import annotations
@@ -25,21 +26,26 @@ from torchdevice.triton_kernels.numpy_builder import SMALL_FLOATS, NumpyBuilder,
 from torchdevice.triton_kernels.triton_internals import TensorHandle, core, numpy_dtype, tl
 
 running = PerThread(semantic=None)
-"""What this thread runs: Triton's semantic over the builder of the launch; None where no kernel runs."""
+"""What this thread runs: Triton's semantic over the builder of the launch; None where no kernel
+runs.
+"""
 
 
-# ---- source ----------------------------------------------------------------------------------------------------------
+# ---- source --------------------------------------------------------------------------------------
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Rewrites what Triton's compiler reads in its own way: calls, conditions, and assignments, which make tensors."""
+    """Rewrites what Triton's compiler reads in its own way: calls, conditions, and assignments,
+    which make tensors.
+    """
 
     def visit(self, node: ast.AST) -> Any:
         self.generic_visit(node)
         match node:
             case ast.FunctionDef():
                 node.decorator_list = []
-                # The function gets the values of the original one, which Python evaluated when it was defined.
+                # The function gets the values of the original one, which Python evaluated when it
+                # was defined.
                 node.args.defaults = []
                 node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
             case ast.Assign():
@@ -54,7 +60,9 @@ class _Rewriter(ast.NodeTransformer):
                 node.left = _call("constant", node.left)
             case ast.BoolOp():
                 name = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
-                nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+                nothing = ast.arguments(
+                    posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]
+                )
                 operands = [ast.Lambda(nothing, value) for value in node.values]
                 return _call("logical", ast.Constant(name), *operands)
             case ast.UnaryOp(op=ast.Not()):
@@ -73,8 +81,8 @@ def _call(name: str, *args: ast.expr) -> ast.Call:
 _lock = forks.lock(globals())
 """Held while source is parsed.
 
-Some releases of Python count the depth of all threads' trees in one place, and raise SystemError where two threads
-parse at once (python/cpython#106905).
+Some releases of Python count the depth of all threads' trees in one place, and raise SystemError
+where two threads parse at once (python/cpython#106905).
 """
 
 
@@ -92,11 +100,13 @@ def parsed_alone(original: Callable[[Any], ast.Module]) -> Callable[[Any], ast.M
 def _code_of(source: str, file: str, line: int, free: tuple[str, ...]) -> types.CodeType:
     tree = ast.parse(source)
     tree.body = [_Rewriter().visit(tree.body[0])]
-    # A function around it makes the names below free variables, so that the kernel's module gets none of them.
+    # A function around it makes the names below free variables, so that the kernel's module gets
+    # none of them.
     around = ast.parse(f"def outer({', '.join(free)}): pass")
     around.body[0].body = tree.body  # type: ignore[attr-defined]
     ast.increment_lineno(ast.fix_missing_locations(around), line - 1)
-    # Like this file, it leaves annotations unevaluated: compile() inherits what it imports from __future__.
+    # Like this file, it leaves annotations unevaluated: compile() inherits what it imports from
+    # __future__.
     return _first_inside(_first_inside(compile(around, file, "exec")))
 
 
@@ -113,8 +123,12 @@ def function_of(kernel: Any) -> Callable[..., Any]:
     first = _line_of_def(kernel)
     # On one line: an interrupt between two lines would leave the lock held.
     with _lock: code = _code_of(kernel.src, original.__code__.co_filename, first, free)  # noqa: E701  # fmt: skip
-    cells = tuple(own[name] if name in own else types.CellType(_FREE[name]) for name in code.co_freevars)
-    function = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, cells)
+    cells = tuple(
+        own[name] if name in own else types.CellType(_FREE[name]) for name in code.co_freevars
+    )
+    function = types.FunctionType(
+        code, original.__globals__, original.__name__, original.__defaults__, cells
+    )
     function.__kwdefaults__ = original.__kwdefaults__
     return function
 
@@ -127,13 +141,15 @@ def _line_of_def(kernel: Any) -> int:
 
 @functools.cache
 def as_jit(kernel: Any) -> Any:
-    """Return a kernel as JITFunction, also one that was decorated while ``TRITON_INTERPRET`` was set."""
+    """Return a kernel as JITFunction, also one that was decorated while ``TRITON_INTERPRET`` was
+    set.
+    """
     if isinstance(kernel, triton.InterpretedFunction):
         return triton.JITFunction(kernel.fn, **kernel.kwargs)
     return kernel
 
 
-# ---- calls -----------------------------------------------------------------------------------------------------------
+# ---- calls ---------------------------------------------------------------------------------------
 
 
 _KERNELS = triton.JITFunction, triton.InterpretedFunction
@@ -142,7 +158,8 @@ _KERNELS = triton.JITFunction, triton.InterpretedFunction
 def called(function: Any) -> Callable[..., Any]:
     """Return what a call of a function in a kernel runs."""
     function = triton.constant(function)
-    if isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType)):  # others may have no hash
+    # Others may have no hash.
+    if isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType)):
         function = _OWN.get(function, function)
     if isinstance(function, _KERNELS):
         return function_of(as_jit(function))
@@ -165,7 +182,9 @@ def attribute(value: Any, name: str) -> Callable[..., Any]:
 
 
 def _logical(name: str, *operands: Callable[[], Any]) -> Any:
-    """``and`` and ``or`` as Triton's compiler reads them: elementwise, and constants end them early."""
+    """``and`` and ``or`` as Triton's compiler reads them: elementwise, and constants end them
+    early.
+    """
     result: Any = None
     for operand in operands:
         value = operand()
@@ -195,7 +214,9 @@ def tensor_of(value: Any, dtype: Any) -> Any:
 
 
 def _range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Iterator[Any]:
-    """``tl.range``. Instances stay together where their loops have as many turns, from whatever they begin."""
+    """``tl.range``. Instances stay together where their loops have as many turns, from whatever
+    they begin.
+    """
     tensors = [running.semantic.to_tensor(each) for each in _bounds(start, stop, step)]
     dtype = tl.int64 if any(each.dtype == tl.int64 for each in tensors) else tl.int32
     first, last, by = (each.handle.data.astype(numpy_dtype(dtype)) for each in tensors)
@@ -210,15 +231,21 @@ def _static_range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -
 
 
 def _bounds(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
-    """Return the first number of a range, the one after its last, and the step, as Python reads the arguments."""
+    """Return the first number of a range, the one after its last, and the step, as Python reads the
+    arguments.
+    """
     if step is None:
         step = 1
     return (0, start, step) if stop is None else (start, stop, step)
 
 
-# ---- reductions and scans --------------------------------------------------------------------------------------------
+# ---- reductions and scans ------------------------------------------------------------------------
 
-_UFUNCS: dict[Any, Any] = {triton.combine_sum: np.add, triton.combine_max: np.fmax, triton.combine_min: np.fmin}
+_UFUNCS: dict[Any, Any] = {
+    triton.combine_sum: np.add,
+    triton.combine_max: np.fmax,
+    triton.combine_min: np.fmin,
+}
 """Functions of Triton with which NumPy reduces in one call, of dtypes that it has."""
 
 
@@ -255,7 +282,9 @@ def _inputs(input: Any) -> tuple[tuple[Any, ...], list[Any]]:
 
 
 def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
-    """``tl.reduce``: neighbours are combined first, so that a function that does not commute gets them in order."""
+    """``tl.reduce``: neighbours are combined first, so that a function that does not commute gets
+    them in order.
+    """
     axis = triton.constant(axis)
     like, arrays = _inputs(input)
     count, *shape = arrays[0].shape
@@ -285,7 +314,9 @@ def _reduced(arrays: list[Any], combine_fn: Any, like: tuple[Any, ...]) -> list[
     return [each[..., 0] for each in arrays]
 
 
-def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
+def _reduce_with_indices(
+    input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any
+) -> Any:
     axis = triton.constant(axis)
     shape = list(input.handle.data.shape[1:])
     if axis is None:
@@ -298,7 +329,9 @@ def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: Any 
 
 
 def _scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: Any) -> Any:
-    """``tl.associative_scan``: each step combines an element with the one 1, 2, 4, ... before it."""
+    """``tl.associative_scan``: each step combines an element with the one 1, 2, 4, ... before
+    it.
+    """
     step = -1 if triton.constant(reverse) else 1
     like, arrays = _inputs(input)
     axis = triton.constant(axis) % (arrays[0].ndim - 1) + 1
@@ -384,11 +417,13 @@ _CALLED: dict[str, Callable[..., Any]] = {
 _FREE = {f"_triton_{name}": function for name, function in _CALLED.items()}
 
 
-# ---- tensors of a kernel ---------------------------------------------------------------------------------------------
+# ---- tensors of a kernel -------------------------------------------------------------------------
 
 
 def with_semantic(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operator of Triton's tensors that finds the semantic of the kernel which this thread runs."""
+    """Return an operator of Triton's tensors that finds the semantic of the kernel which this
+    thread runs.
+    """
 
     @functools.wraps(original)
     def operate(*args: Any, **kwargs: Any) -> Any:
@@ -399,8 +434,12 @@ def with_semantic(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def dtype_to_ir(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``dtype.to_ir``, which in MLIR does not tell signed integers from unsigned ones."""
-    return lambda self, builder: tl.dtype(self.name) if isinstance(builder, NumpyBuilder) else original(self, builder)
+    return lambda self, builder: (
+        tl.dtype(self.name) if isinstance(builder, NumpyBuilder) else original(self, builder)
+    )
 
 
-OPERATORS = [name for name, each in vars(core.tensor).items() if name[:2] == "__" and triton.is_builtin(each)]
+OPERATORS = [
+    name for name, each in vars(core.tensor).items() if name[:2] == "__" and triton.is_builtin(each)
+]
 """The operators of Triton's tensors."""

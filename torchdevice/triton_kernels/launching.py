@@ -1,4 +1,5 @@
-"""A launch: its arguments as Triton specialises them, an operator of torch, and the instances of the grid in turn.
+"""A launch: its arguments as Triton specialises them, an operator of torch, and the instances of
+the grid in turn.
 
 The operator is that of ``calls/host_functions.py``.
 """
@@ -43,7 +44,9 @@ _LIMITS = (2**31 - 1, 65535, 65535)
 """The largest grid of CUDA."""
 
 _ELEMENTS, _FIRST, _INSTANCES = 2**18, 64, 1024
-"""How many elements the blocks of a group may have, and how many instances the first group and the others."""
+"""How many elements the blocks of a group may have, and how many instances the first group and the
+others.
+"""
 
 _DEPTH = 6
 """How often a group may part before its instances run one by one."""
@@ -62,17 +65,23 @@ class Launch:
     """
 
     def __init__(self, context: Context, compiled: Compiled, args: tuple[Any, ...]):
-        self.context, self.compiled, self.kernel, self.args = context, compiled, compiled.src.fn, args
+        self.context = context
+        self.compiled = compiled
+        self.kernel = compiled.src.fn
+        self.args = args
         self.grid: tuple[int, ...] = (1, 1, 1)
         self.instance: tuple[int, ...] = (0, 0, 0)
 
     def check_shared(self, size: int) -> None:
-        """Raise Triton's error, by its own figure, where a product may need more shared memory than the device has.
+        """Raise Triton's error, by its own figure, where a product may need more shared memory than
+        the device has.
 
         Args:
             size: The bytes of its blocks.
         """
-        limit = properties_of(self.context, self.context.thread.device_index).shared_memory_per_block_optin
+        limit = properties_of(
+            self.context, self.context.thread.device_index
+        ).shared_memory_per_block_optin
         if self.context.policy and size > limit and self.compiled.shared > limit:
             raise triton.OutOfResources(self.compiled.shared, limit, "shared memory")
 
@@ -80,15 +89,22 @@ class Launch:
         """Run the grid, after what CUDA checks at a launch."""
         self.grid = tuple(int(each) for each in grid)
         if any(size > limit or size < 0 for size, limit in zip(self.grid, _LIMITS, strict=True)):
-            raise RuntimeError(f"Triton Error [CUDA]: invalid argument: the grid {self.grid} exceeds CUDA's {_LIMITS}.")
+            raise RuntimeError(
+                f"Triton Error [CUDA]: invalid argument: the grid {self.grid} exceeds CUDA's "
+                f"{_LIMITS}."
+            )
         if all(self.grid):
             host_functions.call(self.context, self.run, list(self._storages().values()))
 
     def _storages(self) -> dict[int, torch.Tensor]:
-        """Return a tensor that covers each storage, by the storage's address, and note which arguments have it."""
+        """Return a tensor that covers each storage, by the storage's address, and note which
+        arguments have it.
+        """
         found: dict[int, torch.Tensor] = {}
         self._names: dict[int, list[str]] = {}
-        for position, (name, value) in enumerate(zip(self.compiled.src.signature, self.args, strict=True)):
+        for position, (name, value) in enumerate(
+            zip(self.compiled.src.signature, self.args, strict=True)
+        ):
             for tensor in _pointers(value):
                 self._check_device(tensor, position)
                 with torch._C.DisableTorchFunction():
@@ -106,13 +122,18 @@ class Launch:
         device = native_device(tensor)
         if device.type != self.context.device_type:
             if not tensor.is_pinned():
-                raise ValueError(f"Pointer argument (at {position}) cannot be accessed from Triton (cpu tensor?)")
+                raise ValueError(
+                    f"Pointer argument (at {position}) cannot be accessed from Triton (cpu tensor?)"
+                )
         elif device != self.context.devices.current:
             current = self.context.thread.device_index
-            where = f"cuda:{current}, the current device, and argument {position} is on cuda:{device.index}"
+            where = (
+                f"cuda:{current}, the current device, and argument {position} is on "
+                f"cuda:{device.index}"
+            )
             self.fault(f"is launched on {where}. Launch it under torch.cuda.device(tensor.device)")
 
-    # ---- the grid ----------------------------------------------------------------------------------------------------
+    # ---- the grid --------------------------------------------------------------------------------
 
     def run(self, wholes: list[torch.Tensor]) -> None:
         """Run all instances on CPU tensors that cover the storages."""
@@ -129,11 +150,14 @@ class Launch:
             call = functools.partial(function_of(self.kernel), *bound.args, **bound.kwargs)
             self._run_instances(builder, races, call)
 
-    def _run_instances(self, builder: NumpyBuilder, races: Races | None, call: Callable[[], Any]) -> None:
+    def _run_instances(
+        self, builder: NumpyBuilder, races: Races | None, call: Callable[[], Any]
+    ) -> None:
         """Run the instances in groups."""
         x, y, z = self.grid
         total, done, told = x * y * z, 0, time.monotonic()
-        # glibc keeps blocks of the size of one that was freed. It would map and clear an operation's arrays anew.
+        # glibc keeps blocks of the size of one that was freed. It would map and clear an
+        # operation's arrays anew.
         np.empty(_ELEMENTS * 64, np.uint8)
         builder.set_grid_dim(x, y, z)
         self._whole = races is None
@@ -145,7 +169,9 @@ class Launch:
                 size = min(max(_ELEMENTS // known, 1), _INSTANCES) if known else _FIRST
             # x is the innermost, in the order in which CUDA begins the blocks.
             numbers = np.arange(done, min(done + size, total))
-            group = np.stack([numbers % x, numbers // x % y, numbers // (x * y)], axis=1).astype(np.int32)
+            group = np.stack([numbers % x, numbers // x % y, numbers // (x * y)], axis=1).astype(
+                np.int32
+            )
             if races is not None:
                 races.instance = done
             self._run_group(builder, call, group)
@@ -153,10 +179,16 @@ class Launch:
             self.compiled.largest = max(known, builder.memory.largest)
             if time.monotonic() - told > _SECONDS:
                 told = time.monotonic()
-                logger.warning("Triton kernel %s: %d of %d instances", self.kernel.__name__, done, total)
+                logger.warning(
+                    "Triton kernel %s: %d of %d instances", self.kernel.__name__, done, total
+                )
 
-    def _run_group(self, builder: NumpyBuilder, call: Callable[[], Any], group: Any, depth: int = 0) -> None:
-        """Run instances together; where a condition parts them, undo what they did and run each part."""
+    def _run_group(
+        self, builder: NumpyBuilder, call: Callable[[], Any], group: Any, depth: int = 0
+    ) -> None:
+        """Run instances together; where a condition parts them, undo what they did and run each
+        part.
+        """
         builder.group, memory = group, builder.memory
         memory.logs = [] if len(group) > 1 else None
         self.instance = tuple(group[0].tolist())
@@ -181,10 +213,15 @@ class Launch:
         file = self.kernel.fn.__code__.co_filename
         frames = traceback.walk_stack(sys._getframe())
         line = next((number for frame, number in frames if frame.f_code.co_filename == file), 0)
-        return f"The Triton kernel {self.kernel.__name__!r}, {file}:{line}, instance {self.instance} of {self.grid}"
+        return (
+            f"The Triton kernel {self.kernel.__name__!r}, {file}:{line}, instance {self.instance} "
+            f"of {self.grid}"
+        )
 
     def fault(self, what: str, instance: Any = (0, 0, 0)) -> None:
-        """Raise CUDA's error for an illegal address, after which a simulated device runs nothing."""
+        """Raise CUDA's error for an illegal address, after which a simulated device runs
+        nothing.
+        """
         self.instance = tuple(map(int, instance))
         note = f"{self.place()} {what}."
         if self.context.policy is not None:
@@ -192,7 +229,8 @@ class Launch:
         raise cuda_error(ILLEGAL_ADDRESS, note)
 
     def are_allocated(self, addresses: Any, size: int) -> Any:
-        """Return for addresses that are no argument's whether a tensor has them: kernels may read pointers from memory.
+        """Return for addresses that are no argument's whether a tensor has them: kernels may read
+        pointers from memory.
 
         Args:
             addresses: The addresses, which may lie in several tensors.
@@ -200,8 +238,12 @@ class Launch:
         """
         runtime = self.context.runtime
         if runtime.shares_host_memory:
-            return addresses > 65535  # the process's memory, of which nobody keeps a list, above the zero page
-        blocks = runtime.supplied.blocks(self.context.thread.device_index) if self.context.policy is not None else []
+            # The process's memory, of which nobody keeps a list, above the zero page.
+            return addresses > 65535
+        if self.context.policy is not None:
+            blocks = runtime.supplied.blocks(self.context.thread.device_index)
+        else:
+            blocks = []
         spans = sorted((each.address, each.address + each.requested) for each in blocks)
         first, end = np.array(spans or [(0, 0)], np.uint64).T
         which = np.searchsorted(first, addresses, "right") - 1
@@ -210,20 +252,27 @@ class Launch:
     def report_unwritten(self, what: str, instance: Any) -> None:
         """Raise the error for reading what nothing has written."""
         self.instance = tuple(map(int, instance))
-        raise UninitializedReadError(f"{self.place()} {what}. Write the memory first, or make it by torch.zeros.")
+        raise UninitializedReadError(
+            f"{self.place()} {what}. Write the memory first, or make it by torch.zeros."
+        )
 
     def _report_race(self, what: str, number: int) -> None:
         x, y, _ = self.grid
         other = "several" if number < 0 else str((number % x, number // x % y, number // (x * y)))
-        text = f"{self.place()} {what}: {other}. Nothing orders instances but atomics. Let each write its own elements."
+        text = (
+            f"{self.place()} {what}: {other}. Nothing orders instances but atomics. Let each write "
+            "its own elements."
+        )
         if self.context.options.races == "error":
             raise KernelRaceError(text)
         warn_at(program_line(), RaceWarning(text), RaceWarning)
 
-    # ---- arguments ---------------------------------------------------------------------------------------------------
+    # ---- arguments -------------------------------------------------------------------------------
 
     def _converted(self, places: Mapping[int, int]) -> inspect.BoundArguments:
-        """Return the arguments as the kernel sees them: constants as they are, pointers and scalars as tensors."""
+        """Return the arguments as the kernel sees them: constants as they are, pointers and scalars
+        as tensors.
+        """
         given = zip(self.compiled.src.signature.items(), self.args, strict=True)
         made = {name: self._value(kind, value, places) for (name, kind), value in given}
         return inspect.BoundArguments(self.kernel.signature, made)  # type: ignore[arg-type]
@@ -241,7 +290,9 @@ class Launch:
             sizes = [tensor_of(size, core.int32) for size in value.shape]
             strides = [*(tensor_of(stride, core.int64) for stride in value.strides[:-1]), 1]
             base = self._pointer(f"*{kind.partition('<')[2].partition('[')[0]}", value.base, places)
-            return running.semantic.make_tensor_descriptor(base, sizes, strides, value.block_shape, value.padding)
+            return running.semantic.make_tensor_descriptor(
+                base, sizes, strides, value.block_shape, value.padding
+            )
         if kind[0] == "*":
             return self._pointer(kind, value, places)
         return tensor_of(value, type_of(kind, None))
@@ -269,18 +320,24 @@ OF_SCOPES: dict[str, Callable[[Context, Any], Any]] = {
     "device_caches": lambda context, kernel: collections.defaultdict(kernel.create_binder),
     "compile": lambda context, kernel: functools.partial(Compiled, context),
 }
-"""The attributes of kernels that each scope has its own of: what a kernel keeps for each device, and its compiler."""
+"""The attributes of kernels that each scope has its own of: what a kernel keeps for each device,
+and its compiler.
+"""
 
 
 def of_each_scope(name: str) -> Replaced:
-    """Return the patch by which an attribute of kernels is one of each scope. A kernel keeps that outside of scopes."""
+    """Return the patch by which an attribute of kernels is one of each scope. A kernel keeps that
+    outside of scopes.
+    """
 
     def get(kernel: Any) -> Any:
         context = thread_state.state.context
         if context is None or context.runtime.support.makes_kernels:
             return vars(kernel)[name]
         own = context.settings.setdefault(OF_SCOPES[name], {})
-        return own[kernel] if kernel in own else own.setdefault(kernel, OF_SCOPES[name](context, kernel))
+        if kernel in own:
+            return own[kernel]
+        return own.setdefault(kernel, OF_SCOPES[name](context, kernel))
 
     attribute = property(get, lambda kernel, value: vars(kernel).update({name: value}))
     return Replaced(triton.JITFunction, name, lambda original: attribute, may_be_absent=True)
@@ -289,12 +346,13 @@ def of_each_scope(name: str) -> Replaced:
 class OnNoDevice(triton.CompiledKernel):  # type: ignore[misc]
     """A kernel that ends without a driver where a stand-in has loaded it, by the handle 0.
 
-    Triton 3.8 and later unload a kernel when Python collects it: after the scope, in the middle of a parse, or at the
-    end of the process. There is no driver then.
+    Triton 3.8 and later unload a kernel when Python collects it: after the scope, in the middle of
+    a parse, or at the end of the process. There is no driver then.
     """
 
     def __del__(self) -> None:
-        module = vars(self).get("module")  # not by attribute, which compiles a kernel that nobody has looked at
+        # Not by attribute, which compiles a kernel that nobody has looked at.
+        module = vars(self).get("module")
         if module:
             super().__del__()  # another thread's, on a real device
         elif module is not None:
@@ -304,7 +362,8 @@ class OnNoDevice(triton.CompiledKernel):  # type: ignore[misc]
 
 
 class Compiled(OnNoDevice):
-    """A kernel for types and constants, which Triton compiles where the program looks at it. This needs no GPU.
+    """A kernel for types and constants, which Triton compiles where the program looks at it. This
+    needs no GPU.
 
     Args:
         context: The scope.
@@ -313,10 +372,13 @@ class Compiled(OnNoDevice):
         options: The options of Triton's backend.
 
     Attributes:
-        largest: The largest number of elements that an instance is known to access at once; 0 before the first launch.
+        largest: The largest number of elements that an instance is known to access at once; 0
+            before the first launch.
     """
 
-    def __init__(self, context: Context, src: Any, target: Any, options: dict[str, Any], **others: Any):
+    def __init__(
+        self, context: Context, src: Any, target: Any, options: dict[str, Any], **others: Any
+    ):
         self.context, self.src, self.largest = context, src, 0
         self.function = self.packed_metadata = None
         self._backend = triton.make_backend(target)
@@ -325,11 +387,15 @@ class Compiled(OnNoDevice):
         triton.ir.load_dialects(self._mlir)
         self._backend.load_dialects(self._mlir)
         functions = self._backend.get_codegen_implementation(self.options)
-        self._module = src.make_ir(target, self.options, functions, self._backend.get_module_map(), self._mlir)
+        self._module = src.make_ir(
+            target, self.options, functions, self._backend.get_module_map(), self._mlir
+        )
 
     @functools.cached_property
     def shared(self) -> int:
-        """The shared memory in bytes. Triton knows it before ``ptxas``, which may take minutes for large blocks."""
+        """The shared memory in bytes. Triton knows it before ``ptxas``, which may take minutes for
+        large blocks.
+        """
         stages: dict[str, Any] = {}
         figures = {**self.options.__dict__}
         self._backend.add_stages(stages, self.options, self.src.language)
@@ -340,13 +406,15 @@ class Compiled(OnNoDevice):
     def compile(self) -> Compiled:
         """Compile the kernel, and return this object."""
         if "metadata" not in vars(self):
-            kernel = triton.compile_kernel(self.src, target=self._backend.target, options=self.options.__dict__)
+            kernel = triton.compile_kernel(
+                self.src, target=self._backend.target, options=self.options.__dict__
+            )
             vars(self).update(vars(kernel))  # type: ignore[attr-defined]
         return self
 
     def __getattr__(self, name: str) -> Any:
-        # No stage of the compiler sets what copies, pickles and inspects asks for, nor the `result` of a compilation in
-        # another thread, for which Triton 3.6 asks each kernel at its launch.
+        # No stage of the compiler sets what copies, pickles and inspects asks for, nor the `result`
+        # of a compilation in another thread, for which Triton 3.6 asks each kernel at its launch.
         if name.startswith("__") or name == "result":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         # As every kernel that was launched on a GPU, it is loaded, which tells the registers.
@@ -354,7 +422,17 @@ class Compiled(OnNoDevice):
             triton.init_handles(self)
         return object.__getattribute__(self, name)
 
-    def run(self, x: Any, y: Any, z: Any, stream: Any, function: Any, packed: Any, metadata: Any, *rest: Any) -> None:
+    def run(
+        self,
+        x: Any,
+        y: Any,
+        z: Any,
+        stream: Any,
+        function: Any,
+        packed: Any,
+        metadata: Any,
+        *rest: Any,
+    ) -> None:
         """Run the instances: what Triton launches by."""
         enter, leave, *args = rest
         enter(metadata)
@@ -364,10 +442,14 @@ class Compiled(OnNoDevice):
     def launch_metadata(self, grid: Any, stream: Any, *args: Any) -> Any:
         """Return what hooks of a launch are given, for which the kernel is compiled."""
         hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-        return super().launch_metadata(grid, stream, *args) if any(each.calls for each in hooks) else None
+        if any(each.calls for each in hooks):
+            return super().launch_metadata(grid, stream, *args)
+        return None
 
 
-def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+def run(
+    context: Context, original: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any
+) -> Any:
     """``JITFunction.run``."""
     if context.runtime.support.makes_kernels:
         return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
@@ -376,7 +458,9 @@ def run(context: Context, original: Any, kernel: Any, *args: Any, grid: Any, war
     # Dynamo would trace the frames below a graph break, which are those of the interpreter.
     before = _set_eval_frame(None)
     try:
-        context.report(f"the Triton kernel {kernel.__name__}", "Triton's interpreter, in NumPy", Fidelity.EXACT)
+        context.report(
+            f"the Triton kernel {kernel.__name__}", "Triton's interpreter, in NumPy", Fidelity.EXACT
+        )
         made = original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
         return made.compile() if warmup and isinstance(made, Compiled) else made
     finally:
@@ -387,7 +471,9 @@ run._torchdynamo_disable = True  # type: ignore[attr-defined]  # in compiled cod
 
 
 def run_tuned(context: Context, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Autotuner.run``: the first configuration that the device can run. An interpreter's times say nothing."""
+    """``Autotuner.run``: the first configuration that the device can run. An interpreter's times
+    say nothing.
+    """
     if context.runtime.support.makes_kernels:
         return original(tuner, *args, **kwargs)
     named = tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))

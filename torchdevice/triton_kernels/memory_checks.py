@@ -1,8 +1,9 @@
 """The memory of a launch: each argument has addresses of its own, and each access is looked at.
 
-A kernel gets addresses of a space in which every storage among its arguments has a region of 16 TiB to itself, with the
-storage in the middle. So an address outside a storage tells which argument it was computed from, and by how much it is
-outside, also where the memory after it belongs to another tensor.
+A kernel gets addresses of a space in which every storage among its arguments has a region of 16 TiB
+to itself, with the storage in the middle. So an address outside a storage tells which argument it
+was computed from, and by how much it is outside, also where the memory after it belongs to another
+tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _ALIGNMENT = 4095
 
 
 _PARTS = 8
-"""Into how many parts, by what its mask lets through, the rows of a block may fall that are copied row by row."""
+"""Into how many parts, by what its mask lets through, the rows of a block may fall that are copied
+row by row.
+"""
 
 
 class Region(NamedTuple):
@@ -51,9 +54,9 @@ class Rows(NamedTuple):
     """A block in memory whose elements lie one after the other along an axis.
 
     Attributes:
-        parts: The rows of which the mask lets the same lanes through: all rows of that length that the storage has, one
-            at each element, the numbers of the block's, and where they are in the block, whose last axis is then that
-            of the rows.
+        parts: The rows of which the mask lets the same lanes through: all rows of that length that
+            the storage has, one at each element, the numbers of the block's, and where they are in
+            the block, whose last axis is then that of the rows.
         axis: The axis of the rows.
         shape: The shape of the block.
     """
@@ -89,14 +92,15 @@ class Memory:
     """The storages of a launch.
 
     Args:
-        launch: Raises for a wrong access by its ``fault`` and ``report_unwritten``, with a text that says what it was,
-            and the instance.
+        launch: Raises for a wrong access by its ``fault`` and ``report_unwritten``, with a text
+            that says what it was, and the instance.
         races: Told of each access; None where nothing looks for races.
 
     Attributes:
         launch: The launch.
         largest: The largest number of elements that an instance has accessed at once.
-        logs: What writes back what memory held before the group that runs; None where nothing is kept.
+        logs: What writes back what memory held before the group that runs; None where nothing is
+            kept.
     """
 
     def __init__(self, launch: Any, races: Races | None = None):
@@ -115,19 +119,26 @@ class Memory:
         number = len(self._regions) + _FIRST
         middle = (number << _SHIFT) + (1 << (_SHIFT - 1))
         first = middle + (memory.data_ptr() & _ALIGNMENT)
-        as_bytes = torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory.untyped_storage()).numpy()
+        as_bytes = (
+            torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory.untyped_storage()).numpy()
+        )
         self._regions[number] = Region(name, first, as_bytes, memory.itemsize)
         return first
 
     def rows(self, pointers: Any, mask: Any, dtype: Any) -> Rows | None:
-        """Return where a block lies in a storage, if its bounds tell that and nothing looks at each address.
+        """Return where a block lies in a storage, if its bounds tell that and nothing looks at each
+        address.
 
         Args:
             pointers: The handle of the kernel's addresses.
             mask: That of the mask, or None.
             dtype: What NumPy reads or writes there.
         """
-        if not isinstance(pointers, OuterSum) or self._races or self.launch.context.options.uninitialized:
+        if (
+            not isinstance(pointers, OuterSum)
+            or self._races
+            or self.launch.context.options.uninitialized
+        ):
             return None
         found = _axis_of_rows([each.view(np.int64) for each in pointers.terms], dtype.itemsize)
         if found is None:
@@ -150,7 +161,8 @@ class Memory:
         return Rows(parts, axis, shape)
 
     def _parts(self, first: Any, places: list[tuple[Any, slice]], dtype: Any) -> list[Any]:
-        """Return the parts of a block, see :class:`Rows`; none where its rows are not all whole in one storage.
+        """Return the parts of a block, see :class:`Rows`; none where its rows are not all whole in
+        one storage.
 
         Args:
             first: The address of the first element of each row.
@@ -178,7 +190,9 @@ class Memory:
             parts.append((windows, numbers, (which, lanes)))
         return parts
 
-    def addresses(self, pointers: Any, active: Any, size: int, access: str, group: Any) -> tuple[Any, Any]:
+    def addresses(
+        self, pointers: Any, active: Any, size: int, access: str, group: Any
+    ) -> tuple[Any, Any]:
         """Return the addresses in the process for those of a kernel, and the lanes that are active.
 
         Args:
@@ -199,16 +213,32 @@ class Memory:
         result = pointers.copy()
         for number in np.unique(found >> np.uint64(_SHIFT)).tolist():
             within = active & (pointers >> np.uint64(_SHIFT) == number)
-            result[within] += self._offset(number, pointers, within, pointers[within], size, access, group)
+            result[within] += self._offset(
+                number, pointers, within, pointers[within], size, access, group
+            )
         return result, active
 
-    def _offset(self, number: int, pointers: Any, active: Any, found: Any, size: int, access: str, group: Any) -> Any:
-        """Return what leads from addresses of one region to those of the process, if all are in the storage."""
+    def _offset(
+        self,
+        number: int,
+        pointers: Any,
+        active: Any,
+        found: Any,
+        size: int,
+        access: str,
+        group: Any,
+    ) -> Any:
+        """Return what leads from addresses of one region to those of the process, if all are in the
+        storage.
+        """
         region = self._regions.get(number)
         if region is None:
             allocated = self.launch.are_allocated(found, size)
             if not allocated.all():
-                where = f"at the address {int(found[~allocated][0]):#x}, which is no tensor's on the device"
+                where = (
+                    f"at the address {int(found[~allocated][0]):#x}, which is no tensor's on the "
+                    "device"
+                )
                 self.launch.fault(f"{access} {size} bytes {where}", group[0])
             return np.uint64(0)
         what = f"{access} {size} bytes"
@@ -224,10 +254,12 @@ class Memory:
             unwritten = _unwritten(pointers + offset, active)
             if unwritten.any():
                 why = "read what nothing has written"
-                self.launch.report_unwritten(*_told(region, pointers, active, unwritten, what, why, group))
+                self.launch.report_unwritten(
+                    *_told(region, pointers, active, unwritten, what, why, group)
+                )
         return offset
 
-    # ---- going back --------------------------------------------------------------------------------------------------
+    # ---- going back ------------------------------------------------------------------------------
 
     def log(self, at: Any, active: Any, dtype: Any) -> None:
         """Keep what memory holds before a kernel writes to it, where :meth:`undo` may be called."""
@@ -250,7 +282,8 @@ def _axis_of_rows(terms: list[Any], size: int) -> tuple[int, Any, list[Any]] | N
         size: The size of an element.
 
     Returns:
-        The axis, the only term that varies along it, and the other terms; None where there is no such axis.
+        The axis, the only term that varies along it, and the other terms; None where there is no
+        such axis.
     """
     for column in terms:
         rest = [each for each in terms if each is not column]
@@ -269,18 +302,26 @@ def _unwritten(addresses: Any, active: Any) -> Any:
     return active & (memory_windows.read(words, active, words, np.dtype(np.uint32)) == PATTERN)
 
 
-def _told(region: Region, pointers: Any, active: Any, wrong: Any, what: str, why: str, group: Any) -> tuple[str, Any]:
-    """Return a text about the lanes of the first instance that do something wrong, and the instance."""
+def _told(
+    region: Region, pointers: Any, active: Any, wrong: Any, what: str, why: str, group: Any
+) -> tuple[str, Any]:
+    """Return a text about the lanes of the first instance that do something wrong, and the
+    instance.
+    """
     instance = np.nonzero(wrong)[0][0]
     one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
     offset = int(pointers[one][wrong[one]][0]) - region.first
-    lanes = f"{int(wrong[one].sum())} of {int(active[one].sum())} lanes that the mask lets through {why}"
+    lanes = (
+        f"{int(wrong[one].sum())} of {int(active[one].sum())} lanes that the mask lets through "
+        f"{why}"
+    )
     where = f"at offset {offset} of the {len(region.memory)} bytes of argument {region.name}"
     return f"{what} {where} ({lanes})", group[instance]
 
 
 def _alike(active: Any, length: int, outer: tuple[int, ...]) -> list[tuple[Any, slice]]:
-    """Return which rows of a block a mask lets the same lanes through of, and these; none if they are many or apart.
+    """Return which rows of a block a mask lets the same lanes through of, and these; none if they
+    are many or apart.
 
     Args:
         active: The mask. Its last axis is that of the rows, and may have the length 1.
@@ -305,7 +346,8 @@ def _alike(active: Any, length: int, outer: tuple[int, ...]) -> list[tuple[Any, 
 
 
 class Races:
-    """The instance that last wrote and the one that read each element, and which instances are ordered by atomics.
+    """The instance that last wrote and the one that read each element, and which instances are
+    ordered by atomics.
 
     Args:
         report: Told of a race: what happens, and the number of the earlier instance.
@@ -342,16 +384,23 @@ class Races:
             writers[elements] = self.instance
         else:
             known = readers[elements]
-            readers[elements] = np.where((known == _NOBODY) | (known == self.instance), self.instance, _MANY)
+            readers[elements] = np.where(
+                (known == _NOBODY) | (known == self.instance), self.instance, _MANY
+            )
 
-    def _check(self, region: Region, elements: Any, known: Any, access: str, earlier: str, before: set[int]) -> None:
+    def _check(
+        self, region: Region, elements: Any, known: Any, access: str, earlier: str, before: set[int]
+    ) -> None:
         ordered = [_NOBODY, self.instance, *before]
         if before:
             ordered.append(_MANY)
         found = known[elements]
         races = ~np.isin(found, ordered)
         if races.any():
-            text = f"{access} element {elements[races][0]} of argument {region.name}, which another instance {earlier}"
+            text = (
+                f"{access} element {elements[races][0]} of argument {region.name}, which another "
+                f"instance {earlier}"
+            )
             self._report(text, int(found[races][0]))
 
 

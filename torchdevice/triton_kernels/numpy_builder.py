@@ -1,7 +1,8 @@
-"""The operations of a kernel on NumPy arrays: those of Triton's interpreter, corrected where a GPU's values differ.
+"""The operations of a kernel on NumPy arrays: those of Triton's interpreter, corrected where a
+GPU's values differ.
 
-The interpreter keeps bfloat16 and float8 as integers of their bits, and computes with these integers. Here they are
-decoded to float32 and rounded again to nearest, as torch and the GPU do.
+The interpreter keeps bfloat16 and float8 as integers of their bits, and computes with these
+integers. Here they are decoded to float32 and rounded again to nearest, as torch and the GPU do.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from torchdevice.simulation.refusals.cuda_errors import DEVICE_ASSERT, cuda_erro
 from torchdevice.triton_kernels import libdevice
 from torchdevice.triton_kernels.memory_checks import Memory
 from torchdevice.triton_kernels.outer_sums import OuterSum, added, terms_of
-from torchdevice.triton_kernels.triton_internals import InterpreterBuilder, TensorHandle, ir, numpy_dtype, tl
+from torchdevice.triton_kernels.triton_internals import (
+    InterpreterBuilder,
+    TensorHandle,
+    ir,
+    numpy_dtype,
+    tl,
+)
 
 SMALL_FLOATS = {
     tl.bfloat16: torch.bfloat16,
@@ -29,7 +36,9 @@ SMALL_FLOATS = {
     tl.float8e4b8: torch.float8_e4m3fnuz,
     tl.float8e5b16: torch.float8_e5m2fnuz,
 }
-"""Floating dtypes that NumPy lacks, and torch's. Triton alone has float8e4b15, which stays the interpreter's."""
+"""Floating dtypes that NumPy lacks, and torch's. Triton alone has float8e4b15, which stays the
+interpreter's.
+"""
 
 _BITS = {1: torch.uint8, 2: torch.uint16}
 
@@ -48,7 +57,9 @@ def decoded(handle: Any) -> Any:
 
 
 def encoded(values: Any, dtype: Any) -> Any:
-    """Return a handle of values in a dtype, rounded to nearest; float8 saturates, as CUDA's conversions do."""
+    """Return a handle of values in a dtype, rounded to nearest; float8 saturates, as CUDA's
+    conversions do.
+    """
     dtype = dtype.scalar
     if values.dtype == np.bool_:
         return TensorHandle(values, tl.int1)
@@ -66,7 +77,9 @@ _OF_BITS = np.bitwise_and, np.bitwise_or, np.bitwise_xor
 
 
 def _as_tf32(values: Any) -> Any:
-    """Round float32 to the 10 bits of TF32's mantissa, to nearest and ties away from zero, as ``cvt.rna`` does."""
+    """Round float32 to the 10 bits of TF32's mantissa, to nearest and ties away from zero, as
+    ``cvt.rna`` does.
+    """
     bits = values.view(np.uint32) + np.uint32(0x1000)
     bits &= np.uint32(0xFFFFE000)
     rounded = bits.view(np.float32)
@@ -75,7 +88,9 @@ def _as_tf32(values: Any) -> Any:
 
 
 def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation of the builder: what a function makes of its operands' values, in the dtype of the first."""
+    """Return an operation of the builder: what a function makes of its operands' values, in the
+    dtype of the first.
+    """
 
     def operation(self: Any, arg: Any, *rest: Any) -> Any:
         values = (each.data if isinstance(each, TensorHandle) else each for each in rest)
@@ -92,8 +107,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         options: The backend's options of the launch.
 
     Attributes:
-        group: The instances that run together, as rows of their three numbers. The first axis of every array is that of
-            the instances, and has the length 1 where all of them have the same value.
+        group: The instances that run together, as rows of their three numbers. The first axis of
+            every array is that of the instances, and has the length 1 where all of them have the
+            same value.
         printed: The lines that the group prints when it has ended.
     """
 
@@ -109,7 +125,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
             return functools.partial(_refuse, name.partition("_")[2])
         raise AttributeError(name)
 
-    # ---- instances ---------------------------------------------------------------------------------------------------
+    # ---- instances -------------------------------------------------------------------------------
 
     def create_get_program_id(self, axis: int) -> Any:
         return TensorHandle(self.group[:, axis], tl.int32)
@@ -125,7 +141,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
             raise DivergedError(values)
         return values[0].item()
 
-    # ---- memory ------------------------------------------------------------------------------------------------------
+    # ---- memory ----------------------------------------------------------------------------------
 
     def _at(self, pointers: Any, mask: Any, access: str) -> Any:
         size = numpy_dtype(pointers.get_element_ty()).itemsize
@@ -139,7 +155,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     def create_store(self, ptr: Any, value: Any, *rest: Any) -> None:
         self.create_masked_store(ptr, value, None)
 
-    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any) -> Any:
+    def create_masked_load(
+        self, ptrs: Any, mask: Any, other: Any, *rest: Any, **options: Any
+    ) -> Any:
         dtype = ptrs.get_element_ty()
         kind = np.dtype(numpy_dtype(dtype))
         default = np.zeros((), kind) if other is None else other.data
@@ -149,7 +167,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         at, active, default = np.broadcast_arrays(at, active, default)
         return TensorHandle(memory_windows.read(at, active, default, kind), dtype)
 
-    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> None:
+    def create_masked_store(
+        self, ptrs: Any, value: Any, mask: Any, *rest: Any, **options: Any
+    ) -> None:
         if rows := self.memory.rows(ptrs, mask, value.data.dtype):
             rows.write(value.data, self.memory)
             return
@@ -159,9 +179,13 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         memory_windows.write(at, active, values)
 
     def _for_each(self, ptr: Any, mask: Any, *values: Any) -> list[Any]:
-        """Return the addresses, the lanes and operands of an atomic, for each instance also where they are equal."""
+        """Return the addresses, the lanes and operands of an atomic, for each instance also where
+        they are equal.
+        """
         at, active = self._at(ptr, mask, "updates")
-        shape = np.broadcast_shapes((len(self.group), *at.shape[1:]), *(each.data.shape for each in values))
+        shape = np.broadcast_shapes(
+            (len(self.group), *at.shape[1:]), *(each.data.shape for each in values)
+        )
         made = []
         for each in (TensorHandle(at, ptr.dtype), TensorHandle(active, tl.int1), *values):
             whole = np.ascontiguousarray(np.broadcast_to(each.data, shape))
@@ -181,7 +205,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return self._update_one_by_one(op, at.data, active.data, values.data, val.dtype)
 
     def _update_one_by_one(self, op: Any, at: Any, active: Any, values: Any, dtype: Any) -> Any:
-        """Do an atomic on floats whose bits Triton's interpreter would add. Addresses may be equal."""
+        """Do an atomic on floats whose bits Triton's interpreter would add. Addresses may be
+        equal.
+        """
         by_op = {ir.ATOMIC_OP.MIN: self.create_minnumf, ir.ATOMIC_OP.MAX: self.create_maxnumf}
         combine = by_op.get(op, self.create_fadd)
         old = np.zeros(values.size, values.dtype)
@@ -195,18 +221,26 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
             memory_windows.write(where, yes, new.data)
         return TensorHandle(old.reshape(values.shape), dtype.scalar)
 
-    # ---- descriptors and block pointers ------------------------------------------------------------------------------
+    # ---- descriptors and block pointers ----------------------------------------------------------
 
-    def create_make_block_ptr(self, base: Any, shape: Any, strides: Any, offsets: Any, block: Any, order: Any) -> Any:
+    def create_make_block_ptr(
+        self, base: Any, shape: Any, strides: Any, offsets: Any, block: Any, order: Any
+    ) -> Any:
         return _Tile(base, shape, strides, block, offsets=[each.data for each in offsets])
 
     def create_advance(self, ptr: Any, offsets: Any) -> Any:
-        return dataclasses.replace(ptr, offsets=[a + b.data for a, b in zip(ptr.offsets, offsets, strict=True)])
+        return dataclasses.replace(
+            ptr, offsets=[a + b.data for a, b in zip(ptr.offsets, offsets, strict=True)]
+        )
 
-    def create_tensor_pointer_load(self, ptr: Any, boundary_check: Any, padding: Any, *rest: Any) -> Any:
+    def create_tensor_pointer_load(
+        self, ptr: Any, boundary_check: Any, padding: Any, *rest: Any
+    ) -> Any:
         return self._load_tile(ptr.pointers(ptr.offsets, boundary_check), padding)
 
-    def create_tensor_pointer_store(self, ptr: Any, value: Any, boundary_check: Any, *rest: Any) -> None:
+    def create_tensor_pointer_store(
+        self, ptr: Any, value: Any, boundary_check: Any, *rest: Any
+    ) -> None:
         self.create_masked_store(*ptr.pointers(ptr.offsets, boundary_check, value))
 
     def create_make_tensor_descriptor(
@@ -215,7 +249,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         size = base.dtype.element_ty.primitive_bitwidth // 8
         in_bytes = [stride.data * size for stride in strides[:-1]]
         if any((each % 16).any() for each in (base.data, *in_bytes)):
-            raise ValueError("a tensor descriptor needs a base and strides that are multiples of 16 bytes.")
+            raise ValueError(
+                "a tensor descriptor needs a base and strides that are multiples of 16 bytes."
+            )
         return _Tile(base, shape, strides, block, padding=padding)
 
     def create_descriptor_load(self, desc: Any, indices: Any, *rest: Any) -> Any:
@@ -227,7 +263,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     def create_descriptor_gather(self, desc: Any, x_offsets: Any, y_offset: Any, *rest: Any) -> Any:
         return self._load_tile(desc.at([x_offsets, y_offset]), desc.padding)
 
-    def create_descriptor_scatter(self, desc: Any, value: Any, x_offsets: Any, y_offset: Any) -> None:
+    def create_descriptor_scatter(
+        self, desc: Any, value: Any, x_offsets: Any, y_offset: Any
+    ) -> None:
         self.create_masked_store(*desc.at([x_offsets, y_offset], value))
 
     def create_descriptor_reduce(self, kind: Any, desc: Any, value: Any, indices: Any) -> None:
@@ -245,7 +283,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         dtype = pointers.get_element_ty()
         return self.create_masked_load(pointers, mask, encoded(np.array(value, np.float64), dtype))
 
-    # ---- arithmetic --------------------------------------------------------------------------------------------------
+    # ---- arithmetic ------------------------------------------------------------------------------
 
     def unary_op(self, arg: Any, op: Any) -> Any:
         return encoded(op(decoded(arg)), arg.dtype)
@@ -276,7 +314,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
 
     create_minnumf = functools.partialmethod(binary_op, op=np.fmin)
     create_maxnumf = functools.partialmethod(binary_op, op=np.fmax)
-    create_erf = functools.partialmethod(unary_op, op=functools.partial(libdevice.by_torch, torch.erf))
+    create_erf = functools.partialmethod(
+        unary_op, op=functools.partial(libdevice.by_torch, torch.erf)
+    )
 
     def create_clampf(self, arg: Any, low: Any, high: Any, propagate_nans: Any) -> Any:
         if propagate_nans == ir.PROPAGATE_NAN.ALL:
@@ -288,11 +328,14 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return TensorHandle(chosen.astype(numpy_dtype(rhs.dtype), copy=False), rhs.dtype.scalar)
 
     def create_fma(self, x: Any, y: Any, z: Any) -> Any:
-        # The product of two float32 is exact in float64, so that only the sum is rounded, twice at worst.
+        # The product of two float32 is exact in float64, so that only the sum is rounded, twice at
+        # worst.
         wide = [decoded(each).astype(np.float64) for each in (x, y, z)]
         return encoded(wide[0] * wide[1] + wide[2], z.dtype)
 
-    def create_extern_elementwise(self, library: str, path: str, symbol: str, args: Any, dtype: Any, *_: Any) -> Any:
+    def create_extern_elementwise(
+        self, library: str, path: str, symbol: str, args: Any, dtype: Any, *_: Any
+    ) -> Any:
         return encoded(libdevice.function(symbol)(*map(decoded, args)), dtype)
 
     def create_inline_asm(self, *args: Any) -> Any:
@@ -309,7 +352,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
                 data = decoded(value)[number % len(value.data)]
                 for at, element in np.ndenumerate(data):
                     index = _index(at, data.shape)
-                    self.printed.append(f"{pid} idx ({index}){prefix}{which}{_shown(element, as_bits)}")
+                    self.printed.append(
+                        f"{pid} idx ({index}){prefix}{which}{_shown(element, as_bits)}"
+                    )
 
     def show_printed(self) -> None:
         """Print what the group has printed."""
@@ -321,7 +366,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         if not np.all(condition.data if isinstance(condition, TensorHandle) else condition):
             raise cuda_error(DEVICE_ASSERT, f"tl.device_assert failed: {message}")
 
-    # ---- casts -------------------------------------------------------------------------------------------------------
+    # ---- casts -----------------------------------------------------------------------------------
 
     def cast_impl(self, src: Any, dst_type: Any) -> Any:
         values = decoded(src)
@@ -337,7 +382,8 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         made = self.cast_impl(src, dst_type)
         if rounding_mode != ir.ROUNDING_MODE.RTZ:
             return made
-        # Where rounding to nearest went away from zero, the bits of the number before, which are less by one.
+        # Where rounding to nearest went away from zero, the bits of the number before, which are
+        # less by one.
         away = np.abs(decoded(made)) > np.abs(decoded(src))
         bits = made.data.view(f"u{made.data.itemsize}")
         bits = (bits - away).astype(bits.dtype)
@@ -347,9 +393,11 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return encoded(np.array([value], dtype=np.float32), tl.bfloat16)
 
     def create_bitcast(self, src: Any, dst_type: Any) -> Any:
-        return TensorHandle(np.ascontiguousarray(src.data).view(numpy_dtype(dst_type)), dst_type.scalar)
+        return TensorHandle(
+            np.ascontiguousarray(src.data).view(numpy_dtype(dst_type)), dst_type.scalar
+        )
 
-    # ---- shapes: the first axis is that of the instances -------------------------------------------------------------
+    # ---- shapes: the first axis is that of the instances -----------------------------------------
 
     def create_make_range(self, ret_ty: Any, start: int, stop: int) -> Any:
         return TensorHandle(np.arange(start, stop, dtype=np.int32)[None], tl.int32)
@@ -362,7 +410,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     create_broadcast = _of_values(lambda data, shape: np.broadcast_to(data, (len(data), *shape)))
     create_reshape = _of_values(lambda data, shape, allow_reorder: data.reshape(len(data), *shape))
     create_expand_dims = _of_values(lambda data, axis: np.expand_dims(data, axis + 1))
-    create_trans = _of_values(lambda data, perm: np.transpose(data, (0, *(axis + 1 for axis in perm))))
+    create_trans = _of_values(
+        lambda data, perm: np.transpose(data, (0, *(axis + 1 for axis in perm)))
+    )
     create_cat = _of_values(lambda *both: np.concatenate(np.broadcast_arrays(*both), axis=1))
     create_join = _of_values(lambda *both: np.stack(np.broadcast_arrays(*both), axis=-1))
 
@@ -381,7 +431,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         found = np.bincount(at[counted], minlength=len(values) * bins)
         return TensorHandle(found.reshape(-1, bins).astype(np.int32), tl.int32)
 
-    def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    def create_dot(
+        self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any
+    ) -> Any:
         operands = a.data[0].nbytes + b.data[0].nbytes
         self.memory.launch.check_shared(self.options.num_stages * operands)
         one, other = decoded(a), decoded(b)
@@ -395,7 +447,9 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     def create_dot_scaled(self, *given: Any) -> Any:
         a, a_scale, a_format, b, b_scale, b_format, _, a_packed_by_k, b_packed_by_k, d = given
         one = _scaled(decoded(a), a_scale, a_format, -1 if a_packed_by_k else -2)
-        other = _scaled(np.swapaxes(decoded(b), -1, -2), b_scale, b_format, -1 if b_packed_by_k else -2)
+        other = _scaled(
+            np.swapaxes(decoded(b), -1, -2), b_scale, b_format, -1 if b_packed_by_k else -2
+        )
         product = np.matmul(one, np.swapaxes(other, -1, -2))
         return encoded(product + decoded(d), d.dtype)
 
@@ -461,7 +515,8 @@ class _Tile:
         return self.pointers([each.data for each in indices], range(len(indices)), value)
 
     def pointers(self, offsets: Any, checked: Any, value: Any = None) -> tuple[Any, Any, Any]:
-        """Return the pointers, the value that is given and the mask of a block, in the order of a store's arguments.
+        """Return the pointers, the value that is given and the mask of a block, in the order of a
+        store's arguments.
 
         Args:
             offsets: For each axis the first index of each instance, or all indices of the axis.
@@ -503,4 +558,7 @@ def _shown(element: Any, hex: bool) -> str:
 
 
 def _refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-    refuse(f"tl.{name}", "Triton's interpreter runs the kernel, and has no such operation. Run the kernel on a GPU.")
+    refuse(
+        f"tl.{name}",
+        "Triton's interpreter runs the kernel, and has no such operation. Run the kernel on a GPU.",
+    )

@@ -1,7 +1,8 @@
-"""Sums of blocks that vary along different axes, as most addresses are: ``rows[:, None] * stride + columns[None, :]``.
+"""Sums of blocks that vary along different axes, as most addresses are: ``rows[:, None] * stride +
+columns[None, :]``.
 
-Such a sum is kept as its terms. They are added up where something asks for the elements, which the loads and stores of
-whole rows do not.
+Such a sum is kept as its terms. They are added up where something asks for the elements, which the
+loads and stores of whole rows do not.
 """
 
 from __future__ import annotations

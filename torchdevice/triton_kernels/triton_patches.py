@@ -30,7 +30,9 @@ def _active(original: Any) -> property:
 
 
 def _bench(context: Context, original: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-    """``do_bench``, which would call a function seven times more, however long its first call took."""
+    """``do_bench``, which would call a function seven times more, however long its first call
+    took.
+    """
     given = inspect.signature(original).bind(fn, *args, **kwargs)
     given.apply_defaults()
     begun = time.perf_counter()
@@ -57,6 +59,9 @@ def patches() -> list[Patch]:
         Replaced(triton.DriverConfig, "active", _active),
         Replaced(triton.DriverConfig, "default", _active),
         # The rest asks which kernel this thread runs, and is Triton's own where it runs none.
-        *(Replaced(core.tensor, name, kernel_functions.with_semantic) for name in kernel_functions.OPERATORS),
+        *(
+            Replaced(core.tensor, name, kernel_functions.with_semantic)
+            for name in kernel_functions.OPERATORS
+        ),
         Replaced(core.dtype, "to_ir", kernel_functions.dtype_to_ir),
     ]

@@ -1,4 +1,6 @@
-"""One call of an operator: its inputs before it, and what it did compared with what the CPU does."""
+"""One call of an operator: its inputs before it, and what it did compared with what the CPU
+does.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class _Compared(NamedTuple):
     Attributes:
         name: What a finding calls it.
         actual: The tensor.
-        number: Which part of the result it is; None for an argument to which the operator is to write.
+        number: Which part of the result it is; None for an argument to which the operator is to
+            write.
     """
 
     name: str
@@ -33,7 +36,9 @@ class _Compared(NamedTuple):
 
     def expected(self, result: Any, copies: Copies) -> Any:
         """Return the reference, of a call's results and copies."""
-        return copies.take(self.actual) if self.number is None else list(_leaves(result))[self.number]
+        if self.number is None:
+            return copies.take(self.actual)
+        return list(_leaves(result))[self.number]
 
 
 class Call:
@@ -42,11 +47,18 @@ class Call:
     Attributes:
         operator: The operator.
         inputs: What it was given.
-        is_by_range: Whether only shapes, dtypes and ranges are compared, because the CPU cannot draw the same numbers.
+        is_by_range: Whether only shapes, dtypes and ranges are compared, because the CPU cannot
+            draw the same numbers.
     """
 
     def __init__(
-        self, context: Context, operator: Operator, lines: Lines, args: Any, kwargs: Any, given: list[torch.Tensor]
+        self,
+        context: Context,
+        operator: Operator,
+        lines: Lines,
+        args: Any,
+        kwargs: Any,
+        given: list[torch.Tensor],
     ):
         self.operator = operator
         self._context = context
@@ -56,19 +68,24 @@ class Call:
         self._alias = context.runtime.supplied.host_alias
         self._wide = context.runtime.shares_host_memory
         self._draws = operator.draws(args, kwargs)
-        # The CPU can draw the numbers that the target draws, but not in float64, which takes more random bits.
+        # The CPU can draw the numbers that the target draws, but not in float64, which takes more
+        # random bits.
         can_replay = context.runtime.supplied.draws_on_cpu and not self._wide
         self._state: torch.Tensor | None = None
         self.inputs = Inputs(args, kwargs, given, self._alias, values=not operator.is_view)
         if self._draws and can_replay:
             generator = kwargs.get("generator")
             if generator is None:
-                generator = context.runtime.default_generator(self.inputs.index_on(context.device_type))
+                generator = context.runtime.default_generator(
+                    self.inputs.index_on(context.device_type)
+                )
             self._state = context.runtime.supplied.random_state(generator)
         self.is_by_range = self._draws and self._state is None
 
     @classmethod
-    def of(cls, context: Context, operator: Operator, lines: Lines, args: Any, kwargs: Any) -> Call | None:
+    def of(
+        cls, context: Context, operator: Operator, lines: Lines, args: Any, kwargs: Any
+    ) -> Call | None:
         """Return the call; None where there is nothing to compare it with."""
         given = list(tensors((args, kwargs)))
         kinds = {each.device.type for each in given}  # the native ones: no function mode sees this
@@ -85,14 +102,17 @@ class Call:
             return None
         return cls(context, operator, lines, args, kwargs, given)
 
-    # ---- after the call ----------------------------------------------------------------------------------------------
+    # ---- after the call --------------------------------------------------------------------------
 
     def findings(self, result: Any) -> list[Finding]:
         """Return what the operator did otherwise than the CPU."""
         counts = self._context.journal.findings
         # A kernel that writes to nothing may have the copies themselves.
         writes = bool(self.operator.written) or not self.operator.declares
-        copies = self.inputs.wide(lambda values: values) if self._wide else self.inputs.copies(again=writes)
+        if self._wide:
+            copies = self.inputs.wide(lambda values: values)
+        else:
+            copies = self.inputs.copies(again=writes)
         try:
             expected = self._reference(copies)
         except Exception:  # the CPU lacks the operator, or the dtype
@@ -100,7 +120,10 @@ class Call:
             return []
         by_range = self.is_by_range
         (counts.random if by_range else counts.compared)[self.operator.name] += 1
-        differences = self._by_range(result, expected, copies) if by_range else self._by_value(result, expected, copies)
+        if by_range:
+            differences = self._by_range(result, expected, copies)
+        else:
+            differences = self._by_value(result, expected, copies)
         return [self._finding(name, difference) for name, difference in differences]
 
     def _reference(self, copies: Copies) -> Any:
@@ -111,23 +134,32 @@ class Call:
                 torch.default_generator.set_state(self._state)
             return reference.run(self.operator.op, copies)
 
-    def _by_range(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
+    def _by_range(
+        self, result: Any, expected: Any, copies: Copies
+    ) -> Iterator[tuple[str, Difference]]:
         for each in self._compared(result):
             drawn = each.expected(expected, copies)
             found = tolerances.of_properties(each.actual, drawn, wide=self._wide)
             if found is None and self.operator.has_values:
-                found = tolerances.outside(self.operator, self._given, on_cpu(each.actual, self._alias), drawn)
+                found = tolerances.outside(
+                    self.operator, self._given, on_cpu(each.actual, self._alias), drawn
+                )
             if found is not None:
                 yield each.name, found
 
-    def _by_value(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
+    def _by_value(
+        self, result: Any, expected: Any, copies: Copies
+    ) -> Iterator[tuple[str, Difference]]:
         if self.operator.is_view:
             yield from self._of_views(result, expected, copies)
             return
         if not isinstance(result, torch.Tensor) or not isinstance(expected, torch.Tensor):
             several = len(list(_leaves(result))), len(list(_leaves(expected)))
             if several[0] != several[1]:
-                yield "the result", Difference("shape", f"has {several[0]} parts instead of {several[1]}")
+                yield (
+                    "the result",
+                    Difference("shape", f"has {several[0]} parts instead of {several[1]}"),
+                )
                 return
         for each in self._compared(result):
             found = self._difference(each, each.expected(expected, copies))
@@ -182,23 +214,41 @@ class Call:
             return False
         return self._wide or values.dtype is not torch.bool
 
-    def _of_choices(self, indices: torch.Tensor, expected: torch.Tensor, found: Difference) -> Difference | None:
-        """Return a difference of indices, unless they are of elements that equal the reference's, each taken once."""
+    def _of_choices(
+        self, indices: torch.Tensor, expected: torch.Tensor, found: Difference
+    ) -> Difference | None:
+        """Return a difference of indices, unless they are of elements that equal the reference's,
+        each taken once.
+        """
         place = self.inputs.places[id(self._given["self"])]
         elements = place.of(self.inputs.memories[place.memory])
         dim, keepdim = self._given.get("dim", -1), indices.dim() == elements.dim()
-        if dim is None or ("dim" not in self._given and self.operator.name.endswith(("argmax", "argmin"))):
-            elements, indices, expected, dim, keepdim = elements.flatten(), indices.view(-1), expected.view(-1), 0, True
+        if dim is None or (
+            "dim" not in self._given and self.operator.name.endswith(("argmax", "argmin"))
+        ):
+            elements = elements.flatten()
+            indices = indices.view(-1)
+            expected = expected.view(-1)
+            dim = 0
+            keepdim = True
         if not elements.dim():
             return found
-        indices, expected = (each if keepdim else each.unsqueeze(dim) for each in (indices, expected))
+        indices, expected = (
+            each if keepdim else each.unsqueeze(dim) for each in (indices, expected)
+        )
         ordered = indices.sort(dim).values
-        if bool((indices < 0).any() or (indices >= elements.size(dim)).any() or (ordered.diff(dim=dim) == 0).any()):
+        if bool(
+            (indices < 0).any()
+            or (indices >= elements.size(dim)).any()
+            or (ordered.diff(dim=dim) == 0).any()
+        ):
             return found
         chosen, right = elements.gather(dim, indices), elements.gather(dim, expected)
         return None if tolerances.of_values(chosen, right) is None else found
 
-    def _beyond_rounding(self, compared: _Compared, values: torch.Tensor, found: Difference) -> Difference | None:
+    def _beyond_rounding(
+        self, compared: _Compared, values: torch.Tensor, found: Difference
+    ) -> Difference | None:
         """Return a difference if it is larger than roundings can make it."""
         moved = reference.moved(self.operator.op, self.inputs, compared.expected)
         if moved is None or any(each.shape != values.shape for each in (*moved[0], moved[1])):
@@ -217,9 +267,15 @@ class Call:
         return tolerances.surely_agree(now, before) or same_bits(now, before)
 
     def _undeclared(self, copies: Copies) -> Iterator[tuple[str, Difference]]:
-        """Yield the arguments that only the operator has changed or only the CPU, which the schema does not say."""
+        """Yield the arguments that only the operator has changed or only the CPU, which the schema
+        does not say.
+        """
         places = self.inputs.places
-        written = {places[id(each)].memory for name in self.operator.written for each in tensors(self._given.get(name))}
+        written = {
+            places[id(each)].memory
+            for name in self.operator.written
+            for each in tensors(self._given.get(name))
+        }
         for place in places.values():
             tensor = place.like
             # The second question has the answer yes for all but faults.
@@ -229,15 +285,23 @@ class Call:
             found = tolerances.of_values(on_cpu(tensor, self._alias), expected)
             if found is None:
                 continue
-            cpu_wrote = tolerances.of_values(place.of(self.inputs.memories[place.memory]), expected) is not None
+            cpu_wrote = (
+                tolerances.of_values(place.of(self.inputs.memories[place.memory]), expected)
+                is not None
+            )
             difference = self._of_undeclared(tensor, found, cpu_wrote)
             if difference is not None:
                 yield f"the argument {self._name_of(tensor)!r}", difference
 
-    def _of_undeclared(self, tensor: torch.Tensor, found: Difference, cpu_wrote: bool) -> Difference | None:
-        """Return what is wrong with an argument that differs from the CPU's, without a word of the schema."""
+    def _of_undeclared(
+        self, tensor: torch.Tensor, found: Difference, cpu_wrote: bool
+    ) -> Difference | None:
+        """Return what is wrong with an argument that differs from the CPU's, without a word of the
+        schema.
+        """
         if self._is_unchanged(tensor):
-            # The reference of a conjugate or negative view is kept without its bits, which nobody writes to.
+            # The reference of a conjugate or negative view is kept without its bits, which nobody
+            # writes to.
             is_view = tensor.is_conj() or tensor.is_neg()
             return _not_written(found) if cpu_wrote and not is_view else None
         if cpu_wrote:
@@ -246,9 +310,15 @@ class Call:
         return found._replace(kind="undeclared write", what=what)
 
     def _name_of(self, tensor: torch.Tensor) -> str:
-        return next(name for name, value in self._given.items() if any(each is tensor for each in tensors(value)))
+        return next(
+            name
+            for name, value in self._given.items()
+            if any(each is tensor for each in tensors(value))
+        )
 
-    def _of_views(self, result: Any, expected: Any, copies: Copies) -> Iterator[tuple[str, Difference]]:
+    def _of_views(
+        self, result: Any, expected: Any, copies: Copies
+    ) -> Iterator[tuple[str, Difference]]:
         memories = _memories((self._args, self._kwargs))
         copied = _memories((copies.args, copies.kwargs))
         for actual, other in zip(tensors(result), tensors(expected), strict=False):
@@ -256,7 +326,10 @@ class Call:
             if not place.is_of(other):
                 yield "the result", Difference("shape", f"has {place} instead of {expected_place}")
             elif _memories(actual) - memories and not _memories(other) - copied:
-                yield "the result", Difference("not a view", "has memory of its own, and the CPU's is a view")
+                yield (
+                    "the result",
+                    Difference("not a view", "has memory of its own, and the CPU's is a view"),
+                )
 
     def _finding(self, name: str, difference: Difference) -> Finding:
         arguments = tuple(f"{each}: {self._spelled(value)}" for each, value in self._given.items())
@@ -274,13 +347,19 @@ class Call:
         """Return the kind of a finding: NaN and inf that were in the inputs do not begin here."""
         if difference.kind not in ("NaN", "inf"):
             return difference.kind
-        numbers = [place.of(self.inputs.memories[place.memory]) for place in self.inputs.places.values()]
-        finite = all(bool(each.isfinite().all()) for each in numbers if each.dtype.is_floating_point)
+        numbers = [
+            place.of(self.inputs.memories[place.memory]) for place in self.inputs.places.values()
+        ]
+        finite = all(
+            bool(each.isfinite().all()) for each in numbers if each.dtype.is_floating_point
+        )
         return difference.kind if finite else "values"
 
     def _spelled(self, value: Any) -> str:
         """Return an argument as a person reads it; a tensor as it was before the call."""
-        if isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value):
+        if isinstance(value, (list, tuple)) and any(
+            isinstance(each, torch.Tensor) for each in value
+        ):
             return "[" + "; ".join(map(self._spelled, value)) + "]"
         if not isinstance(value, torch.Tensor):
             return repr(value)

@@ -1,4 +1,6 @@
-"""CPU copies of the tensors that a call is given: their memory, with strides, offsets and what they share."""
+"""CPU copies of the tensors that a call is given: their memory, with strides, offsets and what they
+share.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torchdevice.calls.rewriters import native_device
 from torchdevice.kernel.stand_ins import StandIns, extent, tensors, with_bits
 
 Alias = Callable[[torch.Tensor], torch.Tensor | None]
-"""Returns the CPU tensor with the memory of a tensor; None where there is none (``SuppliedDevice.host_alias``)."""
+"""Returns the CPU tensor with the memory of a tensor; None where there is none
+(``SuppliedDevice.host_alias``).
+"""
 
 _CPU = torch.device("cpu")
 
@@ -24,7 +28,9 @@ WIDE = {
 """Dtype -> the dtype of a more precise reference."""
 
 _ALIGNED = 16
-"""The size of the largest dtype in bytes, so that elements of every dtype begin at a multiple of it."""
+"""The size of the largest dtype in bytes, so that elements of every dtype begin at a multiple of
+it.
+"""
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -36,7 +42,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def window(tensor: torch.Tensor, alias: Alias, size: int) -> torch.Tensor:
-    """Return the memory from the first to the last element of a tensor as a CPU tensor of one dimension, not copied.
+    """Return the memory from the first to the last element of a tensor as a CPU tensor of one
+    dimension, not copied.
 
     Memory of a device is read without gaps: copies with strides are among what devices do wrong.
 
@@ -53,7 +60,9 @@ def window(tensor: torch.Tensor, alias: Alias, size: int) -> torch.Tensor:
 
 
 def on_cpu(tensor: torch.Tensor, alias: Alias) -> torch.Tensor:
-    """Return a CPU tensor with the values of a tensor, not copied where the CPU can read the memory."""
+    """Return a CPU tensor with the values of a tensor, not copied where the CPU can read the
+    memory.
+    """
     found = alias(tensor)
     if found is not None:
         return found
@@ -118,10 +127,14 @@ class Place:
         """Return what is in the tensor now, not copied, as :meth:`line` returns what was in it."""
         return on_cpu(self.like, alias) if self.is_whole else window(self.like, alias, self.extent)
 
-    def _at(self, memory: torch.Tensor, shape: Sequence[int], stride: tuple[int, ...]) -> torch.Tensor:
+    def _at(
+        self, memory: torch.Tensor, shape: Sequence[int], stride: tuple[int, ...]
+    ) -> torch.Tensor:
         # ``memory.view(dtype)`` would ask that the number of its bytes divides evenly.
         offset = self.offset - self.before
-        return torch.empty(0, dtype=self.dtype).set_(memory.untyped_storage(), offset, shape, stride)
+        return torch.empty(0, dtype=self.dtype).set_(
+            memory.untyped_storage(), offset, shape, stride
+        )
 
 
 class Inputs:
@@ -132,16 +145,25 @@ class Inputs:
         kwargs: Its keyword arguments.
         given: The tensors among them.
         alias: See :data:`Alias`.
-        values: Whether the values are copied. If not, the memories are as large as the tensors' own, without values.
+        values: Whether the values are copied. If not, the memories are as large as the tensors'
+            own, without values.
 
     Attributes:
         places: ``id`` of each tensor -> where it is.
-        memories: The copies of the memories, as bytes or in the dtype of the only tensor in it. What comes before the
-            first element of any tensor is left out.
+        memories: The copies of the memories, as bytes or in the dtype of the only tensor in it.
+            What comes before the first element of any tensor is left out.
         has_values: Whether the values were copied.
     """
 
-    def __init__(self, args: Any, kwargs: Any, given: list[torch.Tensor], alias: Alias, *, values: bool = True):
+    def __init__(
+        self,
+        args: Any,
+        kwargs: Any,
+        given: list[torch.Tensor],
+        alias: Alias,
+        *,
+        values: bool = True,
+    ):
         self.args, self.kwargs, self.has_values = args, kwargs, values
         self.places: dict[int, Place] = {}
         within: dict[int, list[Place]] = {}
@@ -167,7 +189,8 @@ class Inputs:
             first.is_whole = first.like.is_contiguous() and not has_bits
             return first.now(alias).clone()
         begins, ends = zip(*(place.bytes for place in places), strict=True)
-        # Down to a multiple of the largest dtype, so that the copies are aligned as the tensors are.
+        # Down to a multiple of the largest dtype, so that the copies are aligned as the tensors
+        # are.
         start = min(begins) // _ALIGNED * _ALIGNED
         memory = torch.empty(max(ends) - start, dtype=torch.uint8)
         for place in places:
@@ -176,13 +199,17 @@ class Inputs:
         return memory
 
     def index_on(self, device_type: str) -> int:
-        """Return the index of the device of a type that the call is on: its tensors', or the one that it names."""
+        """Return the index of the device of a type that the call is on: its tensors', or the one
+        that it names.
+        """
         devices = [native_device(each) for each in tensors((self.args, self.kwargs))]
         devices += [each for each in self.kwargs.values() if isinstance(each, torch.device)]
         return next((each.index or 0 for each in devices if each.type == device_type), 0)
 
     def elements(self, place: Place) -> torch.Tensor:
-        """Return the copy of the memory of a place in its dtype, as many whole elements as there are."""
+        """Return the copy of the memory of a place in its dtype, as many whole elements as there
+        are.
+        """
         memory = self.memories[place.memory]
         if memory.dtype == place.dtype:
             return memory
@@ -191,7 +218,9 @@ class Inputs:
         return memory[:whole].view(place.dtype)
 
     def copies(self, *, again: bool) -> Copies:
-        """Return the arguments with CPU tensors in these memories or in copies of them. What is shared stays shared."""
+        """Return the arguments with CPU tensors in these memories or in copies of them. What is
+        shared stays shared.
+        """
         memories = [memory.clone() for memory in self.memories] if again else self.memories
         return Copies(self, lambda place: place.of(memories[place.memory]), {})
 
@@ -228,7 +257,10 @@ class Copies(StandIns):
     """
 
     def __init__(
-        self, inputs: Inputs, made: Callable[[Place], torch.Tensor], dtypes: Mapping[torch.dtype, torch.dtype]
+        self,
+        inputs: Inputs,
+        made: Callable[[Place], torch.Tensor],
+        dtypes: Mapping[torch.dtype, torch.dtype],
     ):
         super().__init__(None)
         self._places, self._made, self._dtypes = inputs.places, made, dtypes
@@ -238,7 +270,9 @@ class Copies(StandIns):
         return self._made(self._places[id(tensor)])
 
     def other(self, value: Any) -> Any:
-        """Return an argument for the CPU. A generator is left out: the default one has the right state."""
+        """Return an argument for the CPU. A generator is left out: the default one has the right
+        state.
+        """
         if isinstance(value, torch.device):
             return value if value.type == "meta" else _CPU
         if isinstance(value, torch.dtype):

@@ -1,7 +1,8 @@
 """The line of the program that calls an operator; in backward that of the forward operator.
 
-Autograd numbers the functions that it will call in backward, when the forward operators make them. So the number of
-the function that runs in backward tells the forward operator, if it was called in the same thread and scope.
+Autograd numbers the functions that it will call in backward, when the forward operators make them.
+So the number of the function that runs in backward tells the forward operator, if it was called in
+the same thread and scope.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Where(NamedTuple):
 
 
 class BackwardCalls(Observer):
-    """Remembers the line that called backward last, for threads of the engine, which have no line."""
+    """Remembers the line that called backward last, for threads of the engine, which have no
+    line.
+    """
 
     def __init__(self) -> None:
         self.last: Site | None = None
@@ -71,7 +74,9 @@ class Lines:
 
 
 def _within_backward(frame: FrameType) -> FrameType | None:
-    """Return the innermost frame of the program that backward has called, as of a custom function or a hook."""
+    """Return the innermost frame of the program that backward has called, as of a custom function
+    or a hook.
+    """
     current: FrameType | None = frame
     while current is not None and (
         current.f_code.co_name != "_engine_run_backward" or callers.kind_of(current) != OURS

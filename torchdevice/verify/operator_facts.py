@@ -43,17 +43,45 @@ _WITHOUT_VALUES = frozenset(
 """Operators whose results have no values yet."""
 
 _BY_BITS = frozenset(
-    {"_local_scalar_dense", "_unsafe_view", "frexp", "nan_to_num", "nan_to_num_", "nextafter", "nextafter_"}
+    {
+        "_local_scalar_dense",
+        "_unsafe_view",
+        "frexp",
+        "nan_to_num",
+        "nan_to_num_",
+        "nextafter",
+        "nextafter_",
+    }
 )
-"""Operators for which float64 is no reference: the result depends on the dtype, or has the bits of the argument."""
+"""Operators for which float64 is no reference: the result depends on the dtype, or has the bits of
+the argument.
+"""
 
 _CHOOSING = frozenset(
-    {"argmax", "argmin", "argsort", "kthvalue", "max", "median", "min", "mode", "nanmedian", "sort", "topk"}
+    {
+        "argmax",
+        "argmin",
+        "argsort",
+        "kthvalue",
+        "max",
+        "median",
+        "min",
+        "mode",
+        "nanmedian",
+        "sort",
+        "topk",
+    }
 )
-"""Operators that return the indices of elements along a dimension; which one of equal elements is free."""
+"""Operators that return the indices of elements along a dimension; which one of equal elements is
+free.
+"""
 
-_ROUNDING = frozenset({"_to_copy", "ceil", "clone", "copy", "copy_", "floor", "round", "sgn", "sign", "trunc"})
-"""Operators whose inputs' rounding excuses nothing: they compute nothing that they would have to round."""
+_ROUNDING = frozenset(
+    {"_to_copy", "ceil", "clone", "copy", "copy_", "floor", "round", "sgn", "sign", "trunc"}
+)
+"""Operators whose inputs' rounding excuses nothing: they compute nothing that they would have to
+round.
+"""
 
 
 class Operator:
@@ -69,12 +97,13 @@ class Operator:
         is_random: Whether it draws random numbers.
         is_pointwise: Whether each element of the result depends on one element of each argument.
         rounds_only: Whether it computes nothing but a rounding.
-        chooses: Whether results of int64 are the indices of elements, all of which differ along the dimension.
+        chooses: Whether results of int64 are the indices of elements, all of which differ along the
+            dimension.
         has_wide: Whether float64 is a reference for it.
         names: The names of its arguments.
         written: The names of those to which it writes.
-        declares: Whether its schema says all that the CPU's kernel writes to: torch's operators that keep running
-            statistics may write to more.
+        declares: Whether its schema says all that the CPU's kernel writes to: torch's operators
+            that keep running statistics may write to more.
         made: For each result, whether it is a new tensor.
     """
 
@@ -104,20 +133,27 @@ class Operator:
         return bool(given.get("dropout_p", True)) and given.get("train") is not False
 
     def results(self, result: Any) -> list[tuple[str, Any, bool]]:
-        """Return the name of each result, the result, and whether it is a new tensor or a list of such."""
+        """Return the name of each result, the result, and whether it is a new tensor or a list of
+        such.
+        """
         several = len(self.made) > 1
         values = result if several else [result]
-        names = [f"result {number}" for number in range(len(self.made))] if several else ["the result"]
+        if several:
+            names = [f"result {number}" for number in range(len(self.made))]
+        else:
+            names = ["the result"]
         return list(zip(names, values, self.made, strict=True)) if self.made else []
 
 
 def looked_at(op: Any, only: tuple[str, ...] | None, runtime: Any) -> Operator | str | None:
-    """Return what verify knows of an operator, or why it does not look at it; None where there is nothing to look at.
+    """Return what verify knows of an operator, or why it does not look at it; None where there is
+    nothing to look at.
 
-    The program did not ask for it, or float64 on the CPU would show nothing of a kernel that is the CPU's.
+    The program did not ask for it, or float64 on the CPU would show nothing of a kernel that is the
+    CPU's.
 
-    Operators of other libraries may do more than they return, so they are called twice only where they are named, or
-    have one kernel for the target and another one that is the CPU's.
+    Operators of other libraries may do more than they return, so they are called twice only where
+    they are named, or have one kernel for the target and another one that is the CPU's.
     """
     if not isinstance(op, torch._ops.OpOverload):
         return None
@@ -125,7 +161,9 @@ def looked_at(op: Any, only: tuple[str, ...] | None, runtime: Any) -> Operator |
     if only is not None:
         if {base, op._schema.name, op.name(), op.name().removeprefix("aten::")}.isdisjoint(only):
             return None
-    elif op.namespace != "aten" and (op.namespace in _COMMUNICATING or not _has_two_kernels(op, runtime.device_type)):
+    elif op.namespace != "aten" and (
+        op.namespace in _COMMUNICATING or not _has_two_kernels(op, runtime.device_type)
+    ):
         return "foreign"
     elif base in _UNSEEN or torch.Tag.inplace_view in op.tags:
         return "unseen"
@@ -135,7 +173,9 @@ def looked_at(op: Any, only: tuple[str, ...] | None, runtime: Any) -> Operator |
 
 
 def _has_two_kernels(op: Any, device_type: str) -> bool:
-    """Return whether an operator of the program's has a kernel of its own for the target, and another for the CPU."""
+    """Return whether an operator of the program's has a kernel of its own for the target, and
+    another for the CPU.
+    """
     name, key = op.name(), torch._C._dispatch_key_for_device(device_type)
     has_own = torch._C._dispatch_has_kernel_for_dispatch_key(name, key) or dispatch.serves(op)
     return has_own and torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")

@@ -22,7 +22,9 @@ MOVES = 3
 
 
 def unseen(function: Callable[..., T], *args: Any) -> T:
-    """Call a function whose calls of torch's operators no mode, no autograd and no autocast of the program sees."""
+    """Call a function whose calls of torch's operators no mode, no autograd and no autocast of the
+    program sees.
+    """
     with torch._C.DisableTorchFunction(), ExcludeDispatchKeyGuard(_UNSEEING):
         return function(*args)
 
@@ -33,7 +35,8 @@ def run(op: Any, copies: Copies) -> Any:
 
 
 def moved(op: Any, inputs: Inputs, place: Any) -> tuple[list[Any], Any] | None:
-    """Return a result in float64 for inputs that were moved by up to one rounding each, and for the inputs themselves.
+    """Return a result in float64 for inputs that were moved by up to one rounding each, and for the
+    inputs themselves.
 
     Args:
         op: The operator.

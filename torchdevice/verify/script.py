@@ -1,7 +1,8 @@
-"""Writes a program that calls only the operator of a finding, on the target and on the CPU, and compares the two.
+"""Writes a program that calls only the operator of a finding, on the target and on the CPU, and
+compares the two.
 
-The program needs torch alone, and this package where the target is simulated. Arguments of many elements lie beside it
-in a file of ``torch.save``.
+The program needs torch alone, and this package where the target is simulated. Arguments of many
+elements lie beside it in a file of ``torch.save``.
 """
 
 from __future__ import annotations
@@ -42,18 +43,23 @@ _LARGEST = 256 << 20
 _LONGEST = 40
 """How many characters of a file's name are in that of a program, which may have 255 bytes."""
 
-_READABLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *WIDE} - {torch.complex32}
+_READABLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *WIDE} - {
+    torch.complex32
+}
 
 
 def write(context: Context, operator: Operator, inputs: Inputs, finding: Finding) -> str:
-    """Write the program of a finding, and return its path; nothing where it would be too large or cannot be written."""
+    """Write the program of a finding, and return its path; nothing where it would be too large or
+    cannot be written.
+    """
     # Beside the file of findings, or in the working folder.
     named = context.options.verify
     folder = Path(named).with_suffix("") if isinstance(named, str) else Path(_FOLDER)
     size = sum(memory.nbytes for memory in inputs.memories) if inputs.has_values else 0
     if sum(1 for each in context.journal.findings if each.script) >= _MOST or size > _LARGEST:
         return ""
-    name = f"{operator.name.partition('::')[2]}-{Path(finding.site.file).stem[:_LONGEST]}-{finding.site.line}"
+    called = operator.name.partition("::")[2]
+    name = f"{called}-{Path(finding.site.file).stem[:_LONGEST]}-{finding.site.line}"
     path = folder / (re.sub(r"[^\w.-]+", "-", name) + ".py")
     text, saved = _Program(context, operator, inputs, path).rendered(finding)
     try:
@@ -62,7 +68,9 @@ def write(context: Context, operator: Operator, inputs: Inputs, finding: Finding
             torch.save(saved, path.with_suffix(".pt"))
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        logger.warning("the program that shows %s alone could not be written: %s", operator.name, error)
+        logger.warning(
+            "the program that shows %s alone could not be written: %s", operator.name, error
+        )
         return ""
     return os.fspath(path)
 
@@ -101,25 +109,37 @@ class _Program:
         for name, value in given_to(operator.op, inputs.args, inputs.kwargs).items():
             for number, tensor in enumerate(tensors(value)):
                 named = f"{name}_{number}" if isinstance(value, (list, tuple)) else name
-                self._names.setdefault(id(tensor), f"{named}_" if keyword.iskeyword(named) else named)
+                self._names.setdefault(
+                    id(tensor), f"{named}_" if keyword.iskeyword(named) else named
+                )
 
     def _memory(self, place: Place, name: str) -> _Memory:
         elements = self._inputs.elements(place).view(-1)
         values = elements.clone() if self._inputs.has_values else None
         on_target = native_device(place.like).type == self._context.device_type
-        return _Memory(name, place.dtype, place.before, values, place.before + elements.numel(), on_target)
+        return _Memory(
+            name, place.dtype, place.before, values, place.before + elements.numel(), on_target
+        )
 
     def rendered(self, finding: Finding) -> tuple[str, dict[str, torch.Tensor]]:
         """Return the text of the program, and the tensors that it loads."""
-        saved = {m.name: m.values for m in self._memories.values() if m.values is not None and not _is_inline(m)}
-        inline = [m.values for m in self._memories.values() if m.values is not None and _is_inline(m)]
+        saved = {
+            m.name: m.values
+            for m in self._memories.values()
+            if m.values is not None and not _is_inline(m)
+        }
+        inline = [
+            m.values for m in self._memories.values() if m.values is not None and _is_inline(m)
+        ]
         places = self._inputs.places.items()
         device, family = self._context.device_type, self._context.program
         target, against = self._context.runtime.target, "in float64" if self._wide else "the CPU"
         text = data_files.filled(
             __file__,
             "program.py.jinja",
-            title=_in_docstring(textwrap.fill(f"{finding.operator} on {target}: {finding.what}.", 100)),
+            title=_in_docstring(
+                textwrap.fill(f"{finding.operator} on {target}: {finding.what}.", 100)
+            ),
             versions=", ".join(f"{name} {version}" for name, version in versions().items()),
             site=_in_docstring(str(finding.site)),
             is_finite=all(bool(values.isfinite().all()) for values in inline),
@@ -128,7 +148,9 @@ class _Program:
             operator=self._operator,
             memories=[(each, _values(each, saved)) for each in self._memories.values()],
             has_saved=bool(saved),
-            tensors=[(self._names[key], self._memories[at.memory, at.dtype], at) for key, at in places],
+            tensors=[
+                (self._names[key], self._memories[at.memory, at.dtype], at) for key, at in places
+            ],
             call=self._call(),
             target=_literal(target),
             device=f"{family}:{self._inputs.index_on(device)}" if self._simulated else device,
@@ -142,9 +164,15 @@ class _Program:
         namespace, _, name = self._operator.name.partition("::")
         base, _, overload = name.partition(".")
         args = [self._spelled(each) for each in self._inputs.args]
-        named = {key: self._spelled(each) for key, each in self._inputs.kwargs.items() if key != "generator"}
+        named = {
+            key: self._spelled(each)
+            for key, each in self._inputs.kwargs.items()
+            if key != "generator"
+        }
         args += [f"{key}={value}" for key, value in named.items() if not keyword.iskeyword(key)]
-        args += [f"**{{{key!r}: {value}}}" for key, value in named.items() if keyword.iskeyword(key)]
+        args += [
+            f"**{{{key!r}: {value}}}" for key, value in named.items() if keyword.iskeyword(key)
+        ]
         return f"torch.ops.{namespace}.{base}.{overload or 'default'}({', '.join(args)})"
 
     def _spelled(self, value: Any) -> str:
@@ -157,7 +185,9 @@ class _Program:
         if isinstance(value, torch.dtype) and self._wide and value in WIDE:
             return f"{WIDE[value]} if wide else {value}"
         if isinstance(value, float):
-            return f'float("{value}")' if value != value or value in (float("inf"), -float("inf")) else repr(value)
+            if value != value or value in (float("inf"), -float("inf")):
+                return f'float("{value}")'
+            return repr(value)
         return repr(value)
 
 
@@ -166,12 +196,15 @@ def _encodable(text: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a text as a literal of Python, which JSON's is where characters are written as they are."""
+    """Return a text as a literal of Python, which JSON's is where characters are written as they
+    are.
+    """
     return _encodable(json.dumps(text, ensure_ascii=False))
 
 
 def _in_docstring(text: str) -> str:
-    # Python 3.13 does not compile a docstring with a character that UTF-8 cannot encode, also where it is escaped.
+    # Python 3.13 does not compile a docstring with a character that UTF-8 cannot encode, also where
+    # it is escaped.
     return "\n".join(_literal(line)[1:-1] for line in _encodable(text).split("\n"))
 
 
@@ -189,7 +222,9 @@ def _values(memory: _Memory, saved: Any) -> str:
     if memory.name in saved:
         text = f'saved["{memory.name}"]'
     else:
-        numbers = textwrap.fill(", ".join(_number(each, memory.dtype) for each in memory.values.tolist()), 100)
+        numbers = textwrap.fill(
+            ", ".join(_number(each, memory.dtype) for each in memory.values.tolist()), 100
+        )
         lines = f"\n{textwrap.indent(numbers, '    ')}\n" if "\n" in numbers else numbers
         text = f"torch.tensor([{lines}], dtype={memory.dtype})"
     if memory.before:
@@ -200,4 +235,6 @@ def _values(memory: _Memory, saved: Any) -> str:
 def _number(value: Any, dtype: torch.dtype) -> str:
     """Return a number with as many digits as its dtype needs."""
     # Nine digits tell any two numbers in float32 apart; repr gives those of float64.
-    return format(value, ".9g") if dtype.is_floating_point and dtype != torch.float64 else repr(value)
+    if dtype.is_floating_point and dtype != torch.float64:
+        return format(value, ".9g")
+    return repr(value)

@@ -15,7 +15,9 @@ from torchdevice.verify.operator_facts import Operator
 _default_tolerances = functools.cache(_comparison.default_tolerances)
 
 ROUNDINGS = 16
-"""How many times the effect of one rounding of the inputs is allowed, where more than torch.testing's default is."""
+"""How many times the effect of one rounding of the inputs is allowed, where more than
+torch.testing's default is.
+"""
 
 
 class Difference(NamedTuple):
@@ -37,7 +39,9 @@ class Difference(NamedTuple):
 def of_properties(actual: torch.Tensor, expected: torch.Tensor, *, wide: bool) -> Difference | None:
     """Return how shape or dtype differ; a reference in float64 has the right kind of dtype only."""
     if actual.shape != expected.shape:
-        return Difference("shape", f"has shape {tuple(actual.shape)} instead of {tuple(expected.shape)}")
+        return Difference(
+            "shape", f"has shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+        )
     one, other = actual.dtype, expected.dtype
     are_floats = one.is_floating_point and other.is_floating_point
     are_complex = one.is_complex and other.is_complex
@@ -47,13 +51,16 @@ def of_properties(actual: torch.Tensor, expected: torch.Tensor, *, wide: bool) -
     return Difference("dtype", f"has dtype {found} instead of {wanted}")
 
 
-def of_values(actual: torch.Tensor, expected: torch.Tensor, more: torch.Tensor | None = None) -> Difference | None:
+def of_values(
+    actual: torch.Tensor, expected: torch.Tensor, more: torch.Tensor | None = None
+) -> Difference | None:
     """Return how the values of two CPU tensors of one shape differ; None where they agree.
 
     Args:
         actual: The result.
         expected: The reference, in the dtype of the result or in a more precise one.
-        more: The error of each element that is allowed in addition to torch.testing's default; None for none.
+        more: The error of each element that is allowed in addition to torch.testing's default; None
+            for none.
     """
     # Rounded to the result's dtype, since no kernel can be closer than that.
     rounded = expected if expected.dtype == actual.dtype else expected.to(actual.dtype)
@@ -71,7 +78,8 @@ def of_values(actual: torch.Tensor, expected: torch.Tensor, more: torch.Tensor |
     # Whole numbers are compared as such: float64 has not all of them.
     are_equal = actual == rounded
     are_nan = one.isnan() & other.isnan()
-    # An error of 0 in float64 with unequal values means whole numbers that float64 cannot tell apart.
+    # An error of 0 in float64 with unequal values means whole numbers that float64 cannot tell
+    # apart.
     are_near = (error <= allowed) & (error > 0)
     agree = are_equal | are_nan | are_near
     if bool(agree.all()):
@@ -80,11 +88,17 @@ def of_values(actual: torch.Tensor, expected: torch.Tensor, more: torch.Tensor |
 
 
 _FEW = 4096
-"""From so many elements on ``torch.equal``, which uses no vector instructions, takes longer than three other calls."""
+"""From so many elements on ``torch.equal``, which uses no vector instructions, takes longer than
+three other calls.
+"""
 
 
-def surely_agree(actual: torch.Tensor, rounded: torch.Tensor, relative: float = 0, absolute: float = 0) -> bool:
-    """Return whether all elements are within half of what is allowed; the rest is for roundings of this comparison."""
+def surely_agree(
+    actual: torch.Tensor, rounded: torch.Tensor, relative: float = 0, absolute: float = 0
+) -> bool:
+    """Return whether all elements are within half of what is allowed; the rest is for roundings of
+    this comparison.
+    """
     has_vectors = actual.dtype in (torch.float32, torch.float64)
     if actual.numel() < _FEW or not has_vectors:
         agree = actual.dtype != torch.complex32 and torch.equal(actual, rounded)
@@ -104,7 +118,11 @@ def _in_double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _described(
-    actual: torch.Tensor, expected: torch.Tensor, error: torch.Tensor, allowed: torch.Tensor, wrong: torch.Tensor
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    error: torch.Tensor,
+    allowed: torch.Tensor,
+    wrong: torch.Tensor,
 ) -> Difference:
     """Return the difference, with the element whose error exceeds the most."""
     # NaN compares with nothing, so it counts as the largest excess.
@@ -125,7 +143,9 @@ def _described(
 
 def named(difference: Difference, name: str) -> str:
     """Return the sentence of a finding."""
-    return f"{name} {difference.what}" if difference.kind in ("shape", "dtype") else f"{name}: {difference.what}"
+    if difference.kind in ("shape", "dtype"):
+        return f"{name} {difference.what}"
+    return f"{name}: {difference.what}"
 
 
 def sensitivity(results: list[Any], reference: Any, terms: float | None) -> torch.Tensor:
@@ -134,10 +154,10 @@ def sensitivity(results: list[Any], reference: Any, terms: float | None) -> torc
     Args:
         results: The reference for inputs that were moved by up to one rounding each.
         reference: The reference for the inputs themselves.
-        terms: From how many products or numbers an element is added up; a kernel that adds one after the other makes as
-            many roundings. None for an operator whose elements depend on one element of each input. An element of
-            others may be off as far as half of the elements are: one that the moves happen not to change is computed
-            from as many numbers.
+        terms: From how many products or numbers an element is added up; a kernel that adds one
+            after the other makes as many roundings. None for an operator whose elements depend on
+            one element of each input. An element of others may be off as far as half of the
+            elements are: one that the moves happen not to change is computed from as many numbers.
     """
     exact = _in_double(reference)
     errors = [(_in_double(each) - exact).abs() for each in results]
@@ -146,24 +166,28 @@ def sensitivity(results: list[Any], reference: Any, terms: float | None) -> torc
     if terms is None:
         return ROUNDINGS * most
     if most.numel():
-        # By the median: an element that the moves happen not to change is as uncertain as the others.
+        # By the median: an element that the moves happen not to change is as uncertain as the
+        # others.
         most = most.clamp(min=float(most.median()))
     # Roundings of independent terms add up like the square root of their number.
     return ROUNDINGS * math.sqrt(terms) * most
 
 
 def terms_of(inputs: list[torch.Tensor], result: torch.Tensor) -> float:
-    """Return from about how many numbers an element of a result is added up, by the numbers of elements.
+    """Return from about how many numbers an element of a result is added up, by the numbers of
+    elements.
 
     A product of m x k and k x n has k terms, the sum of n elements n.
     """
     number = max(1, result.numel())
-    numbers = (each.numel() for each in inputs if each.dtype.is_floating_point or each.dtype.is_complex)
+    numbers = (
+        each.numel() for each in inputs if each.dtype.is_floating_point or each.dtype.is_complex
+    )
     *_, other, largest = [1, 1, *sorted(numbers)]
     return max(1.0, largest / number, math.sqrt(largest * other / number))
 
 
-# ---- random numbers that the CPU cannot draw as the target does ------------------------------------------------------
+# ---- random numbers that the CPU cannot draw as the target does ----------------------------------
 
 _Given = dict[str, Any]
 
@@ -179,8 +203,11 @@ _RANGES: dict[str, Callable[[_Given], tuple[float, float]]] = {
 """Operator -> the least and the greatest number that it may draw, of its arguments."""
 
 
-def outside(operator: Operator, given: _Given, actual: torch.Tensor, expected: torch.Tensor) -> Difference | None:
-    """Return how random numbers lie outside of their range, or are not finite where the CPU's are; None if neither.
+def outside(
+    operator: Operator, given: _Given, actual: torch.Tensor, expected: torch.Tensor
+) -> Difference | None:
+    """Return how random numbers lie outside of their range, or are not finite where the CPU's are;
+    None if neither.
 
     Args:
         operator: The operator that drew them.
@@ -200,7 +227,9 @@ def outside(operator: Operator, given: _Given, actual: torch.Tensor, expected: t
     least, greatest = _RANGES[name](given)
     if low >= least and high <= greatest:
         return None
-    return Difference("range", f"has numbers from {low!r} to {high!r}, outside of {least!r} to {greatest!r}")
+    return Difference(
+        "range", f"has numbers from {low!r} to {high!r}, outside of {least!r} to {greatest!r}"
+    )
 
 
 def _limits(tensor: torch.Tensor) -> tuple[float, float]:

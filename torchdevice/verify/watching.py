@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# torch imports Dynamo at a mode's first call. A process that another thread forks meanwhile could never import it.
+# torch imports Dynamo at a mode's first call. A process that another thread forks meanwhile could
+# never import it.
 import torch._dynamo  # noqa: F401
 
 from torchdevice.calls.rewriters import native_device
@@ -46,7 +47,9 @@ class Watcher(Observer):
         self._left_out: Counter[Any] = Counter()
         self._lines = Lines(_backward_calls(context))
 
-    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run an operator, and compare what it did."""
         call = self._begun(op, args, kwargs)
         result = kernel(*args, **kwargs)
@@ -65,9 +68,13 @@ class Watcher(Observer):
         try:  # which asks for the hash once
             operator = self._known[func]
         except KeyError:
-            operator = self._known[func] = operator_facts.looked_at(func, self._only, self.context.runtime)
+            operator = self._known[func] = operator_facts.looked_at(
+                func, self._only, self.context.runtime
+            )
         if not isinstance(operator, operator_facts.Operator):
-            kinds = {native_device(each).type for each in tensors((args, kwargs))} if operator else ()
+            kinds = (
+                {native_device(each).type for each in tensors((args, kwargs))} if operator else ()
+            )
             if operator and self.context.device_type in kinds:
                 self.context.journal.findings.left_out[operator][func.name()] += 1
             return None
@@ -95,13 +102,17 @@ class Watcher(Observer):
             # At once, so that a program that ends by a signal leaves its findings.
             _write(self.context)
             if not is_strict:  # there the error says the same
-                warnings.warn_explicit(DivergenceWarning(str(kept)), DivergenceWarning, kept.site.file, kept.site.line)
+                warnings.warn_explicit(
+                    DivergenceWarning(str(kept)), DivergenceWarning, kept.site.file, kept.site.line
+                )
         if is_strict:
             raise DivergenceError(kept)
 
 
 class _Threads(threading.local):
-    """This thread's entries in scopes with ``verify=``, and the mode that lets each context's watcher run operators."""
+    """This thread's entries in scopes with ``verify=``, and the mode that lets each context's
+    watcher run operators.
+    """
 
     def __init__(self) -> None:
         self.entries: set[Any] = set()
@@ -121,13 +132,16 @@ def enter_thread(entry: Any) -> None:
     """Look at this thread's operators from now on. May be called again for an entry.
 
     Raises:
-        ValueError: ``verify_only`` names no operator of torch, or copies go on after their calls, so that there is no
-            moment at which the inputs of an operator could be copied.
+        ValueError: ``verify_only`` names no operator of torch, or copies go on after their calls,
+            so that there is no moment at which the inputs of an operator could be copied.
     """
     options = entry.context.options
     name = operator_facts.unknown(options.verify_only)
     if name is not None:
-        raise ValueError(f"verify_only={name!r} is no operator. Use a name such as 'mm', 'add.Tensor' or 'my::op'.")
+        raise ValueError(
+            f"verify_only={name!r} is no operator. Use a name such as 'mm', 'add.Tensor' or "
+            "'my::op'."
+        )
     if getattr(options, "asynchronous", False):  # of simulated devices, where there are any
         raise ValueError("verify and asynchronous=True exclude each other. Leave one of them out.")
     _threads.entries.add(entry)
@@ -144,7 +158,9 @@ def leave_thread(entry: Any) -> None:
 
 
 def _write(context: Context) -> None:
-    """Write the findings to the file that ``verify=`` names. In a run of several processes the first one does that."""
+    """Write the findings to the file that ``verify=`` names. In a run of several processes the
+    first one does that.
+    """
     file = context.options.verify
     if not isinstance(file, str) or not (run_folder.path() is None or run_folder.leads()):
         return

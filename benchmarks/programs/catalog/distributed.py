@@ -21,8 +21,10 @@ PROGRAMS = (
         commit="d98e8a64ddf34856e74b24714e3bedb2f5a39553",
         command=f"{_TORCHRUN} 2 examples/run_simple_mcore_train_loop.py",
         given="the program's mock data; random weights; two processes, tensor parallel; five steps",
-        differs="it draws its weights on the CPU (`use_cpu_initialization`) and seeds the generator of the GPU only."
-        " On a CPU target that is the generator of the CPU; on a simulated or a real GPU each run has other weights",
+        differs="it draws its weights on the CPU (`use_cpu_initialization`) and seeds the "
+        "generator of the GPU only."
+        " On a CPU target that is the generator of the CPU; on a simulated or a real GPU each run "
+        "has other weights",
         loss=r"Iteration 4: Losses reduced: \[\{'lm loss': tensor\(([\d.]+)",
         targets=_TWO,
         environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
@@ -31,10 +33,14 @@ PROGRAMS = (
     Program(
         "Megatron pretrain_gpt.py",
         commit="309ffca6a40553362d44fd17efc56b772fa1aa44",
-        command=f"{_TORCHRUN} 1 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4"
-        " --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 4 --train-iters 4"
-        " --lr 1e-3 --lr-decay-style constant --mock-data --tokenizer-type NullTokenizer --vocab-size 8191"
-        " --transformer-impl local --no-gradient-accumulation-fusion --no-persist-layer-norm --log-interval 1"
+        command=f"{_TORCHRUN} 1 pretrain_gpt.py --num-layers 2 --hidden-size 64 "
+        "--num-attention-heads 4"
+        " --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 --global-batch-size 4 "
+        "--train-iters 4"
+        " --lr 1e-3 --lr-decay-style constant --mock-data --tokenizer-type NullTokenizer "
+        "--vocab-size 8191"
+        " --transformer-impl local --no-gradient-accumulation-fusion --no-persist-layer-norm "
+        "--log-interval 1"
         " --eval-iters 1 --eval-interval 100 --seed 1234 --no-masked-softmax-fusion --split 90,5,5",
         given="the program's mock data; random weights; one process; four steps",
         differs="its dropout draws on the GPU",
@@ -48,7 +54,8 @@ PROGRAMS = (
             "distributed frameworks",
             *_DEEPSPEED,
             command=f"{_TORCHRUN} 2 {{drivers}}/deepspeed_zero.py {stage}",
-            given="random batches; a network of two layers with random weights; two processes; ten steps",
+            given="random batches; a network of two layers with random weights; two processes; ten "
+            "steps",
             needs=("hjson", "msgpack", "py-cpuinfo", "einops", "ninja", "pydantic"),
             loss=rf"stage {stage}: loss ([\d.]+)",
             targets=_TWO,
@@ -59,8 +66,10 @@ PROGRAMS = (
         "DeepSpeed examples/sdma_allgather",
         "distributed frameworks",
         *_DEEPSPEED,
-        command="train_zero3.py --deepspeed_config torch_adam.json --local_rank 0 --vocab_size 256 --hidden_size 64"
-        " --num_layers 2 --num_heads 4 --max_seq_len 64 --num_samples 64 --train_steps 11 --data_mode arange",
+        command="train_zero3.py --deepspeed_config torch_adam.json --local_rank 0 --vocab_size 256 "
+        "--hidden_size 64"
+        " --num_layers 2 --num_heads 4 --max_seq_len 64 --num_samples 64 --train_steps 11 "
+        "--data_mode arange",
         folder="examples/sdma_allgather",
         given="the program's synthetic tokens; random weights; one process, ZeRO 3; eleven steps;"
         " torch's AdamW in its configuration, in place of DeepSpeed's, which nvcc compiles",
@@ -80,21 +89,32 @@ PROGRAMS = (
         "distributed frameworks",
         "pytorch/torchtune",
         "bd2a0fc7c31430972728494fa01aaeeb0ebf1ba1",
-        command="recipes/full_finetune_single_device.py --config recipes/configs/llama2/7B_full_low_memory.yaml"
+        command="recipes/full_finetune_single_device.py --config "
+        "recipes/configs/llama2/7B_full_low_memory.yaml"
         " model._component_=torchtune.models.llama2.llama2 model.vocab_size=2000 model.num_layers=2"
         " model.num_heads=4 model.num_kv_heads=4 model.embed_dim=64 model.max_seq_len=256"
         " checkpointer._component_=torchtune.training.FullModelTorchTuneCheckpointer"
         " checkpointer.checkpoint_dir=weights"
         " checkpointer.checkpoint_files=[small.pt] checkpointer.output_dir=out output_dir=out"
         " tokenizer.path=tests/assets/m.model tokenizer.max_seq_len=64 dataset.source=json"
-        " dataset.data_files=tests/assets/alpaca_tiny.json dataset.split=train optimizer._component_=torch.optim.AdamW"
-        " optimizer.lr=1e-3 optimizer_in_bwd=False seed=9 epochs=1 max_steps_per_epoch=3 dtype=fp32 compile=False"
+        " dataset.data_files=tests/assets/alpaca_tiny.json dataset.split=train "
+        "optimizer._component_=torch.optim.AdamW"
+        " optimizer.lr=1e-3 optimizer_in_bwd=False seed=9 epochs=1 max_steps_per_epoch=3 "
+        "dtype=fp32 compile=False"
         " enable_activation_offloading=False enable_activation_checkpointing=False"
         " metric_logger._component_=torchtune.training.metric_logging.StdoutLogger",
         own="device=cpu",
         given="the repository's own few instructions; random weights; three steps",
         inputs="torchtune",
-        needs=("torchao", "omegaconf", "sentencepiece", "tiktoken", "datasets", "blobfile", "torchdata"),
+        needs=(
+            "torchao",
+            "omegaconf",
+            "sentencepiece",
+            "tiktoken",
+            "datasets",
+            "blobfile",
+            "torchdata",
+        ),
         loss=r"Step 3 \| loss:([\d.]+)",
     ),
     Program(
@@ -104,8 +124,10 @@ PROGRAMS = (
         "26857050fe3ff627cd714fe92f5838f51a3d5efa",
         command="-m litgpt finetune_full checkpoint --data JSON --data.json_path asked.json"
         " --data.val_split_fraction 0.25"
-        " --train.max_steps 3 --train.global_batch_size 2 --train.micro_batch_size 2 --train.lr_warmup_steps 1"
-        " --eval.max_new_tokens 4 --precision 32-true --out_dir out --devices 1 --data.num_workers 0",
+        " --train.max_steps 3 --train.global_batch_size 2 --train.micro_batch_size 2 "
+        "--train.lr_warmup_steps 1"
+        " --eval.max_new_tokens 4 --precision 32-true --out_dir out --devices 1 --data.num_workers "
+        "0",
         given="24 synthetic instructions; a small pythia with random weights; three steps",
         inputs="litgpt",
         needs=("lightning", "jsonargparse[signatures]", "tokenizers"),

@@ -10,7 +10,8 @@ PROGRAMS = (
         "GPyTorch Simple_GP_Regression_CUDA.ipynb",
         "Gaussian processes",
         *_GPYTORCH,
-        command="{drivers}/seeded.py -m IPython examples/02_Scalable_Exact_GPs/Simple_GP_Regression_CUDA.ipynb",
+        command="{drivers}/seeded.py -m IPython "
+        "examples/02_Scalable_Exact_GPs/Simple_GP_Regression_CUDA.ipynb",
         own=None,
         given="the notebook's own 100 points; 50 steps; seeded, which it does not do itself",
         needs=_NEEDS,
@@ -20,8 +21,10 @@ PROGRAMS = (
         "GPyTorch SGPR_Regression_CUDA.ipynb",
         "Gaussian processes",
         *_GPYTORCH,
-        command="{drivers}/seeded.py -m IPython examples/02_Scalable_Exact_GPs/SGPR_Regression_CUDA.ipynb",
-        given="the notebook's own random points (CI=1); two steps; seeded, which it does not do itself",
+        command="{drivers}/seeded.py -m IPython "
+        "examples/02_Scalable_Exact_GPs/SGPR_Regression_CUDA.ipynb",
+        given="the notebook's own random points (CI=1); two steps; seeded, which it does not do "
+        "itself",
         environment={"CI": "1"},
         needs=_NEEDS,
         result=r"Test MAE: ([\d.]+)",

@@ -9,7 +9,8 @@ PROGRAMS = (
         "pyg-team/pytorch_geometric",
         "5c6461b2305ad068a6d61165b3c55852a11aaa41",
         command="{drivers}/seeded.py examples/mutag_gin.py --epochs 5",
-        given="120 synthetic graphs in the format of MUTAG; random weights; five epochs; seeded, which it does not do"
+        given="120 synthetic graphs in the format of MUTAG; random weights; five epochs; seeded, "
+        "which it does not do"
         " itself",
         inputs="mutag",
         needs=("torch_geometric's dependencies",),

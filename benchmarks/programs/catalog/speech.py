@@ -10,12 +10,16 @@ PROGRAMS = (
         "speech",
         "speechbrain/speechbrain",
         "9c826ef3937bac885c8a6ca86c6889a30f256fb5",
-        command="{drivers}/call.py tests/integration/ASR_CTC/example_asr_ctc_experiment.py main device=cuda",
+        command="{drivers}/call.py tests/integration/ASR_CTC/example_asr_ctc_experiment.py main "
+        "device=cuda",
         own="device=cpu",
         given="the repository's own samples of speech; random weights; 15 epochs",
         needs=("hyperpyyaml", "soundfile", "sentencepiece", "scipy", "joblib"),
         loss=r"Stage.VALID loss: ([\d.]+)",
-        faults={"torchaudio|load this library": "the environment's: of torchaudio PyPI has builds for CUDA only"},
+        faults={
+            "torchaudio|load this "
+            "library": "the environment's: of torchaudio PyPI has builds for CUDA only"
+        },
     ),
     Program(
         "whisper, the example of its README",
@@ -44,7 +48,8 @@ PROGRAMS = (
         "HiFi-GAN train.py",
         "speech",
         *_HIFI_GAN,
-        command="train.py --config config_v3.json --input_wavs_dir wavs --input_training_file list.txt"
+        command="train.py --config config_v3.json --input_wavs_dir wavs --input_training_file "
+        "list.txt"
         " --input_validation_file list.txt --training_epochs 1",
         own=None,
         given="16 seconds of noise; random weights",
@@ -71,9 +76,11 @@ PROGRAMS = (
         "speech",
         "RVC-Project/Retrieval-based-Voice-Conversion-WebUI",
         "4338f12c3c28c80b3ac015e2d0df66c41592746d",
-        command="-m train.train -e small -sr 32k -f0 1 -bs 2 -g 0 -te 1 -se 1 -l 1 -c 0 -sw 0 -v v2",
+        command="-m train.train -e small -sr 32k -f0 1 -bs 2 -g 0 -te 1 -se 1 -l "
+        "1 -c 0 -sw 0 -v v2",
         own="",
-        given="four seconds of noise with random features and pitch; random weights of a narrower model; one epoch, in"
+        given="four seconds of noise with random features and pitch; random weights of a narrower "
+        "model; one epoch, in"
         " float16 on a GPU",
         inputs="rvc",
         environment={"RVC_CUDA_GRAPH": "0"},
@@ -81,8 +88,11 @@ PROGRAMS = (
         log="logs/small/train.log",
         loss=r"loss_disc=([\d.]+)",
         faults={
-            "GPU rule": "the program demands that the type of `torch.device('cuda:0')` is `cuda`, which a CPU target"
-            " does not claim; simulated devices do"
+            "GPU rule": (
+                "the program demands that the type of `torch.device('cuda:0')` is `cuda`, which a "
+                "CPU target"
+                " does not claim; simulated devices do"
+            )
         },
         differs="it draws noise on the GPU, and computes in float16 there",
     ),

@@ -3,7 +3,10 @@
 from benchmarks.programs.program import Program
 
 _EXAMPLES = "pytorch/examples", "77f55b912142e11fcfdf5b530231fb9c52f181e8"
-_OLD_TIMM = "the program's: it asserts timm 0.3.2, which imports torch._six, and no supported torch has that"
+_OLD_TIMM = (
+    "the program's: it asserts timm 0.3.2, which imports torch._six, and no supported torch has "
+    "that"
+)
 
 PROGRAMS = (
     Program(
@@ -25,7 +28,8 @@ PROGRAMS = (
         "f1c599c4af24aca803e3e65a6a7e52a502e09d0e",
         command="{drivers}/airbench_small.py",
         own=None,
-        given="512 images of noise; a narrower network than its own, random weights, one epoch of batches of 64",
+        given="512 images of noise; a narrower network than its own, random weights, one epoch of "
+        "batches of 64",
         inputs="cifar10",
         needs=("torchvision",),
         loss=r"\|\s+eval\s+\|\s+([\d.]+)",
@@ -41,14 +45,16 @@ PROGRAMS = (
         inputs="clip_weights",
         needs=("torchvision", "ftfy", "regex", "tqdm"),
         result=r"Label probs: ([\d. ]+)",
-        differs="on the GPU it computes in float16, on a CPU in float32; a CPU target sums such products in float32",
+        differs="on the GPU it computes in float16, on a CPU in float32; a CPU target sums such "
+        "products in float32",
     ),
     Program(
         "open_clip_train",
         "vision",
         "mlfoundations/open_clip",
         "89fb801f1e6087880e951fc8354b8a2077b79c6d",
-        command="-m open_clip_train.main --dataset-type synthetic --train-num-samples 12 --batch-size 4 --epochs 1"
+        command="-m open_clip_train.main --dataset-type synthetic --train-num-samples 12 "
+        "--batch-size 4 --epochs 1"
         " --model ViT-S-32 --workers 1 --warmup 1 --lr 0.001 --log-every-n-steps 1",
         own="--device cpu",
         paths=("src",),
@@ -121,25 +127,34 @@ PROGRAMS = (
         "vision",
         "facebookresearch/deit",
         "7e160fe43f0252d17191b71cbb5826254114ea5b",
-        command="main.py --model deit_tiny_patch16_224 --data-path data --batch-size 2 --epochs 1 --num_workers 0",
+        command="main.py --model deit_tiny_patch16_224 --data-path data --batch-size 2 --epochs 1 "
+        "--num_workers 0",
         own="--device cpu",
         given="eight images of noise; random weights",
         inputs="images",
         needs=("torchvision", "timm"),
         loss=r"loss: [\d.]+ \(([\d.]+)\)",
-        faults={"_pil_interp": "the program's: it is written for timm 0.3.2, which imports torch._six"},
+        faults={
+            "_pil_interp": "the program's: it is written for timm 0.3.2, which imports torch._six"
+        },
     ),
     Program(
         "YOLOv5 train.py",
         "vision",
         "ultralytics/yolov5",
         "5081342f04fb287fc2e5f2b5a4e06752b7937b1c",
-        command="train.py --device 0 --weights '' --cfg models/yolov5n.yaml --data data/tiny.yaml --img 64"
+        command="train.py --device 0 --weights '' --cfg models/yolov5n.yaml --data data/tiny.yaml "
+        "--img 64"
         " --batch-size 4 --epochs 1 --workers 0 --noplots",
         own="--device cpu",
-        given="eight images of noise with two boxes each; random weights; one epoch, in autocast on a GPU",
+        given="eight images of noise with two boxes each; random weights; one epoch, in autocast "
+        "on a GPU",
         inputs="yolov5",
-        environment={"YOLOv5_AUTOINSTALL": "false", "YOLO_AUTOINSTALL": "false", "YOLO_OFFLINE": "true"},
+        environment={
+            "YOLOv5_AUTOINSTALL": "false",
+            "YOLO_AUTOINSTALL": "false",
+            "YOLO_OFFLINE": "true",
+        },
         needs=("torchvision", "ultralytics", "opencv-python", "pandas", "matplotlib", "seaborn"),
         log="runs/train/exp/results.csv",
         loss=r"\n +0, +([\d.]+),",
@@ -150,13 +165,25 @@ PROGRAMS = (
         "vision",
         "Megvii-BaseDetection/YOLOX",
         "6ddff4824372906469a7fae2dc3206c7aa4bbaee",
-        command="{drivers}/seeded.py tools/train.py -f exps/default/yolox_nano.py -d 1 -b 4 --fp16 data_dir data"
-        " train_ann boxes.json val_ann boxes.json num_classes 2 max_epoch 1 warmup_epochs 0 no_aug_epochs 0"
-        " eval_interval 100 input_size 64,64 multiscale_range 0 data_num_workers 0 print_interval 1",
+        command="{drivers}/seeded.py tools/train.py -f exps/default/yolox_nano.py -d 1 -b 4 --fp16 "
+        "data_dir data"
+        " train_ann boxes.json val_ann boxes.json num_classes 2 max_epoch 1 warmup_epochs 0 "
+        "no_aug_epochs 0"
+        " eval_interval 100 input_size 64,64 multiscale_range 0 data_num_workers 0 print_interval "
+        "1",
         own=None,
-        given="eight images of noise with two boxes each; random weights; one epoch; seeded by ours",
+        given="eight images of noise with two boxes each; random weights; one "
+        "epoch; seeded by ours",
         inputs="yolox",
-        needs=("torchvision", "opencv-python", "loguru", "tabulate", "thop", "pycocotools", "tensorboard"),
+        needs=(
+            "torchvision",
+            "opencv-python",
+            "loguru",
+            "tabulate",
+            "thop",
+            "pycocotools",
+            "tensorboard",
+        ),
         loss=r"total_loss: ([\d.]+)",
         differs="on a CPU target autocast is in another dtype than float16",
     ),
@@ -169,11 +196,13 @@ PROGRAMS = (
         own="--device cpu",
         parts=("/rtdetrv2_pytorch/",),
         folder="rtdetrv2_pytorch",
-        given="eight images of noise with two boxes each; random weights of its smallest model; one epoch and a"
+        given="eight images of noise with two boxes each; random weights of its smallest model; "
+        "one epoch and a"
         " validation, in autocast",
         inputs="rtdetr",
         needs=("torchvision", "faster-coco-eval", "tensorboard", "matplotlib"),
         loss=r"Averaged stats: lr: \S+ .*?loss: [\d.]+ \(([\d.]+)\)",
-        differs="it draws noise on the GPU; a CPU's autocast has another dtype and other lists of operators",
+        differs="it draws noise on the GPU; a CPU's autocast has another dtype and other lists of "
+        "operators",
     ),
 )

@@ -1,10 +1,14 @@
-"""airbench's own training of a smaller network on 512 images: ``airbench_small.py``. It seeds nothing itself."""
+"""airbench's own training of a smaller network on 512 images: ``airbench_small.py``. It seeds
+nothing itself.
+"""
 
 import torch
 from airbench import CifarLoader, make_net94, train94
 
 torch.manual_seed(0)
-loader = CifarLoader("cifar10", train=True, batch_size=64, aug={"flip": True, "translate": 2}, altflip=True)
+loader = CifarLoader(
+    "cifar10", train=True, batch_size=64, aug={"flip": True, "translate": 2}, altflip=True
+)
 net = train94(
     loader,
     epochs=1,

@@ -1,4 +1,6 @@
-"""Calls a function of a file: ``call.py FILE FUNCTION NAME=TEXT ...``. Of two texts of one name the last counts."""
+"""Calls a function of a file: ``call.py FILE FUNCTION NAME=TEXT ...``. Of two texts of one name the
+last counts.
+"""
 
 import runpy
 import sys

@@ -1,4 +1,6 @@
-"""Starts ComfyUI's server, sends it a workflow by its API, and stops it: ``comfyui_workflow.py FLAGS OF MAIN.PY``."""
+"""Starts ComfyUI's server, sends it a workflow by its API, and stops it: ``comfyui_workflow.py
+FLAGS OF MAIN.PY``.
+"""
 
 import json
 import os
@@ -31,12 +33,30 @@ WORKFLOW = {
             "denoise": 1,
         },
     },
-    "checkpoint": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "small.safetensors"}},
-    "latent": {"class_type": "EmptySD3LatentImage", "inputs": {"batch_size": 1, "height": 64, "width": 64}},
-    "positive": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["checkpoint", 1], "text": "an old dog"}},
-    "negative": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["checkpoint", 1], "text": "a cat"}},
-    "decode": {"class_type": "VAEDecode", "inputs": {"samples": ["sampler", 0], "vae": ["checkpoint", 2]}},
-    "save": {"class_type": "SaveImage", "inputs": {"filename_prefix": "small", "images": ["decode", 0]}},
+    "checkpoint": {
+        "class_type": "CheckpointLoaderSimple",
+        "inputs": {"ckpt_name": "small.safetensors"},
+    },
+    "latent": {
+        "class_type": "EmptySD3LatentImage",
+        "inputs": {"batch_size": 1, "height": 64, "width": 64},
+    },
+    "positive": {
+        "class_type": "CLIPTextEncode",
+        "inputs": {"clip": ["checkpoint", 1], "text": "an old dog"},
+    },
+    "negative": {
+        "class_type": "CLIPTextEncode",
+        "inputs": {"clip": ["checkpoint", 1], "text": "a cat"},
+    },
+    "decode": {
+        "class_type": "VAEDecode",
+        "inputs": {"samples": ["sampler", 0], "vae": ["checkpoint", 2]},
+    },
+    "save": {
+        "class_type": "SaveImage",
+        "inputs": {"filename_prefix": "small", "images": ["decode", 0]},
+    },
 }
 
 
@@ -60,7 +80,11 @@ def run() -> None:
         number = ask("prompt", {"prompt": WORKFLOW})["prompt_id"]
         while not (done := ask(f"history/{number}")):
             time.sleep(0.1)
-        print("status:", done[number]["status"]["status_str"], *done[number]["status"]["messages"][-1:])
+        print(
+            "status:",
+            done[number]["status"]["status_str"],
+            *done[number]["status"]["messages"][-1:],
+        )
         for path in sorted(Path("output").glob("*.png")):
             image = np.asarray(Image.open(path)).astype(float)
             print(f"image: {image.shape}, mean {image.mean():.2f}, deviation {image.std():.2f}")

@@ -1,4 +1,6 @@
-"""Steps of a small network by DeepSpeed, as its tutorial begins: ``deepspeed_zero.py STAGE``, one process."""
+"""Steps of a small network by DeepSpeed, as its tutorial begins: ``deepspeed_zero.py STAGE``, one
+process.
+"""
 
 import os
 import sys

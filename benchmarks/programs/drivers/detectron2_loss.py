@@ -1,4 +1,6 @@
-"""Three steps of detectron2's RetinaNet with random weights on one random image: ``detectron2_loss.py [cpu]``."""
+"""Three steps of detectron2's RetinaNet with random weights on one random image:
+``detectron2_loss.py [cpu]``.
+"""
 
 import sys
 

@@ -9,8 +9,14 @@ from pathlib import Path
 
 
 def imported(package: str) -> str:
-    """Import all modules of a package of the current folder, and return how many of them could be imported."""
-    files = [file.with_suffix("") for file in sorted(Path(package).rglob("*.py")) if file.stem != "__main__"]
+    """Import all modules of a package of the current folder, and return how many of them could be
+    imported.
+    """
+    files = [
+        file.with_suffix("")
+        for file in sorted(Path(package).rglob("*.py"))
+        if file.stem != "__main__"
+    ]
     names = [".".join(file.parts).removesuffix(".__init__") for file in files]
     with contextlib.redirect_stdout(io.StringIO()):
         good = sum(map(_importable, names))

@@ -1,4 +1,6 @@
-"""Seeds all generators, and runs a program that does not: ``seeded.py PROGRAM.py ARGS`` or ``seeded.py -m MODULE``."""
+"""Seeds all generators, and runs a program that does not: ``seeded.py PROGRAM.py ARGS`` or
+``seeded.py -m MODULE``.
+"""
 
 import random
 import runpy

@@ -1,4 +1,6 @@
-"""SGLang's rotary embedding, penalties and allocator of tokens, which are torch: ``sglang_parts.py [cpu]``."""
+"""SGLang's rotary embedding, penalties and allocator of tokens, which are torch: ``sglang_parts.py
+[cpu]``.
+"""
 
 import os
 import sys

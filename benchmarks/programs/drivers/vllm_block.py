@@ -1,4 +1,6 @@
-"""A block of a Llama made of vLLM's layers, and vLLM's sampler: ``vllm_block.py [cpu]``. Random weights and prompts."""
+"""A block of a Llama made of vLLM's layers, and vLLM's sampler: ``vllm_block.py [cpu]``. Random
+weights and prompts.
+"""
 
 import sys
 from dataclasses import replace
@@ -11,10 +13,17 @@ from vllm.config import CompilationConfig, DeviceConfig, VllmConfig, set_current
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding import get_rope
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -30,7 +39,9 @@ class Block(nn.Module):
         self.embedding = VocabParallelEmbedding(VOCABULARY, WIDTH)
         self.norms = nn.ModuleList(RMSNorm(WIDTH) for _ in range(3))
         self.qkv = QKVParallelLinear(WIDTH, WIDTH // HEADS, HEADS, bias=False)
-        self.rope = get_rope(WIDTH // HEADS, 64, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+        self.rope = get_rope(
+            WIDTH // HEADS, 64, rope_parameters={"rope_type": "default", "rope_theta": 1e4}
+        )
         self.out = RowParallelLinear(WIDTH, WIDTH, bias=False)
         self.gate_up = MergedColumnParallelLinear(WIDTH, [128, 128], bias=False)
         self.silu = SiluAndMul()
@@ -40,7 +51,9 @@ class Block(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         residual = self.embedding(tokens)
         q, k, v = self.qkv(self.norms[0](residual))[0].chunk(3, dim=-1)
-        q, k = self.rope(torch.arange(len(tokens), device=tokens.device), q.contiguous(), k.contiguous())
+        q, k = self.rope(
+            torch.arange(len(tokens), device=tokens.device), q.contiguous(), k.contiguous()
+        )
         heads = (each.reshape(len(tokens), HEADS, -1).transpose(0, 1) for each in (q, k, v))
         mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
         hidden, residual = self.norms[1](self.out(mixed.transpose(0, 1).flatten(1))[0], residual)
@@ -75,7 +88,9 @@ def sampling(device: str, requests: int) -> SamplingMetadata:
 def cold(greedy: SamplingMetadata, device: str) -> SamplingMetadata:
     """The same by draws of a generator for each request, at a temperature of almost zero."""
     temperature = torch.full_like(greedy.frequency_penalties, 1e-4)
-    generators = {request: torch.Generator(device).manual_seed(request) for request in range(len(temperature))}
+    generators = {
+        request: torch.Generator(device).manual_seed(request) for request in range(len(temperature))
+    }
     changes = {"temperature": temperature, "generators": generators}
     return replace(greedy, all_greedy=False, all_random=True, max_num_logprobs=None, **changes)
 
@@ -83,7 +98,10 @@ def cold(greedy: SamplingMetadata, device: str) -> SamplingMetadata:
 def main() -> None:
     device = sys.argv[1] if sys.argv[1:] else "cuda"
     # Without vLLM's kernels it computes by torch.
-    config = VllmConfig(device_config=DeviceConfig(device), compilation_config=CompilationConfig(custom_ops=["none"]))
+    config = VllmConfig(
+        device_config=DeviceConfig(device),
+        compilation_config=CompilationConfig(custom_ops=["none"]),
+    )
     with set_current_vllm_config(config), torch.inference_mode():
         backend = "gloo" if device == "cpu" else "nccl"
         init_distributed_environment(1, 0, Path("rendezvous").absolute().as_uri(), 0, backend)
@@ -101,7 +119,9 @@ def main() -> None:
     words = sampled.sampled_token_ids.flatten().tolist()
     # So cold, a draw is the likeliest word.
     assert drawn.sampled_token_ids.flatten().tolist() == words
-    print(f"block: {words} {sampled.logprobs_tensors.logprobs.sum().item():.4f}; {imported('vllm')}")
+    print(
+        f"block: {words} {sampled.logprobs_tensors.logprobs.sum().item():.4f}; {imported('vllm')}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The lower-level example of whisper's README, with weights from a file: ``whisper_decode.py WEIGHTS [cpu]``."""
+"""The lower-level example of whisper's README, with weights from a file: ``whisper_decode.py
+WEIGHTS [cpu]``.
+"""
 
 import sys
 

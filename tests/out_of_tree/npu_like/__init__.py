@@ -1,8 +1,10 @@
-"""A backend of torch that is not the simulated device's: the PrivateUse1 device ``npu_like``, in CPU memory.
+"""A backend of torch that is not the simulated device's: the PrivateUse1 device ``npu_like``, in
+CPU memory.
 
-``import torch`` loads it through its entry point, as it loads public backends, where this folder is on the path. Its
-kernels are those of the simulated device under another name. They ask no scope: torch runs them for any program, and a
-scope of the package sees a device that only follows the conventions of device modules.
+``import torch`` loads it through its entry point, as it loads public backends, where this folder is
+on the path. Its kernels are those of the simulated device under another name. They ask no scope:
+torch runs them for any program, and a scope of the package sees a device that only follows the
+conventions of device modules.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ class _Supplied(SuppliedDevice):
     draws_on_cpu = True
 
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
-        return device_generators.Generator(index) if cls is torch._C.Generator else device_generators.own(cls, index)
+        return (
+            device_generators.Generator(index)
+            if cls is torch._C.Generator
+            else device_generators.own(cls, index)
+        )
 
     def numbers_of(self, generator: torch.Generator) -> torch.Generator:
         return device_generators.numbers_of(generator)
@@ -75,7 +81,9 @@ def autoload() -> None:
 
     policy.check_scope = lambda: None
     policy.memory_limits = device_module.memory_limits
-    policy.error_of_mps = lambda wanted, allocated, *_: device_module.out_of_memory(wanted, allocated)
+    policy.error_of_mps = lambda wanted, allocated, *_: device_module.out_of_memory(
+        wanted, allocated
+    )
     setup: Any = torch.utils.backend_registration._setup_privateuseone_for_python_backend
     setup(policy.DEVICE_TYPE, device_module, device_guard.Hooks(), device_guard.Guard())
     backend._guard_storage()
@@ -87,9 +95,16 @@ def autoload() -> None:
 
 def _register_kernels() -> None:
     special, make = handwritten_kernels.SPECIAL, pipeline.kernel_of
-    special.update({name: _in_its_memory(kernel) for name, kernel in special.items() if name.startswith("empty")})
+    special.update(
+        {
+            name: _in_its_memory(kernel)
+            for name, kernel in special.items()
+            if name.startswith("empty")
+        }
+    )
     backend.kernel_of = lambda op: _in_its_memory(make(op))
     backend.run_any = pipeline.fallback(backend.kernel_of)
     backend._register_kernels()
     backend.serve_autocast()
-    backend._registered.clear()  # so that the simulated device sees that torch's place for a backend is taken
+    # So that the simulated device sees that torch's place for a backend is taken.
+    backend._registered.clear()

@@ -1,6 +1,8 @@
-"""``torch.npu_like``: the module of the device, with the names that the modules of public backends have.
+"""``torch.npu_like``: the module of the device, with the names that the modules of public backends
+have.
 
-The names are those of ``torch.xpu`` and of ``torch_npu.npu``. The device has one ordinal and a memory of its own.
+The names are those of ``torch.xpu`` and of ``torch_npu.npu``. The device has one ordinal and a
+memory of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +54,13 @@ def current_device() -> int:
 
 
 def _ordinal(device: Any = None) -> int:
-    index = device if isinstance(device, int) else torch.device(device).index if device is not None else 0
+    index = (
+        device
+        if isinstance(device, int)
+        else torch.device(device).index
+        if device is not None
+        else 0
+    )
     if index not in (None, 0):
         raise RuntimeError(f"npu_like has no device {index}")
     return 0
@@ -202,14 +210,17 @@ def stream(stream: Stream) -> Iterator[None]:
 
 
 def memory_limits(index: int) -> tuple[int, int | None]:
-    """Return the bytes of the device's memory, and those that the program allows itself; None for no limit."""
+    """Return the bytes of the device's memory, and those that the program allows itself; None for
+    no limit.
+    """
     return TOTAL, None if _fraction == 1.0 else int(TOTAL * _fraction)
 
 
 def out_of_memory(wanted: int, allocated: int) -> Exception:
     """Return the error where memory runs out: a plain RuntimeError, as torch_npu raises it."""
     return RuntimeError(
-        f"NPU out of memory. Tried to allocate {wanted / 2**30:.2f} GiB (NPU 0; {TOTAL / 2**30:.2f} GiB total; "
+        f"NPU out of memory. Tried to allocate {wanted / 2**30:.2f} GiB (NPU 0; "
+        f"{TOTAL / 2**30:.2f} GiB total; "
         f"{allocated / 2**30:.2f} GiB already allocated)"
     )
 

@@ -1,4 +1,6 @@
-"""The model of CUDA's caching allocator, against a slow reference that follows the documented rules block by block."""
+"""The model of CUDA's caching allocator, against a slow reference that follows the documented rules
+block by block.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ class Figure:
         self.value = self.peak = self.up = self.down = 0
 
     def set(self, value: int) -> None:
-        self.up, self.down = self.up + max(value - self.value, 0), self.down + max(self.value - value, 0)
+        self.up, self.down = (
+            self.up + max(value - self.value, 0),
+            self.down + max(self.value - value, 0),
+        )
         self.value, self.peak = value, max(self.peak, value)
 
 
@@ -79,7 +84,13 @@ class Chunk:
             at += piece.size
 
 
-BYTES = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes")
+BYTES = (
+    "allocated_bytes",
+    "active_bytes",
+    "requested_bytes",
+    "reserved_bytes",
+    "inactive_split_bytes",
+)
 
 KEYS = (*BYTES, "allocation", "active", "segment", "inactive_split")
 
@@ -87,7 +98,9 @@ POOLS = ("all", "small_pool", "large_pool")
 
 
 class Reference:
-    """The documented rules, by linear search over all blocks, with every figure counted anew after every step."""
+    """The documented rules, by linear search over all blocks, with every figure counted anew after
+    every step.
+    """
 
     def __init__(self, settings: Settings, limit: int | None) -> None:
         self.settings, self.limit = settings, limit
@@ -122,7 +135,11 @@ class Reference:
         ]
         most = self.settings.max_split_size
         chosen = min(fits, key=lambda fit: fit[:2]) if fits else None
-        if chosen is not None and most is not None and chosen[0] >= (most if size < most else size + 20 * MIB):
+        if (
+            chosen is not None
+            and most is not None
+            and chosen[0] >= (most if size < most else size + 20 * MIB)
+        ):
             chosen = None
         if chosen is None:
             made = self.new_chunk(size, small, stream)
@@ -140,8 +157,12 @@ class Reference:
         return piece
 
     def new_chunk(self, size: int, small: bool, stream: int) -> Chunk | None:
-        wanted = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
-        enough = self.has(wanted) or (self.release_oversize(size, small, stream) and self.has(wanted))
+        wanted = (
+            2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+        )
+        enough = self.has(wanted) or (
+            self.release_oversize(size, small, stream) and self.has(wanted)
+        )
         if not enough:
             self.empty_cache()
             self.retries += 1
@@ -164,7 +185,10 @@ class Reference:
         cached = sorted(
             (chunk.size, chunk.address, chunk)
             for chunk in self.chunks
-            if chunk.small == small and chunk.stream == stream and len(chunk.pieces) == 1 and chunk.pieces[0].is_free
+            if chunk.small == small
+            and chunk.stream == stream
+            and len(chunk.pieces) == 1
+            and chunk.pieces[0].is_free
             if chunk.size >= most
         )
         needed = max(size, most)
@@ -204,7 +228,11 @@ class Reference:
 
     def empty_cache(self) -> None:
         self.wait()
-        self.chunks = [chunk for chunk in self.chunks if not (len(chunk.pieces) == 1 and chunk.pieces[0].is_free)]
+        self.chunks = [
+            chunk
+            for chunk in self.chunks
+            if not (len(chunk.pieces) == 1 and chunk.pieces[0].is_free)
+        ]
         self.count()
 
     def count(self) -> None:
@@ -214,7 +242,13 @@ class Reference:
         ):
             used = [piece for chunk in chunks for piece in chunk.pieces if not piece.is_free]
             held = [piece for piece in used if not piece.waits]
-            idle = [piece for chunk in chunks if len(chunk.pieces) > 1 for piece in chunk.pieces if piece.is_free]
+            idle = [
+                piece
+                for chunk in chunks
+                if len(chunk.pieces) > 1
+                for piece in chunk.pieces
+                if piece.is_free
+            ]
             values = {
                 "allocated_bytes": sum(piece.size for piece in held),
                 "active_bytes": sum(piece.size for piece in used),
@@ -233,11 +267,18 @@ class Reference:
                 parts = [self.figures[key, each] for each in POOLS[1:]]
                 figure.value = sum(part.value for part in parts)
                 figure.peak = max(figure.peak, figure.value)
-                figure.up, figure.down = sum(part.up for part in parts), sum(part.down for part in parts)
+                figure.up, figure.down = (
+                    sum(part.up for part in parts),
+                    sum(part.down for part in parts),
+                )
 
     def layout(self) -> list[tuple[int, int, list[tuple[int, int, bool]]]]:
         return sorted(
-            (chunk.address, chunk.stream, [(address, piece.size, piece.is_free) for address, piece in chunk.where()])
+            (
+                chunk.address,
+                chunk.stream,
+                [(address, piece.size, piece.is_free) for address, piece in chunk.where()],
+            )
             for chunk in self.chunks
         )
 
@@ -259,7 +300,9 @@ def figures(device: Device) -> dict[tuple[str, str], tuple[int, ...]]:
 
 
 def is_sound(device: Device) -> bool:
-    """Whether segments tile, blocks do not overlap, free neighbours are merged, and sums agree with the statistics."""
+    """Whether segments tile, blocks do not overlap, free neighbours are merged, and sums agree with
+    the statistics.
+    """
     segments, statistics = device.segments({}), device.statistics()
     parts = [part for segment in segments for part in segment.parts]
     ends = [part.address + part.size for part in parts]
@@ -285,9 +328,29 @@ def is_sound(device: Device) -> bool:
     )
 
 
-SIZES = (1, 511, 512, 513, 4 * KIB, 300 * KIB, MIB - 511, MIB, MIB + 1, 3 * MIB, 9 * MIB, 10 * MIB, 13 * MIB, 45 * MIB)
+SIZES = (
+    1,
+    511,
+    512,
+    513,
+    4 * KIB,
+    300 * KIB,
+    MIB - 511,
+    MIB,
+    MIB + 1,
+    3 * MIB,
+    9 * MIB,
+    10 * MIB,
+    13 * MIB,
+    45 * MIB,
+)
 
-SETTINGS = ("", "max_split_size_mb:20", "roundup_power2_divisions:[1:4,2:2,>:8]", "max_split_size_mb:32")
+SETTINGS = (
+    "",
+    "max_split_size_mb:20",
+    "roundup_power2_divisions:[1:4,2:2,>:8]",
+    "max_split_size_mb:32",
+)
 
 
 @pytest.mark.parametrize("limit", [None, 100 * MIB])
@@ -328,18 +391,27 @@ def test_random_programs(seed: int, text: str, limit: int | None) -> None:
     wanted = {key: (f.value, f.peak, f.up, f.down) for key, f in reference.figures.items()}
     assert figures(device) == wanted
     numbers = device.statistics()
-    assert (numbers["num_ooms"], numbers["num_alloc_retries"]) == (reference.failures, reference.retries)
+    assert (numbers["num_ooms"], numbers["num_alloc_retries"]) == (
+        reference.failures,
+        reference.retries,
+    )
     device.freed.extend(block for block, _ in held)
     device.empty_cache()
-    assert device.segments({}) == [] and device.figures().reserved == device.figures().allocated == 0
+    assert (
+        device.segments({}) == [] and device.figures().reserved == device.figures().allocated == 0
+    )
 
 
 @pytest.mark.parametrize(
-    "sizes", [(1, 512, 513, 2 * KIB), (MIB + 1, 3 * MIB, 9 * MIB), SIZES], ids=["small", "large", "all"]
+    "sizes",
+    [(1, 512, 513, 2 * KIB), (MIB + 1, 3 * MIB, 9 * MIB), SIZES],
+    ids=["small", "large", "all"],
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_that_are_freed_and_requested_again(seed: int, sizes: tuple[int, ...]) -> None:
-    """A request of the size of the block freed last is answered without a search, by the block that a search finds."""
+    """A request of the size of the block freed last is answered without a search, by the block that
+    a search finds.
+    """
     choose, device = random.Random(seed), Device(0)
     reference = Reference(DEFAULT, None)
     held: list[tuple[int, Block, Piece]] = []
@@ -356,7 +428,9 @@ def test_blocks_that_are_freed_and_requested_again(seed: int, sizes: tuple[int, 
         if choose.random() < 0.6:
             allocate(size)
     assert layout(device.segments({})) == reference.layout() and is_sound(device)
-    assert figures(device) == {key: (f.value, f.peak, f.up, f.down) for key, f in reference.figures.items()}
+    assert figures(device) == {
+        key: (f.value, f.peak, f.up, f.down) for key, f in reference.figures.items()
+    }
 
 
 @pytest.mark.parametrize("limit", [None, 200 * MIB])
@@ -381,15 +455,23 @@ def test_expandable_segments(seed: int, limit: int | None) -> None:
     segments = device.segments({})
     assert all(each.is_expandable for each in segments)
     unit = {False: 2 * MIB, True: 20 * MIB}
-    assert all(sum(part.size for part in each.parts) % unit[each.is_large] == 0 for each in segments)
+    assert all(
+        sum(part.size for part in each.parts) % unit[each.is_large] == 0 for each in segments
+    )
     assert limit is None or device.figures().peak_reserved <= limit
     device.freed.extend(held)
     device.empty_cache()
-    assert device.segments({}) == [] and device._blocks.segments.heads == {} and device.figures().reserved == 0
+    assert (
+        device.segments({}) == []
+        and device._blocks.segments.heads == {}
+        and device.figures().reserved == 0
+    )
 
 
 def test_an_expandable_segment_grows_where_others_are_fragmented() -> None:
-    """Requests that grow by a little: usual segments cannot take the next one, expandable ones are extended."""
+    """Requests that grow by a little: usual segments cannot take the next one, expandable ones are
+    extended.
+    """
     reserved = {}
     for text in ("", "expandable_segments:True"):
         device = Device(0)
@@ -398,7 +480,8 @@ def test_an_expandable_segment_grows_where_others_are_fragmented() -> None:
             device.freed.append(device.allocate(mib * MIB))
         reserved[text] = device.figures().reserved
     assert reserved[""] == sum(range(12, 60, 4)) * MIB
-    assert reserved["expandable_segments:True"] == 60 * MIB  # units of 20 MiB for the largest, 56 MiB
+    # Units of 20 MiB for the largest, 56 MiB.
+    assert reserved["expandable_segments:True"] == 60 * MIB
 
 
 def test_a_used_block_waits_for_the_host() -> None:
@@ -412,7 +495,10 @@ def test_a_used_block_waits_for_the_host() -> None:
     assert other.address != block.address and device.statistics()["active"]["all"].current == 2
     assert device.segments({})[0].parts[0].state == "active_pending_free"
     device.host_waited()
-    assert device.allocate(700).address == block.address and device.statistics()["active"]["all"].current == 2
+    assert (
+        device.allocate(700).address == block.address
+        and device.statistics()["active"]["all"].current == 2
+    )
 
 
 def test_private_pools() -> None:
@@ -452,7 +538,13 @@ def test_sizes_are_rounded(text: str, size: int, block: int) -> None:
 
 @pytest.mark.parametrize(
     ("size", "segment"),
-    [(512, 2 * MIB), (MIB, 2 * MIB), (MIB + 512, 20 * MIB), (10 * MIB - 512, 20 * MIB), (10 * MIB, 10 * MIB)],
+    [
+        (512, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+    ],
 )
 def test_sizes_of_segments(size: int, segment: int) -> None:
     assert DEFAULT.segment_size(size) == segment
@@ -504,11 +596,9 @@ def test_a_block_is_listed_until_its_last_tensor_ends() -> None:
 def test_a_storage_that_was_emptied_and_filled_again_is_one_block() -> None:
     with torchdevice.simulate("cuda"):
         tensor = torch.ones(3, device="cuda")
-        before, allocated, owners = (
-            addresses(0),
-            torch.cuda.memory_allocated(),
-            len(storages.blocks(storages.device(0))),
-        )
+        before = addresses(0)
+        allocated = torch.cuda.memory_allocated()
+        owners = len(storages.blocks(storages.device(0)))
         tensor.untyped_storage().resize_(0)
         assert addresses(0) < before and torch.cuda.memory_allocated() == allocated - 512
         assert tensor.untyped_storage().data_ptr() == 0
@@ -517,7 +607,10 @@ def test_a_storage_that_was_emptied_and_filled_again_is_one_block() -> None:
         # A storage that C++ made has a reference here from its first resize on.
         assert len(storages.blocks(storages.device(0))) == owners or storages.native is not None
         del tensor
-        assert len(addresses(0)) == len(before) - 1 and torch.cuda.memory_allocated() == allocated - 512
+        assert (
+            len(addresses(0)) == len(before) - 1
+            and torch.cuda.memory_allocated() == allocated - 512
+        )
 
 
 @pytest.mark.usefixtures("no_collections")
@@ -541,7 +634,11 @@ def test_tensors_of_other_kinds_have_no_twin(of: Callable[[torch.Tensor], torch.
         x = torch.eye(3, device="cuda")
         for tensor in (x.cpu(), x.to_sparse()):
             other = of(tensor)
-            assert other.device == tensor.device and other.layout is tensor.layout and other.dtype is tensor.dtype
+            assert (
+                other.device == tensor.device
+                and other.layout is tensor.layout
+                and other.dtype is tensor.dtype
+            )
             assert torch.equal(tensor.to_dense(), other.to_dense())
         there = x.to("cuda:1")
         assert of(there).device == there.device and torch.equal(of(there), there)
@@ -553,15 +650,21 @@ def test_tensors_of_other_kinds_have_no_twin(of: Callable[[torch.Tensor], torch.
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.filterwarnings("ignore")
 def test_a_result_in_the_memory_of_an_argument_has_its_storage() -> None:
-    """torch's CPU kernel of this conversion returns a result in the middle of a larger storage, and an argument."""
+    """torch's CPU kernel of this conversion returns a result in the middle of a larger storage, and
+    an argument.
+    """
     with torchdevice.simulate("cuda"):
         rows = torch.eye(4).flip(0).cuda().to_sparse_csr()
         columns, allocated = rows.col_indices(), torch.cuda.memory_allocated()
         coordinates = rows.to_sparse()
-        assert coordinates._values().untyped_storage()._cdata == rows.values().untyped_storage()._cdata
+        assert (
+            coordinates._values().untyped_storage()._cdata == rows.values().untyped_storage()._cdata
+        )
         assert torch.cuda.memory_allocated() - allocated == 512  # the indices
         for tensor in (columns, storages.twin(columns)):
-            assert (tensor[1:] + 0).tolist() == [2, 1, 0] and (tensor.view(torch.int32)[2:4] + 0).tolist() == [2, 0]
+            assert (tensor[1:] + 0).tolist() == [2, 1, 0] and (
+                tensor.view(torch.int32)[2:4] + 0
+            ).tolist() == [2, 0]
 
 
 def test_a_conjugate_result_keeps_its_bit() -> None:
@@ -577,7 +680,8 @@ def test_storages_of_inference_can_be_written_to_outside_of_it() -> None:
         with torch.inference_mode():
             inferred = torch.ones(4, device="cuda")
         other = torch.empty(0, device="cuda").set_(inferred.untyped_storage(), 0, (2, 2), (2, 1))
-        torch._foreach_add_([other[1:]], 1)  # writes to its argument itself, without torch's dispatcher between
+        # Writes to its argument itself, without torch's dispatcher between.
+        torch._foreach_add_([other[1:]], 1)
         assert not other.is_inference() and inferred.tolist() == [1, 1, 2, 2]
 
 
@@ -589,7 +693,8 @@ def test_a_result_that_its_memory_is_too_small_for() -> None:
         allocated = torch.cuda.memory_allocated()
         torch.add(x, 1, out=out)
         assert (
-            torch.equal(out.cpu(), torch.arange(1.0, 1001)) and torch.cuda.memory_allocated() - allocated == 4096 - 512
+            torch.equal(out.cpu(), torch.arange(1.0, 1001))
+            and torch.cuda.memory_allocated() - allocated == 4096 - 512
         )
 
 
@@ -602,17 +707,34 @@ def test_views_of_a_result_that_grows_see_its_values_as_on_the_cpu() -> None:
             out, view = whole[3:5], whole[2:4]
             torch.add(torch.arange(6.0, device=device), 5, out=out)
             found.append(
-                (whole.tolist(), out.tolist(), view.tolist(), out.storage_offset(), whole.untyped_storage().nbytes())
+                (
+                    whole.tolist(),
+                    out.tolist(),
+                    view.tolist(),
+                    out.storage_offset(),
+                    whole.untyped_storage().nbytes(),
+                )
             )
         assert found[0] == found[1] and found[0][1] == [5, 6, 7, 8, 9, 10]
 
 
 @pytest.mark.parametrize(
     ("shape", "strides"),
-    [((3,), (2,)), ((3, 2), (4, 1)), ((3, 2), (2, 3)), ((2, 3), (1, 3)), ((3, 2), (1, 3)), ((2, 3), (3, 1))],
+    [
+        ((3,), (2,)),
+        ((3, 2), (4, 1)),
+        ((3, 2), (2, 3)),
+        ((2, 3), (1, 3)),
+        ((3, 2), (1, 3)),
+        ((2, 3), (3, 1)),
+    ],
 )
-def test_overlaps_are_judged_as_on_the_cpu(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-    """torch knows of tensors with gaps by identity alone that they overlap, and of others by their ranges."""
+def test_overlaps_are_judged_as_on_the_cpu(
+    shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    """torch knows of tensors with gaps by identity alone that they overlap, and of others by their
+    ranges.
+    """
 
     def refusals(device: str) -> list[str]:
         memory, found = torch.zeros(12, dtype=torch.int32, device=device), []
@@ -643,8 +765,12 @@ WRITTEN: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("native", ["never", "auto"])
 @pytest.mark.parametrize("strides", [(8, 2), (8, 1), (2, 6), (4, 1), (1, 3)])
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_result_with_gaps_and_its_view_are_two_tensors(name: str, strides: tuple[int, int], native: str) -> None:
-    """Their CPU tensor must not be one: torch takes a tensor with gaps to overlap with itself alone."""
+def test_a_result_with_gaps_and_its_view_are_two_tensors(
+    name: str, strides: tuple[int, int], native: str
+) -> None:
+    """Their CPU tensor must not be one: torch takes a tensor with gaps to overlap with itself
+    alone.
+    """
 
     def written(device: str) -> list[Any]:
         found: list[Any] = []
@@ -652,7 +778,9 @@ def test_a_result_with_gaps_and_its_view_are_two_tensors(name: str, strides: tup
             x = torch.empty_strided((3, 4), strides, device=device)
             x.copy_(torch.arange(12.0, device=device).reshape(3, 4))
             try:
-                WRITTEN[name](x.detach() if detached else x, x, torch.arange(4, device=device).flip(0))
+                WRITTEN[name](
+                    x.detach() if detached else x, x, torch.arange(4, device=device).flip(0)
+                )
             except RuntimeError as error:
                 found.append(str(error))
             found.append(x.tolist())
@@ -720,7 +848,11 @@ def test_memory_belongs_to_the_current_stream_and_outside_of_scopes_to_the_defau
             tensors.append(torch.ones(3, device="cuda"))
     tensors.append(tensors[0] + 1)
     owners = [storages.owner_of(each.untyped_storage()) for each in tensors]
-    assert [owner and owner.block and owner.block.pool.stream for owner in owners] == [0, side.stream_id, 0]
+    assert [owner and owner.block and owner.block.pool.stream for owner in owners] == [
+        0,
+        side.stream_id,
+        0,
+    ]
 
 
 class Told:
@@ -825,7 +957,9 @@ class TestStatistics:
 
     def test_new_figures_are_zero(self) -> None:
         shown = Statistics().shown()
-        of_pools = [stat for pools in shown.values() if isinstance(pools, dict) for stat in pools.values()]
+        of_pools = [
+            stat for pools in shown.values() if isinstance(pools, dict) for stat in pools.values()
+        ]
         assert len(of_pools) == 27 and set(of_pools) == {Stat(0, 0, 0, 0)}
 
     def test_a_peak_of_pending_blocks_lasts_until_it_is_forgotten(self) -> None:
@@ -837,10 +971,14 @@ class TestStatistics:
         part.suspend(-512, -1)
         part.remove(512, 1)
         for figures in (part, whole):
-            assert figures.active("allocated", "pending", "peak_active") == Stat(1024, 1536, 1536, 512)
+            assert figures.active("allocated", "pending", "peak_active") == Stat(
+                1024, 1536, 1536, 512
+            )
             assert figures.active("count", "pending_count", "peak_active_count") == Stat(1, 2, 2, 1)
             figures.forget_peaks()
-            assert figures.active("allocated", "pending", "peak_active") == Stat(1024, 1024, 1536, 512)
+            assert figures.active("allocated", "pending", "peak_active") == Stat(
+                1024, 1024, 1536, 512
+            )
             assert figures.active("count", "pending_count", "peak_active_count") == Stat(1, 1, 2, 1)
         part.remove(1024, 1)
         for figures in (part, whole):
@@ -881,13 +1019,20 @@ class TestStatistics:
         blocks = [Block(0, 1024, pool, USED), Block(1024, 2048, pool, USED)]
         blocks[0].requested, blocks[1].requested = 1000, 2000
         figures.count_anew(blocks)
-        counted = {"allocated": 3072, "requested": 3000, "count": 2, "reserved": 3072, "segments": 2}
-        assert {name: (figures.stat(name).current, figures.stat(name).peak) for name in counted} == {
-            name: (value, value) for name, value in counted.items()
+        counted = {
+            "allocated": 3072,
+            "requested": 3000,
+            "count": 2,
+            "reserved": 3072,
+            "segments": 2,
         }
-        assert [getattr(figures, name) for name in ("pending", "pending_count", "inactive", "inactive_count")] == [
-            0
-        ] * 4
+        assert {
+            name: (figures.stat(name).current, figures.stat(name).peak) for name in counted
+        } == {name: (value, value) for name, value in counted.items()}
+        assert [
+            getattr(figures, name)
+            for name in ("pending", "pending_count", "inactive", "inactive_count")
+        ] == [0] * 4
 
     def test_a_reset_forgets_peaks_or_sums(self) -> None:
         device = Device(0)
@@ -899,7 +1044,13 @@ class TestStatistics:
         found = device.statistics()
         assert found["max_split_size"] == 40 * MIB
         assert found["oversize_segments"] == found["oversize_allocations"] == Stat(0, 2, 2, 2)
-        numbers = ("num_sync_all_streams", "num_device_alloc", "num_device_free", "num_alloc_retries", "num_ooms")
+        numbers = (
+            "num_sync_all_streams",
+            "num_device_alloc",
+            "num_device_free",
+            "num_alloc_retries",
+            "num_ooms",
+        )
         assert [found[name] for name in numbers] == [1, 3, 2, 0, 0]
         device.reset_peak()
         device.reset_accumulated()
@@ -928,7 +1079,9 @@ class TestStatistics:
 @pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:40"])
 @pytest.mark.parametrize("at", range(1, 6))
 def test_an_interrupt_comes_while_somebody_is_told_of_a_segment(text: str, at: int) -> None:
-    """It comes from an observer here, so that the lines which lay the memory out anew are counted as run."""
+    """It comes from an observer here, so that the lines which lay the memory out anew are counted
+    as run.
+    """
 
     class Interrupt(BaseException):
         pass
@@ -1016,7 +1169,10 @@ class Interrupting:
         self.number, self.lines = number, 0
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
-        if not frame.f_code.co_filename.endswith(OF_THE_ALLOCATOR) or frame.f_code.co_name in RECOVERING:
+        if (
+            not frame.f_code.co_filename.endswith(OF_THE_ALLOCATOR)
+            or frame.f_code.co_name in RECOVERING
+        ):
             return None
         if event == "line":
             self.lines += 1
@@ -1040,7 +1196,9 @@ def assert_consistent(device: Device, held: list[Block]) -> None:
     in_use = {part.address: part.size for part in parts if part.state == "active_allocated"}
     assert in_use == {block.address: block.size for block in held}
     figures, stats = device.figures(), device.statistics()
-    assert figures.allocated == sum(in_use.values()) and figures.reserved == sum(part.size for part in parts)
+    assert figures.allocated == sum(in_use.values()) and figures.reserved == sum(
+        part.size for part in parts
+    )
     assert stats["allocation"]["all"].current == len(held)
     assert stats["requested_bytes"]["all"].current == sum(block.requested for block in held)
     ends = [part.address + part.size for part in parts]
@@ -1048,16 +1206,21 @@ def assert_consistent(device: Device, held: list[Block]) -> None:
 
 
 def history_with_an_interrupt(text: str, number: int) -> int:
-    """Return the lines of the allocator that ran in a random history, in which an interrupt comes at one of them."""
+    """Return the lines of the allocator that ran in a random history, in which an interrupt comes
+    at one of them.
+    """
     choose, device, held = random.Random(3), Device(0, lambda index: (200 * MIB, None)), []
     device.configure(parsed(text))
     device.live = lambda device: list(held)
     interrupting = Interrupting(number)
     for step in range(60):
         if choose.random() < 0.6 or not held:
-            size, stream = choose.choice((1, 700, MIB, 3 * MIB, 12 * MIB, 30 * MIB)), choose.choice((0, 0, 1))
+            size = choose.choice((1, 700, MIB, 3 * MIB, 12 * MIB, 30 * MIB))
+            stream = choose.choice((0, 0, 1))
             try:
-                block = interrupting.during(lambda size=size, stream=stream: device.allocate(size, stream))
+                block = interrupting.during(
+                    lambda size=size, stream=stream: device.allocate(size, stream)
+                )
             except torch.OutOfMemoryError:
                 interrupting.during(device.empty_cache)
                 continue
@@ -1098,4 +1261,6 @@ def test_a_backend_may_be_chosen_after_torch_was_imported(target: str, variable:
         os.system("echo $" + {variable!r})
     """
     done = run_python("-c", textwrap.dedent(program), **{variable: ""})
-    assert done.returncode == 0 and done.stdout == "max_split_size_mb:64,backend:cudaMallocAsync\n", done.stderr
+    assert (
+        done.returncode == 0 and done.stdout == "max_split_size_mb:64,backend:cudaMallocAsync\n"
+    ), done.stderr

@@ -1,4 +1,6 @@
-"""Rules of CUDA's caching allocator, each at its limits, and what an interrupt leaves of its statistics."""
+"""Rules of CUDA's caching allocator, each at its limits, and what an interrupt leaves of its
+statistics.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ PER_DEVICE = 1 << 45
 OWNER = (0, 1)
 
 
-def device(text: str = "", total: int | None = None, allowed: int | None = None, index: int = 0) -> Device:
+def device(
+    text: str = "", total: int | None = None, allowed: int | None = None, index: int = 0
+) -> Device:
     made = Device(index, lambda index: (total, allowed))
     made.configure(parsed(text))
     return made
@@ -72,7 +76,9 @@ class TestAddresses:
 
 
 class TestOversize:
-    """``max_split_size_mb``: larger blocks are not split, and released before the whole cache is."""
+    """``max_split_size_mb``: larger blocks are not split, and released before the whole cache
+    is.
+    """
 
     def test_a_request_of_the_limit_gets_a_block_that_is_not_split(self) -> None:
         one = device("max_split_size_mb:20")
@@ -101,7 +107,9 @@ class TestOversize:
             ([24, 30, 40], 18, 94, [30, 40, 18]),  # the smallest that is large enough alone
         ],
     )
-    def test_what_is_released(self, free: list[int], request_: int, total: int, left: list[int]) -> None:
+    def test_what_is_released(
+        self, free: list[int], request_: int, total: int, left: list[int]
+    ) -> None:
         one = device("max_split_size_mb:20", total * MIB)
         cached(one, *free)
         held = one.allocate(request_ * MIB)
@@ -126,7 +134,8 @@ class TestExpandable:
         one = device()
         (block,) = cached(one, usual)
         one.configure(parsed(self.TEXT))
-        held = one.allocate((usual + 2) * MIB)  # larger than the other block, so the segment of another kind
+        # Larger than the other block, so the segment of another kind.
+        held = one.allocate((usual + 2) * MIB)
         other = one.allocate(grown * MIB)
         one.freed.append(other)
         one.figures()
@@ -147,11 +156,17 @@ class TestExpandable:
         blocks = [one.allocate(4 * MIB) for _ in range(3)]
         one.freed.append(blocks[1])
         found = one.statistics()
-        assert found["inactive_split"]["all"] == found["inactive_split_bytes"]["all"] == Stat(0, 0, 0, 0)
+        assert (
+            found["inactive_split"]["all"]
+            == found["inactive_split_bytes"]["all"]
+            == Stat(0, 0, 0, 0)
+        )
         assert found["reserved_bytes"]["all"].current == 20 * MIB
 
     @pytest.mark.parametrize("size", [29 * MIB, 29 * MIB + 512, 30 * MIB - 512])
-    def test_a_rest_that_only_they_leave_is_no_longer_split_off_without_them(self, size: int) -> None:
+    def test_a_rest_that_only_they_leave_is_no_longer_split_off_without_them(
+        self, size: int
+    ) -> None:
         one = device()
         (block,) = cached(one, 30)
         one.configure(parsed(self.TEXT))
@@ -200,7 +215,8 @@ class TestPrivatePools:
 
 NUMBERS = re.compile(
     r"Tried to allocate (.*)\. GPU 3 has a total capacity of (.*) of which (.*) is free\. .* this "
-    r"process has (.*) memory in use\. (?:(.*) allowed; )?Of the allocated memory (.*) is allocated by PyTorch, (?:"
+    r"process has (.*) memory in use\. (?:(.*) allowed; )?Of the allocated memory (.*) is "
+    r"allocated by PyTorch, (?:"
     r"with (.*) allocated in private pools .*, )?and (.*) is reserved by PyTorch but unallocated\."
 )
 
@@ -214,7 +230,9 @@ class TestOutOfMemory:
             (None, 33, ("0 bytes", "0 bytes", "33.00 MiB")),
         ],
     )
-    def test_the_numbers_of_the_text(self, total: int | None, allowed: int | None, words: tuple[Any, ...]) -> None:
+    def test_the_numbers_of_the_text(
+        self, total: int | None, allowed: int | None, words: tuple[Any, ...]
+    ) -> None:
         limits = tuple(each and each * MIB for each in (total, allowed))
         one = device(total=limits[0], allowed=limits[1], index=3)
         one.keep_private(OWNER)
@@ -226,12 +244,24 @@ class TestOutOfMemory:
         assert found is not None
         capacity, free, allows = words
         in_private = "16.00 MiB"  # the rest of a segment of 20 MiB, of which 4 are in use
-        assert found.groups() == ("50.00 MiB", capacity, free, "32.00 MiB", allows, "32.00 MiB", in_private, "0 bytes")
+        assert found.groups() == (
+            "50.00 MiB",
+            capacity,
+            free,
+            "32.00 MiB",
+            allows,
+            "32.00 MiB",
+            in_private,
+            "0 bytes",
+        )
 
     @pytest.mark.parametrize(
-        ("total", "allowed", "told"), [(None, 8, (0, 8)), (8, None, (8, 8)), (8, 4, (8, 4)), (4, 8, (4, 8))]
+        ("total", "allowed", "told"),
+        [(None, 8, (0, 8)), (8, None, (8, 8)), (8, 4, (8, 4)), (4, 8, (4, 8))],
     )
-    def test_what_an_error_of_ones_own_is_told(self, total: int | None, allowed: int | None, told: Any) -> None:
+    def test_what_an_error_of_ones_own_is_told(
+        self, total: int | None, allowed: int | None, told: Any
+    ) -> None:
         seen: list[tuple[int, ...]] = []
 
         def error(*numbers: int) -> Exception:
@@ -252,7 +282,11 @@ class TestOutOfMemory:
         one = device(index=3)
         assert "more than 1EB" in one.refusal(1 << 60, 1 << 61)
         found = NUMBERS.search(one.refusal((1 << 60) - 1, 1 << 40))
-        assert found is not None and found.groups()[:3] == ("1073741824.00 GiB", "1024.00 GiB", "1024.00 GiB")
+        assert found is not None and found.groups()[:3] == (
+            "1073741824.00 GiB",
+            "1024.00 GiB",
+            "1024.00 GiB",
+        )
         assert one.statistics()["num_ooms"] == 2
 
 
@@ -283,7 +317,9 @@ def stopping(action: str) -> Callable[..., None]:
 
 
 class TestInterrupts:
-    """An interrupt may come between any two lines. What tensors have stays, each block as a segment of its own."""
+    """An interrupt may come between any two lines. What tensors have stays, each block as a segment
+    of its own.
+    """
 
     @pytest.mark.parametrize("step", ["allocate", "empty_cache"])
     def test_what_is_left(self, step: str) -> None:
@@ -293,7 +329,9 @@ class TestInterrupts:
         (private,) = inside(one, [700])
         cached(one, 30)
         one.live = lambda device: [small, large, oversize, private]
-        one.observers.append(Telling(stopping("segment_alloc" if step == "allocate" else "segment_free")))
+        one.observers.append(
+            Telling(stopping("segment_alloc" if step == "allocate" else "segment_free"))
+        )
         with pytest.raises(KeyboardInterrupt):
             one.allocate(40 * MIB) if step == "allocate" else one.empty_cache()
         assert [block.requested for block in (small, large)] == [700, 3 * MIB]

@@ -18,7 +18,9 @@ from torchdevice.simulation.allocator import storages
 @pytest.mark.one_engine
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_fork_while_another_thread_allocates(tmp_path: Path) -> None:
-    """The child must not wait for a lock that was held, at the fork, by a thread which the child does not have."""
+    """The child must not wait for a lock that was held, at the fork, by a thread which the child
+    does not have.
+    """
     program = """
     import os, sys, threading, time
     import torch, torchdevice
@@ -103,15 +105,20 @@ class TestMemory:
             held = torch.empty(16 << 20, device="cuda")
             small = torch.empty(1 << 19, device="cuda")
             allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-            assert reserved - allocated >= 18 << 20 and small.nbytes == 2 << 20  # of a segment of 20 MiB
+            # Of a segment of 20 MiB.
+            assert reserved - allocated >= 18 << 20 and small.nbytes == 2 << 20
             with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
                 torch.empty(32 << 20, device="cuda")
             text = str(caught.value)
             assert text.startswith(
-                "CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 128.00 MiB"
+                "CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of "
+                "128.00 MiB"
             )
             assert f"{allocated / (1 << 20):.2f} MiB is allocated by PyTorch" in text
-            assert f"{(reserved - allocated) / (1 << 20):.2f} MiB is reserved by PyTorch but unallocated" in text
+            assert (
+                f"{(reserved - allocated) / (1 << 20):.2f} MiB is reserved by PyTorch but "
+                "unallocated" in text
+            )
             assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in text
             assert torch.cuda.memory_allocated() == allocated
             del held
@@ -137,7 +144,10 @@ class TestMemory:
             torch.cuda.set_per_process_memory_fraction(0.25, 1)
             assert torch.cuda.get_per_process_memory_fraction(1) == 0.25
             torch.empty(20 << 20, device="cuda:0")
-            with pytest.raises(torch.cuda.OutOfMemoryError, match=r"capacity of 160\.00 MiB .* 40\.00 MiB allowed; Of"):
+            with pytest.raises(
+                torch.cuda.OutOfMemoryError,
+                match=r"capacity of 160\.00 MiB .* 40\.00 MiB allowed; Of",
+            ):
                 torch.empty(20 << 20, device="cuda:1")
         with torchdevice.simulate(memory=160 << 20, count=2):
             torch.empty(20 << 20, device="cuda:1")

@@ -42,18 +42,23 @@ def states(pool: tuple[int, int]) -> list[str]:
 def test_a_pool_serves_allocations_where_it_is_used() -> None:
     pool = torch.cuda.MemPool()
     assert isinstance(pool, torch.cuda.MemPool) and pool.id[0] == 0 and pool.allocator is None
-    outside = [mebibyte() for _ in range(2)]  # a whole segment, so that the next one outside needs another
+    # A whole segment, so that the next one outside needs another.
+    outside = [mebibyte() for _ in range(2)]
     before = torch.cuda.memory_reserved()
     with torch.cuda.use_mem_pool(pool):
         assert pool.use_count() == 2
         kept = [mebibyte() for _ in range(3)]
-        assert len(pool.snapshot()) == 2 and {each["segment_pool_id"] for each in pool.snapshot()} == {pool.id}
+        assert len(pool.snapshot()) == 2 and {
+            each["segment_pool_id"] for each in pool.snapshot()
+        } == {pool.id}
         with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
             pass
     assert pool.use_count() == 1
     reserved = torch.cuda.memory_reserved()
     outside.append(mebibyte())
-    assert len(pool.snapshot()) == 2 and before + 4 * MIB == reserved <= torch.cuda.memory_reserved()
+    assert (
+        len(pool.snapshot()) == 2 and before + 4 * MIB == reserved <= torch.cuda.memory_reserved()
+    )
     del kept
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() >= before + 4 * MIB  # the pool keeps what it has
@@ -136,7 +141,8 @@ def test_a_graph_keeps_its_memory_reserved_until_it_ends() -> None:
         for _ in range(5):
             y = y * 2
     pool = graph.pool()
-    assert pool[1] == 0 and states(pool).count("active_allocated") == 1  # the values between are free for others
+    # The values between are free for others.
+    assert pool[1] == 0 and states(pool).count("active_allocated") == 1
     for value in (2, 3):
         x.fill_(value)
         graph.replay()
@@ -177,7 +183,9 @@ def test_graphs_that_share_a_pool_reuse_its_memory() -> None:
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("shape", [(1024, 1024), (1024, 512)])  # contiguous, and a transposed part
 def test_a_capture_allocates_nothing_of_its_own(shape: tuple[int, int]) -> None:
-    """A capture keeps copies of what its operators read and write. They are none of the device's memory."""
+    """A capture keeps copies of what its operators read and write. They are none of the device's
+    memory.
+    """
     whole = torch.ones(1024, 1024, device="cuda")
     x = whole[: shape[1], : shape[0]].t()
     count, graph = torch.ones(MIB, device="cuda"), torch.cuda.CUDAGraph()
@@ -186,7 +194,9 @@ def test_a_capture_allocates_nothing_of_its_own(shape: tuple[int, int]) -> None:
     with torch.cuda.graph(graph):
         y = x + x
         count += 1
-    blocks = [block["requested_size"] for each in segments(graph.pool()) for block in each["blocks"]]
+    blocks = [
+        block["requested_size"] for each in segments(graph.pool()) for block in each["blocks"]
+    ]
     assert sum(blocks) == y.nbytes and len(segments(graph.pool())) == 1
     assert torch.cuda.max_memory_allocated() == before + y.nbytes
     assert float(count[0]) == 1
@@ -208,7 +218,9 @@ def test_streams_of_a_capture_use_the_pool() -> None:
 
 
 def test_the_pool_of_a_capture_that_fails_ends_with_its_graph() -> None:
-    """An H200 empties its cache in a later capture without an error: the pool is not free (``conformance.json``)."""
+    """An H200 empties its cache in a later capture without an error: the pool is not free
+    (``conformance.json``).
+    """
     graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle()
     with pytest.raises(RuntimeError), torch.cuda.graph(graph, pool=pool):
@@ -261,13 +273,19 @@ def test_a_graph_has_the_memory_of_dropped_tensors(change: str) -> None:
 
 
 def blocks_of(pool: tuple[int, int]) -> list[tuple[int, int, str]]:
-    return [(each["address"], each["size"], each["state"]) for part in segments(pool) for each in part["blocks"]]
+    return [
+        (each["address"], each["size"], each["state"])
+        for part in segments(pool)
+        for each in part["blocks"]
+    ]
 
 
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_pool_is_laid_out_as_at_its_checkpoint(seed: int) -> None:
-    """Tensors that came later lose their blocks; the block of one that went is freed by its address."""
+    """Tensors that came later lose their blocks; the block of one that went is freed by its
+    address.
+    """
     draw = random.Random(seed)
     pool = torch.cuda.graph_pool_handle()
     torch._C._cuda_beginAllocateCurrentThreadToPool(0, pool)
@@ -279,16 +297,24 @@ def test_a_pool_is_laid_out_as_at_its_checkpoint(seed: int) -> None:
     gone = kept.pop(draw.randrange(len(kept))).data_ptr()
     later = [torch.empty(draw.choice(sizes), dtype=torch.uint8, device="cuda") for _ in range(10)]
     torch._C._cuda_endAllocateToPool(0, pool)
-    with pytest.raises(RuntimeError, match="stale tensors which are being manually freed must be passed"):
+    with pytest.raises(
+        RuntimeError, match="stale tensors which are being manually freed must be passed"
+    ):
         torch._C._cuda_setCheckpointPoolState(0, state, [], [])
     assert blocks_of(pool) != before
-    torch._C._cuda_setCheckpointPoolState(0, state, [each.untyped_storage()._cdata for each in later], [])
+    torch._C._cuda_setCheckpointPoolState(
+        0, state, [each.untyped_storage()._cdata for each in later], []
+    )
     # Segments that the pool got since are free.
     assert [block for block in blocks_of(pool) if block in before] == before
-    assert not torch._C._cuda_checkPoolLiveAllocations(0, pool, {gone, *(each.data_ptr() for each in kept)})
+    assert not torch._C._cuda_checkPoolLiveAllocations(
+        0, pool, {gone, *(each.data_ptr() for each in kept)}
+    )
     assert torch._C._cuda_checkPoolLiveAllocations(0, pool, {each.data_ptr() for each in kept})
     del later
-    assert [block for block in blocks_of(pool) if block in before] == before, "tensors without blocks free none"
+    assert [block for block in blocks_of(pool) if block in before] == before, (
+        "tensors without blocks free none"
+    )
     torch.cuda.caching_allocator_delete(gone)
     del kept
     torch._C._cuda_releasePool(0, pool)
@@ -316,9 +342,17 @@ def test_what_trees_of_graphs_need_besides_is_refused() -> None:
     pool = torch.cuda.graph_pool_handle()
     x = torch.ones(8, device="cuda")
     for call, remedy in (
-        (lambda: torch._C._cuda_setCheckpointPoolState(0, (pool, {}), [], [x.untyped_storage()._cdata]), "Give no"),
+        (
+            lambda: torch._C._cuda_setCheckpointPoolState(
+                0, (pool, {}), [], [x.untyped_storage()._cdata]
+            ),
+            "Give no",
+        ),
         (lambda: torch._C._cuda_beginAllocateCurrentStreamToPool(0, pool), "Use torch"),
-        (lambda: torch._C._construct_storage_from_data_pointer(x.data_ptr(), x.device, x.nbytes), "Use torch"),
+        (
+            lambda: torch._C._construct_storage_from_data_pointer(x.data_ptr(), x.device, x.nbytes),
+            "Use torch",
+        ),
     ):
         with pytest.raises(NotSupportedError, match=remedy):
             call()

@@ -1,4 +1,6 @@
-"""Operators of cuDNN that a program calls by name, compared with what they compute on the CPU under another name."""
+"""Operators of cuDNN that a program calls by name, compared with what they compute on the CPU under
+another name.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[tuple[int, .
         [(2, 4, 5, 6), (6, 2, 3, 3)],
     ),
     "transposed convolution": (
-        lambda x, w: torch.cudnn_convolution_transpose(x, w, (1, 1), (1, 0), (2, 2), (1, 2), 2, False, False, True),
+        lambda x, w: torch.cudnn_convolution_transpose(
+            x, w, (1, 1), (1, 0), (2, 2), (1, 2), 2, False, False, True
+        ),
         lambda x, w: functional.conv_transpose2d(x, w, None, 2, 1, (1, 0), 2, (1, 2)),
         [(2, 4, 5, 6), (4, 3, 3, 3)],
     ),
@@ -58,4 +62,7 @@ def results(call: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> lis
 def test_autocast_converts_the_arguments_of_a_convolution(dtype: torch.dtype) -> None:
     with torchdevice.simulate("cuda"), torch.autocast("cuda", dtype):
         x, w = torch.ones(1, 1, 3, 3, device="cuda"), torch.ones(1, 1, 3, 3, device="cuda")
-        assert torch.cudnn_convolution(x, w, (0, 0), (1, 1), (1, 1), 1, False, False, True).dtype is dtype
+        assert (
+            torch.cudnn_convolution(x, w, (0, 0), (1, 1), (1, 1), 1, False, False, True).dtype
+            is dtype
+        )

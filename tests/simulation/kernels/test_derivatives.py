@@ -1,4 +1,6 @@
-"""The kernels above autograd under transforms of functorch, and what the real device cannot differentiate."""
+"""The kernels above autograd under transforms of functorch, and what the real device cannot
+differentiate.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,23 @@ def network(name: str, packed: bool) -> Function:
     op, gates = overload(f"aten::{name}.{'data' if packed else 'input'}"), GATES[name]
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        matrix, bias = torch.ones(gates * 4, 4, device=x.device) / 10, torch.ones(gates * 4, device=x.device)
+        matrix = torch.ones(gates * 4, 4, device=x.device) / 10
+        bias = torch.ones(gates * 4, device=x.device)
         state: Any = torch.zeros(1, 2, 4, device=x.device)
         state = [state, state] if name == "lstm" else state
         weights = [matrix, matrix, bias, bias]
         if packed:
-            result = op(x[0].reshape(-1, 4), torch.tensor([2, 2, 2]), state, weights, True, 1, 0.0, True, False)
+            result = op(
+                x[0].reshape(-1, 4),
+                torch.tensor([2, 2, 2]),
+                state,
+                weights,
+                True,
+                1,
+                0.0,
+                True,
+                False,
+            )
         else:
             result = op(x[0].transpose(0, 1), state, weights, True, 1, 0.0, True, False, False)
         return result[0]  # type: ignore[no-any-return]
@@ -61,7 +74,9 @@ REGISTERED: dict[str, Function] = {
     "_convolution": convolution(False, False, True, True),
     "_convolution.deprecated": convolution(False, False, True),
     "linalg_matrix_rank": lambda x: aten.linalg_matrix_rank.default(x, 0.1),
-    "linalg_matrix_rank.atol_rtol_float": lambda x: aten.linalg_matrix_rank.atol_rtol_float(x, atol=0.1),
+    "linalg_matrix_rank.atol_rtol_float": lambda x: aten.linalg_matrix_rank.atol_rtol_float(
+        x, atol=0.1
+    ),
     "linalg_matrix_rank.atol_rtol_tensor": lambda x: aten.linalg_matrix_rank.atol_rtol_tensor(
         x, atol=torch.full((), 0.1, device=x.device)
     ),
@@ -70,12 +85,29 @@ REGISTERED: dict[str, Function] = {
     ),
     "linalg_pinv": lambda x: aten.linalg_pinv.default(x, 0.1),
     "linalg_pinv.atol_rtol_float": lambda x: aten.linalg_pinv.atol_rtol_float(x, atol=0.1),
-    "linalg_pinv.rcond_tensor": lambda x: aten.linalg_pinv.rcond_tensor(x, torch.full((), 0.1, device=x.device)),
+    "linalg_pinv.rcond_tensor": lambda x: aten.linalg_pinv.rcond_tensor(
+        x, torch.full((), 0.1, device=x.device)
+    ),
     "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(x, x, x),
-    **{f"{name}.{kind}": network(name, kind == "data") for name in GATES for kind in ("data", "input")},
+    **{
+        f"{name}.{kind}": network(name, kind == "data")
+        for name in GATES
+        for kind in ("data", "input")
+    },
     **{
         f"fft_{name}": transform_of(f"fft_{name}")
-        for name in ("fft", "fft2", "fftn", "ifft", "ifft2", "ifftn", "ihfft", "rfft", "rfft2", "rfftn")
+        for name in (
+            "fft",
+            "fft2",
+            "fftn",
+            "ifft",
+            "ifft2",
+            "ifftn",
+            "ihfft",
+            "rfft",
+            "rfft2",
+            "rfftn",
+        )
     },
 }
 """Operator with a kernel above autograd -> a function that calls it."""
@@ -86,7 +118,10 @@ OF_DEVICE = {
         "derivative for aten::_scaled_dot_product_efficient_attention_backward",
     ),
     **{
-        f"{name}.{kind}": ("Trying to use forward AD with _cudnn_rnn that", "the derivative for '_cudnn_rnn_backward'")
+        f"{name}.{kind}": (
+            "Trying to use forward AD with _cudnn_rnn that",
+            "the derivative for '_cudnn_rnn_backward'",
+        )
         for name in GATES
         for kind in ("data", "input")
     },
@@ -95,7 +130,9 @@ OF_DEVICE = {
 
 
 UNREACHED = ("Cannot access data pointer of Tensor", "output with shape")
-"""How the CPU's networks end under a transform: they read wrappers' memory, or write batches to a tensor without."""
+"""How the CPU's networks end under a transform: they read wrappers' memory, or write batches to a
+tensor without.
+"""
 
 
 def by_autograd(transform: str, function: Function, x: torch.Tensor) -> list[torch.Tensor]:
@@ -106,28 +143,40 @@ def by_autograd(transform: str, function: Function, x: torch.Tensor) -> list[tor
         result = function(x).sum() if transform == "vjp" else (function(x) ** 2).sum()
         return torch.autograd.grad(result, x)[0]
 
-    return [torch.stack([gradient(x), gradient(2 * x)]) if transform == "vmap of grad" else gradient(x)]
+    return [
+        torch.stack([gradient(x), gradient(2 * x)]) if transform == "vmap of grad" else gradient(x)
+    ]
 
 
 def test_each_kernel_above_autograd_has_a_case() -> None:
     backend.register()
     registered = torch._C._dispatch_get_registrations_for_dispatch_key("AutogradPrivateUse1")
-    assert {name.removeprefix("aten::") for name in registered if name.startswith("aten::")} == set(REGISTERED)
+    assert {name.removeprefix("aten::") for name in registered if name.startswith("aten::")} == set(
+        REGISTERED
+    )
 
 
 @pytest.mark.parametrize("name", REGISTERED)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.sampled(60)
-def test_a_registered_kernel_has_the_derivatives_of_the_devices_operator(transform: str, name: str) -> None:
+def test_a_registered_kernel_has_the_derivatives_of_the_devices_operator(
+    transform: str, name: str
+) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 2, 3, 4)
     expected = found(TRANSFORMS[transform], REGISTERED[name], x)
-    if name.partition(".")[0] in GATES and isinstance(expected, tuple) and expected[1].startswith(UNREACHED):
+    if (
+        name.partition(".")[0] in GATES
+        and isinstance(expected, tuple)
+        and expected[1].startswith(UNREACHED)
+    ):
         expected = by_autograd(transform, REGISTERED[name], x)
     with torchdevice.simulate():
         given = found(TRANSFORMS[transform], REGISTERED[name], x.to("cuda"))
     forward, second = OF_DEVICE.get(name, ("", ""))
-    refusal = {"jvp": forward, "jacfwd": forward, "hessian": forward, "grad of grad": second}.get(transform)
+    refusal = {"jvp": forward, "jacfwd": forward, "hessian": forward, "grad of grad": second}.get(
+        transform
+    )
     if refusal:
         assert isinstance(given, tuple) and given[1].startswith(refusal)
     elif isinstance(expected, tuple):
@@ -137,7 +186,9 @@ def test_a_registered_kernel_has_the_derivatives_of_the_devices_operator(transfo
 
 
 def second_derivative(backends: list[SDPBackend], dtype: torch.dtype, **options: Any) -> None:
-    q, k, v = (torch.randn(1, 2, 8, 16, device="cuda", dtype=dtype).requires_grad_() for _ in range(3))
+    q, k, v = (
+        torch.randn(1, 2, 8, 16, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)
+    )
     with sdpa_kernel(backends):
         result = F.scaled_dot_product_attention(q, k, v, **options)
     (gradient,) = torch.autograd.grad(result.sum(), q, create_graph=True)
@@ -157,7 +208,9 @@ FUSED = [
 def test_fused_attention_has_no_second_derivative(
     backends: list[SDPBackend], dtype: torch.dtype, kernel: str, options: Any
 ) -> None:
-    text = f"^derivative for aten::_scaled_dot_product_{kernel}_attention_backward is not implemented"
+    text = (
+        f"^derivative for aten::_scaled_dot_product_{kernel}_attention_backward is not implemented"
+    )
     with torchdevice.simulate("a100"), pytest.raises(RuntimeError, match=text):
         second_derivative(backends, dtype, **options)
 
@@ -171,7 +224,9 @@ def test_fused_attention_has_no_second_derivative(
         ("t4", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], torch.float16),
     ],
 )
-def test_composed_attention_has_one(target: str, backends: list[SDPBackend], dtype: torch.dtype) -> None:
+def test_composed_attention_has_one(
+    target: str, backends: list[SDPBackend], dtype: torch.dtype
+) -> None:
     with torchdevice.simulate(target):
         second_derivative(backends, dtype)
 
@@ -187,20 +242,28 @@ def test_gradients_of_fused_attention_may_be_kept() -> None:
 
 
 def network_twice(kind: str) -> None:
-    module, x = getattr(torch.nn, kind)(4, 4).to("mps"), torch.randn(3, 2, 4, device="mps", requires_grad=True)
+    module = getattr(torch.nn, kind)(4, 4).to("mps")
+    x = torch.randn(3, 2, 4, device="mps", requires_grad=True)
     (gradient,) = torch.autograd.grad(module(x)[0].sum(), x, create_graph=True)
     gradient.pow(2).sum().backward()
 
 
 def test_what_mps_cannot() -> None:
     with torchdevice.simulate("mps"):
-        with pytest.raises(RuntimeError, match=r"^derivative for aten::lstm_mps_backward is not implemented"):
+        with pytest.raises(
+            RuntimeError, match=r"^derivative for aten::lstm_mps_backward is not implemented"
+        ):
             network_twice("LSTM")
         network_twice("GRU")  # is composed there
         q = torch.randn(1, 2, 8, 16, device="mps")
-        for run in (lambda x: F.scaled_dot_product_attention(x, x, x), torch.nn.LSTM(16, 4).to("mps")):
+        for run in (
+            lambda x: F.scaled_dot_product_attention(x, x, x),
+            torch.nn.LSTM(16, 4).to("mps"),
+        ):
             given = q if not isinstance(run, torch.nn.Module) else q[0]
-            with pytest.raises(NotImplementedError, match=r"forward AD with (aten::_scaled_dot_|_lstm_mps)"):
+            with pytest.raises(
+                NotImplementedError, match=r"forward AD with (aten::_scaled_dot_|_lstm_mps)"
+            ):
                 torch.func.jvp(run, (given,), (given,))
         torch.func.jvp(lambda x: F.scaled_dot_product_attention(*[x.mT] * 3), (q,), (q,))
 
@@ -210,11 +273,15 @@ def meta(*shape: int) -> torch.Tensor:
 
 
 ON_META: dict[str, Callable[[torch.Tensor], Any]] = {
-    "_scaled_dot_product_cudnn_attention": lambda x: aten._scaled_dot_product_cudnn_attention(x, x, x, None, True),
-    "_scaled_dot_product_efficient_attention": lambda x: aten._scaled_dot_product_efficient_attention(
+    "_scaled_dot_product_cudnn_attention": lambda x: aten._scaled_dot_product_cudnn_attention(
         x, x, x, None, True
     ),
-    "_scaled_dot_product_flash_attention": lambda x: aten._scaled_dot_product_flash_attention(x, x, x),
+    "_scaled_dot_product_efficient_attention": lambda x: (
+        aten._scaled_dot_product_efficient_attention(x, x, x, None, True)
+    ),
+    "_scaled_dot_product_flash_attention": lambda x: aten._scaled_dot_product_flash_attention(
+        x, x, x
+    ),
     "native_layer_norm": lambda x: aten.native_layer_norm(x, [16], None, None, 1e-5),
 }
 

@@ -32,7 +32,9 @@ def position_ids_on_the_cpu() -> Any:
 
 
 def labels_on_the_cpu() -> Any:
-    return torch.nn.functional.cross_entropy(torch.randn(3, 5, device="cuda"), torch.tensor([0, 1, 2]))
+    return torch.nn.functional.cross_entropy(
+        torch.randn(3, 5, device="cuda"), torch.tensor([0, 1, 2])
+    )
 
 
 def model_left_on_the_cpu() -> Any:
@@ -48,11 +50,15 @@ def attention_mask_on_the_cpu() -> Any:
     return torch.nn.functional.scaled_dot_product_attention(q, q.cpu(), q)
 
 
-TWO_DEVICES = r"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+TWO_DEVICES = (
+    r"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+    r"cpu!"
+)
 
 
 WRONG_ARGUMENT = (
-    r"Expected all tensors to be on the same device, but got {} is on {}, different from other tensors on {}"
+    r"Expected all tensors to be on the same device, but got {} is on {}, different from other "
+    r"tensors on {}"
 )
 
 
@@ -66,7 +72,11 @@ NUMPY = r"can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu\(\)"
 
 
 BUGS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "a buffer that is none": (lambda: WithBuffer().cuda()(torch.ones(4, device="cuda")), RuntimeError, TWO_DEVICES),
+    "a buffer that is none": (
+        lambda: WithBuffer().cuda()(torch.ones(4, device="cuda")),
+        RuntimeError,
+        TWO_DEVICES,
+    ),
     "a mask": (
         mask_on_the_cpu,
         RuntimeError,
@@ -83,7 +93,11 @@ BUGS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         RuntimeError,
         WRONG_ARGUMENT.format("mat1", "cuda:0", "cpu") + BY_WRAPPER.format("addmm"),
     ),
-    "cat": (concatenated_with_the_cpu, RuntimeError, WRONG_ARGUMENT.format("tensors", "cpu", "cuda:0")),
+    "cat": (
+        concatenated_with_the_cpu,
+        RuntimeError,
+        WRONG_ARGUMENT.format("tensors", "cpu", "cuda:0"),
+    ),
     "attention": (
         attention_mask_on_the_cpu,
         RuntimeError,
@@ -96,7 +110,11 @@ BUGS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         RuntimeError,
         "Expected a 'cuda' device type for generator but found 'cpu'",
     ),
-    "in place": (lambda: torch.ones(2).add_(torch.ones(2, device="cuda")), RuntimeError, TWO_DEVICES),
+    "in place": (
+        lambda: torch.ones(2).add_(torch.ones(2, device="cuda")),
+        RuntimeError,
+        TWO_DEVICES,
+    ),
     "where": (
         lambda: torch.where(torch.ones(2) > 0, torch.ones(2, device="cuda"), torch.zeros(2)),
         RuntimeError,
@@ -116,7 +134,9 @@ def test_a_bug_that_only_a_device_shows(name: str) -> None:
 
 def test_weights_and_inputs_on_two_devices(devices: torchdevice.Scope) -> None:
     layer, x = torch.nn.Linear(2, 2).to("cuda:1"), torch.ones(1, 2, device="cuda:0")
-    with pytest.raises(RuntimeError, match=r"but got mat1 is on cuda:0, different from other tensors on cuda:1"):
+    with pytest.raises(
+        RuntimeError, match=r"but got mat1 is on cuda:0, different from other tensors on cuda:1"
+    ):
         layer(x)
     with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cuda:1!"):
         x + torch.ones(1, 2, device="cuda:1")
@@ -127,7 +147,9 @@ def test_what_cuda_accepts_is_accepted(devices: torchdevice.Scope) -> None:
     x = torch.arange(4.0, device="cuda")
     assert (x + torch.tensor(2.0)).tolist() == [2.0, 3.0, 4.0, 5.0], "a CPU scalar"
     assert x[torch.tensor([0, 3])].tolist() == [0.0, 3.0], "CPU indices"
-    assert x[torch.tensor([True, False, False, True])].tolist() == [0.0, 3.0], "a CPU mask as an index"
+    assert x[torch.tensor([True, False, False, True])].tolist() == [0.0, 3.0], (
+        "a CPU mask as an index"
+    )
     x[torch.tensor([1])] = torch.tensor(9.0)
     assert x.tolist() == [0.0, 9.0, 2.0, 3.0] and float(x[1]) == 9.0 and int(x.argmax()) == 1
 
@@ -147,7 +169,9 @@ FOR_EACH: dict[str, Callable[[list[torch.Tensor]], Any]] = {
 @pytest.mark.parametrize("call", FOR_EACH)
 def test_lists_of_tensors_on_several_devices_are_computed_one_by_one(call: str) -> None:
     def given(*devices: str) -> list[torch.Tensor]:
-        return [torch.full((2,), number - 2.5, device=device) for number, device in enumerate(devices)]
+        return [
+            torch.full((2,), number - 2.5, device=device) for number, device in enumerate(devices)
+        ]
 
     expected = FOR_EACH[call](given("cpu", "cpu", "cpu"))
     with torchdevice.simulate("a100", count=2):

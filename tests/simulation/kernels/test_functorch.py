@@ -1,4 +1,6 @@
-"""Transforms of functorch on simulated devices: kernels above autograd are given its wrappers, which have no memory."""
+"""Transforms of functorch on simulated devices: kernels above autograd are given its wrappers,
+which have no memory.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def _mask(x: torch.Tensor) -> torch.Tensor:
 
 
 def _weights(x: torch.Tensor, gates: int) -> list[torch.Tensor]:
-    matrix, bias = torch.ones(gates * 4, 4, device=x.device) / 10, torch.ones(gates * 4, device=x.device)
+    matrix = torch.ones(gates * 4, 4, device=x.device) / 10
+    bias = torch.ones(gates * 4, device=x.device)
     return [matrix, matrix, bias, bias]
 
 
@@ -32,9 +35,9 @@ def _network(name: str, gates: int, train: bool = True) -> Function:
     def run(x: torch.Tensor) -> torch.Tensor:
         state: Any = torch.zeros(1, 3, 4, device=x.device)
         state = [state, state] if name == "lstm" else state
-        result: torch.Tensor = getattr(torch, name)(x[0], state, _weights(x, gates), True, 1, 0.0, train, False, False)[
-            0
-        ]
+        result: torch.Tensor = getattr(torch, name)(
+            x[0], state, _weights(x, gates), True, 1, 0.0, train, False, False
+        )[0]
         return result
 
     return run
@@ -44,11 +47,17 @@ ABOVE_AUTOGRAD: dict[str, Function] = {
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
     "causal attention": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
     "attention with a mask": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=_mask(x)),
-    "attention with a mask of bools": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=_mask(x).bool()),
+    "attention with a mask of bools": lambda x: F.scaled_dot_product_attention(
+        x, x, x, attn_mask=_mask(x).bool()
+    ),
     "attention of three dimensions": lambda x: F.scaled_dot_product_attention(x[0], x[0], x[0]),
-    "attention with another stride": lambda x: F.scaled_dot_product_attention(*[x.transpose(-1, -2)] * 3),
+    "attention with another stride": lambda x: F.scaled_dot_product_attention(
+        *[x.transpose(-1, -2)] * 3
+    ),
     "convolution": lambda x: F.conv2d(x, torch.ones(3, 2, 2, 2, device=x.device)),
-    "transposed convolution": lambda x: F.conv_transpose1d(x[0], torch.ones(2, 2, 2, device=x.device)),
+    "transposed convolution": lambda x: F.conv_transpose1d(
+        x[0], torch.ones(2, 2, 2, device=x.device)
+    ),
     "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
     "layer norm": lambda x: F.layer_norm(x, (4,)),
     "group norm": lambda x: F.group_norm(x, 2),
@@ -72,7 +81,9 @@ TRANSFORMS: dict[str, Callable[[Function, torch.Tensor], Any]] = {
     "jvp": lambda f, x: jvp(f, (x,), (torch.ones_like(x),)),
     "vmap": lambda f, x: vmap(f)(torch.stack([x, 2 * x])),
     "vmap of grad": lambda f, x: vmap(grad(_squares(f)))(torch.stack([x, 2 * x])),
-    "grad of vmap": lambda f, x: grad(lambda y: vmap(_squares(f))(y).sum())(torch.stack([x, 2 * x])),
+    "grad of vmap": lambda f, x: grad(lambda y: vmap(_squares(f))(y).sum())(
+        torch.stack([x, 2 * x])
+    ),
     "jacrev": lambda f, x: jacrev(_squares(f))(x),
     "jacfwd": lambda f, x: jacfwd(_squares(f))(x),
     "hessian": lambda f, x: hessian(_squares(f))(x),
@@ -92,7 +103,9 @@ def found(transform: Callable[..., Any], function: Any, x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("function", ABOVE_AUTOGRAD)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.sampled(90, of="transforms of functorch")
-def test_a_transform_gives_what_it_gives_on_the_cpu(transform: str, function: str, native: str) -> None:
+def test_a_transform_gives_what_it_gives_on_the_cpu(
+    transform: str, function: str, native: str
+) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 2, 3, 4)
     expected = found(TRANSFORMS[transform], ABOVE_AUTOGRAD[function], x)
@@ -100,7 +113,10 @@ def test_a_transform_gives_what_it_gives_on_the_cpu(transform: str, function: st
         given = found(TRANSFORMS[transform], ABOVE_AUTOGRAD[function], x.to("cuda"))
     if isinstance(expected, tuple):
         # CUDA's kernel of attention is refused in its own name.
-        assert given == (expected[0], expected[1].replace("flash_attention_for_cpu", "efficient_attention"))
+        assert given == (
+            expected[0],
+            expected[1].replace("flash_attention_for_cpu", "efficient_attention"),
+        )
     else:
         torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
@@ -108,7 +124,9 @@ def test_a_transform_gives_what_it_gives_on_the_cpu(transform: str, function: st
 MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "attention": lambda: torch.nn.MultiheadAttention(4, 2, batch_first=True),
     "an encoder": lambda: torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
-    "an encoder that is evaluated": lambda: torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(),
+    "an encoder that is evaluated": lambda: torch.nn.TransformerEncoderLayer(
+        4, 2, 8, batch_first=True
+    ).eval(),
 }
 
 
@@ -125,7 +143,11 @@ def test_gradients_of_each_sample_of_a_transformer(name: str) -> None:
             result = functional_call(module, parameters, given)
             return ((result[0] if name == "attention" else result) ** 2).sum()
 
-        each = vmap(grad(loss), (None, 0))(parameters, x), grad(loss)(parameters, x[0]), jacrev(loss)(parameters, x[0])
+        each = (
+            vmap(grad(loss), (None, 0))(parameters, x),
+            grad(loss)(parameters, x[0]),
+            jacrev(loss)(parameters, x[0]),
+        )
         return [found.cpu() for found in _pytree.tree_leaves(each)]
 
     expected = gradients(x)
@@ -151,9 +173,18 @@ class TestNetworksOfCudnn:
     @pytest.mark.parametrize(("name", "gates"), [("gru", 3), ("lstm", 4), ("rnn_tanh", 1)])
     def test_what_cudnn_cannot(self, name: str, gates: int) -> None:
         x = torch.arange(48.0).reshape(2, 2, 3, 4) / 48
-        with torchdevice.simulate(), pytest.raises(NotImplementedError, match="_cudnn_rnn_backward"):
+        with (
+            torchdevice.simulate(),
+            pytest.raises(NotImplementedError, match="_cudnn_rnn_backward"),
+        ):
             TRANSFORMS["grad of grad"](_network(name, gates), x.to("cuda"))
-        with torchdevice.simulate(), pytest.raises(NotImplementedError, match="forward AD with _cudnn_rnn"):
+        with (
+            torchdevice.simulate(),
+            pytest.raises(NotImplementedError, match="forward AD with _cudnn_rnn"),
+        ):
             TRANSFORMS["hessian"](_network(name, gates), x.to("cuda"))
-        with torchdevice.simulate(), pytest.raises(RuntimeError, match="only be called in training mode"):
+        with (
+            torchdevice.simulate(),
+            pytest.raises(RuntimeError, match="only be called in training mode"),
+        ):
             TRANSFORMS["grad"](_network(name, gates, train=False), x.to("cuda"))

@@ -15,11 +15,15 @@ import torchdevice
 aten = torch.ops.aten
 
 CALLS = {
-    "flash": lambda q, k, v, p, causal: aten._scaled_dot_product_flash_attention(q, k, v, p, causal),
+    "flash": lambda q, k, v, p, causal: aten._scaled_dot_product_flash_attention(
+        q, k, v, p, causal
+    ),
     "efficient": lambda q, k, v, p, causal: aten._scaled_dot_product_efficient_attention(
         q, k, v, None, True, p, causal
     ),
-    "cudnn": lambda q, k, v, p, causal: aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, p, causal),
+    "cudnn": lambda q, k, v, p, causal: aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, p, causal
+    ),
 }
 
 
@@ -51,16 +55,24 @@ def test_values_and_gradients_are_those_of_the_composed_operator(kernel: str, ca
     q, k, _ = (each.detach() for each in here)
     scores = q @ k.mT / 4
     scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf) if causal else scores
-    torch.testing.assert_close(results[1].cpu().reshape(2, 4, -1)[..., :9], scores.logsumexp(-1), **close)
+    torch.testing.assert_close(
+        results[1].cpu().reshape(2, 4, -1)[..., :9], scores.logsumexp(-1), **close
+    )
 
 
 @pytest.mark.parametrize("kernel", CALLS)
 def test_results_have_the_shapes_of_torchs_meta_kernels(kernel: str) -> None:
     given = [on_device(2, 4, 40, 16) for _ in range(3)]
     results = CALLS[kernel](*given, 0.0, False)
-    for one, other in zip(results, CALLS[kernel](*(each.to("meta") for each in given), 0.0, False), strict=True):
+    for one, other in zip(
+        results, CALLS[kernel](*(each.to("meta") for each in given), 0.0, False), strict=True
+    ):
         if isinstance(other, torch.Tensor) and other.numel() > 2:
-            assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+            assert (one.shape, one.dtype, one.stride()) == (
+                other.shape,
+                other.dtype,
+                other.stride(),
+            )
         elif not isinstance(other, torch.Tensor) and other is not None:
             assert one == other
 
@@ -75,9 +87,13 @@ def test_a_packed_batch_is_its_sequences_one_by_one(causal: int) -> None:
     one_by_one = []
     for begin, end in ((0, 3), (3, 8), (8, 9)):
         parts = [each.detach().cpu().float()[begin:end].transpose(0, 1) for each in given]
-        one_by_one.append(F.scaled_dot_product_attention(*parts, is_causal=bool(causal)).transpose(0, 1))
+        one_by_one.append(
+            F.scaled_dot_product_attention(*parts, is_causal=bool(causal)).transpose(0, 1)
+        )
     for result in (flash[0], efficient[0][0]):
-        torch.testing.assert_close(result.detach().cpu().float(), torch.cat(one_by_one), atol=3e-3, rtol=3e-3)
+        torch.testing.assert_close(
+            result.detach().cpu().float(), torch.cat(one_by_one), atol=3e-3, rtol=3e-3
+        )
     assert flash[1].shape == (4, 9) and efficient[1].shape == (3, 4, 32) and efficient[4:] == (5, 5)
     torch.testing.assert_close(efficient[1][1, :, :5], flash[1][:, 3:8])
 
@@ -100,7 +116,11 @@ def test_a_seed_decides_what_dropout_drops() -> None:
     one, other = (CALLS["flash"](*given, 0.5, False) for _ in range(2))
     torch.cuda.manual_seed(3)
     again = CALLS["flash"](*given, 0.5, False)
-    assert torch.equal(one[0], again[0]) and torch.equal(one[6], again[6]) and not torch.equal(one[0], other[0])
+    assert (
+        torch.equal(one[0], again[0])
+        and torch.equal(one[6], again[6])
+        and not torch.equal(one[0], other[0])
+    )
     assert one[6].dtype is torch.uint64 and one[6].shape == (2,)
 
 
@@ -120,9 +140,15 @@ def test_what_a_kernel_drops_can_be_filled_into_a_mask(kernel: str, dtype: torch
     numbers = aten._fill_mem_eff_dropout_mask_(
         torch.empty(2, 3, 140, 140, device="cuda"), 0.3, *place_of(kernel, results)
     )
-    expected = aten._scaled_dot_product_attention_math(q, k, v, None, 0.3, dropout_mask=numbers > 0.3)[0]
+    expected = aten._scaled_dot_product_attention_math(
+        q, k, v, None, 0.3, dropout_mask=numbers > 0.3
+    )[0]
     torch.testing.assert_close(results[0], expected, atol=3e-2, rtol=3e-2)
-    assert numbers.min() >= 0 and numbers.max() <= 1 and abs((numbers > 0.3).float().mean().item() - 0.7) < 0.02
+    assert (
+        numbers.min() >= 0
+        and numbers.max() <= 1
+        and abs((numbers > 0.3).float().mean().item() - 0.7) < 0.02
+    )
 
 
 @pytest.mark.parametrize("scope", [{"random": "device"}], indirect=True)
@@ -134,7 +160,9 @@ def test_the_mask_is_that_of_the_operator_limited_to_a_kernel(scope: None) -> No
     state = torch.cuda.get_rng_state()
     numbers = aten._fill_mem_eff_dropout_mask_(torch.empty(2, 3, 20, 20, device="cuda"), 0.3, 42, 0)
     assert torch.equal(state, torch.cuda.get_rng_state()), "the device's generator is not moved on"
-    expected = aten._scaled_dot_product_attention_math(q, k, v, None, 0.3, dropout_mask=numbers > 0.3)[0]
+    expected = aten._scaled_dot_product_attention_math(
+        q, k, v, None, 0.3, dropout_mask=numbers > 0.3
+    )[0]
     torch.testing.assert_close(found, expected, atol=3e-3, rtol=3e-3)
 
 
@@ -144,8 +172,12 @@ def test_flash_returns_its_weights_with_the_sign_of_what_it_dropped(causal: bool
     results = aten._scaled_dot_product_flash_attention(q, k, v, 0.3, causal, True)
     assert results[8].shape == (2, 3, 256, 256) and results[8].dtype is torch.float16
     weights = results[8][..., :140, :140].float()
-    torch.testing.assert_close(weights.abs().sum(-1), torch.ones(2, 3, 140, device="cuda"), atol=1e-2, rtol=1e-2)
-    torch.testing.assert_close(weights.relu() @ v.float() / 0.7, results[0].float(), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(
+        weights.abs().sum(-1), torch.ones(2, 3, 140, device="cuda"), atol=1e-2, rtol=1e-2
+    )
+    torch.testing.assert_close(
+        weights.relu() @ v.float() / 0.7, results[0].float(), atol=1e-2, rtol=1e-2
+    )
     assert aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, True)[8].numel() == 0
 
 
@@ -174,7 +206,9 @@ REFUSED: dict[str, Any] = {
     "FlashAttention only support fp16": lambda: on_device(1, 4, 2, 8, dtype=torch.float32),
     "head_size must be a multiple of 8": lambda: on_device(1, 4, 2, 12),
     "FlashAttention forward only supports head dimension": lambda: on_device(1, 4, 2, 264),
-    "Input tensor must have contiguous last dimension": lambda: on_device(1, 4, 8, 16).transpose(2, 3),
+    "Input tensor must have contiguous last dimension": lambda: on_device(1, 4, 8, 16).transpose(
+        2, 3
+    ),
 }
 
 
@@ -188,7 +222,9 @@ def test_flash_refuses_as_on_cuda(text: str) -> None:
 def test_flash_refuses_an_older_gpu() -> None:
     with torchdevice.simulate("t4"):
         x = on_device(1, 4, 2, 8)
-        with pytest.raises(RuntimeError, match=r"FlashAttention only supports Ampere GPUs or newer\."):
+        with pytest.raises(
+            RuntimeError, match=r"FlashAttention only supports Ampere GPUs or newer\."
+        ):
             aten._flash_attention_forward(x, x, x, None, None, 4, 4, 0.0, False, False)
 
 

@@ -1,4 +1,6 @@
-"""Products of half tensors on simulated devices, on a CPU without instructions for them: in float32, rounded once."""
+"""Products of half tensors on simulated devices, on a CPU without instructions for them: in
+float32, rounded once.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,11 @@ def computed_in(monkeypatch: pytest.MonkeyPatch, **options: Any) -> set[torch.dt
 
 
 def test_the_option_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert computed_in(monkeypatch) == computed_in(monkeypatch, half_products="float32") == {torch.float32}
+    assert (
+        computed_in(monkeypatch)
+        == computed_in(monkeypatch, half_products="float32")
+        == {torch.float32}
+    )
     assert computed_in(monkeypatch, half_products="target") == set()
     monkeypatch.setattr(cpu, "computes_in_float16", lambda: True)
     assert computed_in(monkeypatch) == set()
@@ -108,7 +114,9 @@ def test_the_gradients_of_convolutions_in_float16_also_where_the_cpu_has_instruc
     monkeypatch.setattr(cpu, "computes_in_float16", lambda: True)
     monkeypatch.setattr(cpu, "computes_in_bfloat16", lambda: True)
     widened, seen = half_products._widened, []
-    monkeypatch.setattr(half_products, "_widened", lambda value: seen.append(value) or widened(value))
+    monkeypatch.setattr(
+        half_products, "_widened", lambda value: seen.append(value) or widened(value)
+    )
     for dtype in HALVES:
         seen.clear()
         with torchdevice.simulate(native=native):
@@ -123,7 +131,9 @@ def test_the_gradients_of_convolutions_in_float16_also_where_the_cpu_has_instruc
 
 
 def test_small_and_mixed_products_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half_products, "_widened", lambda value: pytest.fail("a product was widened"))
+    monkeypatch.setattr(
+        half_products, "_widened", lambda value: pytest.fail("a product was widened")
+    )
     with torchdevice.simulate(native="never"):
         small = torch.ones(4, 4, device="cuda", dtype=torch.float16)
         assert (small @ small).sum().item() == 64

@@ -8,14 +8,19 @@ import torch
 import torchdevice
 
 
-@pytest.mark.parametrize("mask", [torch.eye(4), torch.eye(4) == 0, None], ids=["float", "bool", "none"])
+@pytest.mark.parametrize(
+    "mask", [torch.eye(4), torch.eye(4) == 0, None], ids=["float", "bool", "none"]
+)
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("shape", [(4, 4), (2, 4, 4), (3, 2, 4, 4), (3, 1, 2, 4, 4)], ids=len)
 def test_attention_is_identical_to_the_cpu(
     devices: torchdevice.Scope, shape: tuple[int, ...], whole: bool, mask: torch.Tensor | None
 ) -> None:
     def computed(device: str) -> list[torch.Tensor]:
-        inputs = [each.to(device).requires_grad_() for each in torch.rand((3, *shape), generator=torch.Generator())]
+        inputs = [
+            each.to(device).requires_grad_()
+            for each in torch.rand((3, *shape), generator=torch.Generator())
+        ]
         masked = None if mask is None else mask.to(device).expand(shape if whole else (4, 4))
         found = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=masked)
         return [each.cpu() for each in (found.detach(), *torch.autograd.grad(found.sum(), inputs))]
@@ -32,7 +37,10 @@ def test_functional_transforms(devices: torchdevice.Scope) -> None:
     per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, x)
     looped = torch.stack([torch.func.grad(loss)(weight, row) for row in x])
     assert per_sample.is_cuda and torch.allclose(per_sample, looped)
-    assert torch.func.jacrev(torch.sin)(x[0]).is_cuda and torch.func.hessian(lambda v: v.pow(3).sum())(x[0]).is_cuda
+    assert (
+        torch.func.jacrev(torch.sin)(x[0]).is_cuda
+        and torch.func.hessian(lambda v: v.pow(3).sum())(x[0]).is_cuda
+    )
     _, tangent = torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))
     assert torch.allclose(tangent, x.cos())
     with torch.inference_mode():

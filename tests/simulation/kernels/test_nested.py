@@ -47,7 +47,9 @@ def plain(*shape: int) -> torch.Tensor:
 
 
 def values(result: Any) -> list[Any]:
-    """Return what a result consists of: numbers, and for each tensor in it its shape, dtype and numbers."""
+    """Return what a result consists of: numbers, and for each tensor in it its shape, dtype and
+    numbers.
+    """
     if isinstance(result, (list, tuple)):
         return [values(each) for each in result]
     if not isinstance(result, torch.Tensor):
@@ -98,22 +100,48 @@ OPERATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "linear": lambda x: functional.linear(x, plain(5, 4).to(x.device), plain(5).to(x.device)),
     "matmul": lambda x: [torch.matmul(x, x.transpose(1, 2)), torch.bmm(x.transpose(1, 2), x)],
     "softmax": lambda x: [torch.softmax(x, -1), functional.softmax(x.transpose(1, 2), -1)],
-    "layer_norm": lambda x: functional.layer_norm(x, (4,), plain(4).to(x.device), plain(4).to(x.device), 1e-3),
-    "activations": lambda x: [x.relu(), functional.gelu(x), functional.silu(x), x.tanh(), x.abs(), x.neg(), x.sgn()],
+    "layer_norm": lambda x: functional.layer_norm(
+        x, (4,), plain(4).to(x.device), plain(4).to(x.device), 1e-3
+    ),
+    "activations": lambda x: [
+        x.relu(),
+        functional.gelu(x),
+        functional.silu(x),
+        x.tanh(),
+        x.abs(),
+        x.neg(),
+        x.sgn(),
+    ],
     "arithmetic": lambda x: [x + x, x * x, x * 2, x / 3, x - x, x.add_(x), x > 0, x.isnan()],
-    "views": lambda x: [x.transpose(1, 2), x.chunk(2, -1), x.unsqueeze(2), x.reshape(3, -1, 2, 2), x.narrow(0, 0, 3)],
-    "copies": lambda x: [x.clone(), x.transpose(1, 2).contiguous(), x.double(), x.half(), x.detach()],
+    "views": lambda x: [
+        x.transpose(1, 2),
+        x.chunk(2, -1),
+        x.unsqueeze(2),
+        x.reshape(3, -1, 2, 2),
+        x.narrow(0, 0, 3),
+    ],
+    "copies": lambda x: [
+        x.clone(),
+        x.transpose(1, 2).contiguous(),
+        x.double(),
+        x.half(),
+        x.detach(),
+    ],
     "likes": lambda x: [torch.zeros_like(x), torch.ones_like(x), torch.empty_like(x).fill_(3)],
     "sum": lambda x: torch.sum(x, -1, keepdim=True),
     "cat": lambda x: torch.cat([x, x]),
     "written": written,
     "values": lambda x: [x.values(), x.numel(), x.size(0), x.dim(), x._nested_tensor_size()],
-    "from a mask": lambda x: torch._nested_tensor_from_mask(plain(3, 3, 4).to(x.device), masked().to(x.device)),
+    "from a mask": lambda x: torch._nested_tensor_from_mask(
+        plain(3, 3, 4).to(x.device), masked().to(x.device)
+    ),
     "embedding": lambda x: functional.embedding(
-        nested_tensor([torch.tensor([1, 0]), torch.tensor([2])], device=x.device), plain(3, 4).to(x.device)
+        nested_tensor([torch.tensor([1, 0]), torch.tensor([2])], device=x.device),
+        plain(3, 4).to(x.device),
     ),
     "attention": attended,
-    # One head of four numbers: a GPU has no fused kernel for heads of two, and composes as the CPU does not.
+    # One head of four numbers: a GPU has no fused kernel for heads of two, and composes as the CPU
+    # does not.
     "heads": lambda x: nn.MultiheadAttention(4, 1, batch_first=True).to(x.device)(
         *[x.to_padded_tensor(0.0)] * 3, key_padding_mask=~masked().to(x.device), need_weights=False
     ),
@@ -132,18 +160,31 @@ def test_the_values_of_the_cpu(cuda: torchdevice.Scope, name: str) -> None:
         made = OPERATIONS[name](x)
         assert values(made) == expected
         for each in made if isinstance(made, (list, tuple)) else [made]:
-            assert not isinstance(each, torch.Tensor) or each.device == torch.device(device) or name == "values"
+            assert (
+                not isinstance(each, torch.Tensor)
+                or each.device == torch.device(device)
+                or name == "values"
+            )
 
 
 def test_devices(cuda: torchdevice.Scope) -> None:
     x = nested("cuda:1")
     assert x.device == torch.device("cuda:1") and x.is_cuda and x.is_nested and x.get_device() == 1
     assert (
-        nested_tensor(parts(), device="cuda:1").device == torch.nested.as_nested_tensor(x.unbind()).device == x.device
+        nested_tensor(parts(), device="cuda:1").device
+        == torch.nested.as_nested_tensor(x.unbind()).device
+        == x.device
     )
     assert x.to("cuda:0").device == nested("cpu").cuda().device == torch.device("cuda:0")
-    assert values(x.to("cuda:0")) == values(x.cpu()) == values(nested("cpu").copy_(x)) == values(nested("cpu"))
-    assert x.cpu().device == torch.device("cpu") and values(nested("cuda:0", 1).copy_(x)) == values(x)
+    assert (
+        values(x.to("cuda:0"))
+        == values(x.cpu())
+        == values(nested("cpu").copy_(x))
+        == values(nested("cpu"))
+    )
+    assert x.cpu().device == torch.device("cpu") and values(nested("cuda:0", 1).copy_(x)) == values(
+        x
+    )
     assert repr(x).count("device='cuda:1'") == len(LENGTHS) + 1
     for other in ("cuda:0", "cpu"):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
@@ -210,7 +251,7 @@ def test_the_jagged_layout(cuda: torchdevice.Scope) -> None:
     assert step("cuda") == step("cpu")
 
 
-# ---- the fast path of nn.TransformerEncoder, which makes nested tensors ----------------------------------------------
+# ---- the fast path of nn.TransformerEncoder, which makes nested tensors --------------------------
 
 
 def encoded(device: str, enable_nested_tensor: bool = True) -> torch.Tensor:
@@ -226,14 +267,17 @@ def encoded(device: str, enable_nested_tensor: bool = True) -> torch.Tensor:
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_an_encoder(target: str, engine: str) -> None:
-    """It takes torch's fast path, whose results are 0 at the padded places, unless it is told not to."""
+    """It takes torch's fast path, whose results are 0 at the padded places, unless it is told not
+    to.
+    """
     fast, slow = encoded("cpu"), encoded("cpu", enable_nested_tensor=False)
     padded = ~masked()
     assert not fast[padded].any() and slow[padded].all()
     with torchdevice.portable(target, engine=engine):
         assert values(encoded("cuda")) == values(fast)
         assert values(encoded("cuda", enable_nested_tensor=False)) == values(slow)
-        with torch.device("cuda"):  # a mode of the program's, which keeps torch from the fast path on CUDA too
+        # A mode of the program's, which keeps torch from the fast path on CUDA too.
+        with torch.device("cuda"):
             assert encoded("cuda")[padded.to("cuda")].all()
 
 
@@ -276,7 +320,9 @@ def test_subclasses_and_modes_of_the_program_are_seen(cuda: torchdevice.Scope) -
 
 def test_an_encoder_without_values() -> None:
     with torchdevice.simulate(compute="meta"):
-        assert encoded("cuda").shape == encoded("cuda", enable_nested_tensor=False).shape == (3, 3, 8)
+        assert (
+            encoded("cuda").shape == encoded("cuda", enable_nested_tensor=False).shape == (3, 3, 8)
+        )
         x = nested("cuda")
         assert x.to(torch.float64).unbind()[1].shape == (3, 4) and "size=(3, 4)" in repr(x)
         with pytest.raises(NoValueError, match="aten::linear"):

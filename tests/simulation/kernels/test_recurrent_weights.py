@@ -1,4 +1,6 @@
-"""Weights of recurrent networks lie in one piece of memory, as cuDNN wants them, or the program is warned."""
+"""Weights of recurrent networks lie in one piece of memory, as cuDNN wants them, or the program is
+warned.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,17 @@ def texts(call: Callable[[], Any]) -> list[str]:
 
 
 def of_weights(call: Callable[[], Any]) -> bool:
-    return any(each.startswith("RNN module weights are not part of single contiguous") for each in texts(call))
+    return any(
+        each.startswith("RNN module weights are not part of single contiguous")
+        for each in texts(call)
+    )
 
 
 @pytest.mark.parametrize(("kind", "options"), NETWORKS, ids=str)
 @pytest.mark.parametrize("compute", [None, "meta"])
-def test_modules_flatten_and_pieces_are_told(kind: Any, options: dict[str, Any], compute: Any) -> None:
+def test_modules_flatten_and_pieces_are_told(
+    kind: Any, options: dict[str, Any], compute: Any
+) -> None:
     with torchdevice.simulate(compute=compute):
         x, made = torch.rand(3, 2, 4, device="cuda"), kind(4, 4, **options)
         network = made.cuda()

@@ -27,15 +27,21 @@ def scope(engine: str) -> Iterator[None]:
         yield
 
 
-# ---- traced convolutions ---------------------------------------------------------------------------------------------
+# ---- traced convolutions -------------------------------------------------------------------------
 
 CONVOLUTIONS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "1d": (lambda: torch.nn.Conv1d(2, 4, 3, padding=1), (2, 2, 8)),
     "2d": (lambda: torch.nn.Conv2d(2, 4, 3, stride=2, groups=2), (2, 2, 8, 8)),
     "2d without bias": (lambda: torch.nn.Conv2d(2, 4, 3, bias=False, dilation=2), (2, 2, 8, 8)),
     "3d": (lambda: torch.nn.Conv3d(2, 4, 3), (1, 2, 5, 5, 5)),
-    "transposed": (lambda: torch.nn.ConvTranspose2d(2, 4, 3, output_padding=1, stride=2), (1, 2, 5, 5)),
-    "within others": (lambda: torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.ReLU()), (1, 2, 5, 5)),
+    "transposed": (
+        lambda: torch.nn.ConvTranspose2d(2, 4, 3, output_padding=1, stride=2),
+        (1, 2, 5, 5),
+    ),
+    "within others": (
+        lambda: torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.ReLU()),
+        (1, 2, 5, 5),
+    ),
 }
 
 
@@ -54,21 +60,29 @@ def test_a_traced_convolution(name: str) -> None:
         y.square().sum().backward()
         assert y.device == torch.device(device)
         parameters = [parameter.grad for parameter in there.parameters()]
-        found.append([each.detach().cpu() for each in (y, given.grad, *parameters) if each is not None])
+        found.append(
+            [each.detach().cpu() for each in (y, given.grad, *parameters) if each is not None]
+        )
         there.zero_grad()
     assert len(found[0]) >= 3
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
 
 
-# ---- sparse tensors on any device ------------------------------------------------------------------------------------
+# ---- sparse tensors on any device ----------------------------------------------------------------
 
 SPARSE: dict[str, Callable[[torch.Tensor], Any]] = {
     "to_sparse": lambda x: x.to_sparse(),
     "constructor": lambda x: torch.sparse_coo_tensor(
-        torch.tensor([[0, 1], [1, 0]], device=x.device), x[0, :2], (3, 3), device=x.device, check_invariants=False
+        torch.tensor([[0, 1], [1, 0]], device=x.device),
+        x[0, :2],
+        (3, 3),
+        device=x.device,
+        check_invariants=False,
     ),
-    "empty": lambda x: torch.sparse_coo_tensor(size=(3, 3), device=x.device, check_invariants=False),
+    "empty": lambda x: torch.sparse_coo_tensor(
+        size=(3, 3), device=x.device, check_invariants=False
+    ),
     "detach": lambda x: x.to_sparse().detach(),
     "clone": lambda x: x.to_sparse().clone(),
     "add": lambda x: x.to_sparse() + x.to_sparse(),
@@ -98,18 +112,25 @@ def sparse_gradient(x: torch.Tensor) -> torch.Tensor:
 def test_sparse_tensors(name: str, device: str) -> None:
     expected = SPARSE[name](torch.eye(3) * 2)
     found = SPARSE[name](torch.eye(3).to(device) * 2)
-    assert found.device == torch.device(device) and found.layout is expected.layout and found.dtype is expected.dtype
+    assert (
+        found.device == torch.device(device)
+        and found.layout is expected.layout
+        and found.dtype is expected.dtype
+    )
     if found.is_sparse:
         assert found._values().device == found._indices().device == found.device
     assert torch.equal(found.cpu().to_dense(), expected.to_dense())
 
 
-# ---- DLPack ----------------------------------------------------------------------------------------------------------
+# ---- DLPack --------------------------------------------------------------------------------------
 
 
 def test_dlpack_hands_memory_over() -> None:
     x = torch.arange(4.0, device="cuda")
-    for y in (torch.from_dlpack(x), torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))):
+    for y in (
+        torch.from_dlpack(x),
+        torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x)),
+    ):
         assert y.device == x.device and torch.equal(x, y)
         y.add_(1)
         assert torch.equal(x, y)
@@ -124,12 +145,14 @@ def test_numpy_takes_no_tensor_of_a_device() -> None:
     assert torch.from_dlpack(numpy.ones(2)).device.type == "cpu"
 
 
-# ---- numbers in the place of tensors ---------------------------------------------------------------------------------
+# ---- numbers in the place of tensors -------------------------------------------------------------
 
 NUMBERS = (2, -3, 0.5, True, 1 + 2j, 1e300)
 
 
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "eq", "bitwise_and"])
+@pytest.mark.parametrize(
+    "name", ["add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "eq", "bitwise_and"]
+)
 @pytest.mark.parametrize("shape", [(), (3,)], ids=str)
 def test_numbers_in_the_place_of_tensors(name: str, shape: tuple[int, ...]) -> None:
     function = getattr(torch, name)
@@ -146,10 +169,12 @@ def test_numbers_in_the_place_of_tensors(name: str, shape: tuple[int, ...]) -> N
     for dtype in (torch.float32, torch.bfloat16, torch.int32, torch.bool, torch.complex64):
         for number in NUMBERS:
             for swapped in (False, True):
-                assert outcome("cuda", dtype, number, swapped) == outcome("cpu", dtype, number, swapped)
+                assert outcome("cuda", dtype, number, swapped) == outcome(
+                    "cpu", dtype, number, swapped
+                )
 
 
-# ---- quantized tensors -----------------------------------------------------------------------------------------------
+# ---- quantized tensors ---------------------------------------------------------------------------
 
 
 def _quantized(x: torch.Tensor) -> torch.Tensor:
@@ -158,7 +183,9 @@ def _quantized(x: torch.Tensor) -> torch.Tensor:
 
 QUANTIZING: dict[str, Callable[[torch.Tensor], Any]] = {
     "per tensor": lambda x: torch.quantize_per_tensor(x, 0.1, 2, torch.quint8),
-    "parameters in tensors": lambda x: torch.quantize_per_tensor(x, x.sum(), x.sum().long(), torch.qint32),
+    "parameters in tensors": lambda x: torch.quantize_per_tensor(
+        x, x.sum(), x.sum().long(), torch.qint32
+    ),
     "a list": lambda x: torch.quantize_per_tensor([x], x[0, :1], x[0, :1], torch.qint8),
     "dynamic": lambda x: torch.quantize_per_tensor_dynamic(x, torch.quint8, False),
     "per channel": lambda x: torch.quantize_per_channel(x, x[:, 0], x[:, 0].long(), 0, torch.qint8),
@@ -191,11 +218,15 @@ def _saved(q: torch.Tensor, **options: Any) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore")  # torch calls quantized tensors deprecated
 @pytest.mark.parametrize("options", [{}, {"profile": "mps"}], ids=["cuda", "mps"])
 @pytest.mark.parametrize("make", QUANTIZING)
-def test_each_way_to_a_quantized_tensor_is_refused_by_name(make: str, options: dict[str, Any]) -> None:
+def test_each_way_to_a_quantized_tensor_is_refused_by_name(
+    make: str, options: dict[str, Any]
+) -> None:
     with torchdevice.simulate(**options):
         x = torch.ones(3, 4, device="cuda")
         before = torch.cuda.memory_allocated()
-        with pytest.raises(NotSupportedError, match=r"^A quantized tensor is not supported .* Quantize on the CPU"):
+        with pytest.raises(
+            NotSupportedError, match=r"^A quantized tensor is not supported .* Quantize on the CPU"
+        ):
             QUANTIZING[make](x)
         gc.collect()
         assert torch.cuda.memory_allocated() == before and (x + 1).tolist() == [[2.0] * 4] * 3
@@ -205,7 +236,10 @@ def test_each_way_to_a_quantized_tensor_is_refused_by_name(make: str, options: d
 def test_quantized_tensors_of_the_cpu_work_in_a_scope() -> None:
     with torchdevice.simulate():
         q = _quantized(torch.ones(3, device="cuda"))
-        assert q.dequantize().cuda().tolist() == torch.ones(3).tolist() and q.int_repr().cuda().tolist() == [12] * 3
+        assert (
+            q.dequantize().cuda().tolist() == torch.ones(3).tolist()
+            and q.int_repr().cuda().tolist() == [12] * 3
+        )
 
 
 def test_fields_of_unknown_objects_are_refused() -> None:
@@ -231,7 +265,8 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 @pytest.mark.parametrize("statistics", FLOATS)
 @pytest.mark.parametrize(
     ("input", "weights"),
-    [(each, each) for each in FLOATS] + [(torch.float16, torch.float32), (torch.bfloat16, torch.float32)],
+    [(each, each) for each in FLOATS]
+    + [(torch.float16, torch.float32), (torch.bfloat16, torch.float32)],
 )
 def test_batch_norm_takes_statistics_in_any_dtype(
     input: torch.dtype, weights: torch.dtype, statistics: torch.dtype, training: bool
@@ -242,7 +277,9 @@ def test_batch_norm_takes_statistics_in_any_dtype(
 
     def normalized(device: str, *dtypes: torch.dtype) -> list[torch.Tensor]:
         kinds = (dtypes[0], dtypes[1], dtypes[1], dtypes[2])
-        x, weight, bias, variance = (each.to(device, kind) for each, kind in zip(drawn, kinds, strict=True))
+        x, weight, bias, variance = (
+            each.to(device, kind) for each, kind in zip(drawn, kinds, strict=True)
+        )
         leaves = [each.requires_grad_() for each in (x, weight, bias)]
         mean = torch.zeros_like(variance)
         with torch.backends.cudnn.flags(enabled=False):
@@ -252,6 +289,13 @@ def test_batch_norm_takes_statistics_in_any_dtype(
 
     found = normalized("cuda", input, weights, statistics)
     wanted = normalized("cpu", *[torch.float64] * 3)
-    assert [each.dtype for each in found] == [input, statistics, statistics, input, weights, weights]
+    assert [each.dtype for each in found] == [
+        input,
+        statistics,
+        statistics,
+        input,
+        weights,
+        weights,
+    ]
     for each, exact in zip(found, wanted, strict=True):
         torch.testing.assert_close(each.cpu().double(), exact, rtol=0.03, atol=0.5)

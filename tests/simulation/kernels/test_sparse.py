@@ -1,4 +1,6 @@
-"""Compressed sparse tensors (CSR, CSC, BSR, BSC) of the simulated device, compared with the CPU to the bit."""
+"""Compressed sparse tensors (CSR, CSC, BSR, BSC) of the simulated device, compared with the CPU to
+the bit.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,14 @@ def gradient_of_conversion(s: torch.Tensor, d: torch.Tensor) -> Any:
 USES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "itself": lambda s, d: s,
     "parts": lambda s, d: parts(s),
-    "facts": lambda s, d: (s._nnz(), s.sparse_dim(), s.dense_dim(), s.layout, s.is_sparse_csr, s.is_sparse),
+    "facts": lambda s, d: (
+        s._nnz(),
+        s.sparse_dim(),
+        s.dense_dim(),
+        s.layout,
+        s.is_sparse_csr,
+        s.is_sparse,
+    ),
     "constructed": lambda s, d: torch.sparse_compressed_tensor(*parts(s), s.shape, layout=s.layout),
     "constructed from lists": lambda s, d: torch.sparse_compressed_tensor(
         *(part.tolist() for part in parts(s)), s.shape, layout=s.layout, device=d.device
@@ -82,7 +91,9 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "to csr": lambda s, d: s.to_sparse_csr(),
     "to csc": lambda s, d: s.to_sparse_csc(),
     "to double": lambda s, d: s.double(),
-    "to the other device and back": lambda s, d: s.to("cuda:0" if s.is_cuda else "cpu").to(s.device),
+    "to the other device and back": lambda s, d: s.to("cuda:0" if s.is_cuda else "cpu").to(
+        s.device
+    ),
     "clone": lambda s, d: s.clone(),
     "detach": lambda s, d: s.detach(),
     "saved": lambda s, d: saved(s),
@@ -119,7 +130,9 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 def outcome(use: Callable[..., Any], s: torch.Tensor, d: torch.Tensor) -> Any:
-    """Return what a use gives, on the CPU; the text of what it raises, without the names of backends."""
+    """Return what a use gives, on the CPU; the text of what it raises, without the names of
+    backends.
+    """
     try:
         return use(s, d)
     except Exception as error:
@@ -137,7 +150,11 @@ def test_a_use(name: str) -> None:
             found = outcome(USES[name], sparse, b.to(DEVICE))
             for each in pytree.tree_leaves(found):
                 if isinstance(each, torch.Tensor):
-                    assert each.device.type == "cpu" if name == "to cpu" else each.device == torch.device(DEVICE)
+                    assert (
+                        each.device.type == "cpu"
+                        if name == "to cpu"
+                        else each.device == torch.device(DEVICE)
+                    )
             assert not sweeping.identical(expected, found, "cuda")
         worked += not isinstance(expected, str)
     assert worked or name == "refused by the check"
@@ -147,7 +164,9 @@ KINDS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
 
 
 @pytest.mark.parametrize("layout", KINDS, ids=str)
-@pytest.mark.parametrize("use", [lambda s, v: s @ v, lambda s, v: s.clone(), lambda s, v: s.to_dense()])
+@pytest.mark.parametrize(
+    "use", [lambda s, v: s @ v, lambda s, v: s.clone(), lambda s, v: s.to_dense()]
+)
 @pytest.mark.parametrize("waits", [True, False])
 def test_races_of_sparse_tensors_are_found(layout: torch.layout, use: Any, waits: bool) -> None:
     with torchdevice.simulate(races="error"):
@@ -172,16 +191,24 @@ def test_what_sparse_tensors_have_in_common_is_not_written() -> None:
             stream.wait_stream(torch.cuda.current_stream())
         for stream in streams:
             with torch.cuda.stream(stream):
-                assert matrix.detach().coalesce() is not matrix and matrix.coalesce().to_dense().shape == (4, 4)
+                assert (
+                    matrix.detach().coalesce() is not matrix
+                    and matrix.coalesce().to_dense().shape == (4, 4)
+                )
         with torch.cuda.stream(streams[0]):
             matrix.mul_(2)
         with torch.cuda.stream(streams[1]), pytest.raises(RaceError, match="mul_"):
             matrix.to_dense()
 
 
-EVERY_LAYOUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"coo": lambda x: x.to_sparse(), **LAYOUTS}
+EVERY_LAYOUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "coo": lambda x: x.to_sparse(),
+    **LAYOUTS,
+}
 
-PLACES = torch.tensor([[0.0, 0, 0, 2, 0, 0], [0, 0, 3, 0, 0, 0], [0, 0, 0, 0, 4, 0], [5, 0, 0, 0, 0, 6]])
+PLACES = torch.tensor(
+    [[0.0, 0, 0, 2, 0, 0], [0, 0, 3, 0, 0, 0], [0, 0, 0, 0, 4, 0], [5, 0, 0, 0, 0, 6]]
+)
 
 
 def all_parts(s: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -191,19 +218,31 @@ def all_parts(s: torch.Tensor) -> tuple[torch.Tensor, ...]:
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("make", EVERY_LAYOUT.values(), ids=EVERY_LAYOUT)
 @pytest.mark.parametrize("road", ["to", "copy_"])
-def test_copies_of_sparse_tensors_to_the_host_are_done(make: Callable[[torch.Tensor], torch.Tensor], road: str) -> None:
-    """Garbage for indices would end the process: torch's kernels do not look whether they are valid."""
+def test_copies_of_sparse_tensors_to_the_host_are_done(
+    make: Callable[[torch.Tensor], torch.Tensor], road: str
+) -> None:
+    """Garbage for indices would end the process: torch's kernels do not look whether they are
+    valid.
+    """
     with torchdevice.simulate(asynchronous=True):
         there, right = make(PLACES).cuda(), make(PLACES)
         into = make(PLACES * 7).pin_memory()
-        host = there.to("cpu", non_blocking=True) if road == "to" else into.copy_(there, non_blocking=True)
+        host = (
+            there.to("cpu", non_blocking=True)
+            if road == "to"
+            else into.copy_(there, non_blocking=True)
+        )
         assert host.device.type == "cpu" and host.layout == right.layout
-        assert all(torch.equal(*each) for each in zip(all_parts(host), all_parts(right), strict=True))
+        assert all(
+            torch.equal(*each) for each in zip(all_parts(host), all_parts(right), strict=True)
+        )
 
 
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("make", EVERY_LAYOUT.values(), ids=EVERY_LAYOUT)
-def test_copies_of_sparse_tensors_to_the_device_are_done(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_copies_of_sparse_tensors_to_the_device_are_done(
+    make: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     with torchdevice.simulate(asynchronous=True):
         locked = make(PLACES).pin_memory()
         assert locked.is_pinned() and all(each.is_pinned() for each in all_parts(locked))
@@ -224,7 +263,9 @@ def test_indices_in_flight_are_valid_where_they_are_read_too_early() -> None:
 
 
 @pytest.mark.parametrize("make", EVERY_LAYOUT.values(), ids=EVERY_LAYOUT)
-def test_copies_of_pageable_sparse_tensors_are_done(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_copies_of_pageable_sparse_tensors_are_done(
+    make: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     with torchdevice.simulate(asynchronous=True):
         source = make(PLACES)
         there = source.to("cuda", non_blocking=True)
@@ -237,9 +278,12 @@ def test_copies_of_pageable_sparse_tensors_are_done(make: Callable[[torch.Tensor
 def test_what_cuda_lacks_for_sparse_tensors_is_refused() -> None:
     with torchdevice.simulate():
         matrix, vectors = torch.eye(4).to_sparse_csr().cuda(), torch.ones(4, 2, device="cuda")
-        assert torch.equal(torch.sparse.mm(matrix, vectors), vectors) and matrix.sum([1], keepdim=True).shape == (4, 1)
+        assert torch.equal(torch.sparse.mm(matrix, vectors), vectors) and matrix.sum(
+            [1], keepdim=True
+        ).shape == (4, 1)
         with pytest.raises(
-            NotImplementedError, match="'aten::_sparse_mm_reduce_impl' with arguments from the 'SparseCsrCUDA'"
+            NotImplementedError,
+            match="'aten::_sparse_mm_reduce_impl' with arguments from the 'SparseCsrCUDA'",
         ):
             torch.sparse.mm(matrix, vectors, "mean")
 
@@ -277,7 +321,9 @@ def test_memory_is_counted_and_freed() -> None:
     assert torch.cuda.memory_allocated(DEVICE) == before
 
 
-@pytest.mark.parametrize("make", [*LAYOUTS.values(), lambda x: x.to_sparse()], ids=[*LAYOUTS, "coo"])
+@pytest.mark.parametrize(
+    "make", [*LAYOUTS.values(), lambda x: x.to_sparse()], ids=[*LAYOUTS, "coo"]
+)
 def test_tensors_on_two_devices_are_refused(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = torch.eye(4)
     for one, other in ((DEVICE, "cpu"), (DEVICE, "cuda:0"), ("cuda:0", "cpu")):
@@ -285,32 +331,46 @@ def test_tensors_on_two_devices_are_refused(make: Callable[[torch.Tensor], torch
             make(x.to(one)) @ x.to(other)
 
 
-# ---- torch's samples of sparse operators -----------------------------------------------------------------------------
+# ---- torch's samples of sparse operators ---------------------------------------------------------
 
 SAMPLES = [
     (op, layout)
     for op in op_db
-    for layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+    for layout in (
+        torch.sparse_coo,
+        torch.sparse_csr,
+        torch.sparse_csc,
+        torch.sparse_bsr,
+        torch.sparse_bsc,
+    )
     if op.supports_sparse_layout(layout) and torch.float32 in op.dtypes
 ]
 
 
 def samples(op: OpInfo, layout: torch.layout) -> Iterator[tuple[Any, Any]]:
-    """Return arguments in a layout; where torch has no samples in it, those of dense matrices, converted."""
+    """Return arguments in a layout; where torch has no samples in it, those of dense matrices,
+    converted.
+    """
     try:
         found = list(op.sample_inputs_sparse(layout, "cpu", torch.float32))
     except NotImplementedError:
         block = {"blocksize": (1, 1)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
         dims = (1, 2, 3) if layout is torch.sparse_coo else (2,)
-        dense = [each for each in sweeping.samples_of(op, torch.float32) if each.input.dim() in dims]
+        dense = [
+            each for each in sweeping.samples_of(op, torch.float32) if each.input.dim() in dims
+        ]
         for sample in dense:
             sample.input = sample.input.to_sparse(layout=layout, **block)
         found = dense
-    return (((each.input, *each.args), each.kwargs) for each in found if "device" not in each.kwargs)
+    return (
+        ((each.input, *each.args), each.kwargs) for each in found if "device" not in each.kwargs
+    )
 
 
 @pytest.mark.sampled(20)
-@pytest.mark.parametrize(("op", "layout"), SAMPLES, ids=lambda each: str(getattr(each, "full_name", each)))
+@pytest.mark.parametrize(
+    ("op", "layout"), SAMPLES, ids=lambda each: str(getattr(each, "full_name", each))
+)
 def test_torchs_samples(op: OpInfo, layout: torch.layout) -> None:
     torch.manual_seed(0)
     compared = 0
@@ -334,7 +394,9 @@ def test_a_conversion_leaves_the_coo_tensor_as_it_is(layout: str) -> None:
     before = repr(s)
     converted = LAYOUTS[layout](s)
     indices = s._indices().untyped_storage()
-    assert [part.untyped_storage().data_ptr() == indices.data_ptr() for part in parts(converted)] == shares
+    assert [
+        part.untyped_storage().data_ptr() == indices.data_ptr() for part in parts(converted)
+    ] == shares
     assert repr(s) == before and torch.equal(s.cpu().to_dense(), dense)
     del s, indices
     assert torch.equal(converted.to_dense().cpu(), dense)
@@ -359,7 +421,10 @@ HALVES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("product", HALVES)
 def test_a_product_in_half_precision_is_rounded_once(product: str, dtype: torch.dtype) -> None:
     """cuSPARSE has these products, and the CPU has none."""
-    x, y = (torch.randn(5, 5, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in (0, 1))
+    x, y = (
+        torch.randn(5, 5, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        for seed in (0, 1)
+    )
     x = x.relu()
     found = HALVES[product](x.to(DEVICE), y.to(DEVICE))
     assert found.dtype is dtype and found.device == torch.device(DEVICE)
@@ -369,5 +434,7 @@ def test_a_product_in_half_precision_is_rounded_once(product: str, dtype: torch.
 def test_a_product_of_coo_and_a_matrix_in_half_precision_is_refused() -> None:
     """CUDA's kernel for it has none of these dtypes."""
     x = torch.eye(4, device=DEVICE, dtype=torch.float16)
-    with pytest.raises(NotImplementedError, match="\"addmm_sparse_cuda\" not implemented for 'Half'"):
+    with pytest.raises(
+        NotImplementedError, match="\"addmm_sparse_cuda\" not implemented for 'Half'"
+    ):
         x.to_sparse() @ x

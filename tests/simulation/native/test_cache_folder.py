@@ -1,4 +1,6 @@
-"""The cache folder of the native kernels: what is loaded from it, what is refused, and what happens then."""
+"""The cache folder of the native kernels: what is loaded from it, what is refused, and what happens
+then.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from torchdevice.native import building
 
 pytestmark = [
     pytest.mark.one_engine,
-    pytest.mark.skipif(sys.platform == "win32", reason="the kernels are not built on Windows, and modes say nothing"),
+    pytest.mark.skipif(
+        sys.platform == "win32",
+        reason="the kernels are not built on Windows, and modes say nothing",
+    ),
 ]
 
 _SCOPE = (
@@ -45,7 +50,9 @@ def cache(native_kernels: Path, tmp_path: Path) -> Path:
 
 
 def scope(cache: str, cwd: Path | None = None, **more: str) -> CompletedProcess[str]:
-    return run_python("-c", _SCOPE, cwd=cwd, XDG_CACHE_HOME=cache, TORCHDEVICE_NATIVE="auto", **more)
+    return run_python(
+        "-c", _SCOPE, cwd=cwd, XDG_CACHE_HOME=cache, TORCHDEVICE_NATIVE="auto", **more
+    )
 
 
 def library(cache: Path) -> Path:
@@ -53,7 +60,9 @@ def library(cache: Path) -> Path:
 
 
 def copying_compiler(folder: Path, then: str = "") -> str:
-    """Write a compiler that copies the library which this machine has: the real one takes half a minute."""
+    """Write a compiler that copies the library which this machine has: the real one takes half a
+    minute.
+    """
     compiler = folder / "compiler"
     copies = f"shutil.copy({str(building.path())!r}, sys.argv[sys.argv.index('-o') + 1])"
     compiler.write_text(f"#!{sys.executable}\nimport shutil, sys, time\n{copies}\n{then}\n")
@@ -84,8 +93,12 @@ CHANGED: dict[str, Callable[[Path], object]] = {
     "cut off": lambda cache: library(cache).write_bytes(library(cache).read_bytes()[:-100]),
     "empty": lambda cache: library(cache).write_bytes(b""),
     "another library": lambda cache: shutil.copy(os.__file__, library(cache)),
-    "without a digest": lambda cache: library(cache).with_name(f"{library(cache).name}.sha256").unlink(),
-    "with an empty digest": lambda cache: library(cache).with_name(f"{library(cache).name}.sha256").write_text(""),
+    "without a digest": lambda cache: (
+        library(cache).with_name(f"{library(cache).name}.sha256").unlink()
+    ),
+    "with an empty digest": lambda cache: (
+        library(cache).with_name(f"{library(cache).name}.sha256").write_text("")
+    ),
 }
 
 
@@ -98,7 +111,9 @@ def refusal(cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("how", WEAKENED)
-def test_a_library_that_others_can_change_is_not_loaded(cache: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_others_can_change_is_not_loaded(
+    cache: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     WEAKENED[how](cache)
     said = refusal(cache, monkeypatch)
     assert "can be written by other users" in said or "belongs to user 12345" in said
@@ -109,7 +124,9 @@ def test_a_library_that_is_not_the_one_built_is_not_loaded(
     cache: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     CHANGED[how](cache)
-    assert "is not the file that was built; run 'torchdevice native clean'" in refusal(cache, monkeypatch)
+    assert "is not the file that was built; run 'torchdevice native clean'" in refusal(
+        cache, monkeypatch
+    )
 
 
 def test_a_scope_computes_without_a_library_that_others_can_change(cache: Path) -> None:
@@ -123,13 +140,17 @@ def test_a_library_that_does_not_load_is_said_and_replaced(cache: Path, tmp_path
     """A build for another machine passes every look at its file."""
     found = library(cache)
     found.write_bytes(b"\x7fELF of another machine")
-    found.with_name(f"{found.name}.sha256").write_text(hashlib.sha256(found.read_bytes()).hexdigest())
+    found.with_name(f"{found.name}.sha256").write_text(
+        hashlib.sha256(found.read_bytes()).hexdigest()
+    )
     done = scope(str(cache))
     assert done.stdout == "4.0 0\n" and done.stderr.count("cannot be loaded") == 1, done.stderr
     environment = {"XDG_CACHE_HOME": str(cache)}
     done = run_python("-m", "torchdevice", "doctor", **environment)
     assert "cannot be loaded" in done.stdout, done.stdout
-    done = run_python("-m", "torchdevice", "native", "build", CXX=copying_compiler(tmp_path), **environment)
+    done = run_python(
+        "-m", "torchdevice", "native", "build", CXX=copying_compiler(tmp_path), **environment
+    )
     assert done.returncode == 0 and "compiling" in done.stdout, done.stderr
     done = scope(str(cache))
     assert (done.stdout, done.stderr) == ("4.0 1\n", "")
@@ -137,12 +158,16 @@ def test_a_library_that_does_not_load_is_said_and_replaced(cache: Path, tmp_path
 
 
 def test_of_two_builds_at_the_same_time_one_compiles(native_kernels: Path, tmp_path: Path) -> None:
-    compiler = copying_compiler(tmp_path, then="open(__file__ + '.calls', 'a').write('compiled '), time.sleep(0.5)")
+    compiler = copying_compiler(
+        tmp_path, then="open(__file__ + '.calls', 'a').write('compiled '), time.sleep(0.5)"
+    )
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": compiler}
     with ThreadPoolExecutor() as pool:
         words = ("-m", "torchdevice", "native", "build")
         builds = [pool.submit(run_python, *words, **environment) for _ in range(2)]
-    assert [each.result().returncode for each in builds] == [0, 0], [each.result().stderr for each in builds]
+    assert [each.result().returncode for each in builds] == [0, 0], [
+        each.result().stderr for each in builds
+    ]
     assert Path(f"{compiler}.calls").read_text().split() == ["compiled"]
     made = sorted(each.name for each in (tmp_path / "cache" / "torchdevice").iterdir())
     assert made == [native_kernels.name, f"{native_kernels.name}.sha256"]
@@ -170,24 +195,33 @@ def no_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("no_home")
 def test_without_a_home_folder_there_are_no_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert building.trouble() == ""
-    with pytest.raises(NativeKernelsError, match="no home folder; name a folder for caches by XDG_CACHE_HOME="):
+    with pytest.raises(
+        NativeKernelsError, match="no home folder; name a folder for caches by XDG_CACHE_HOME="
+    ):
         building.build()
     assert "no home folder" in building.why_not()
 
 
 def test_a_scope_needs_no_home_folder() -> None:
     known = "import os, pwd\ndel os.environ['HOME']\npwd.getpwuid = lambda uid: {}[uid]\n"
-    done = run_python("-c", known + _SCOPE, XDG_CACHE_HOME="", TORCHDEVICE_NATIVE="auto", HOME="/nowhere")
+    done = run_python(
+        "-c", known + _SCOPE, XDG_CACHE_HOME="", TORCHDEVICE_NATIVE="auto", HOME="/nowhere"
+    )
     assert (done.stdout, done.stderr) == ("4.0 0\n", "")
 
 
-def test_a_build_refuses_a_folder_that_others_can_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_build_refuses_a_folder_that_others_can_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     open_folder = tmp_path / "open"
     open_folder.mkdir()
     open_folder.chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(open_folder / "cache"))
     monkeypatch.setenv("CXX", "false")
-    with pytest.raises(NativeKernelsError, match=r"open' can be written by other users \(mode 0777\); take that right"):
+    with pytest.raises(
+        NativeKernelsError,
+        match=r"open' can be written by other users \(mode 0777\); take that right",
+    ):
         building.build()
 
 

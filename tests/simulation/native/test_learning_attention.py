@@ -1,4 +1,6 @@
-"""Attention that autograd watches has one answer, by kernels in C++ and in Python: values, gradients, refusals."""
+"""Attention that autograd watches has one answer, by kernels in C++ and in Python: values,
+gradients, refusals.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ import torchdevice
 pytestmark = [
     pytest.mark.one_engine,
     pytest.mark.usefixtures("native_kernels"),
-    pytest.mark.filterwarnings("ignore:mps has no torch.float64", "ignore:There is a performance drop"),
+    pytest.mark.filterwarnings(
+        "ignore:mps has no torch.float64", "ignore:There is a performance drop"
+    ),
 ]
 
 
@@ -58,10 +62,14 @@ def answers(
     size: int = 16,
     batches: tuple[int, ...] = (2,),
 ) -> dict[str, Any]:
-    """Return what attention gives: its values, the kind of its node, gradients, and their gradients or refusals."""
+    """Return what attention gives: its values, the kind of its node, gradients, and their gradients
+    or refusals.
+    """
     torch.manual_seed(0)
     few = 2 if "enable_gqa" in options else 4
-    given = [torch.randn(*batches, heads, 8, size, device="cuda", dtype=dtype) for heads in (4, few, few)]
+    given = [
+        torch.randn(*batches, heads, 8, size, device="cuda", dtype=dtype) for heads in (4, few, few)
+    ]
     if mask is not None:
         drawn = torch.rand(8, 8, device="cuda", dtype=torch.float32)
         given.append(drawn > 0.1 if mask is torch.bool else drawn.to(mask))
@@ -82,7 +90,9 @@ def answers(
         result = attended()
         with torch.no_grad():
             given[2].mul_(2)
-        found["written since"] = said(lambda: torch.autograd.grad(result.sum(), leaves[0])[0].sum().item())
+        found["written since"] = said(
+            lambda: torch.autograd.grad(result.sum(), leaves[0])[0].sum().item()
+        )
     return found
 
 
@@ -99,27 +109,36 @@ def test_each_call_is_the_same_both_ways(call: str, kind: str, model: str) -> No
 
 @pytest.mark.parametrize("native", ["never", "always"])
 class TestBothWays:
-    def test_a_write_between_forward_and_backward_is_told_as_torch_tells_it(self, native: Any) -> None:
+    def test_a_write_between_forward_and_backward_is_told_as_torch_tells_it(
+        self, native: Any
+    ) -> None:
         with torchdevice.simulate(native=native):
             q = torch.randn(1, 2, 8, 16, device="cuda", requires_grad=True)
             result = F.scaled_dot_product_attention(q, q, q)
             with torch.no_grad():
                 q.mul_(2)
-            with pytest.raises(RuntimeError, match=r"^one of the variables needed for gradient computation"):
+            with pytest.raises(
+                RuntimeError, match=r"^one of the variables needed for gradient computation"
+            ):
                 result.sum().backward()
 
     def test_a_change_of_settings_changes_the_choice(self, native: Any) -> None:
         with torchdevice.simulate(native=native):
             q = torch.randn(1, 2, 8, 16, device="cuda", requires_grad=True)
             for _ in range(2):
-                for first, refuses in ((SDPBackend.MATH, False), (SDPBackend.EFFICIENT_ATTENTION, True)):
+                for first, refuses in (
+                    (SDPBackend.MATH, False),
+                    (SDPBackend.EFFICIENT_ATTENTION, True),
+                ):
                     with sdpa_kernel([first, SDPBackend.MATH]):
                         result = F.scaled_dot_product_attention(q, q, q)
                     (gradient,) = torch.autograd.grad(result.sum(), q, create_graph=True)
                     assert (said(gradient.sum().backward) is not None) == refuses
 
     @pytest.mark.parametrize("shape", [(65_536, 1, 1, 8), (1, 65_536, 1, 8)])
-    def test_more_batches_or_heads_than_a_grid_has(self, native: Any, shape: tuple[int, ...]) -> None:
+    def test_more_batches_or_heads_than_a_grid_has(
+        self, native: Any, shape: tuple[int, ...]
+    ) -> None:
         with torchdevice.simulate("a100", native=native):
             q = torch.zeros(shape, device="cuda", dtype=torch.float16, requires_grad=True)
             for given in (q.detach(), q):
@@ -141,9 +160,16 @@ class TestBothWays:
         torch.testing.assert_close(found, torch.func.grad(loss)(x), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(gradient.cpu(), 3 * found, rtol=1e-4, atol=1e-4)
 
-    @pytest.mark.parametrize("transform", [torch.func.hessian, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))])
-    def test_forward_mode_is_refused_in_the_name_of_the_devices_kernel(self, native: Any, transform: Any) -> None:
+    @pytest.mark.parametrize(
+        "transform", [torch.func.hessian, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))]
+    )
+    def test_forward_mode_is_refused_in_the_name_of_the_devices_kernel(
+        self, native: Any, transform: Any
+    ) -> None:
         with torchdevice.simulate(native=native):
             x = torch.randn(1, 2, 8, 16, device="cuda")
-            with pytest.raises(NotImplementedError, match="with _scaled_dot_product_efficient_attention that does not"):
+            with pytest.raises(
+                NotImplementedError,
+                match="with _scaled_dot_product_efficient_attention that does not",
+            ):
                 transform(lambda each: F.scaled_dot_product_attention(each, each, each).sum())(x)

@@ -18,15 +18,34 @@ pytestmark = [pytest.mark.one_engine, pytest.mark.usefixtures("native_kernels")]
 
 MIB = 1 << 20
 
-SIZES = (1, 511, 512, 513, 5000, MIB - 1, MIB, MIB + 1, 3 * MIB, 10 * MIB - 1, 10 * MIB, 11 * MIB + 7, 33 * MIB)
+SIZES = (
+    1,
+    511,
+    512,
+    513,
+    5000,
+    MIB - 1,
+    MIB,
+    MIB + 1,
+    3 * MIB,
+    10 * MIB - 1,
+    10 * MIB,
+    11 * MIB + 7,
+    33 * MIB,
+)
 
 
 def figures() -> dict[str, Any]:
-    return {**torch.cuda.memory_stats(), "figures": (torch.cuda.memory_allocated(), torch.cuda.max_memory_reserved())}
+    return {
+        **torch.cuda.memory_stats(),
+        "figures": (torch.cuda.memory_allocated(), torch.cuda.max_memory_reserved()),
+    }
 
 
 def snapshot() -> Any:
-    """Return the segments without what differs from scope to scope: addresses and the numbers of streams."""
+    """Return the segments without what differs from scope to scope: addresses and the numbers of
+    streams.
+    """
     return [
         (
             each["stream"] != 0,
@@ -49,7 +68,9 @@ def history(seed: int, native: str, steps: int, memory: str | None) -> Iterator[
             if action < 0.55:
                 try:
                     with torch.cuda.stream(streams[draw.random() < 0.1]):
-                        held.append(torch.empty(draw.choice(SIZES), dtype=torch.uint8, device="cuda"))
+                        held.append(
+                            torch.empty(draw.choice(SIZES), dtype=torch.uint8, device="cuda")
+                        )
                 except torch.OutOfMemoryError as error:
                     yield str(error)
             elif action < 0.93:
@@ -80,7 +101,9 @@ def history(seed: int, native: str, steps: int, memory: str | None) -> Iterator[
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("memory", [None, "200MiB"])
-def test_a_random_history_has_the_figures_of_the_model_in_python(seed: int, memory: str | None) -> None:
+def test_a_random_history_has_the_figures_of_the_model_in_python(
+    seed: int, memory: str | None
+) -> None:
     expected = list(history(seed, "never", 600, memory))
     found = list(history(seed, "always", 600, memory))
     for one, other in zip(found, expected, strict=True):
@@ -124,7 +147,9 @@ class TestWhoLeads:
             assert torch.cuda.memory_stats()["num_alloc_retries"] == 2
             held = torch.empty(4, device="cuda")
             assert leading()
-            with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 64.00 MiB".replace(".", r"\.")):
+            with pytest.raises(
+                torch.OutOfMemoryError, match="Tried to allocate 64.00 MiB".replace(".", r"\.")
+            ):
                 torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
             del held
 

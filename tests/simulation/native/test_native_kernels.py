@@ -30,7 +30,13 @@ WAYS = ("never", "always")
 
 def facts(tensor: torch.Tensor, *, values: bool = True, writes: bool = True) -> Any:
     """Return everything that a program sees of a tensor."""
-    found: tuple[Any, ...] = (str(tensor.device), tensor.dtype, tensor.shape, tensor.layout, tensor.requires_grad)
+    found: tuple[Any, ...] = (
+        str(tensor.device),
+        tensor.dtype,
+        tensor.shape,
+        tensor.layout,
+        tensor.requires_grad,
+    )
     if tensor.layout is torch.strided:
         found += (tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes())
         found += (tensor._version,) if writes else ()
@@ -40,7 +46,10 @@ def facts(tensor: torch.Tensor, *, values: bool = True, writes: bool = True) -> 
     plain = tensor.detach().cpu()
     if plain.layout is not torch.strided:
         plain = plain.to_dense()
-    return (*found, plain.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).tolist())
+    return (
+        *found,
+        plain.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).tolist(),
+    )
 
 
 def outcome(call: Any, sample: Any, *, values: bool) -> dict[str, Any]:
@@ -48,7 +57,9 @@ def outcome(call: Any, sample: Any, *, values: bool) -> dict[str, Any]:
     torch.manual_seed(7)
     given = tree_map(
         lambda each: (
-            each.detach().to("cuda").requires_grad_(each.requires_grad) if isinstance(each, torch.Tensor) else each
+            each.detach().to("cuda").requires_grad_(each.requires_grad)
+            if isinstance(each, torch.Tensor)
+            else each
         ),
         (sample.input, sample.args, sample.kwargs),
     )
@@ -59,20 +70,34 @@ def outcome(call: Any, sample: Any, *, values: bool) -> dict[str, Any]:
         results = [each for each in leaves if isinstance(each, torch.Tensor)]
         found: dict[str, Any] = {"results": [facts(each, values=values) for each in results]}
         found["others"] = repr([each for each in leaves if not isinstance(each, torch.Tensor)])
-        wanted = [each for each in tree_leaves(given) if isinstance(each, torch.Tensor) and each.requires_grad]
+        wanted = [
+            each
+            for each in tree_leaves(given)
+            if isinstance(each, torch.Tensor) and each.requires_grad
+        ]
         roots = [each for each in results if each.requires_grad and each.layout is torch.strided]
         if wanted and roots:
             sums = [each.abs().sum() if each.is_complex() else each.sum() for each in roots]
             gradients = torch.autograd.grad(sums, wanted, allow_unused=True)
-            # Autograd adds gradients in place where nobody else has them, which it cannot know of storages of Python.
-            found["gradients"] = [None if each is None else facts(each, writes=False) for each in gradients]
+            # Autograd adds gradients in place where nobody else has them, which it cannot know of
+            # storages of Python.
+            found["gradients"] = [
+                None if each is None else facts(each, writes=False) for each in gradients
+            ]
     except Exception as error:
         found = {"error": (type(error), str(error))}
     found["numbers"] = torch.cuda.get_rng_state().tolist(), torch.get_rng_state().tolist()
     return found
 
 
-UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+UNINITIALISED = {
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+}
 
 NUMBERED = {"linalg.lstsq": "plain CPU itself gives different bits by the alignment of its input"}
 
@@ -80,10 +105,14 @@ NUMBERED = {"linalg.lstsq": "plain CPU itself gives different bits by the alignm
 @pytest.mark.sampled(60)
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize(
-    "op", [op for op in op_db if op.dtypes and op.name not in NUMBERED], ids=lambda op: op.formatted_name
+    "op",
+    [op for op in op_db if op.dtypes and op.name not in NUMBERED],
+    ids=lambda op: op.formatted_name,
 )
 def test_an_operator_of_torchs_database_is_the_same_both_ways(op: Any) -> None:
-    dtypes = [dtype for dtype in (torch.float32, torch.int64, torch.complex64) if dtype in op.dtypes]
+    dtypes = [
+        dtype for dtype in (torch.float32, torch.int64, torch.complex64) if dtype in op.dtypes
+    ]
     for dtype in dtypes or [sorted(op.dtypes, key=str)[0]]:
         differentiates = dtype.is_floating_point and op.supports_autograd
         samples = list(samples_of(op, dtype, requires_grad=differentiates))
@@ -125,7 +154,10 @@ def test_an_operator_of_torchs_database_is_the_same_both_ways(op: Any) -> None:
 def test_an_error_is_the_same_both_ways(call: Any) -> None:
     found = []
     for native in WAYS:
-        with torchdevice.simulate(count=2, native=native), warnings.catch_warnings(record=True) as given:
+        with (
+            torchdevice.simulate(count=2, native=native),
+            warnings.catch_warnings(record=True) as given,
+        ):
             warnings.simplefilter("always")
             x, i = torch.arange(4.0, device="cuda"), torch.zeros(1, dtype=torch.long, device="cuda")
             try:
@@ -157,7 +189,12 @@ class TestOut:
                 assert torch.mul(x, 2, out=out) is out
                 same = out.untyped_storage().data_ptr() == alias.untyped_storage().data_ptr()
                 allocated = torch.cuda.memory_allocated()
-                values = out.tolist(), out.shape, out.untyped_storage().nbytes(), out._version - version
+                values = (
+                    out.tolist(),
+                    out.shape,
+                    out.untyped_storage().nbytes(),
+                    out._version - version,
+                )
                 found.append((values, same, allocated, [str(each.message) for each in given]))
         assert found[0] == found[1]
 
@@ -188,7 +225,9 @@ with torchdevice.simulate(native="always"):
     assert (x + x).tolist() == [2, 2, 2, 2]
 print("ended")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
     assert done.stdout == "ended\n", done.stderr
 
 
@@ -208,7 +247,9 @@ def test_an_error_of_a_hook_leaves_backward() -> None:
 
 
 def test_two_threads_compute_at_once() -> None:
-    """No kernel holds Python's lock: while one thread is in a long kernel, another one makes progress."""
+    """No kernel holds Python's lock: while one thread is in a long kernel, another one makes
+    progress.
+    """
     progress = 0
     during: list[int] = []
     with torchdevice.simulate(count=2, native="always"):
@@ -274,7 +315,13 @@ def test_many_threads_have_exact_figures() -> None:
 class TestKernelsStay:
     """A kernel in C++ is put once: another thread may be between its look-up and the kernel."""
 
-    OPERATORS = ("aten::add.Tensor", "aten::view", "aten::empty.memory_format", "aten::mm", "aten::copy_")
+    OPERATORS = (
+        "aten::add.Tensor",
+        "aten::view",
+        "aten::empty.memory_format",
+        "aten::mm",
+        "aten::copy_",
+    )
 
     def kernels(self) -> list[str]:
         return [torch._C._dispatch_dump_table(each) for each in self.OPERATORS]
@@ -288,17 +335,24 @@ class TestKernelsStay:
         with torchdevice.simulate(native="always"):
             self.compute()
         after = self.kernels()
-        with pytest.raises(ValueError, match="of the program"), torchdevice.simulate(native="always"):
+        with (
+            pytest.raises(ValueError, match="of the program"),
+            torchdevice.simulate(native="always"),
+        ):
             self.compute()
             raise ValueError("of the program")
         assert self.kernels() == after
 
-    def test_a_scope_without_them_runs_those_in_python(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_scope_without_them_runs_those_in_python(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with torchdevice.simulate(native="always"):
             expected = self.compute()
         made: list[torch.Tensor] = []
         fresh = pipeline.fresh
-        monkeypatch.setattr(pipeline, "fresh", lambda tensor, index: made.append(tensor) or fresh(tensor, index))
+        monkeypatch.setattr(
+            pipeline, "fresh", lambda tensor, index: made.append(tensor) or fresh(tensor, index)
+        )
         with torchdevice.simulate(native="always"):
             assert torch.equal(self.compute(), expected) and not made
         with torchdevice.simulate(native="never"):
@@ -330,21 +384,27 @@ class TestOption:
         with torchdevice.simulate(native="auto"):
             assert torch.ones(2, device="cuda").tolist() == [1, 1]
 
-    def test_a_build_without_a_compiler_says_so(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    def test_a_build_without_a_compiler_says_so(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setenv("CXX", "no-such-compiler")
         with pytest.raises(NativeKernelsError, match="no C\\+\\+ compiler 'no-such-compiler'"):
             building.build()
         assert list(building.folder().iterdir()) == []
 
-    def test_a_compiler_that_fails_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    def test_a_compiler_that_fails_leaves_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setenv("CXX", "false")
         with pytest.raises(NativeKernelsError, match="the compiler 'false' failed"):
             building.build()
         assert list(building.folder().iterdir()) == []
 
-    def test_clean_removes_what_was_built(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    def test_clean_removes_what_was_built(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         other = building.folder() / "other"
         other.parent.mkdir()
@@ -353,7 +413,9 @@ class TestOption:
         assert building.clean() == [building.path()]
         assert list(other.parent.iterdir()) == [other]
 
-    def test_clean_removes_what_a_killed_build_left(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    def test_clean_removes_what_a_killed_build_left(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         compiler = tmp_path / "compiler"
         compiler.write_text('#!/bin/sh\nkill -9 "$PPID"\n')
@@ -376,7 +438,9 @@ def test_races_and_recorders_run_in_python() -> None:
 
 
 def test_a_kernel_that_a_scope_registered_ends_with_it() -> None:
-    """An operator whose first call comes while a scope has its own kernel before the simulated device's."""
+    """An operator whose first call comes while a scope has its own kernel before the simulated
+    device's.
+    """
     script = """
 import torch, torchdevice
 
@@ -394,5 +458,7 @@ for native in ("always", "always", "never"):
         found.append(step())
 print(all(each == found[0] for each in found))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
     assert done.stdout == "True\n", done.stderr[-2000:]

@@ -20,14 +20,18 @@ SOURCES = [Source(0, 0), Source(2**64 - 1, 2**34 - 4), Source(0x123456789ABCDEF0
 
 @pytest.mark.parametrize("count", [1, 7, 255, 257, 1023, 1025, 4096, 4100, 5000, 100_003])
 @pytest.mark.parametrize("kind", KINDS, ids=[each.name for each in KINDS])
-def test_cpp_and_python_make_equal_numbers(kind: Kind, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpp_and_python_make_equal_numbers(
+    kind: Kind, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(philox, "compiled", [])
     for source in SOURCES:
         for gpu in (Gpu(2, 600), Gpu(108, 2048)):
             threads = gpu.threads_for(count)
             ours, theirs = numpy.zeros(count, kind.dtype), numpy.zeros(count, kind.dtype)
             philox.fill(kind, ours, source, threads)
-            assert building.load().fill_random(kind.name, theirs.ctypes.data, count, *source, threads)
+            assert building.load().fill_random(
+                kind.name, theirs.ctypes.data, count, *source, threads
+            )
             assert (ours.view(numpy.uint8) == theirs.view(numpy.uint8)).all()
 
 
@@ -42,7 +46,9 @@ def test_a_scope_without_cpp_uses_python(monkeypatch: pytest.MonkeyPatch) -> Non
         with torchdevice.simulate(random="cuda", native=native) as scope:  # type: ignore[arg-type]
             if native == "always":
                 compiled = philox.compiled[0]
-                monkeypatch.setattr(philox, "compiled", [lambda *call: calls.append(call) or compiled(*call)])
+                monkeypatch.setattr(
+                    philox, "compiled", [lambda *call: calls.append(call) or compiled(*call)]
+                )
             torch.manual_seed(1)
             assert scope.runtime.supplied.is_gpu
             return torch.randn(3000, device="cuda").cpu()

@@ -1,4 +1,6 @@
-"""Calls that C++ serves in a way of its own: random numbers, attention, ``out=``, resized storages, and copies."""
+"""Calls that C++ serves in a way of its own: random numbers, attention, ``out=``, resized storages,
+and copies.
+"""
 
 from __future__ import annotations
 
@@ -48,27 +50,56 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "a mask that is added": lambda x: scaled_dot_product_attention(x, x, x, _seen(x).float()),
     "a mask that learns": lambda x: scaled_dot_product_attention(x, x, x, x[0, 0] @ x[0, 0].T),
     "attention with dropout": lambda x: scaled_dot_product_attention(x, x, x, dropout_p=0.4),
-    "attention of groups": lambda x: scaled_dot_product_attention(x, x[:, :1], x[:, :1], enable_gqa=True),
+    "attention of groups": lambda x: scaled_dot_product_attention(
+        x, x[:, :1], x[:, :1], enable_gqa=True
+    ),
     "attention of other shapes": lambda x: scaled_dot_product_attention(x, x[..., :3], x),
     "attention of other dtypes": lambda x: scaled_dot_product_attention(x, x.double(), x),
     "attention of the CPU's keys": lambda x: scaled_dot_product_attention(x, x.cpu(), x),
     "a convolution": lambda x: conv2d(x, x[:1, :, :2, :2]),
     "a transposed convolution": lambda x: conv_transpose2d(x, x[:, :, :2, :2]),
     "a convolution of other shapes": lambda x: conv2d(x, x[:1, :1]),
-    "remainders": lambda x: (x % 0.7, _range(5) % 3, _range(5) // 2, x.fmod(2), _range(7, 12) % x.int()[0, 0, 0]),
-    "remainders of zero": lambda x: (_range(5) % _range(5), _range(5) // 0, torch.div(_range(5), 0 * _range(5))),
+    "remainders": lambda x: (
+        x % 0.7,
+        _range(5) % 3,
+        _range(5) // 2,
+        x.fmod(2),
+        _range(7, 12) % x.int()[0, 0, 0],
+    ),
+    "remainders of zero": lambda x: (
+        _range(5) % _range(5),
+        _range(5) // 0,
+        torch.div(_range(5), 0 * _range(5)),
+    ),
     "remainders in place": lambda x: _range(5).remainder_(_range(5)),
-    "copies to the host": lambda x: (x.cpu(), x.to("cpu", torch.int32), x.to("cpu", non_blocking=True), x.tolist()),
-    "copies to the device": lambda x: (torch.ones(2, 3).to("cuda"), torch.ones(3).mT.to("cuda", torch.half)),
-    "copies in place": lambda x: (torch.zeros(5).copy_(x[0, 0, 0]), x.detach()[0].copy_(torch.ones(5))),
+    "copies to the host": lambda x: (
+        x.cpu(),
+        x.to("cpu", torch.int32),
+        x.to("cpu", non_blocking=True),
+        x.tolist(),
+    ),
+    "copies to the device": lambda x: (
+        torch.ones(2, 3).to("cuda"),
+        torch.ones(3).mT.to("cuda", torch.half),
+    ),
+    "copies in place": lambda x: (
+        torch.zeros(5).copy_(x[0, 0, 0]),
+        x.detach()[0].copy_(torch.ones(5)),
+    ),
     "a copy of another shape": lambda x: x.detach().copy_(torch.ones(4)),
     "an argument twice": lambda x: torch.add(y := x.detach().clone(), y, out=y),
     "an empty result": lambda x: torch.mul(x.detach()[:0], 2, out=torch.empty(0, device="cuda")),
-    "a result with an offset": lambda x: torch.mul(x.detach(), 2, out=torch.ones(9, device="cuda")[3:3]),
+    "a result with an offset": lambda x: torch.mul(
+        x.detach(), 2, out=torch.ones(9, device="cuda")[3:3]
+    ),
     "a result that grows": lambda x: torch.mul(x.detach(), 2, out=torch.ones(9, device="cuda")),
-    "a result of another dtype": lambda x: torch.mul(x.detach(), 2, out=torch.empty(0, 3, device="cuda").int()),
+    "a result of another dtype": lambda x: torch.mul(
+        x.detach(), 2, out=torch.empty(0, 3, device="cuda").int()
+    ),
     "a result of the CPU": lambda x: torch.mul(x.detach(), 2, out=torch.empty(0)),
-    "a result that requires a gradient": lambda x: torch.mul(x, 2, out=torch.empty(0, device="cuda")),
+    "a result that requires a gradient": lambda x: torch.mul(
+        x, 2, out=torch.empty(0, device="cuda")
+    ),
     "two results": lambda x: torch.sort(
         x.detach(), out=(torch.empty(0, device="cuda"), torch.empty(0, device="cuda").long())
     ),
@@ -88,19 +119,31 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 def _shown(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    size, values = value.untyped_storage().nbytes(), value.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return str(value.device), value.dtype, value.shape, value.stride(), size, value._version, values.tolist()
+    size = value.untyped_storage().nbytes()
+    values = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return (
+        str(value.device),
+        value.dtype,
+        value.shape,
+        value.stride(),
+        size,
+        value._version,
+        values.tolist(),
+    )
 
 
 def _made(call: Callable[[torch.Tensor], Any], found: list[Any]) -> None:
-    """Make a call, and note its results, their gradient and the memory's statistics, or its error."""
+    """Make a call, and note its results, their gradient and the memory's statistics, or its
+    error.
+    """
     try:
         x = torch.randn(2, 2, 5, 5).to("cuda").requires_grad_()
         result = call(x)
         found.append((tree_map(_shown, result), torch.cuda.memory_stats()))
         leaf = result[0] if isinstance(result, tuple) else result
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            # Autograd adds gradients in place where nobody else has them, which it cannot know of storages of Python.
+            # Autograd adds gradients in place where nobody else has them, which it cannot know of
+            # storages of Python.
             (gradient,) = torch.autograd.grad(leaf.float().square().sum(), x)
             found.append(gradient.tolist())
     except Exception as error:
@@ -109,7 +152,9 @@ def _made(call: Callable[[torch.Tensor], Any], found: list[Any]) -> None:
 
 
 def _outcome(call: Callable[[torch.Tensor], Any], native: str) -> list[Any]:
-    """Return all that a program can see of a call, made twice: the first call may offer it to C++."""
+    """Return all that a program can see of a call, made twice: the first call may offer it to
+    C++.
+    """
     found: list[Any] = []
     with torchdevice.simulate(native=native), warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
@@ -139,7 +184,9 @@ def test_a_seed_gives_the_same_numbers_both_ways(random: Any) -> None:
             for _ in range(2):
                 x = torch.randn(40, device="cuda")
                 numbers = dropout(x, 0.4), x.exponential_(), x.softmax(0).multinomial(5)
-            found.append([*[each.tolist() for each in numbers], torch.cuda.get_rng_state().tolist()])
+            found.append(
+                [*[each.tolist() for each in numbers], torch.cuda.get_rng_state().tolist()]
+            )
     assert found[0] == found[1]
 
 
@@ -155,10 +202,14 @@ def test_attention_without_dropout_draws_no_numbers() -> None:
 def _program() -> None:
     """Call what a training step of a transformer calls."""
     ids = torch.arange(6, device="cuda")[None] % 5
-    embedded = torch.nn.functional.embedding(ids, torch.ones(5, 8, device="cuda", requires_grad=True))
+    embedded = torch.nn.functional.embedding(
+        ids, torch.ones(5, 8, device="cuda", requires_grad=True)
+    )
     x = dropout(embedded.view(1, 2, 3, 8), 0.1)
     y = scaled_dot_product_attention(x, x, x, dropout_p=0.1) + scaled_dot_product_attention(x, x, x)
-    y = torch.cat([torch.tensor([], device="cuda"), conv2d(y, torch.ones(1, 2, 1, 1, device="cuda"))])
+    y = torch.cat(
+        [torch.tensor([], device="cuda"), conv2d(y, torch.ones(1, 2, 1, 1, device="cuda"))]
+    )
     (y.logsumexp(-1).sum() + torch.where(y > 0, y, 0).sum()).backward()
     torch.multinomial(y.detach()[0, 0].softmax(-1), 1).cpu()
 

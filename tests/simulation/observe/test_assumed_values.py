@@ -1,4 +1,6 @@
-"""``simulate(compute="meta", values="assume")``: programs that read values run to their end, and each line is told."""
+"""``simulate(compute="meta", values="assume")``: programs that read values run to their end, and
+each line is told.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ SIZED["operator of a library"] = above_half
 
 
 def shapes(result: Any) -> Any:
-    return [(each.shape, each.dtype) for each in (result if isinstance(result, tuple) else [result])]
+    return [
+        (each.shape, each.dtype) for each in (result if isinstance(result, tuple) else [result])
+    ]
 
 
 @pytest.mark.parametrize("name", READ)
@@ -95,18 +99,24 @@ def test_values_that_there_are_count() -> None:
 @pytest.mark.parametrize("combine", [torch.bitwise_and, torch.bitwise_or])
 def test_the_condition_that_has_values_decides(combine: Any) -> None:
     with torchdevice.simulate(compute="meta", values="assume"):
-        known, unknown = torch.tensor([True, False, True]).cuda(), torch.rand(2, 3, device="cuda") > 0
+        known = torch.tensor([True, False, True]).cuda()
+        unknown = torch.rand(2, 3, device="cuda") > 0
         for found in (combine(known, unknown), combine(unknown, known)):
             assert found.tolist() == [[True, False, True]] * 2 and found.is_cuda
         assert combine(unknown, unknown).any().item() is False
-        assert combine(known, torch.tensor(True).cuda()).tolist() == combine(known.cpu(), torch.tensor(True)).tolist()
+        assert (
+            combine(known, torch.tensor(True).cuda()).tolist()
+            == combine(known.cpu(), torch.tensor(True)).tolist()
+        )
 
 
 @pytest.mark.parametrize("sampled", [True, False])
 def test_generation_ends_at_its_length(sampled: bool) -> None:
     """The tokens are unknown, and so is whether one of them ends the text."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=2, eos_token_id=0)
+    config = transformers.GPT2Config(
+        vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=2, eos_token_id=0
+    )
     with torchdevice.simulate(compute="meta", values="assume"):
         model = transformers.GPT2LMHeadModel(config).cuda()
         tokens = torch.ones(2, 4, dtype=torch.long, device="cuda")
@@ -136,7 +146,10 @@ def test_an_operator_of_a_library_says_what_it_needs_where_nothing_is_assumed() 
 def test_what_cannot_be_assumed() -> None:
     with torchdevice.simulate(compute="meta", values="assume"):
         x = torch.rand(4, 4, device="cuda")
-        for refused in (lambda: x.to_sparse(), lambda: torch.nonzero(x, out=torch.empty(0, dtype=torch.long).cuda())):
+        for refused in (
+            lambda: x.to_sparse(),
+            lambda: torch.nonzero(x, out=torch.empty(0, dtype=torch.long).cuda()),
+        ):
             with pytest.raises(NoValueError):
                 refused()
     with torchdevice.simulate(compute="meta", values="assume", strict=True):
@@ -145,6 +158,9 @@ def test_what_cannot_be_assumed() -> None:
 
 
 def test_option_without_the_one_that_it_is_about() -> None:
-    message = "values='assume' is about tensors without values. Use it with compute='meta', or leave it out."
+    message = (
+        "values='assume' is about tensors without values. Use it with compute='meta', or leave it "
+        "out."
+    )
     with pytest.raises(ValueError, match=re.escape(message)), torchdevice.simulate(values="assume"):
         pass

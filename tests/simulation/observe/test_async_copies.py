@@ -1,4 +1,6 @@
-"""``simulate(asynchronous=True)``: copies that go on after their call, each mistake with its correct twin."""
+"""``simulate(asynchronous=True)``: copies that go on after their call, each mistake with its
+correct twin.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ WAITS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("copy", [to_host, to_pinned, to_part, to_gaps], ids=lambda copy: copy.__name__)
+@pytest.mark.parametrize(
+    "copy", [to_host, to_pinned, to_part, to_gaps], ids=lambda copy: copy.__name__
+)
 @pytest.mark.parametrize("wait", sorted(WAITS))
 def test_to_the_host(cuda: torchdevice.Scope, copy: Callable[[], torch.Tensor], wait: str) -> None:
     values = copy()
@@ -85,7 +89,8 @@ def test_garbage_of_numbers_is_nan(cuda: torchdevice.Scope, dtype: torch.dtype) 
 def test_garbage_of_integers(cuda: torchdevice.Scope, dtype: torch.dtype) -> None:
     given = three().to(dtype)
     values = given.to("cpu", non_blocking=True)
-    assert not (values == given.cpu().clone()).any() or values.tolist() == given.tolist()  # .cpu() waits
+    # .cpu() waits.
+    assert not (values == given.cpu().clone()).any() or values.tolist() == given.tolist()
     values = given.to("cpu", non_blocking=True)
     assert values[0].item() != int(three().to(dtype)[0].bool()) * (1 if dtype is torch.bool else 3)
     torch.cuda.synchronize()
@@ -121,7 +126,9 @@ def test_a_buffer_that_is_written_after_its_use_was_submitted(cuda: torchdevice.
     there.copy_(buffer, non_blocking=True)
     result = there + 1
     buffer.fill_(7)
-    with pytest.raises(CopyInFlightError, match=r"the copy to cuda:0 that began at .* on stream 0 was in fl") as caught:
+    with pytest.raises(
+        CopyInFlightError, match=r"the copy to cuda:0 that began at .* on stream 0 was in fl"
+    ) as caught:
         torch.cuda.synchronize()
     assert caught.value.site.file == __file__ and caught.value.stream == (0, 0)
     assert result.tolist() == [2, 2, 2]  # the device is not lost
@@ -188,13 +195,17 @@ def test_the_end_of_a_scope_finishes_copies() -> None:
 def test_the_ways_in(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="asynchronous='yes' is not a bool"):
         torchdevice.simulate(asynchronous="yes")
-    with pytest.raises(ValueError, match="asynchronous=True needs a simulated device, and 'cpu' is not one"):
+    with pytest.raises(
+        ValueError, match="asynchronous=True needs a simulated device, and 'cpu' is not one"
+    ):
         torchdevice.portable("cpu", asynchronous=True).__enter__()
     program = """
     import torch
     print(torch.ones(2, device="cuda").to("cpu", non_blocking=True))
     """
-    result = run_program(tmp_path, program, options=["--target", "simulated:cuda", "--asynchronous"])
+    result = run_program(
+        tmp_path, program, options=["--target", "simulated:cuda", "--asynchronous"]
+    )
     assert result.stdout == "tensor([nan, nan])\n", result.stderr
     result = run_program(tmp_path, program, TORCHDEVICE_TARGET="cpu", TORCHDEVICE_ASYNCHRONOUS="1")
     assert result.stdout == "tensor([1., 1.])\n", result.stderr

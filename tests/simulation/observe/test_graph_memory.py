@@ -1,4 +1,6 @@
-"""``races=`` follows the memory of CUDA graphs: their inputs, and the pools that they share. A capture runs nothing."""
+"""``races=`` follows the memory of CUDA graphs: their inputs, and the pools that they share. A
+capture runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def test_an_input_that_was_freed_is_told_at_the_replay() -> None:
     graph, _ = captured(functools.partial(torch.mul, x, 2))
     graph.replay()
     x = None
-    with pytest.raises(GraphRaceError, match=r"replayed at .*test_graph_memory\.py:\d+ .* uses memory that was freed"):
+    with pytest.raises(
+        GraphRaceError,
+        match=r"replayed at .*test_graph_memory\.py:\d+ .* uses memory that was freed",
+    ):
         graph.replay()
 
 
@@ -64,7 +69,9 @@ def test_results_that_later_replays_have_overwritten_are_told_where_they_are_joi
         for _ in range(3):
             graph.replay()
             kept.append(keep(result))
-        with pytest.raises(GraphRaceError, match=r"one result of a graph 3 times\. The graph was replayed 3"):
+        with pytest.raises(
+            GraphRaceError, match=r"one result of a graph 3 times\. The graph was replayed 3"
+        ):
             join(kept)
         for _ in range(3):
             graph.replay()
@@ -101,7 +108,9 @@ def test_memory_that_the_graph_allocated_may_be_freed() -> None:
 
 def test_a_module_that_is_trained_by_graphs_is_right() -> None:
     model = torch.nn.Linear(4, 4).cuda()
-    graphed = torch.cuda.make_graphed_callables(model, (torch.randn(2, 4, device="cuda", requires_grad=True),))
+    graphed = torch.cuda.make_graphed_callables(
+        model, (torch.randn(2, 4, device="cuda", requires_grad=True),)
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(3):
         graphed(torch.randn(2, 4, device="cuda", requires_grad=True)).sum().backward()
@@ -147,8 +156,12 @@ def test_what_a_capture_recorded_orders_nothing_because_it_did_not_run() -> None
 
 @pytest.mark.parametrize("order", ["abc", "abcabc", "acb", "abcacb", "acab", "acbb"])
 @pytest.mark.parametrize("shares", [False, True], ids=["pools of their own", "one pool"])
-def test_a_dropped_result_holds_until_another_graph_of_its_pool_has_its_memory(order: str, shares: bool) -> None:
-    """The graph ``b`` reads what ``a`` has made. ``c`` has the memory of it if it shares the pool."""
+def test_a_dropped_result_holds_until_another_graph_of_its_pool_has_its_memory(
+    order: str, shares: bool
+) -> None:
+    """The graph ``b`` reads what ``a`` has made. ``c`` has the memory of it if it shares the
+    pool.
+    """
     x, pool = torch.ones(4, device="cuda"), torch.cuda.graph_pool_handle()
     a, made = captured(lambda: x * 2, pool)
     b, result = captured(functools.partial(torch.add, made, 1), pool)

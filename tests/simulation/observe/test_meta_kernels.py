@@ -24,7 +24,14 @@ def step_of_gpt2(**options: Any) -> tuple[int, int]:
     """Return the peak and the final memory of two training steps of a tiny GPT-2, in bytes."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=320, n_positions=64, n_embd=64, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        vocab_size=320,
+        n_positions=64,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
     )
     with torchdevice.simulate(**options):
         before = torch.cuda.memory_allocated()
@@ -55,18 +62,24 @@ def peak_of_layers(memory: str) -> int:
             torch.nn.Sequential(*layers)(torch.zeros(1, size, device="cuda")).sum().backward()
             optimizer.step()
         except torch.cuda.OutOfMemoryError as error:
-            assert "Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 160.00 GiB" in str(error)
+            assert "Tried to allocate 16.00 GiB. GPU 0 has a total capacity of 160.00 GiB" in str(
+                error
+            )
         return torch.cuda.max_memory_allocated() >> 30
 
 
 def test_a_model_larger_than_this_machine() -> None:
-    """Weights, gradients and the two states of AdamW, with what the optimizer needs; and where they do not fit."""
+    """Weights, gradients and the two states of AdamW, with what the optimizer needs; and where they
+    do not fit.
+    """
     assert peak_of_layers("320GiB") in range(4 * 64, 4 * 64 + 50)
     assert 128 <= peak_of_layers("160GiB") <= 160
 
 
 def sparse(indices: torch.Tensor, values: torch.Tensor, size: int) -> torch.Tensor:
-    """Return a sparse matrix. It is not checked, which takes values; torch warns where nothing says so."""
+    """Return a sparse matrix. It is not checked, which takes values; torch warns where nothing says
+    so.
+    """
     return torch.sparse_coo_tensor(indices, values, (size, size), check_invariants=False)
 
 
@@ -98,7 +111,9 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_what_needs_values_is_refused(name: str) -> None:
     with torchdevice.simulate(compute="meta"):
         x = torch.ones(4, 4, device="cuda")
-        with pytest.raises(NoValueError, match=r"needs the values of a tensor.*leave out compute\.") as caught:
+        with pytest.raises(
+            NoValueError, match=r"needs the values of a tensor.*leave out compute\."
+        ) as caught:
             REFUSED[name](x)
         assert caught.value.operator.startswith("aten::")
 
@@ -123,7 +138,10 @@ def test_a_result_in_the_memory_of_an_argument_has_its_storage(begin: int) -> No
         x = torch.ones(300, device="cuda")[begin:50]
         before = torch.cuda.memory_allocated()
         same, _ = torch.native_dropout(x, 0.5, False)
-        assert same.data_ptr() == x.data_ptr() and same.untyped_storage()._cdata == x.untyped_storage()._cdata
+        assert (
+            same.data_ptr() == x.data_ptr()
+            and same.untyped_storage()._cdata == x.untyped_storage()._cdata
+        )
         assert same.shape == x.shape and torch.cuda.memory_allocated() - before == 512  # the mask
 
 
@@ -132,7 +150,9 @@ def test_numbers_of_tokens_keep_their_values() -> None:
         tokens = torch.tensor([[3, 4, 0, 0]]).to("cuda")
         mask = tokens != 0
         assert mask.sum().item() == 2 and mask.any() and tokens[mask].tolist() == [3, 4]
-        assert torch.nonzero(mask).cpu().shape == (2, 2) and repr(tokens).startswith("tensor([[3, 4, 0, 0]]")
+        assert torch.nonzero(mask).cpu().shape == (2, 2) and repr(tokens).startswith(
+            "tensor([[3, 4, 0, 0]]"
+        )
         tokens[0, 1:] = torch.rand(3, device="cuda").argsort()
         with pytest.raises(NoValueError):
             tokens.tolist()
@@ -142,21 +162,32 @@ def test_numbers_of_tokens_keep_their_values() -> None:
         torch._foreach_add_([lengths], 1)
         counts = sparse(torch.zeros(2, 2, dtype=torch.long).cuda(), lengths, 2)
         assert counts.to_dense().tolist() == [[5, 0], [0, 0]]
-        assert tokens.shape == (1, 4) and repr(tokens) == "tensor(..., device='cuda:0', size=(1, 4), dtype=torch.int64)"
+        assert (
+            tokens.shape == (1, 4)
+            and repr(tokens) == "tensor(..., device='cuda:0', size=(1, 4), dtype=torch.int64)"
+        )
 
 
 @pytest.mark.usefixtures("no_collections")
 def test_shapes_views_and_errors_are_those_of_values() -> None:
     with torchdevice.simulate(compute="meta", count=2):
         x = torch.randn(6, 8, device="cuda", requires_grad=True)
-        y = torch.nn.functional.scaled_dot_product_attention(*[x.view(1, 2, 6, 4)] * 3, is_causal=True)
+        y = torch.nn.functional.scaled_dot_product_attention(
+            *[x.view(1, 2, 6, 4)] * 3, is_causal=True
+        )
         y.sum().backward()
-        assert x.grad is not None and x.grad.shape == (6, 8) and x.grad.device == torch.device("cuda", 0)
+        assert (
+            x.grad is not None
+            and x.grad.shape == (6, 8)
+            and x.grad.device == torch.device("cuda", 0)
+        )
         before = torch.cuda.memory_allocated()
         views = [x.detach().t()[1:], x.detach()[:, ::2], x.detach().expand(3, 6, 8)]
         assert torch.cuda.memory_allocated() == before and views[1].stride() == (8, 2)
         assert views[0].contiguous().stride() == (6, 1)
-        with pytest.raises(RuntimeError, match=r"must have same reduction dim|shapes cannot be multiplied"):
+        with pytest.raises(
+            RuntimeError, match=r"must have same reduction dim|shapes cannot be multiplied"
+        ):
             x @ x
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             x + torch.ones(8)
@@ -199,7 +230,9 @@ def test_recurrent_modules_give_the_shapes_of_values(kind: str, bias: bool) -> N
     ],
     ids=["geqrf", "binomial", "fake_quantize"],
 )
-def test_operators_without_a_meta_kernel_give_shapes(compute: Callable[..., Any], shapes: list[Any]) -> None:
+def test_operators_without_a_meta_kernel_give_shapes(
+    compute: Callable[..., Any], shapes: list[Any]
+) -> None:
     with torchdevice.simulate(compute="meta", count=2):
         results = compute(torch.ones(3, 3, device="cuda:1"))
         found = results if isinstance(results, tuple) else (results,)
@@ -229,9 +262,18 @@ def test_memory_comes_back() -> None:
     ("options", "message"),
     [
         ({"target": "cpu", "compute": "meta"}, "compute='meta' needs a simulated device"),
-        ({"target": "simulated:cuda", "compute": "fake"}, "compute='fake' is not known. Use 'meta', or leave"),
-        ({"target": "simulated:cuda", "compute": "meta", "asynchronous": True}, "asynchronous=True is about values"),
-        ({"target": "simulated:cuda", "compute": "meta", "verify": True}, "verify=True is about values"),
+        (
+            {"target": "simulated:cuda", "compute": "fake"},
+            "compute='fake' is not known. Use 'meta', or leave",
+        ),
+        (
+            {"target": "simulated:cuda", "compute": "meta", "asynchronous": True},
+            "asynchronous=True is about values",
+        ),
+        (
+            {"target": "simulated:cuda", "compute": "meta", "verify": True},
+            "verify=True is about values",
+        ),
     ],
 )
 def test_options_that_contradict_it(options: dict[str, Any], message: str) -> None:
@@ -241,7 +283,9 @@ def test_options_that_contradict_it(options: dict[str, Any], message: str) -> No
 
 @pytest.mark.usefixtures("no_collections")
 def test_compiled_code_computes_no_values_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor's code reads memory, so it must not be made; not for constants of the graph either."""
+    """Inductor's code reads memory, so it must not be made; not for constants of the graph
+    either.
+    """
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("Inductor was called")
@@ -309,15 +353,20 @@ def test_what_is_printed_in_the_scope_and_after_it() -> None:
         assert printed(x) == [text.replace("D:", "cuda:") for text in SHOWN]
         in_scope = [*map(repr, others), *map(str, others)]
     assert printed(x) == [text.replace("D:", "simulated:") for text in SHOWN]
-    assert [*map(repr, others), *map(str, others)] == [text.replace("cuda", "simulated") for text in in_scope]
+    assert [*map(repr, others), *map(str, others)] == [
+        text.replace("cuda", "simulated") for text in in_scope
+    ]
     assert in_scope[:3] == [
         "tensor(..., device='cuda:0', size=(2, 3), dtype=torch.int64)",
         "tensor(..., device='cuda:0', size=(2, 3), dtype=torch.complex64)",
-        "tensor(..., device='cuda:0', size=(2, 3), dtype=torch.float16,\n       grad_fn=<ToCopyBackward0>)",
+        "tensor(..., device='cuda:0', size=(2, 3), dtype=torch.float16,\n       "
+        "grad_fn=<ToCopyBackward0>)",
     ]
     with torchdevice.simulate(), torch.device("cuda"):
         assert printed(x) == [text.replace("D:", "cuda:") for text in SHOWN]
-        assert f"{torch.tensor(2.5):.2f} {torch.ones(2)}" == "2.50 tensor([1., 1.], device='cuda:0')"
+        assert (
+            f"{torch.tensor(2.5):.2f} {torch.ones(2)}" == "2.50 tensor([1., 1.], device='cuda:0')"
+        )
     with torchdevice.portable("cpu"):
         assert str(x) == SHOWN[0].replace("D:", "simulated:")
 
@@ -338,7 +387,9 @@ AFTERWARDS: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_errors_name_the_operator_after_the_scope(name: str) -> None:
     with torchdevice.simulate(compute="meta"):
         x = torch.ones(2, 3, device="cuda")
-    with pytest.raises(NoValueError, match=f"'aten::{name}' needs the values of a tensor") as caught:
+    with pytest.raises(
+        NoValueError, match=f"'aten::{name}' needs the values of a tensor"
+    ) as caught:
         AFTERWARDS[name](x)
     assert caught.value.operator == f"aten::{name}"
     for save in (pickle.dumps, lambda x: torch.save(x, io.BytesIO()), copy.deepcopy):

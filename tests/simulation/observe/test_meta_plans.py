@@ -1,7 +1,10 @@
-"""``compute="meta"``: a call like an earlier one gives what it would without the earlier one's plan."""
+"""``compute="meta"``: a call like an earlier one gives what it would without the earlier one's
+plan.
+"""
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import warnings
@@ -51,7 +54,8 @@ def shown(value: Any) -> Any:
 
 def outcome(call: Callable[[], Any]) -> Any:
     """Return what a call gives, or its error, and the memory that it leaves and took at most."""
-    before = torch.cuda.memory_allocated()  # which releases what has ended, before the peak begins anew
+    # Which releases what has ended, before the peak begins anew.
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     try:
         result = call()
@@ -72,7 +76,9 @@ FAMILIES = [
 
 @pytest.mark.one_engine
 def test_operators_of_torchs_database(sweep: tuple[bool, int], answers: Any) -> None:
-    chosen = choose([op for op in FAMILIES if torch.float32 in op.supported_dtypes("cpu")], sweep, 40)
+    chosen = choose(
+        [op for op in FAMILIES if torch.float32 in op.supported_dtypes("cpu")], sweep, 40
+    )
 
     def program() -> Any:
         found = []
@@ -81,9 +87,12 @@ def test_operators_of_torchs_database(sweep: tuple[bool, int], answers: Any) -> 
             for sample in list(samples_of(op, torch.float32))[:12]:
                 for _ in range(3):
                     on_device = lambda x: x.detach().to("cuda")  # noqa: E731
-                    args, kwargs = pytree.tree_map_only(torch.Tensor, on_device, (sample.args, sample.kwargs))
+                    args, kwargs = pytree.tree_map_only(
+                        torch.Tensor, on_device, (sample.args, sample.kwargs)
+                    )
                     given = pytree.tree_map_only(torch.Tensor, on_device, sample.input)
-                    found.append((op.name, outcome(lambda: op(given, *args, **kwargs)), outcome(lambda: shown(given))))  # noqa: B023
+                    result = outcome(functools.partial(op, given, *args, **kwargs))
+                    found.append((op.name, result, outcome(functools.partial(shown, given))))
         return found
 
     with warnings.catch_warnings():
@@ -128,7 +137,8 @@ CALLS: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore")  # torch gives some once in a process, and not to the second program
+# Torch gives some once in a process, and not to the second program.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(3))
 def test_random_programs(seed: int, sweep: tuple[bool, int], answers: Any) -> None:
     def program() -> Any:
@@ -173,7 +183,9 @@ def test_forgotten_values_keep_their_address(size: int) -> None:
     makers = [
         lambda: torch.arange(size, device="cuda"),
         lambda: torch.empty(0, dtype=torch.int64, device="cuda").resize_(size).zero_(),
-        lambda: torch.cumsum(torch.ones(size, device="cuda").long(), 0, out=torch.arange(0, device="cuda")),
+        lambda: torch.cumsum(
+            torch.ones(size, device="cuda").long(), 0, out=torch.arange(0, device="cuda")
+        ),
         lambda: torch.full((size,), 2, device="cuda"),
     ]
     with torchdevice.simulate(compute="meta"):

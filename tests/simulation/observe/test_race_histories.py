@@ -1,4 +1,6 @@
-"""``races=`` on random histories, against a model that looks at every access and asks every clock."""
+"""``races=`` on random histories, against a model that looks at every access and asks every
+clock.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,19 @@ class Model(races.Races):
             known = knows(clock, earlier.stream, earlier.number)
             if overlaps and not known and (earlier.writes or access.writes):
                 self._report(earlier, access, "")
-            hidden = access.start <= earlier.start and earlier.end <= access.end and (known or access.writes)
+            hidden = (
+                access.start <= earlier.start
+                and earlier.end <= access.end
+                and (known or access.writes)
+            )
             if not (hidden and (access.writes or not earlier.writes)):
                 kept.append(earlier)
         memory.accesses.all = [*kept, access]
 
 
-def findings(kind: type, seed: str, monkeypatch: pytest.MonkeyPatch, count: int, sort: str) -> list[Any]:
+def findings(
+    kind: type, seed: str, monkeypatch: pytest.MonkeyPatch, count: int, sort: str
+) -> list[Any]:
     """Return the races of a random program."""
     found: list[Any] = []
 
@@ -75,7 +83,9 @@ def findings(kind: type, seed: str, monkeypatch: pytest.MonkeyPatch, count: int,
             streams = [torch.cuda.Stream(device=index % 2) for index in range(5)]
             streams += [torch.cuda.default_stream(index) for index in range(2)]
             names = [(each.device_index, each.stream_id) for each in streams]
-            held = [[torch.ones(64, device=f"cuda:{index}") for _ in range(3)] for index in range(2)]
+            held = [
+                [torch.ones(64, device=f"cuda:{index}") for _ in range(3)] for index in range(2)
+            ]
             events: list[Any] = [torch.cuda.Event().record(streams[0]) or torch.cuda.Event()]
             torch.cuda.synchronize(0)
             for _ in range(count):
@@ -86,7 +96,19 @@ def findings(kind: type, seed: str, monkeypatch: pytest.MonkeyPatch, count: int,
                 far, value = draw.randrange(65 - (end - start)), draw.random()
                 event = draw.choice(events)
                 step = draw.choices(
-                    ["write", "read", "copy", "whole", "wait", "record", "event", "sync", "device", "host", "new"],
+                    [
+                        "write",
+                        "read",
+                        "copy",
+                        "whole",
+                        "wait",
+                        "record",
+                        "event",
+                        "sync",
+                        "device",
+                        "host",
+                        "new",
+                    ],
                     [8, 8, 4, 2, 3, 2, 2, 1, 0.5, 1, 1],
                 )[0]
                 try:
@@ -112,7 +134,9 @@ def findings(kind: type, seed: str, monkeypatch: pytest.MonkeyPatch, count: int,
                         elif step == "host":
                             event.synchronize()
                         else:
-                            mine[draw.randrange(3)] = torch.ones(64, device=f"cuda:{stream.device_index}")
+                            mine[draw.randrange(3)] = torch.ones(
+                                64, device=f"cuda:{stream.device_index}"
+                            )
                 except RaceError:
                     continue
                 finally:
@@ -125,7 +149,10 @@ def findings(kind: type, seed: str, monkeypatch: pytest.MonkeyPatch, count: int,
 def test_the_findings_of_the_model(
     seed: int, sort: str, sweep: tuple[bool, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = (findings(kind, f"{seed} {sweep[1]}", monkeypatch, 250, sort) for kind in (races.Races, Model))
+    one, other = (
+        findings(kind, f"{seed} {sweep[1]}", monkeypatch, 250, sort)
+        for kind in (races.Races, Model)
+    )
     assert len(one) > 20
     assert one == other
 
@@ -133,7 +160,9 @@ def test_the_findings_of_the_model(
 def test_an_access_has_few_others_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     knows_ = races._knows
-    monkeypatch.setattr(races, "_knows", lambda clock, access: looked.append(1) or knows_(clock, access))
+    monkeypatch.setattr(
+        races, "_knows", lambda clock, access: looked.append(1) or knows_(clock, access)
+    )
     with torchdevice.simulate(races="error"):
         parts = torch.ones(2000, device="cuda")
         for i in range(2000):

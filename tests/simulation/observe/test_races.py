@@ -174,7 +174,8 @@ def prefetched_batch(wait: bool) -> None:
 def blocking_batch(wait: bool) -> None:
     side, host = other(), torch.rand(N)
     with torch.cuda.stream(side):
-        x = (host if wait else host.pin_memory()).to("cuda", non_blocking=True)  # pageable memory is waited for
+        # Pageable memory is waited for.
+        x = (host if wait else host.pin_memory()).to("cuda", non_blocking=True)
     x + 1
 
 
@@ -293,7 +294,11 @@ def test_a_race_and_its_correct_twin(cuda: torchdevice.Scope, kind: Callable[[bo
     error = caught.value
     assert error.earlier.site.file == error.later.site.file == __file__
     assert error.earlier.site != error.later.site and error.earlier.stream != error.later.stream
-    assert str(error.earlier.site) in str(error) and str(error.later.site) in str(error) and error.remedy in str(error)
+    assert (
+        str(error.earlier.site) in str(error)
+        and str(error.later.site) in str(error)
+        and error.remedy in str(error)
+    )
     torch.cuda.synchronize(0), torch.cuda.synchronize(1)
     kind(True)
 
@@ -306,8 +311,14 @@ def test_the_report() -> None:
     text = str(caught.value)
     number = caught.value.later.stream[1]
     assert text.startswith(f"mul_ writes memory on stream {number} of cuda:0 at {__file__}:")
-    assert "in test_the_report, and nothing orders it after the earlier access: uniform_ writes memory on the" in text
-    assert f"let stream {number} of cuda:0 wait: call its wait_stream() with the default stream of cuda:0" in text
+    assert (
+        "in test_the_report, and nothing orders it after the earlier access: uniform_ writes "
+        "memory on the" in text
+    )
+    assert (
+        f"let stream {number} of cuda:0 wait: call its wait_stream() with the default stream of "
+        "cuda:0" in text
+    )
 
 
 def test_a_warning_for_each_pair_of_lines() -> None:
@@ -326,9 +337,14 @@ def test_a_warning_for_each_pair_of_lines() -> None:
 def test_nothing_is_looked_for_by_default() -> None:
     with torchdevice.simulate():
         context = thread_state.state.context
-        assert context is not None and not context.policy.asks and not context.devices.machine.observers
+        assert (
+            context is not None
+            and not context.policy.asks
+            and not context.devices.machine.observers
+        )
         write_then_read(False)
-    with torchdevice.simulate(races=False), torchdevice.simulate(races="error"):  # the inner scope looks
+    # The inner scope looks.
+    with torchdevice.simulate(races=False), torchdevice.simulate(races="error"):
         with pytest.raises(RaceError):
             write_then_read(False)
 
@@ -374,5 +390,9 @@ def test_the_ways_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         x.mul_(2)
     """
-    result = run_program(tmp_path, program, options=["--target", "simulated:cuda", "--races", "error"])
-    assert result.returncode == 1 and "RaceError: mul_ writes memory on stream" in result.stderr, result.stderr
+    result = run_program(
+        tmp_path, program, options=["--target", "simulated:cuda", "--races", "error"]
+    )
+    assert result.returncode == 1 and "RaceError: mul_ writes memory on stream" in result.stderr, (
+        result.stderr
+    )

@@ -1,10 +1,22 @@
-"""Bugs from public issues end on a simulated device as on the real one, and their correct twins do not."""
+"""Bugs from public issues end on a simulated device as on the real one, and their correct twins do
+not.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from corpus import CASES, FALSE_ALARMS, FIRST_PART, MACS, MENDED_IN_TORCH, SILENT, SILENT_AT_FIRST, SILENT_ON_WRAP, Case
+from corpus import (
+    CASES,
+    FALSE_ALARMS,
+    FIRST_PART,
+    MACS,
+    MENDED_IN_TORCH,
+    SILENT,
+    SILENT_AT_FIRST,
+    SILENT_ON_WRAP,
+    Case,
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -20,13 +32,19 @@ def test_a_bug_and_its_twin(case: Case, request: pytest.FixtureRequest) -> None:
 def test_each_case_names_its_source() -> None:
     names = {case.name for case in CASES}
     assert len(names) == len(CASES) and names >= SILENT | FALSE_ALARMS
-    assert all("#" in case.source or "." in case.source or "::" in case.source or " " in case.source for case in CASES)
+    assert all(
+        "#" in case.source or "." in case.source or "::" in case.source or " " in case.source
+        for case in CASES
+    )
 
 
 def test_the_rates() -> None:
     macs = [case.name for case in CASES if case.kind == MACS]
     gpus = [case.name for case in CASES if case.kind != MACS]
-    assert len(SILENT.intersection(gpus)) / len(gpus) <= 0.05 and len(SILENT.intersection(macs)) / len(macs) <= 0.12
+    assert (
+        len(SILENT.intersection(gpus)) / len(gpus) <= 0.05
+        and len(SILENT.intersection(macs)) / len(macs) <= 0.12
+    )
     assert len(SILENT) / len(CASES) <= 0.04 and len(FALSE_ALARMS) / len(CASES) <= 0.01
 
 

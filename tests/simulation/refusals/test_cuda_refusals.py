@@ -30,7 +30,7 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype, device="cuda")
 
 
-# ---- dtypes and operators --------------------------------------------------------------------------------------------
+# ---- dtypes and operators ------------------------------------------------------------------------
 
 
 PRODUCTS: list[Callable[[torch.Tensor], Any]] = [
@@ -50,7 +50,9 @@ def test_products_of_integers(cuda: torchdevice.Scope, dtype: torch.dtype) -> No
     x = ones(2, 2, dtype=dtype)
     name = refusal_rules.scalar_type(dtype)
     for product in PRODUCTS:
-        with pytest.raises(NotImplementedError, match=rf'^"(addmm|baddbmm)_cuda" not implemented for \'{name}\'$'):
+        with pytest.raises(
+            NotImplementedError, match=rf'^"(addmm|baddbmm)_cuda" not implemented for \'{name}\'$'
+        ):
             product(x)
     with pytest.raises(NotImplementedError, match="baddbmm_cuda"):
         torch.bmm(x[None], x[None])
@@ -75,7 +77,9 @@ def test_convolutions_of_integers(cuda: torchdevice.Scope) -> None:
         "slow_conv_transpose3d_out_cuda": lambda: F.conv_transpose3d(x[None], w[..., None]),
     }
     for kernel, convolve in kernels.items():
-        with pytest.raises(RuntimeError, match=r"^getCudnnDataTypeFromScalarType\(\) not supported for Long$"):
+        with pytest.raises(
+            RuntimeError, match=r"^getCudnnDataTypeFromScalarType\(\) not supported for Long$"
+        ):
             convolve()
         with (
             torch.backends.cudnn.flags(enabled=False),
@@ -98,7 +102,8 @@ def test_every_gap_names_an_operator_and_dtypes(cuda: torchdevice.Scope) -> None
 
 def test_an_operator_that_only_the_cpu_has(cuda: torchdevice.Scope) -> None:
     with pytest.raises(
-        NotImplementedError, match=r"^Could not run 'aten::histogram.bin_ct' .* from the 'CUDA' backend"
+        NotImplementedError,
+        match=r"^Could not run 'aten::histogram.bin_ct' .* from the 'CUDA' backend",
     ):
         torch.histogram(ones(3), 3)
     torch.histogram(torch.ones(3), 3)
@@ -111,13 +116,17 @@ def test_other_profiles_refuse_nothing_of_this() -> None:
     with torchdevice.simulate("strict"), pytest.raises(NotImplementedError, match="addmm_cuda"):
         ones(2, 2, dtype=torch.int64) @ ones(2, 2, dtype=torch.int64)
     with torchdevice.portable("cpu"):
-        assert (ones(2, 2, dtype=torch.int64) @ ones(2, 2, dtype=torch.int64)).tolist() == [[2, 2], [2, 2]]
+        assert (ones(2, 2, dtype=torch.int64) @ ones(2, 2, dtype=torch.int64)).tolist() == [
+            [2, 2],
+            [2, 2],
+        ]
 
 
 @pytest.mark.usefixtures("no_collections")
 def test_pinning_a_tensor_of_the_device(cuda: torchdevice.Scope) -> None:
     with pytest.raises(
-        RuntimeError, match=r"^cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"
+        RuntimeError,
+        match=r"^cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
     ):
         ones(2).pin_memory()
     for make in (torch.zeros, torch.empty, torch.randn):
@@ -130,17 +139,22 @@ def test_a_checkpoint_of_a_device_that_is_not_there(cuda: torchdevice.Scope) -> 
         saved = io.BytesIO()
         torch.save(torch.ones(2, device="cuda:7"), saved)
     saved.seek(0)
-    expected = "Attempting to deserialize object on CUDA device 7 but torch.cuda.device_count() is 2. Please use"
+    expected = (
+        "Attempting to deserialize object on CUDA device 7 but torch.cuda.device_count() is 2. "
+        "Please use"
+    )
     with pytest.raises(RuntimeError, match=re.escape(expected)):
         torch.load(saved)
     saved.seek(0)
     assert torch.load(saved, map_location="cuda:1").device == torch.device("cuda:1")
 
 
-# ---- deterministic algorithms ----------------------------------------------------------------------------------------
+# ---- deterministic algorithms --------------------------------------------------------------------
 
 
-def backward_of(forward: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> Callable[[], Callable[[], Any]]:
+def backward_of(
+    forward: Callable[[torch.Tensor], torch.Tensor], *shape: int
+) -> Callable[[], Callable[[], Any]]:
     """Return a function that runs ``forward`` and returns what runs its backward."""
 
     def prepare() -> Callable[[], Any]:
@@ -155,7 +169,12 @@ def call_of(function: Callable[[], Any]) -> Callable[[], Callable[[], Any]]:
 
 
 def interpolated(mode: str, dims: int) -> Callable[[], Callable[[], Any]]:
-    return backward_of(lambda x: F.interpolate(x, size=(6,) * dims, mode=mode, align_corners=False), 1, 2, *(4,) * dims)
+    return backward_of(
+        lambda x: F.interpolate(x, size=(6,) * dims, mode=mode, align_corners=False),
+        1,
+        2,
+        *(4,) * dims,
+    )
 
 
 def _ctc(x: torch.Tensor) -> torch.Tensor:
@@ -172,7 +191,9 @@ def _unpool(x: torch.Tensor, dims: int) -> torch.Tensor:
 
 
 def _put(accumulate: bool) -> torch.Tensor:
-    return ones(3).put_(torch.zeros(1, dtype=torch.long, device="cuda"), ones(1), accumulate=accumulate)
+    return ones(3).put_(
+        torch.zeros(1, dtype=torch.long, device="cuda"), ones(1), accumulate=accumulate
+    )
 
 
 DOCUMENTED: dict[str, list[Callable[[], Callable[[], Any]]]] = {
@@ -180,8 +201,12 @@ DOCUMENTED: dict[str, list[Callable[[], Callable[[], Any]]]] = {
     "torch.nn.AdaptiveAvgPool2d": [backward_of(nn.AdaptiveAvgPool2d(2), 1, 2, 4, 4)],
     "torch.nn.AdaptiveAvgPool3d": [backward_of(nn.AdaptiveAvgPool3d(2), 1, 2, 4, 4, 4)],
     "torch.nn.AdaptiveMaxPool2d": [backward_of(nn.AdaptiveMaxPool2d(2), 1, 2, 4, 4)],
-    "torch.nn.FractionalMaxPool2d": [backward_of(nn.FractionalMaxPool2d(2, output_size=2), 1, 2, 4, 4)],
-    "torch.nn.FractionalMaxPool3d": [backward_of(nn.FractionalMaxPool3d(2, output_size=2), 1, 2, 4, 4, 4)],
+    "torch.nn.FractionalMaxPool2d": [
+        backward_of(nn.FractionalMaxPool2d(2, output_size=2), 1, 2, 4, 4)
+    ],
+    "torch.nn.FractionalMaxPool3d": [
+        backward_of(nn.FractionalMaxPool3d(2, output_size=2), 1, 2, 4, 4, 4)
+    ],
     "torch.nn.MaxUnpool1d": [call_of(lambda: _unpool(ones(1, 2, 4), 1))],
     "torch.nn.MaxUnpool2d": [call_of(lambda: _unpool(ones(1, 2, 4, 4), 2))],
     "torch.nn.MaxUnpool3d": [call_of(lambda: _unpool(ones(1, 2, 4, 4, 4), 3))],
@@ -194,25 +219,47 @@ DOCUMENTED: dict[str, list[Callable[[], Callable[[], Any]]]] = {
     "torch.nn.ReflectionPad1d": [backward_of(nn.ReflectionPad1d(1), 1, 2, 4)],
     "torch.nn.ReflectionPad3d": [backward_of(nn.ReflectionPad3d(1), 1, 2, 4, 4, 4)],
     "torch.nn.NLLLoss": [
-        call_of(lambda: F.nll_loss(ones(1, 3, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long, device="cuda")))
+        call_of(
+            lambda: F.nll_loss(
+                ones(1, 3, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long, device="cuda")
+            )
+        )
     ],
     "torch.nn.CTCLoss": [backward_of(_ctc, 6, 1, 4)],
     "torch.nn.EmbeddingBag": [backward_of(_embedding_bag, 3, 2)],
     "torch.Tensor.put_": [call_of(lambda: _put(False)), call_of(lambda: _put(True))],
     "torch.histc": [call_of(lambda: ones(3).histc(3))],
-    "torch.bincount": [call_of(lambda: torch.zeros(2, dtype=torch.long, device="cuda").bincount(ones(2)))],
+    "torch.bincount": [
+        call_of(lambda: torch.zeros(2, dtype=torch.long, device="cuda").bincount(ones(2)))
+    ],
     "torch.median": [call_of(lambda: ones(3).median(0)), call_of(lambda: ones(3).nanmedian(0))],
     "torch.nn.functional.grid_sample": [
         backward_of(
-            lambda x: F.grid_sample(x, torch.zeros(1, 2, 2, 2, device="cuda"), align_corners=False), 1, 1, 3, 3
+            lambda x: F.grid_sample(x, torch.zeros(1, 2, 2, 2, device="cuda"), align_corners=False),
+            1,
+            1,
+            3,
+            3,
         ),
         backward_of(
-            lambda x: F.grid_sample(x, torch.zeros(1, 2, 2, 2, 3, device="cuda"), align_corners=False), 1, 1, 3, 3, 3
+            lambda x: F.grid_sample(
+                x, torch.zeros(1, 2, 2, 2, 3, device="cuda"), align_corners=False
+            ),
+            1,
+            1,
+            3,
+            3,
+            3,
         ),
     ],
-    "torch.nn.MaxPool3d": [backward_of(lambda x: F.max_pool3d(x, 2), 1, 1, 4, 4, 4)],  # until torch 2.12
+    # Until torch 2.12.
+    "torch.nn.MaxPool3d": [backward_of(lambda x: F.max_pool3d(x, 2), 1, 1, 4, 4, 4)],
     "torch.Tensor.scatter_reduce": [
-        call_of(lambda: ones(3).scatter_reduce(0, torch.zeros(1, dtype=torch.long, device="cuda"), ones(1), "prod"))
+        call_of(
+            lambda: ones(3).scatter_reduce(
+                0, torch.zeros(1, dtype=torch.long, device="cuda"), ones(1), "prod"
+            )
+        )
     ],
 }
 """What the docstring of ``torch.use_deterministic_algorithms`` says that CUDA refuses -> calls."""
@@ -225,9 +272,12 @@ LEFT_OUT = {
 
 
 def documented() -> set[str]:
-    text = re.split(r"will throw a\s+:class:`RuntimeError`", torch.use_deterministic_algorithms.__doc__ or "")[2]
+    text = re.split(
+        r"will throw a\s+:class:`RuntimeError`", torch.use_deterministic_algorithms.__doc__ or ""
+    )[2]
     entries = text.split("In addition, several operations")[0].split("* :")[1:]
-    of_cuda = [entry for entry in entries if "MPS tensor" not in entry or "CUDA" in entry]  # MPS: since torch 2.15
+    # MPS: since torch 2.15.
+    of_cuda = [entry for entry in entries if "MPS tensor" not in entry or "CUDA" in entry]
     return {re.match(r"(?:class|func):`([\w.]+)`", entry)[1] for entry in of_cuda}  # type: ignore[index]
 
 
@@ -242,15 +292,21 @@ def test_all_that_is_documented_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(documented() & DOCUMENTED.keys()))
-def test_nondeterministic_kernels(cuda: torchdevice.Scope, deterministic: Callable[..., None], name: str) -> None:
+def test_nondeterministic_kernels(
+    cuda: torchdevice.Scope, deterministic: Callable[..., None], name: str
+) -> None:
     for prepare in DOCUMENTED[name]:
         call = prepare()
         call()
         deterministic(True)
-        with pytest.raises(RuntimeError, match=r"does not have a deterministic implementation, but you set"):
+        with pytest.raises(
+            RuntimeError, match=r"does not have a deterministic implementation, but you set"
+        ):
             call()
         deterministic(True, warn_only=True)
-        with pytest.warns(UserWarning, match="does not have a deterministic implementation, but you set"):
+        with pytest.warns(
+            UserWarning, match="does not have a deterministic implementation, but you set"
+        ):
             call()
         deterministic(False)
 
@@ -266,7 +322,7 @@ def test_deterministic_kernels(cuda: torchdevice.Scope, deterministic: Callable[
     assert all(hasattr(torch.ops.aten, name) for name in device_refusals.OPERATORS)
 
 
-# ---- assertions of kernels -------------------------------------------------------------------------------------------
+# ---- assertions of kernels -----------------------------------------------------------------------
 
 
 def wrong(value: int = 7) -> torch.Tensor:
@@ -302,7 +358,9 @@ ASSERTED: dict[str, Callable[[], Any]] = {
     "repeat_interleave": lambda: ones(1).repeat_interleave(wrong(-1)),
     "assert_async": lambda: torch._assert_async(torch.zeros(1, device="cuda")),
     "assert_async with a text": lambda: torch._assert_async(ones(1) * 0, "lengths differ"),
-    "assert_async of a graph": lambda: torch.ops.aten._functional_assert_async.msg(ones(1) * 0, "lengths", ones(1)),
+    "assert_async of a graph": lambda: torch.ops.aten._functional_assert_async.msg(
+        ones(1) * 0, "lengths", ones(1)
+    ),
 }
 
 
@@ -335,7 +393,9 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_a_kernel_asserts(name: str) -> None:
     with torchdevice.simulate():
         x = ones(3)
-        with pytest.raises(torch.AcceleratorError, match=r"^CUDA error: device-side assert triggered\n") as caught:
+        with pytest.raises(
+            torch.AcceleratorError, match=r"^CUDA error: device-side assert triggered\n"
+        ) as caught:
             ASSERTED[name]()
         assert re.search(r"The kernel's assertion was: \w+", "\n".join(caught.value.__notes__))
         with pytest.raises(torch.AcceleratorError, match="device-side assert"):
@@ -346,8 +406,12 @@ def test_a_kernel_asserts(name: str) -> None:
 
 @pytest.mark.parametrize("lengths", [(3, 2), torch.tensor([3, 2])], ids=["ints", "tensor"])
 def test_targets_of_ctc_loss(lengths: Any) -> None:
-    """The CPU's kernel ends the process where one is far out of range. What only fills a row may be anything."""
-    probabilities = torch.randn(10, 2, 5, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    """The CPU's kernel ends the process where one is far out of range. What only fills a row may be
+    anything.
+    """
+    probabilities = torch.randn(10, 2, 5, generator=torch.Generator().manual_seed(0)).log_softmax(
+        -1
+    )
     filled = torch.tensor([[1, 2, 4], [3, 1, -(10**12)]])
 
     def outcome(device: str, targets: torch.Tensor, times: Any = (10, 10)) -> list[Any]:
@@ -364,7 +428,10 @@ def test_targets_of_ctc_loss(lengths: Any) -> None:
         wrong = targets.masked_fill(targets == 4, 10**12)
         with torchdevice.simulate():
             for _ in range(2):  # nothing works after that
-                with pytest.raises(torch.AcceleratorError, match=r"^CUDA error: an illegal memory access was encount"):
+                with pytest.raises(
+                    torch.AcceleratorError,
+                    match=r"^CUDA error: an illegal memory access was encount",
+                ):
                     outcome("cuda", wrong)
 
 
@@ -375,7 +442,9 @@ def test_nothing_works_after_an_assertion(name: str) -> None:
         x = ones(3)
         with pytest.raises(torch.AcceleratorError):
             ASSERTED["index"]()
-        with pytest.raises(torch.AcceleratorError, match=r"^CUDA error: device-side assert triggered\n"):
+        with pytest.raises(
+            torch.AcceleratorError, match=r"^CUDA error: device-side assert triggered\n"
+        ):
             CALLS[name](x)
         assert x.view(3, 1).shape == (3, 1) and x.device.type == "cuda"  # the host knows that
         torch.ones(3)[torch.tensor([2])] + 1
@@ -395,7 +464,7 @@ def test_what_the_host_checks_is_no_assertion(cuda: torchdevice.Scope) -> None:
     assert (ones(3) + 1).tolist() == [2, 2, 2]
 
 
-# ---- forks and the allocator's settings ------------------------------------------------------------------------------
+# ---- forks and the allocator's settings ----------------------------------------------------------
 
 
 def in_child(call: Callable[[], Any]) -> str:
@@ -418,7 +487,8 @@ def in_child(call: Callable[[], Any]) -> str:
 
 
 REFUSED = (
-    "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use "
+    "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
+    "multiprocessing, you must use "
 )
 
 USES: dict[str, Callable[[], Any]] = {
@@ -454,7 +524,11 @@ def test_what_works_in_a_forked_child(cuda: torchdevice.Scope) -> None:
     x = ones(2)
 
     def child() -> None:
-        assert torch.cuda._is_in_bad_fork() and torch._C._cuda_isInBadFork() and not torch.cuda.is_initialized()
+        assert (
+            torch.cuda._is_in_bad_fork()
+            and torch._C._cuda_isInBadFork()
+            and not torch.cuda.is_initialized()
+        )
         assert torch.cuda.is_available() and torch.cuda.device_count() == 2 and x.shape == (2,)
         torch.manual_seed(0)
         assert (torch.ones(2) + 1).sum() == 4

@@ -27,7 +27,10 @@ def truth(*shape: int) -> torch.Tensor:
 
 
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
-    "sparse product": (lambda: torch.bmm(half(1, 2, 2).to_sparse(), half(1, 2, 2)), "\"bmm_sparse_cuda\" .* 'Half'"),
+    "sparse product": (
+        lambda: torch.bmm(half(1, 2, 2).to_sparse(), half(1, 2, 2)),
+        "\"bmm_sparse_cuda\" .* 'Half'",
+    ),
     "product": (lambda: truth(2, 2) @ truth(2, 2), "\"addmm_cuda\" .* 'Bool'"),
     "batch of products": (lambda: truth(1, 2, 2) @ truth(1, 2, 2), "\"baddbmm_cuda\" .* 'Bool'"),
     "svd": (lambda: torch.linalg.svd(half(2, 2)), "\"svd_cuda_gesvdj\" .* 'Half'"),
@@ -36,7 +39,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "eigenvalues": (lambda: torch.linalg.eigvalsh(half(2, 2)), "\"linalg_eigh_cuda\" .* 'Half'"),
     "softmax": (lambda: truth(2).softmax(0), "\"host_softmax\" .* 'Bool'"),
     "pooling": (lambda: F.avg_pool2d(truth(1, 4, 4), 2), "\"avg_pool2d_out_cuda_frame\" .* 'Bool'"),
-    "interpolation": (lambda: F.interpolate(truth(1, 1, 4), 8), "\"upsample_nearest1d_out_frame\" .* 'Bool'"),
+    "interpolation": (
+        lambda: F.interpolate(truth(1, 1, 4), 8),
+        "\"upsample_nearest1d_out_frame\" .* 'Bool'",
+    ),
     "gelu": (lambda: F.gelu(truth(2)), "\"GeluCUDAKernelImpl\" .* 'Bool'"),
     "rounding": (lambda: truth(2).ceil(), "\"ceil_cuda\" .* 'Bool'"),
 }
@@ -63,7 +69,9 @@ def test_other_errors_are_kept() -> None:
 
 
 def lacking(op: Any, dtype: torch.dtype) -> list[str]:
-    """Return the names of kernels in the errors of an operator's samples with tensors of a dtype."""
+    """Return the names of kernels in the errors of an operator's samples with tensors of a
+    dtype.
+    """
 
     def given(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

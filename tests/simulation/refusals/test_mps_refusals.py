@@ -1,4 +1,6 @@
-"""Dtypes that kernels of MPS refuse, on the simulated Mac: in MPS's words, and made again on the CPU."""
+"""Dtypes that kernels of MPS refuse, on the simulated Mac: in MPS's words, and made again on the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ import torchdevice
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.simulation.refusals.device_refusals import MPS_GAPS
 
-COMPLEX = "Trying to convert ComplexFloat to the MPS backend but it does not have support for that dtype."
+COMPLEX = (
+    "Trying to convert ComplexFloat to the MPS backend but it does not have support for that dtype."
+)
 
 C64, I64, U8, U16 = torch.complex64, torch.int64, torch.uint8, torch.uint16
 
@@ -22,7 +26,8 @@ def square(dtype: torch.dtype, device: str) -> torch.Tensor:
     return eye.to(dtype).to(device)
 
 
-# Functions are looked up when they are called: engine="wrap" does not reach those that a table holds.
+# Functions are looked up when they are called: engine="wrap" does not reach those that a table
+# holds.
 CASES: dict[str, tuple[torch.dtype, Callable[[torch.Tensor], torch.Tensor], str]] = {
     "inverse": (C64, lambda x: torch.linalg.inv(x), COMPLEX),
     "determinant": (C64, lambda x: torch.linalg.det(x), COMPLEX),
@@ -52,15 +57,22 @@ class TestEachDtype:
     def test_it_is_refused(
         self, dtype: torch.dtype, call: Callable[[Any], Any], message: str, options: dict[str, Any]
     ) -> None:
-        with torchdevice.simulate("mps", **options), pytest.raises((TypeError, RuntimeError)) as caught:
+        with (
+            torchdevice.simulate("mps", **options),
+            pytest.raises((TypeError, RuntimeError)) as caught,
+        ):
             call(square(dtype, options.get("written_for", "cuda")))
         assert str(caught.value) == message
 
-    def test_the_call_is_made_on_the_cpu(self, dtype: torch.dtype, call: Callable[[Any], Any], message: str) -> None:
+    def test_the_call_is_made_on_the_cpu(
+        self, dtype: torch.dtype, call: Callable[[Any], Any], message: str
+    ) -> None:
         with torchdevice.simulate("mps") as scope:
             result = call(square(dtype, "cuda"))
             assert result.is_mps and torch.equal(result.cpu(), call(square(dtype, "cpu")))
-            (entry,) = [entry for entry in scope.journal.degraded if entry.fidelity is Fidelity.FELL_BACK]
+            (entry,) = [
+                entry for entry in scope.journal.degraded if entry.fidelity is Fidelity.FELL_BACK
+            ]
             assert entry.requested.endswith(f"in {dtype}") and entry.site.file == __file__
 
     def test_cuda_takes_it_or_refuses_it_itself(
@@ -72,7 +84,9 @@ class TestEachDtype:
             except (RuntimeError, TypeError) as error:
                 assert "MPS" not in str(error)
 
-    def test_float32_is_not_refused(self, dtype: torch.dtype, call: Callable[[Any], Any], message: str) -> None:
+    def test_float32_is_not_refused(
+        self, dtype: torch.dtype, call: Callable[[Any], Any], message: str
+    ) -> None:
         with torchdevice.simulate("mps", written_for="mps"):
             assert call(square(torch.float32, "mps")).dtype is torch.float32
 
@@ -80,7 +94,9 @@ class TestEachDtype:
 def test_the_table_names_operators_and_dtypes_of_torch() -> None:
     gone = {"cholesky"} if torch.__version__ >= "2.14" else set()  # linalg_cholesky is left
     for name, dtypes in MPS_GAPS.items():
-        assert name in gone or hasattr(torch.ops.aten, name) or hasattr(torch.ops.aten, f"{name}_"), name
+        assert (
+            name in gone or hasattr(torch.ops.aten, name) or hasattr(torch.ops.aten, f"{name}_")
+        ), name
         assert all(isinstance(getattr(torch, dtype), torch.dtype) for dtype in dtypes)
         assert "float32" not in dtypes and "float16" not in dtypes
 

@@ -1,4 +1,6 @@
-"""The tables of rules, the wrapper that asks them, and attention's kernels against torch's own order of checks."""
+"""The tables of rules, the wrapper that asks them, and attention's kernels against torch's own
+order of checks.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_each_rule_is_of_an_operator_and_has_a_source() -> None:
             assert all(name in rule.operators.split() and rule.source for rule in found)
 
 
-@pytest.mark.parametrize("op", [torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor, torch.ops.aten.relu.default])
+@pytest.mark.parametrize(
+    "op", [torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor, torch.ops.aten.relu.default]
+)
 def test_a_kernel_without_rules_stays_as_it_is(op: Any) -> None:
     def kernel(*args: Any) -> None:
         raise AssertionError
@@ -34,7 +38,10 @@ def test_a_kernel_without_rules_stays_as_it_is(op: Any) -> None:
 def test_the_device_is_asked_last() -> None:
     asked = []
     rule = refusal_rules.Rule(
-        "add", lambda x: x < 0 and f"{x} is too small", "here", holds=lambda: asked.append(1) or True
+        "add",
+        lambda x: x < 0 and f"{x} is too small",
+        "here",
+        holds=lambda: asked.append(1) or True,
     )
     kernel = refusal_rules.guarded(refusal_rules.checks([rule]), lambda x: x)
     assert kernel(3) == 3 and asked == []
@@ -61,7 +68,9 @@ BACKENDS = {
 @pytest.mark.parametrize("model", ["t4", "a100", "rtx4090", "h100"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_what_can_be_used_is_what_runs(model: str, dtype: torch.dtype) -> None:
-    """``can_use_*_attention`` and a call that is limited to the kernel agree, and the numbers are those of products."""
+    """``can_use_*_attention`` and a call that is limited to the kernel agree, and the numbers are
+    those of products.
+    """
     asks = {
         "flash": torch.backends.cuda.can_use_flash_attention,
         "mem_efficient": torch.backends.cuda.can_use_efficient_attention,
@@ -69,7 +78,9 @@ def test_what_can_be_used_is_what_runs(model: str, dtype: torch.dtype) -> None:
     }
     with torchdevice.simulate(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for size, masked, causal in itertools.product((8, 20, 64, 288), (False, True), (False, True)):
+        for size, masked, causal in itertools.product(
+            (8, 20, 64, 288), (False, True), (False, True)
+        ):
             x = torch.randn(1, 2, 6, size, device="cuda").to(dtype)
             mask = torch.ones(6, 6, dtype=torch.bool, device="cuda") if masked else None
             if masked and causal:
@@ -79,19 +90,29 @@ def test_what_can_be_used_is_what_runs(model: str, dtype: torch.dtype) -> None:
                 possible = asks[name](params)
                 with sdpa_kernel(backend):
                     try:
-                        result = F.scaled_dot_product_attention(x, x, x, attn_mask=mask, is_causal=causal)
+                        result = F.scaled_dot_product_attention(
+                            x, x, x, attn_mask=mask, is_causal=causal
+                        )
                     except RuntimeError as error:
-                        assert not possible and str(error) == "No available kernel. Aborting execution."
+                        assert (
+                            not possible
+                            and str(error) == "No available kernel. Aborting execution."
+                        )
                         continue
                 assert possible
-                expected = F.scaled_dot_product_attention(x.cpu(), x.cpu(), x.cpu(), is_causal=causal)
+                expected = F.scaled_dot_product_attention(
+                    x.cpu(), x.cpu(), x.cpu(), is_causal=causal
+                )
                 torch.testing.assert_close(result.cpu(), expected, atol=2e-2, rtol=2e-2)
 
 
 def test_no_kernel_at_all() -> None:
     with torchdevice.simulate():
         x = torch.ones(1, 1, 4, 8, device="cuda").half()
-        with sdpa_kernel([SDPBackend.OVERRIDEABLE]), pytest.raises(RuntimeError, match="No viable backend"):
+        with (
+            sdpa_kernel([SDPBackend.OVERRIDEABLE]),
+            pytest.raises(RuntimeError, match="No viable backend"),
+        ):
             F.scaled_dot_product_attention(x, x, x)
 
 
@@ -116,7 +137,9 @@ def test_conversions_within_the_range_are_the_cpus(dtype: torch.dtype) -> None:
     with torchdevice.simulate():
         assert torch.equal(x.cuda().to(dtype).cpu(), x.to(dtype))
         limits = torch.iinfo(dtype)
-        beyond = torch.tensor([1e30, -1e30, float("inf"), float("-inf")], device="cuda", dtype=torch.float64)
+        beyond = torch.tensor(
+            [1e30, -1e30, float("inf"), float("-inf")], device="cuda", dtype=torch.float64
+        )
         assert beyond.to(dtype).tolist() == [limits.max, limits.min, limits.max, limits.min]
 
 
@@ -162,7 +185,11 @@ def test_the_array_interface() -> None:
     with torchdevice.simulate():
         x = torch.arange(6.0, device="cuda").view(2, 3)
         found = x.t().__cuda_array_interface__
-        assert found["data"] == (x.data_ptr(), False) and found["shape"] == (3, 2) and found["strides"] == (4, 12)
+        assert (
+            found["data"] == (x.data_ptr(), False)
+            and found["shape"] == (3, 2)
+            and found["strides"] == (4, 12)
+        )
         assert not hasattr(x.cpu(), "__cuda_array_interface__")
         with pytest.raises(RuntimeError, match="requires grad"):
             print(x.requires_grad_().__cuda_array_interface__)

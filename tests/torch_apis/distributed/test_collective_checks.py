@@ -1,4 +1,6 @@
-"""Ranks that call different collectives, or wait for each other for ever: an error on every rank, no hang."""
+"""Ranks that call different collectives, or wait for each other for ever: an error on every rank,
+no hang.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,10 @@ CALLS = {
     "other_dtype": ("all_gather of float16[4]", "all_gather of float32[4]"),
     "other_operation": ("all_reduce of float32[4], SUM", "all_reduce of float32[4], MAX"),
     "other_root": ("broadcast of float32[4], from rank 0", "broadcast of float32[4], from rank 1"),
-    "other_list": ("all_gather of float32[4], into [4, 3]", "all_gather of float32[4], into [4, 4]"),
+    "other_list": (
+        "all_gather of float32[4], into [4, 3]",
+        "all_gather of float32[4], into [4, 4]",
+    ),
     "other_object": ("all_gather of int64[1], into [1, 1]", "barrier"),
     "other_group": ("all_reduce of float32[4], SUM", "all_reduce of float32[4], SUM"),
 }
@@ -179,7 +184,9 @@ def run(target: str, folder: Path, cases: list[str]) -> dict[str, str]:
     """Run cases in two ranks, and return what each rank printed of each."""
     two = f"{target}:2" if target.startswith("simulated") else target
     done = run_program(folder, RANKS, free_port(), *cases, options=["--target", two])
-    return dict(re.findall(r"^(\w+ [01]): (.*)$", done.stdout, re.MULTILINE)) or {"error": done.stderr[-4000:]}
+    return dict(re.findall(r"^(\w+ [01]): (.*)$", done.stdout, re.MULTILINE)) or {
+        "error": done.stderr[-4000:]
+    }
 
 
 @pytest.mark.sampled(1)
@@ -187,23 +194,32 @@ def run(target: str, folder: Path, cases: list[str]) -> dict[str, str]:
 def test_every_rank_is_told_what_all_called(target: str, tmp_path: Path) -> None:
     found = run(target, tmp_path, [*RUN, *CALLS])
     for case in RUN:
-        assert [found.pop(f"{case} {rank}", found) for rank in (0, 1)] == ["ran", "ran"], "a slow rank is waited for"
+        assert [found.pop(f"{case} {rank}", found) for rank in (0, 1)] == ["ran", "ran"], (
+            "a slow rank is waited for"
+        )
     for case, calls in CALLS.items():
         for rank in (0, 1):
             said = found[f"{case} {rank}"]
             lines = [re.escape(call) + r", at \S+program\.py:\d+ in " + case for call in calls]
             assert re.search(rf"rank 0 [\w ]+ {lines[0]}\|  rank 1 [\w ]+ {lines[1]}\|", said), said
-            assert ("can never go on" if case == "other_group" else "do not fit together") in said, said
+            assert (
+                "can never go on" if case == "other_group" else "do not fit together"
+            ) in said, said
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.one_engine
 @pytest.mark.parametrize("case", WAITS)
-def test_ranks_that_send_and_receive_are_told_where_all_wait(case: str, target: str, tmp_path: Path) -> None:
+def test_ranks_that_send_and_receive_are_told_where_all_wait(
+    case: str, target: str, tmp_path: Path
+) -> None:
     found = run(target, tmp_path, [case])
     for rank in (0, 1):
         said = found[f"{case} {rank}"]
-        lines = [re.escape(f"waits in {call}") + r", at \S+program\.py:\d+ in " + case for call in WAITS[case]]
+        lines = [
+            re.escape(f"waits in {call}") + r", at \S+program\.py:\d+ in " + case
+            for call in WAITS[case]
+        ]
         assert re.search(rf"never go on:\|  rank 0 {lines[0]}\|  rank 1 {lines[1]}\|", said), said
 
 
@@ -211,7 +227,9 @@ def test_ranks_that_send_and_receive_are_told_where_all_wait(case: str, target: 
 def test_nccl_receives_from_a_named_rank_only(tmp_path: Path) -> None:
     found = run("simulated:cuda", tmp_path, ["refused_from_any"])
     for rank in (0, 1):
-        assert "ProcessGroupNCCL does not support recvAnysource" in found[f"refused_from_any {rank}"]
+        assert (
+            "ProcessGroupNCCL does not support recvAnysource" in found[f"refused_from_any {rank}"]
+        )
 
 
 def note(key: str, ranks: list[int], **begun: int) -> Note:
@@ -248,7 +266,9 @@ def test_the_order_of_ranks_does_not_matter(order: tuple[int, ...]) -> None:
 
 
 def receives(source: int | None, times: int, **begun: int) -> Note:
-    """Return the note of rank 0 of three, which waits for the tensor ``times`` of a rank, or of any."""
+    """Return the note of rank 0 of three, which waits for the tensor ``times`` of a rank, or of
+    any.
+    """
     ranks = [0, 1, 2] if source is None else [source]
     return Note(1, "", Awaited(["send to 0"], times, ranks, source is None), begun)
 

@@ -1,4 +1,6 @@
-"""Compiled programs of two ranks, compared with plain gloo on the CPU: every way to distribute with every backend."""
+"""Compiled programs of two ranks, compared with plain gloo on the CPU: every way to distribute with
+every backend.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,13 @@ RUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(
 @pytest.mark.sampled(8, of="long programs")
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("device", ["cpu", "simulated:cuda:2"])
-def test_results_are_those_of_plain_gloo(device: str, engine: str, sweep: tuple[bool, int], tmp_path: Path) -> None:
-    matrix = [f"{way}:{backend}" for way, backend in itertools.product(WAYS, ("inductor", "aot_eager", "eager"))]
+def test_results_are_those_of_plain_gloo(
+    device: str, engine: str, sweep: tuple[bool, int], tmp_path: Path
+) -> None:
+    matrix = [
+        f"{way}:{backend}"
+        for way, backend in itertools.product(WAYS, ("inductor", "aot_eager", "eager"))
+    ]
     chosen = sweeping.choose(matrix, sweep, 4)
     plain = run_python(*RUN, str(tmp_path / "plain"), *chosen, PLAIN="1")
     assert plain.returncode == 0, plain.stderr[-3000:]
@@ -63,13 +70,22 @@ print(compiled(torch.ones(4 + dist.get_rank(), device="cuda")).tolist())
 """
 
 
-@pytest.mark.skipif(torch.__version__ < "2.11", reason="torch 2.10's collectives of the compiler fail with any mode")
+@pytest.mark.skipif(
+    torch.__version__ < "2.11", reason="torch 2.10's collectives of the compiler fail with any mode"
+)
 @pytest.mark.sampled(1, of="programs of two ranks")
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_ranks_tell_each_other_what_they_compile(engine: str, tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(SHAPES_DIFFER)
     run = run_command(
-        "run", "--target", "simulated:cuda:2", "--engine", engine, "--ranks", "2", str(tmp_path / "ranks.py")
+        "run",
+        "--target",
+        "simulated:cuda:2",
+        "--engine",
+        engine,
+        "--ranks",
+        "2",
+        str(tmp_path / "ranks.py"),
     )
     assert run.returncode == 0, run.stderr
     assert "[6.0, 6.0, 6.0, 6.0]" in run.stdout and "[7.0, 7.0, 7.0, 7.0, 7.0]" in run.stdout

@@ -30,7 +30,9 @@ from torchdevice.torch_modules.distributed import nccl_group, process_groups
 def torchrun(
     target: str, program: Path, *arguments: str, options: Sequence[str] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in two processes, on a target with two devices where the target is simulated."""
+    """Run a program in two processes, on a target with two devices where the target is
+    simulated.
+    """
     devices = f"{target}:2" if target == "simulated:cuda" else target
     return run_command(
         "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options, str(program), *arguments,
@@ -42,9 +44,15 @@ def torchrun(
 @pytest.mark.parametrize("there", [True, False])
 def test_a_build_without_process_groups_gets_no_patches_of_them(there: bool) -> None:
     code = f"import torch.distributed as dist; dist.is_available = lambda: {there}; "
-    code += "from torchdevice.scope import installed; from torchdevice.kernel.bindings import REPLACED; "
+    code += (
+        "from torchdevice.scope import installed; from torchdevice.kernel.bindings import "
+        "REPLACED; "
+    )
     code += "owners = [getattr(each, 'owner', 0) for each in REPLACED]; "
-    code += "print(dist in owners, any('init_process' in str(getattr(each, '_function', '')) for each in REPLACED))"
+    code += (
+        "print(dist in owners, any('init_process' in str(getattr(each, '_function', '')) for each "
+        "in REPLACED))"
+    )
     done = run_torch_python("-c", code)
     assert done.stdout.split() == [str(there)] * 2, done.stderr
 
@@ -79,7 +87,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "Input tensor data type is not supported for NCCL process group: UInt16",
     ),
-    "bits": (lambda: dist.all_reduce(ones(3), op=dist.ReduceOp.BAND), ValueError, "Cannot use ReduceOp.BAND with NCCL"),
+    "bits": (
+        lambda: dist.all_reduce(ones(3), op=dist.ReduceOp.BAND),
+        ValueError,
+        "Cannot use ReduceOp.BAND with NCCL",
+    ),
     "a mean of bools": (
         lambda: dist.all_reduce(ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG),
         TypeError,
@@ -90,7 +102,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         RuntimeError,
         "does not support ReduceOp.MAX on complex tensors",
     ),
-    "sparse": (lambda: dist.broadcast(ones(2, 2).to_sparse(), 0), ValueError, "Tensors must be CUDA and dense"),
+    "sparse": (
+        lambda: dist.broadcast(ones(2, 2).to_sparse(), 0),
+        ValueError,
+        "Tensors must be CUDA and dense",
+    ),
     "without memory": (
         lambda: dist.all_reduce(torch.ones(2, device="meta")),
         RuntimeError,
@@ -100,7 +116,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 """What NCCL refuses of a group of any size, and its words."""
 
 
-@pytest.mark.filterwarnings("ignore:`torch.distributed.reduce_scatter_tensor` is deprecated")  # from torch 2.13 on
+# From torch 2.13 on.
+@pytest.mark.filterwarnings("ignore:`torch.distributed.reduce_scatter_tensor` is deprecated")
 class TestGroupOfOneRank:
     """A group in this process."""
 
@@ -108,7 +125,9 @@ class TestGroupOfOneRank:
     def group(self, cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         # torch keeps the name of the last group's backend after the group has ended.
         monkeypatch.setattr(dist.distributed_c10d, "_backend", dist.distributed_c10d._backend)
-        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, pg_options=nccl_options())
+        dist.init_process_group(
+            "nccl", store=dist.HashStore(), rank=0, world_size=1, pg_options=nccl_options()
+        )
         yield dist.distributed_c10d._get_default_group()
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -119,8 +138,12 @@ class TestGroupOfOneRank:
         with pytest.raises(kind, match=re.escape(said)):
             call()
 
-    def test_tensors_on_the_cpu_are_those_of_gloo(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        refused = pytest.raises(RuntimeError, match="No backend type associated with device type cpu")
+    def test_tensors_on_the_cpu_are_those_of_gloo(
+        self, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        refused = pytest.raises(
+            RuntimeError, match="No backend type associated with device type cpu"
+        )
         with contextlib.nullcontext() if kind == "cpu" else refused:
             dist.all_reduce(torch.ones(2))
         dist.destroy_process_group()
@@ -142,15 +165,25 @@ class TestGroupOfOneRank:
 
     def test_what_torch_asks_of_a_group(self, group: Any, kind: str) -> None:
         named = dist.new_group([0], group_desc="mine", pg_options=nccl_options())
-        assert (named.group_desc, group.group_desc, dist.get_backend(named)) == ("mine", "default_pg", "nccl")
+        assert (named.group_desc, group.group_desc, dist.get_backend(named)) == (
+            "mine",
+            "default_pg",
+            "nccl",
+        )
         before = group._get_sequence_number_for_group()
         dist.all_reduce(ones(2))
         assert group._get_sequence_number_for_group() > before
         assert torch.device("cuda") in group._device_types
         assert dist.get_default_backend_for_device("cuda") == "nccl"
         own = dist.get_default_backend_for_device(torch.device("cuda", 0))
-        assert own == ("gloo" if kind == "cpu" else "nccl") and dist.get_default_backend_for_device("cpu") == "gloo"
-        with pytest.raises(ValueError, match=r"only implemented for GLOO|requires a group with a CPU-capable backend"):
+        assert (
+            own == ("gloo" if kind == "cpu" else "nccl")
+            and dist.get_default_backend_for_device("cpu") == "gloo"
+        )
+        with pytest.raises(
+            ValueError,
+            match=r"only implemented for GLOO|requires a group with a CPU-capable backend",
+        ):
             dist.monitored_barrier()
 
     def test_a_group_with_gloo_has_the_monitored_barrier(self, group: Any) -> None:
@@ -158,7 +191,9 @@ class TestGroupOfOneRank:
         with pytest.raises(ValueError, match="CPU-capable backend"):
             group.monitored_barrier()
 
-    @pytest.mark.filterwarnings("ignore:.*_set_pg_timeout:FutureWarning")  # torch 2.14 and later deprecate it
+    @pytest.mark.filterwarnings(
+        "ignore:.*_set_pg_timeout:FutureWarning"
+    )  # torch 2.14 and later deprecate it
     def test_what_torch_does_to_groups_of_nccl(self, group: Any) -> None:
         """Functions for them name NCCL's class, which builds without NCCL lack."""
         limit = datetime.timedelta(seconds=9)
@@ -175,13 +210,20 @@ class TestGroupOfOneRank:
         checkpoint.save({"weights": torch.arange(6.0).cuda()}, checkpoint_id=tmp_path)
         found = {"weights": torch.zeros(6).cuda()}
         checkpoint.load(found, checkpoint_id=tmp_path)
-        assert found["weights"].tolist() == [0, 1, 2, 3, 4, 5] and found["weights"].device == ones(1).device
+        assert (
+            found["weights"].tolist() == [0, 1, 2, 3, 4, 5]
+            and found["weights"].device == ones(1).device
+        )
 
-    def test_a_recorder_written_in_cpp_is_attached_to_no_group_written_in_python(self, group: Any) -> None:
+    def test_a_recorder_written_in_cpp_is_attached_to_no_group_written_in_python(
+        self, group: Any
+    ) -> None:
         """torch has it from 2.15 on."""
         attached: list[Any] = []
         for each in (group, group.gloo):
-            process_groups._attach_flight_recorder(thread_state.state.context, attached.append, each)  # type: ignore[arg-type]
+            process_groups._attach_flight_recorder(
+                thread_state.state.context, attached.append, each
+            )  # type: ignore[arg-type]
         assert attached == [group.gloo]
 
 
@@ -204,10 +246,14 @@ class TestRanksOnOneDevice:
 
     def test_two_ranks_on_one_are_refused(self) -> None:
         self.check([0, 1, 2])
-        with pytest.raises(dist.DistBackendError, match="rank 1 and rank 2 both on CUDA device 4000"):
+        with pytest.raises(
+            dist.DistBackendError, match="rank 1 and rank 2 both on CUDA device 4000"
+        ):
             self.check([0, 3, 3])
 
-    def test_devices_are_told_apart_by_machine_and_by_what_is_visible(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_devices_are_told_apart_by_machine_and_by_what_is_visible(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         identity = nccl_group._identity
         here = identity(1)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
@@ -237,14 +283,17 @@ def assert_compared(target: str, backend: str, **environ: str) -> subprocess.Com
 @pytest.mark.sampled(3, of="programs of two ranks")
 @pytest.mark.one_engine
 def test_collectives_while_torch_debugs_in_detail(target: str) -> None:
-    """torch then logs a hash of each object that is sent by NCCL, which only builds with NCCL can make."""
+    """torch then logs a hash of each object that is sent by NCCL, which only builds with NCCL can
+    make.
+    """
     done = assert_compared(target, "nccl", TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert "_object_to_tensor size" in done.stderr
 
 
 @pytest.mark.sampled(2, of="training in ranks")
 @pytest.mark.parametrize(
-    "name", ["test_ops", "test_script", "test_sync", "test_ddp_comm_hook", "test_distributed_data_loop"]
+    "name",
+    ["test_ops", "test_script", "test_sync", "test_ddp_comm_hook", "test_distributed_data_loop"],
 )
 @pytest.mark.one_engine
 def test_accelerates_own_tests(target: str, name: str) -> None:
@@ -254,7 +303,8 @@ def test_accelerates_own_tests(target: str, name: str) -> None:
     script = Path(accelerate, "test_utils", "scripts", f"{name}.py")
     done = torchrun(target, script, ACCELERATE_DEBUG_MODE="1")
     if name == "test_sync" and "Gradients not in sync" in done.stderr:
-        # It draws its data without a seed, and compares gradients that may be near 0 to five digits.
+        # It draws its data without a seed, and compares gradients that may be near 0 to five
+        # digits.
         done = torchrun(target, script, ACCELERATE_DEBUG_MODE="1")
     assert_succeeded(done)
 
@@ -271,7 +321,9 @@ def test_accelerates_own_tests(target: str, name: str) -> None:
     ],
     ids=", ".join,
 )
-def test_a_model_trained_in_parallel_has_the_losses_of_one_process(target: str, cases: list[str]) -> None:
+def test_a_model_trained_in_parallel_has_the_losses_of_one_process(
+    target: str, cases: list[str]
+) -> None:
     assert_done(torchrun(target, PROGRAMS / "parallel_models.py", *cases), cases)
 
 
@@ -284,12 +336,20 @@ def test_batch_norm_is_synchronized(target: str) -> None:
 
 def assert_done(done: subprocess.CompletedProcess[str], cases: list[str]) -> None:
     assert_succeeded(done)
-    assert all(f"rank {rank}: {case} done" in done.stdout for rank in (0, 1) for case in cases), done.stdout
+    assert all(f"rank {rank}: {case} done" in done.stdout for rank in (0, 1) for case in cases), (
+        done.stdout
+    )
 
 
 LAUNCHED = {
     "trainer": ["torchrun", "--standalone", "--nproc-per-node={ranks}", "hf_trainer.py"],
-    "accelerate": ["accelerate", "launch", "--multi_gpu", "--num_processes={ranks}", "hf_accelerate.py"],
+    "accelerate": [
+        "accelerate",
+        "launch",
+        "--multi_gpu",
+        "--num_processes={ranks}",
+        "hf_accelerate.py",
+    ],
     "lightning": ["lightning_trainer.py"],
     "lightning with fsdp": ["lightning_trainer.py"],
 }
@@ -297,13 +357,26 @@ LAUNCHED = {
 
 
 def losses_in_ranks(folder: Path, library: str, target: str, ranks: int) -> list[list[float]]:
-    """Run the script of a library with a number of ranks, and return the losses that each rank wrote."""
+    """Run the script of a library with a number of ranks, and return the losses that each rank
+    wrote.
+    """
     *launcher, script = [word.format(ranks=ranks) for word in LAUNCHED[library]]
     strategy = "fsdp" if library.endswith("fsdp") else "ddp" if ranks > 1 else "auto"
-    arguments = [str(folder), str(8 // ranks), *([str(ranks), strategy] if library.startswith("lightning") else [])]
-    devices = [f"{target}:{ranks}"] if target == "simulated:cuda" else [target, "--devices", str(ranks)]
+    arguments = [
+        str(folder),
+        str(8 // ranks),
+        *([str(ranks), strategy] if library.startswith("lightning") else []),
+    ]
+    devices = (
+        [f"{target}:{ranks}"] if target == "simulated:cuda" else [target, "--devices", str(ranks)]
+    )
     done = run_command(
-        "run", "--target", *devices, *(launcher if ranks > 1 else []), str(PROGRAMS / script), *arguments
+        "run",
+        "--target",
+        *devices,
+        *(launcher if ranks > 1 else []),
+        str(PROGRAMS / script),
+        *arguments,
     )
     assert_succeeded(done)
     return [json.loads((folder / f"losses-{rank}").read_text()) for rank in range(ranks)]
@@ -313,20 +386,27 @@ def assert_ranks_train_as_one(folder: Path, library: str, target: str, ranks: in
     (folder / "one").mkdir()
     (expected,) = losses_in_ranks(folder / "one", library.partition(" ")[0], "cpu", 1)
     for losses in losses_in_ranks(folder, library, target, ranks):
-        assert torch.allclose(torch.tensor(losses), torch.tensor(expected), atol=1e-5), (losses, expected)
+        assert torch.allclose(torch.tensor(losses), torch.tensor(expected), atol=1e-5), (
+            losses,
+            expected,
+        )
 
 
 @pytest.mark.sampled(2, of="training in ranks")
 @pytest.mark.one_engine
 @pytest.mark.parametrize("library", LAUNCHED)
-def test_two_ranks_of_a_library_have_the_losses_of_one(target: str, library: str, tmp_path: Path) -> None:
+def test_two_ranks_of_a_library_have_the_losses_of_one(
+    target: str, library: str, tmp_path: Path
+) -> None:
     assert_ranks_train_as_one(tmp_path, library, target, 2)
 
 
 @pytest.mark.sampled(0)
 @pytest.mark.one_engine
 @pytest.mark.parametrize("library", LAUNCHED)
-def test_four_ranks_of_a_library_have_the_losses_of_one(target: str, library: str, tmp_path: Path) -> None:
+def test_four_ranks_of_a_library_have_the_losses_of_one(
+    target: str, library: str, tmp_path: Path
+) -> None:
     assert_ranks_train_as_one(tmp_path, library, target, 4)
 
 
@@ -358,14 +438,19 @@ def test_two_ranks_on_one_device(tmp_path: Path, apart: str) -> None:
         "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program),
         TORCHDEVICE_TARGET=target, APART=apart, NOTE="Ranks 0 and 1 both use cuda:0;",
     )  # fmt: skip
-    refused = {f"Duplicate GPU detected : rank {a} and rank {b} both on CUDA device 1000" for a, b in ((0, 1), (1, 0))}
+    refused = {
+        f"Duplicate GPU detected : rank {a} and rank {b} both on CUDA device 1000"
+        for a, b in ((0, 1), (1, 0))
+    }
     expected = {f"refused {line}" for line in refused} if apart == "no" else {"sum [2.0, 2.0]"}
     assert set(done.stdout.splitlines()) == expected, done.stdout + done.stderr[-4000:]
 
 
 def assert_losses(folder: Path) -> None:
     found = [json.loads((folder / f"losses-{rank}").read_text()) for rank in (0, 1)]
-    assert found[0] == found[1] and torch.allclose(torch.tensor(found[0]), losses_of_one_process(), atol=1e-5)
+    assert found[0] == found[1] and torch.allclose(
+        torch.tensor(found[0]), losses_of_one_process(), atol=1e-5
+    )
 
 
 @pytest.mark.sampled(1, of="killed ranks")
@@ -388,7 +473,9 @@ def test_a_killed_rank_of_two_agents_goes_on(target: str, tmp_path: Path) -> Non
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with contextlib.ExitStack() as ending:
-        agents = [ending.enter_context(subprocess.Popen(command, env=environment)) for _ in range(2)]
+        agents = [
+            ending.enter_context(subprocess.Popen(command, env=environment)) for _ in range(2)
+        ]
         for agent in agents:
             ending.callback(agent.kill)
         assert [agent.wait(timeout=250) for agent in agents] == [0, 0]
@@ -444,15 +531,21 @@ class TestRanks:
         expected = [f"{rank} of 2, {count} devices, ['--epochs', '3']" for rank in (0, 1)]
         assert sorted(done.stdout.splitlines()) == expected, done.stdout + done.stderr[-4000:]
 
-    @pytest.mark.parametrize("words", [["-c", "pass"], ["-"], ["torchrun", "train.py"], ["missing.py"]], ids=" ".join)
-    def test_what_the_launcher_cannot_start_is_refused(self, words: list[str], capsys: pytest.CaptureFixture) -> None:
+    @pytest.mark.parametrize(
+        "words", [["-c", "pass"], ["-"], ["torchrun", "train.py"], ["missing.py"]], ids=" ".join
+    )
+    def test_what_the_launcher_cannot_start_is_refused(
+        self, words: list[str], capsys: pytest.CaptureFixture
+    ) -> None:
         with pytest.raises(SystemExit) as ended:
             main.main(["run", "--ranks", "2", *words])
         assert ended.value.code == 2
         assert f"--ranks cannot start {words[0]!r} in each rank." in capsys.readouterr().err
 
     @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5"])
-    def test_a_number_of_ranks_that_is_none_is_refused(self, number: str, capsys: pytest.CaptureFixture) -> None:
+    def test_a_number_of_ranks_that_is_none_is_refused(
+        self, number: str, capsys: pytest.CaptureFixture
+    ) -> None:
         with pytest.raises(SystemExit):
             main.main(["run", f"--ranks={number}", "train.py"])
         assert f"{number!r} is not a number of ranks" in capsys.readouterr().err
@@ -469,7 +562,11 @@ class TestRanks:
         ],
     )
     def test_each_rank_has_a_device_where_nothing_says_otherwise(
-        self, target: str | None, devices: int | None, given: int | None, monkeypatch: pytest.MonkeyPatch
+        self,
+        target: str | None,
+        devices: int | None,
+        given: int | None,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.delenv("TORCHDEVICE_TARGET", raising=False)
         monkeypatch.delenv("TORCHDEVICE_DEVICES", raising=False)

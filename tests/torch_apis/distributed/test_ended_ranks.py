@@ -45,10 +45,16 @@ dist.all_reduce(x)
 """
 
 TOLD = {
-    "exit": "all_reduce of the group 'default_pg' of 3 ranks cannot end: rank 2 ended at ranks.py:15 with exit code 0.",
+    "exit": (
+        "all_reduce of the group 'default_pg' of 3 ranks cannot end: rank 2 ended at ranks.py:15 "
+        "with exit code 0."
+    ),
     "error": "cannot end: rank 2 failed at ranks.py:17 with ValueError: no data.",
     "killed": "cannot end: rank 2 was killed by SIGKILL, as the system does where memory runs out.",
-    "sizes": "Only the sizes differ. Give tensors with as many elements on every rank, padded to the largest.",
+    "sizes": (
+        "Only the sizes differ. Give tensors with as many elements on every rank, padded to the "
+        "largest."
+    ),
 }
 
 
@@ -65,7 +71,9 @@ def test_no_rank_leaves_a_group_to_which_others_still_connect() -> None:
 
 def test_the_line_of_another_rank_has_the_cause_that_nccl_gives_last() -> None:
     error = nccl_group._DUPLICATE_GPU.format(version="2.27.3", rank=1, other=0, bus=0x1000)
-    note = rank_notes.Failure(1, 0.0, "ranks.py:8", f"torch.distributed.DistBackendError: {error}", "Traceback")
+    note = rank_notes.Failure(
+        1, 0.0, "ranks.py:8", f"torch.distributed.DistBackendError: {error}", "Traceback"
+    )
     cause = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
     assert rank_summary._of_other(note, None, "") == f"failed at ranks.py:8: {cause}"
     note = note._replace(error="ValueError: no data\nat all")
@@ -76,14 +84,20 @@ def test_the_line_of_another_rank_has_the_cause_that_nccl_gives_last() -> None:
 @pytest.mark.parametrize("case", TOLD)
 def test_ranks_are_told_which_rank_ended_and_how(case: str, tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(PROGRAM)
-    done = run_command("run", "--target", "simulated:cuda", "--ranks", "3", "ranks.py", case, cwd=tmp_path)
+    done = run_command(
+        "run", "--target", "simulated:cuda", "--ranks", "3", "ranks.py", case, cwd=tmp_path
+    )
     assert done.returncode == 1 and TOLD[case] in done.stderr, done.stderr
     assert "Connection closed" not in done.stderr and "torchdevice/torch_apis" not in done.stderr
-    assert "contextlib.py" not in done.stderr, "nor frames of Python's that only this package enters"
+    assert "contextlib.py" not in done.stderr, (
+        "nor frames of Python's that only this package enters"
+    )
     assert "torch/distributed/elastic" not in done.stderr, "the launcher's own log"
     first = re.match(r"torchdevice: rank (\d) failed first(.*)\n", done.stderr)
     assert first is not None and (case in ("exit", "sizes") or first[1] == "2"), done.stderr
-    assert done.stderr.count("Traceback (most recent call last)") == (0 if case == "killed" else 1), "that of the first"
+    assert done.stderr.count("Traceback (most recent call last)") == (
+        0 if case == "killed" else 1
+    ), "that of the first"
     others = re.findall(r"(?m)^torchdevice: (ranks?) [\d, ]+: failed at ranks\.py:\d+", done.stderr)
     assert others == (["rank"] if case == "exit" else ["ranks"]), done.stderr
     assert done.stderr.count("do not fit together") == (case == "sizes"), "once for all ranks"
@@ -134,7 +148,10 @@ def ended(folder: Path, case: str, seconds: float) -> str:
 @pytest.mark.sampled(1)
 def test_an_uneven_all_gather_shows_the_ranks_once(tmp_path: Path) -> None:
     said = ended(tmp_path, "uneven", 60)
-    assert f"rank 1 of the group calls all_gather of float32[3], into [2, 2], at {tmp_path}/ranks.py:22" in said
+    assert (
+        "rank 1 of the group calls all_gather of float32[3], into [2, 2], at "
+        f"{tmp_path}/ranks.py:22" in said
+    )
     assert said.count("Only the sizes differ.") == 1 and "must match the size" not in said
 
 
@@ -142,17 +159,23 @@ def test_an_uneven_all_gather_shows_the_ranks_once(tmp_path: Path) -> None:
 def test_a_failure_in_ddp_stands_at_the_programs_line(tmp_path: Path) -> None:
     said = ended(tmp_path, "ddp", 60)
     assert said.startswith("torchdevice: rank 1 failed first at ranks.py:26:\nTraceback")
-    assert re.search(r"(?m)^torchdevice: rank 0: failed at ranks\.py:27: .*all_reduce .*ValueError: no data", said), (
-        said
-    )
+    assert re.search(
+        r"(?m)^torchdevice: rank 0: failed at ranks\.py:27: .*all_reduce .*ValueError: no data",
+        said,
+    ), said
 
 
 @pytest.mark.sampled(1)
 def test_the_end_of_a_timeout_shows_where_each_rank_is(tmp_path: Path) -> None:
     said = ended(tmp_path, "hang", 3)
-    assert "cannot end. Timed out waiting 3000ms:\n  rank 0 waits in all_reduce of float32[2], SUM, at" in said
+    assert (
+        "cannot end. Timed out waiting 3000ms:\n  rank 0 waits in all_reduce of float32[2], SUM, at"
+        in said
+    )
     assert re.search(
-        r"\n  rank 1 does not wait\n(.*\n)*torchdevice: rank 1: ended by the launcher at ranks\.py:18 in load", said
+        r"\n  rank 1 does not wait\n(.*\n)*torchdevice: rank 1: ended by the launcher at "
+        r"ranks\.py:18 in load",
+        said,
     )
 
 
@@ -167,7 +190,9 @@ def test_ctrl_c_shows_where_each_rank_is(tmp_path: Path) -> None:
     ) as process:  # fmt: skip
         assert process.stdout is not None and process.stderr is not None
         # Two ranks may print into one line.
-        assert "".join(process.stdout.readline() for _ in range(2)).replace("\n", "") == "readyready"
+        assert (
+            "".join(process.stdout.readline() for _ in range(2)).replace("\n", "") == "readyready"
+        )
         until = time.monotonic() + 60
         while not [*tmp_path.glob("torchdevice-run-*/*.waits")] and time.monotonic() < until:
             time.sleep(0.1)
@@ -176,6 +201,8 @@ def test_ctrl_c_shows_where_each_rank_is(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert said.startswith("torchdevice: ended by Ctrl-C. Where the ranks were:\n"), said
     assert re.search(
-        r"  rank 0: waiting for \d s in all_reduce of float32\[2\], SUM, at .*ranks\.py:31 in <module>\n", said
+        r"  rank 0: waiting for \d s in all_reduce of float32\[2\], SUM, at .*ranks\.py:31 in "
+        r"<module>\n",
+        said,
     ), said
     assert said.endswith("  rank 1: at ranks.py:18\n"), "and no traceback"

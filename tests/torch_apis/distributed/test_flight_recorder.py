@@ -19,9 +19,13 @@ pytestmark = pytest.mark.one_engine
 PROGRAM = str(PROGRAMS / "recorded_collectives.py")
 
 
-def run_ranks(target: str, case: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_ranks(
+    target: str, case: str, folder: Path, **environ: str
+) -> subprocess.CompletedProcess[str]:
     options = ["--target", target, "--ranks", "2"]
-    return run_command("run", *options, PROGRAM, case, TORCH_FR_DUMP_TEMP_FILE=f"{folder}/trace_", **environ)
+    return run_command(
+        "run", *options, PROGRAM, case, TORCH_FR_DUMP_TEMP_FILE=f"{folder}/trace_", **environ
+    )
 
 
 @pytest.mark.sampled(2, of="programs of two ranks")
@@ -42,15 +46,28 @@ def test_a_pipe_asks_a_rank_for_its_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "case"),
-    [("TORCH_FR_BUFFER_SIZE", "differing"), ("TORCH_NCCL_TRACE_BUFFER_SIZE", "differing_while_the_program_goes_on")],
+    [
+        ("TORCH_FR_BUFFER_SIZE", "differing"),
+        ("TORCH_NCCL_TRACE_BUFFER_SIZE", "differing_while_the_program_goes_on"),
+    ],
 )
 def test_torchs_analyser_finds_ranks_that_differ(variable: str, case: str, tmp_path: Path) -> None:
     run = run_ranks("simulated:cuda", case, tmp_path, **{variable: "10"})
     assert run.returncode != 0 and "do not fit together" in run.stderr, run.stderr
     assert "torch.cuda.nccl" not in run.stderr, "the program asks for no version"
-    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path), "-p", "trace_"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.flight_recorder.fr_trace",
+        str(tmp_path),
+        "-p",
+        "trace_",
+    ]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "Expected collective type: 'all_reduce' does not match found collective type: 'broadcast'" in found.stderr
+    assert (
+        "Expected collective type: 'all_reduce' does not match found collective type: 'broadcast'"
+        in found.stderr
+    )
     assert PROGRAM in found.stderr, "where the program called it"
 
 

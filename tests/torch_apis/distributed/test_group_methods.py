@@ -21,13 +21,17 @@ import torchdevice
 @pytest.mark.sampled(3, of="programs of two ranks")
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_a_group_takes_every_form_of_its_methods(target: str, tmp_path: Path) -> None:
-    run = run_command("run", "--target", target, "--ranks", "2", str(PROGRAMS / "group_methods.py"), str(tmp_path))
+    run = run_command(
+        "run", "--target", target, "--ranks", "2", str(PROGRAMS / "group_methods.py"), str(tmp_path)
+    )
     assert run.returncode == 0, run.stderr
     assert "Time stats" not in run.stderr, "DDP's warning of devices without a timer"
     for rank in range(2):
         ours, gloos, others, shared, observed = json.loads((tmp_path / f"{rank}.json").read_text())
         assert ours == gloos
-        assert not [form for form, outcome in gloos.items() if isinstance(outcome, str)], "gloo refuses a form"
+        assert not [form for form, outcome in gloos.items() if isinstance(outcome, str)], (
+            "gloo refuses a form"
+        )
         assert others == {
             "split": [[2.0, 2.0], 2, "nccl"],
             "hooks": [[1.5, 1.5]] * 3,

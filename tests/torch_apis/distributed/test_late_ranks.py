@@ -13,16 +13,26 @@ from processes import run_command
 @pytest.mark.sampled(3, of="programs of two ranks")
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_a_collective_ends_when_the_last_rank_has_come(target: str, tmp_path: Path) -> None:
-    run = run_command("run", "--target", target, "--ranks", "2", str(PROGRAMS / "late_rank.py"), str(tmp_path))
+    run = run_command(
+        "run", "--target", target, "--ranks", "2", str(PROGRAMS / "late_rank.py"), str(tmp_path)
+    )
     assert run.returncode == 0, run.stderr
     for rank in range(2):
         ours, gloos, others = json.loads((tmp_path / f"{rank}.json").read_text())
         assert len(ours) == 10 and all(is_completed for _, is_completed, _ in ours.values())
         # gloo itself does not always say of its reduce-scatter that it has ended.
-        early, gloos_early = ({name: (each[0], each[2]) for name, each in found.items()} for found in (ours, gloos))
+        early, gloos_early = (
+            {name: (each[0], each[2]) for name, each in found.items()} for found in (ours, gloos)
+        )
         assert early == gloos_early
         assert rank or not any(was_completed for was_completed, _ in early.values())
-        assert others == [[2.0] * 3, [5.0 if rank == 0 else 1.0] * 3, [[2.0] * 3] * 2, [True, True], [8.0] * 3]
+        assert others == [
+            [2.0] * 3,
+            [5.0 if rank == 0 else 1.0] * 3,
+            [[2.0] * 3] * 2,
+            [True, True],
+            [8.0] * 3,
+        ]
 
 
 UNWAITED = """
@@ -39,11 +49,16 @@ else:
 
 
 @pytest.mark.sampled(3, of="programs of two ranks")
-@pytest.mark.parametrize("seconds", ["0", "2.5"])  # the other rank ends before, or while, or after this one ends
+# The other rank ends before, or while, or after this one ends.
+@pytest.mark.parametrize("seconds", ["0", "2.5"])
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_rank_ends_with_a_collective_that_never_ended(rank: str, seconds: str, target: str, tmp_path: Path) -> None:
+def test_a_rank_ends_with_a_collective_that_never_ended(
+    rank: str, seconds: str, target: str, tmp_path: Path
+) -> None:
     (tmp_path / "ranks.py").write_text(UNWAITED)
-    run = run_command("run", "--target", target, "--ranks", "2", "ranks.py", rank, seconds, cwd=tmp_path)
+    run = run_command(
+        "run", "--target", target, "--ranks", "2", "ranks.py", rank, seconds, cwd=tmp_path
+    )
     assert run.returncode == 0, run.stderr
 
 
@@ -60,7 +75,9 @@ print(torch.cuda.memory_allocated() < 1 << 20)
 
 
 @pytest.mark.sampled(1, of="programs of two ranks")
-def test_collectives_that_nobody_waits_for_hold_no_memory_once_they_have_ended(tmp_path: Path) -> None:
+def test_collectives_that_nobody_waits_for_hold_no_memory_once_they_have_ended(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "ranks.py").write_text(FORGOTTEN)
     run = run_command("run", "--target", "simulated:cuda", "--ranks", "2", "ranks.py", cwd=tmp_path)
     assert run.stdout.replace("\n", "") == "TrueTrue", run.stderr  # two processes write

@@ -1,4 +1,6 @@
-"""Dispatch modes and the profiler see the collectives of a group for NCCL as they see gloo's own."""
+"""Dispatch modes and the profiler see the collectives of a group for NCCL as they see gloo's
+own.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ def gloos(tmp_path_factory: pytest.TempPathFactory) -> object:
 @pytest.mark.sampled(8, of="long programs")
 @pytest.mark.parametrize("engine", ["auto", "mode"])
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
-def test_modes_see_what_they_see_of_gloo(target: str, engine: str, gloos: object, tmp_path: Path) -> None:
+def test_modes_see_what_they_see_of_gloo(
+    target: str, engine: str, gloos: object, tmp_path: Path
+) -> None:
     path = tmp_path / "seen.json"
-    run = run_command("run", "--target", target, "--engine", engine, "--ranks", "2", PROGRAM, str(path), "nccl")
+    run = run_command(
+        "run", "--target", target, "--engine", engine, "--ranks", "2", PROGRAM, str(path), "nccl"
+    )
     assert run.returncode == 0, run.stderr
     assert json.loads(path.read_text()) == gloos

@@ -1,6 +1,7 @@
 """Attention of distributed tensors, in one process: as rank 0 of two, or alone in its group."""
 
-# Tests import torch.distributed.tensor themselves: it takes a second, which would delay the collecting of all tests.
+# Tests import torch.distributed.tensor themselves: it takes a second, which would delay the
+# collecting of all tests.
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ Mesh = Callable[[int], Any]
 
 @pytest.fixture
 def mesh(cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mesh]:
-    """Make a mesh of so many ranks, of which this process is the first. The others of a larger mesh do nothing."""
+    """Make a mesh of so many ranks, of which this process is the first. The others of a larger mesh
+    do nothing.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     # torch keeps the name of the last group's backend after the group has ended.
@@ -38,7 +41,9 @@ def mesh(cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
 
 
 def distributed(part: torch.Tensor, mesh: Any, dim: int | None) -> Any:
-    """Return the distributed tensor of which this rank has a part, divided along a dimension, or not divided."""
+    """Return the distributed tensor of which this rank has a part, divided along a dimension, or
+    not divided.
+    """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     placement = Replicate() if dim is None else Shard(dim)
@@ -53,22 +58,35 @@ def in_ring(mesh: Any) -> AbstractContextManager[Any]:
 
 
 def inputs(rows: int = 8) -> list[torch.Tensor]:
-    """Return a query of 2 batches, 3 heads and 8 rows, and a key and a value of any number of rows."""
+    """Return a query of 2 batches, 3 heads and 8 rows, and a key and a value of any number of
+    rows.
+    """
     numbers = torch.Generator().manual_seed(6)
-    return [torch.randn(2, 3, each, 4, generator=numbers, requires_grad=True) for each in (8, rows, rows)]
+    return [
+        torch.randn(2, 3, each, 4, generator=numbers, requires_grad=True)
+        for each in (8, rows, rows)
+    ]
 
 
-def attention(tensors: list[torch.Tensor], gradient: torch.Tensor, **options: Any) -> list[torch.Tensor]:
+def attention(
+    tensors: list[torch.Tensor], gradient: torch.Tensor, **options: Any
+) -> list[torch.Tensor]:
     """Return the result of attention and the gradients of query, key and value."""
     found = F.scaled_dot_product_attention(*tensors, **options)
     return [found.detach(), *torch.autograd.grad(found, tensors, gradient)]
 
 
 @pytest.mark.parametrize(("dim", "of_gradient"), [(0, 0), (1, 1), (0, None)])
-def test_a_rank_computes_with_its_batches_or_its_heads(mesh: Mesh, dim: int, of_gradient: int | None) -> None:
+def test_a_rank_computes_with_its_batches_or_its_heads(
+    mesh: Mesh, dim: int, of_gradient: int | None
+) -> None:
     of_two, options = mesh(2), {"is_causal": dim == 0, "scale": 0.3}
     parts, gradient = inputs(8 if dim == 0 else 10), torch.randn(2, 3, 8, 4)
-    whole_gradient = gradient if of_gradient is not None else torch.cat([gradient, torch.zeros_like(gradient)], dim)
+    whole_gradient = (
+        gradient
+        if of_gradient is not None
+        else torch.cat([gradient, torch.zeros_like(gradient)], dim)
+    )
     divided = [distributed(each, of_two, dim) for each in parts]
     found = attention(divided, distributed(whole_gradient, of_two, of_gradient), **options)
     for one, other in zip(found, attention(parts, gradient, **options), strict=True):
@@ -80,30 +98,42 @@ def test_a_rank_computes_with_its_batches_or_its_heads(mesh: Mesh, dim: int, of_
 
 @pytest.mark.parametrize("target", ["cpu"])
 @pytest.mark.parametrize(("dim", "masks"), [(2, False), (0, True)])
-def test_what_a_rank_cannot_compute_alone_is_refused_in_torchs_words(mesh: Mesh, dim: int, masks: bool) -> None:
+def test_what_a_rank_cannot_compute_alone_is_refused_in_torchs_words(
+    mesh: Mesh, dim: int, masks: bool
+) -> None:
     of_two = mesh(2)
     divided = [distributed(each, of_two, dim) for each in inputs()]
     mask = distributed(torch.zeros(8, 8), of_two, None) if masks else None
     with pytest.raises(
-        NotImplementedError, match=r"flash_attention_for_cpu\.default does not have a sharding strategy"
+        NotImplementedError,
+        match=r"flash_attention_for_cpu\.default does not have a sharding strategy",
     ):
         F.scaled_dot_product_attention(*divided, attn_mask=mask)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_a_ring_of_one_rank_computes_as_no_ring(mesh: Mesh, is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_of_one_rank_computes_as_no_ring(
+    mesh: Mesh, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch.distributed.tensor.experimental import _attention as ring
 
-    monkeypatch.setattr(ring._cp_options, "enable_load_balance", is_causal)  # torch balances causal attention only
-    gradient, parts = torch.randn(2, 3, 8, 4), [each.detach().cuda().requires_grad_() for each in inputs()]
+    # Torch balances causal attention only.
+    monkeypatch.setattr(ring._cp_options, "enable_load_balance", is_causal)
+    gradient = torch.randn(2, 3, 8, 4)
+    parts = [each.detach().cuda().requires_grad_() for each in inputs()]
     expected = attention(parts, gradient.cuda(), is_causal=is_causal)
     with in_ring(mesh(1)):
         found = attention(parts, gradient.cuda(), is_causal=is_causal)
-    assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(found, expected, strict=True))
+    assert all(
+        torch.allclose(one, other, atol=1e-6) for one, other in zip(found, expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("target", ["cpu"])
 def test_a_ring_refuses_a_mask(mesh: Mesh) -> None:
     parts = [each.detach().cuda() for each in inputs()]
-    with in_ring(mesh(1)), pytest.raises(NotImplementedError, match=r"context_parallel does not divide attn_mask"):
+    with (
+        in_ring(mesh(1)),
+        pytest.raises(NotImplementedError, match=r"context_parallel does not divide attn_mask"),
+    ):
         F.scaled_dot_product_attention(*parts, attn_mask=torch.zeros(2, 1, 8, 8).cuda())

@@ -1,4 +1,6 @@
-"""Collectives of tensors without elements, of one, of numbers, and of parts that differ from rank to rank."""
+"""Collectives of tensors without elements, of one, of numbers, and of parts that differ from rank
+to rank.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,13 @@ pytestmark = pytest.mark.one_engine
 
 
 @pytest.mark.parametrize(
-    ("target", "backend"), [("simulated:cuda:3", "nccl"), ("simulated:cuda:3", "gloo"), ("cpu", "nccl")]
+    ("target", "backend"),
+    [("simulated:cuda:3", "nccl"), ("simulated:cuda:3", "gloo"), ("cpu", "nccl")],
 )
 def test_every_collective_of_every_size(target: str, backend: str) -> None:
     program = str(PROGRAMS / "collective_sizes.py")
-    done = run_command("run", "--ranks", "3", program, backend, TORCHDEVICE_TARGET=target, TORCHDEVICE_DEVICES="")
+    done = run_command(
+        "run", "--ranks", "3", program, backend, TORCHDEVICE_TARGET=target, TORCHDEVICE_DEVICES=""
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("is done") == 3

@@ -1,4 +1,6 @@
-"""Two agents of torchrun, each with two ranks, as on two hosts. They find each other by this machine's loopback."""
+"""Two agents of torchrun, each with two ranks, as on two hosts. They find each other by this
+machine's loopback.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ dist.destroy_process_group()
 def _run(target: list[str], case: str, folder: Path) -> list[tuple[int, str, str]]:
     """Return exit code, output and errors of each agent."""
     (folder / "ranks.py").write_text(PROGRAM)
-    launcher = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--master-addr=127.0.0.1",
+    ]
     launcher.append(f"--master-port={free_port()}")
     command = [sys.executable, "-m", "torchdevice", "run", *target, *launcher]
     agents = [
@@ -55,9 +63,13 @@ def _run(target: list[str], case: str, folder: Path) -> list[tuple[int, str, str
 
 @pytest.mark.sampled(1, of="two hosts")
 @pytest.mark.parametrize(
-    "target", [["--target", "cpu", "--devices", "2"], ["--target", "simulated:cuda:2"]], ids=["cpu", "simulated"]
+    "target",
+    [["--target", "cpu", "--devices", "2"], ["--target", "simulated:cuda:2"]],
+    ids=["cpu", "simulated"],
 )
-def test_ranks_of_two_hosts_use_the_devices_of_their_host(target: list[str], tmp_path: Path) -> None:
+def test_ranks_of_two_hosts_use_the_devices_of_their_host(
+    target: list[str], tmp_path: Path
+) -> None:
     for node, (code, output, errors) in enumerate(_run(target, "all", tmp_path)):
         assert code == 0, errors
         ranks = [f"rank {2 * node + local} of 4 on {local}: [10.0, 10.0]" for local in range(2)]
@@ -75,5 +87,8 @@ def test_an_error_says_on_which_host_the_rank_was(tmp_path: Path) -> None:
 def test_a_mismatch_says_the_host_of_each_rank(tmp_path: Path) -> None:
     (_, _, errors), _ = _run(["--target", "simulated:cuda:2"], "differ", tmp_path)
     for rank, size in enumerate((2, 2, 2, 1)):
-        call = f"all_reduce of float32[{size}], SUM, at {tmp_path / 'ranks.py'}:18 in <module> on node{rank // 2}"
+        call = (
+            f"all_reduce of float32[{size}], SUM, at {tmp_path / 'ranks.py'}:18 in <module> on "
+            f"node{rank // 2}"
+        )
         assert f"rank {rank} of the group calls {call}" in errors, errors

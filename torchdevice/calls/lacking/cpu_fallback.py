@@ -1,4 +1,6 @@
-"""Runs an operator on the CPU in the target's place, with its time and bytes counted at the program's line."""
+"""Runs an operator on the CPU in the target's place, with its time and bytes counted at the
+program's line.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,18 @@ def run(name: str, op: Any, args: Any, kwargs: Any, device_type: str) -> Any:
     Raises:
         FidelityError: The scope is strict.
     """
-    return counted(state.context, name, lambda: CpuFallback(op, device_type, op).call(args, kwargs), (args, kwargs))
+    return counted(
+        state.context,
+        name,
+        lambda: CpuFallback(op, device_type, op).call(args, kwargs),
+        (args, kwargs),
+    )
 
 
 def counted(context: Context | None, name: str, call: Callable[[], Any], given: Any) -> Any:
-    """Make a call, and count it in the context's journal with its time and the bytes that it reads and writes."""
+    """Make a call, and count it in the context's journal with its time and the bytes that it reads
+    and writes.
+    """
     # Noted before the call: a strict scope refuses here.
     entry = context.report(name, DONE, Fidelity.FELL_BACK) if context is not None else None
     start = time.perf_counter_ns()
@@ -63,9 +72,11 @@ class CpuFallback(Converted):
         op: The operator, for a call below autograd; None for a call above it.
 
     Attributes:
-        views_targets_memory: Whether views are made of the target's memory, not of that of the CPU tensors.
+        views_targets_memory: Whether views are made of the target's memory, not of that of the CPU
+            tensors.
         to_target: Returns a result as a tensor of a device of the target.
-        default: The device of the results where neither arguments nor the call name one; None for the CPU.
+        default: The device of the results where neither arguments nor the call name one; None for
+            the CPU.
         device: The device of the results: that of the arguments, or the one that the call names.
     """
 
@@ -80,7 +91,9 @@ class CpuFallback(Converted):
         self._device_type = device_type
 
     def call(self, args: Any, kwargs: Any) -> Any:
-        """Make the call; give each argument that it writes to what it wrote, and return its results."""
+        """Make the call; give each argument that it writes to what it wrote, and return its
+        results.
+        """
         with torch._C.DisableTorchFunction():
             if self._op is not None and self._op.is_view and self.views_targets_memory:
                 return self._view(args, kwargs)
@@ -112,10 +125,14 @@ class CpuFallback(Converted):
 
     def back(self, result: torch.Tensor) -> torch.Tensor:
         device = self.device or self.default
-        return result if device is None or result.device.type != CPU.type else self.to_target(result, device)
+        if device is None or result.device.type != CPU.type:
+            return result
+        return self.to_target(result, device)
 
     def _view(self, args: Any, kwargs: Any) -> Any:
-        """Return the views that an operator makes: of the target's own memory, where the CPU's views lie in theirs."""
+        """Return the views that an operator makes: of the target's own memory, where the CPU's
+        views lie in theirs.
+        """
         base = args[0]
         # As large as the storage, so that every offset of the view exists.
         like = torch.empty(base.untyped_storage().nbytes() // base.itemsize, dtype=base.dtype)
@@ -124,25 +141,36 @@ class CpuFallback(Converted):
 
         def own(view: torch.Tensor) -> torch.Tensor:
             whole = torch.empty(0, dtype=view.dtype, device=base.device)
-            return whole.set_(base.untyped_storage(), view.storage_offset(), view.shape, view.stride())
+            return whole.set_(
+                base.untyped_storage(), view.storage_offset(), view.shape, view.stride()
+            )
 
         return mapped(views, own)
 
 
 def generator_on_cpu(generator: torch.Generator) -> torch.Generator:
-    """Return what draws on the CPU in the place of a generator: another one for the target's, else the generator."""
+    """Return what draws on the CPU in the place of a generator: another one for the target's, else
+    the generator.
+    """
     context = state.context
-    # A simulated device's says the program's device, and kernels get torch's own object in its place.
+    # A simulated device's says the program's device, and kernels get torch's own object in its
+    # place.
     own: Any = generator if context is None else context.runtime.supplied.numbers_of(generator)
-    device = generator.device if context is None or own is generator else context.runtime.device(own.index)
+    if context is None or own is generator:
+        device = generator.device
+    else:
+        device = context.runtime.device(own.index)
     if device.type == CPU.type:
         return generator
     # A seed from the target's generator, so that the CPU's numbers depend on the program's seed.
-    return torch.Generator().manual_seed(int(torch.randint(1 << 62, (), generator=own, device=device)))
+    return torch.Generator().manual_seed(
+        int(torch.randint(1 << 62, (), generator=own, device=device))
+    )
 
 
 def call_on_cpu(func: Any, args: Any, kwargs: Any, to_target: Move = torch.Tensor.to) -> Any:
-    """Call a torch function with CPU tensors in the place of the target's, so that autograd differentiates the moves.
+    """Call a torch function with CPU tensors in the place of the target's, so that autograd
+    differentiates the moves.
 
     An argument that the function writes to gets what was written.
 

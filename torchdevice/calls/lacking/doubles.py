@@ -1,8 +1,9 @@
-"""float64 and complex128 tensors of a target that cannot hold them, with values in the CPU's memory.
+"""float64 and complex128 tensors of a target that cannot hold them, with values in the CPU's
+memory.
 
-Such a tensor says that it is on the target. torch dispatches each operator that gets one to it, and the operator runs
-on the CPU: results in float64 are such tensors again, other results are the target's own. Tensors of other dtypes
-never come here.
+Such a tensor says that it is on the target. torch dispatches each operator that gets one to it, and
+the operator runs on the CPU: results in float64 are such tensors again, other results are the
+target's own. Tensors of other dtypes never come here.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class HostDouble(torch.Tensor):
         device: The target's device.
 
     Raises:
-        NotSupportedError: The values are in a compressed sparse layout, in which torch makes no such tensor.
+        NotSupportedError: The values are in a compressed sparse layout, in which torch makes no
+            such tensor.
     """
 
     _host: torch.Tensor
@@ -40,7 +42,8 @@ class HostDouble(torch.Tensor):
     def __new__(cls, host: torch.Tensor, device: torch.device) -> HostDouble:
         if host.layout not in (torch.strided, torch.sparse_coo):
             raise NotSupportedError(
-                f"a tensor of {host.dtype} in the layout {host.layout}", "Convert it to float32, or use to_sparse()."
+                f"a tensor of {host.dtype} in the layout {host.layout}",
+                "Convert it to float32, or use to_sparse().",
             )
         made = torch.Tensor._make_wrapper_subclass(
             cls,
@@ -56,7 +59,9 @@ class HostDouble(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make conversions by operators whose derivatives the target can compute; leave other calls to torch."""
+        """Make conversions by operators whose derivatives the target can compute; leave other calls
+        to torch.
+        """
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func in _CONVERSIONS and isinstance(args[0], cls):
@@ -77,7 +82,11 @@ class HostDouble(torch.Tensor):
         """Run an operator on the CPU."""
         named = kwargs or {}
         with torch._C.DisableTorchFunction():
-            kind = next(value.device.type for value in tensors((args, named)) if isinstance(value, HostDouble))
+            kind = next(
+                value.device.type
+                for value in tensors((args, named))
+                if isinstance(value, HostDouble)
+            )
             fallback = _DoubleFallback(func, kind, func)
             name = f"{func._schema.name} in float64"
             return counted(state.context, name, lambda: fallback.call(args, named), (args, named))
@@ -121,7 +130,7 @@ class _DoubleFallback(CpuFallback):
             super().store(given, own)
 
 
-# ---- moves between the target and the CPU, which autograd differentiates ---------------------------------------------
+# ---- moves between the target and the CPU, which autograd differentiates -------------------------
 
 
 class _Show(torch.autograd.Function):
@@ -150,7 +159,9 @@ class _Reveal(torch.autograd.Function):
 
 
 def double_of(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor with the values of ``tensor`` in float64 or complex128, which says that it is on ``device``."""
+    """Return a tensor with the values of ``tensor`` in float64 or complex128, which says that it is
+    on ``device``.
+    """
     if isinstance(tensor, HostDouble) and tensor.dtype is dtype:
         return tensor
     # A copy where nothing else makes one, so that the memory is not the program's CPU tensor.
@@ -169,7 +180,9 @@ _CONVERSIONS.add(torch.Tensor.cpu)
 
 
 def _convert(func: Any, args: Any, kwargs: Any) -> Any:
-    """Make a conversion of a :class:`HostDouble` on the CPU, and give the result to the device that it is to be on."""
+    """Make a conversion of a :class:`HostDouble` on the CPU, and give the result to the device that
+    it is to be on.
+    """
     double, *rest = args
     if func is torch.Tensor.type and not (rest or kwargs):
         # `x.type()` only asks for the name of the type.
@@ -197,4 +210,8 @@ def _convert(func: Any, args: Any, kwargs: Any) -> Any:
 
 def says_double(error: BaseException) -> bool:
     """Return whether an error of the target says that it cannot hold float64 or complex128."""
-    return bool(error.args) and isinstance(error.args[0], str) and _REFUSED.search(error.args[0]) is not None
+    return (
+        bool(error.args)
+        and isinstance(error.args[0], str)
+        and _REFUSED.search(error.args[0]) is not None
+    )

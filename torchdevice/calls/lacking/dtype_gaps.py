@@ -1,8 +1,9 @@
 """Dtypes in which CUDA has a kernel and the CPU has none: the call is made again in a wider dtype.
 
-There is no check before a call: torch's error names the missing kernel and the dtype. Only listed kernels and dtypes
-are tried again, and a kernel that CUDA lacks too stays an error. ``tests/engines/test_dtype_gaps.py`` holds the list
-against torch's own database of operators, the difference between its ``dtypesIfCUDA`` and ``dtypes``.
+There is no check before a call: torch's error names the missing kernel and the dtype. Only listed
+kernels and dtypes are tried again, and a kernel that CUDA lacks too stays an error.
+``tests/engines/test_dtype_gaps.py`` holds the list against torch's own database of operators, the
+difference between its ``dtypesIfCUDA`` and ``dtypes``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ _IN_FLOAT32 = Lacking(
     "computed in float32 and rounded once, as CUDA's kernels do",
 )
 _BFLOAT16_IN_FLOAT32 = Lacking(
-    {torch.bfloat16: torch.float32}, Fidelity.EXACT, "computed in float32 and rounded once, as CUDA's kernels do"
+    {torch.bfloat16: torch.float32},
+    Fidelity.EXACT,
+    "computed in float32 and rounded once, as CUDA's kernels do",
 )
 _IN_UINT8 = Lacking({torch.bool: torch.uint8}, Fidelity.EXACT, "computed in uint8, which is exact")
 _FFT = Lacking(
@@ -59,7 +62,9 @@ _FFT_OF_BFLOAT16 = Lacking(
 _BY_OTHER_OPERATORS = Lacking({}, Fidelity.EXACT, "computed by other operators, exactly")
 
 _FLOAT8 = {
-    name: Lacking({getattr(torch, name): torch.float32}, Fidelity.EXACT, "moved as float32, which is exact")
+    name: Lacking(
+        {getattr(torch, name): torch.float32}, Fidelity.EXACT, "moved as float32, which is exact"
+    )
     for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 }
 
@@ -115,10 +120,16 @@ _OF_HALF_AND_BFLOAT16 = (
 
 KERNELS: dict[tuple[str, str], Lacking] = {
     **{(kernel, "ComplexHalf"): _IN_FLOAT32 for kernel in _OF_COMPLEX_HALF},
-    **{(kernel, "Half"): _IN_FLOAT32 for kernel in (*_OF_HALF_AND_BFLOAT16, "rrelu_with_noise_out_cpu")},
+    **{
+        (kernel, "Half"): _IN_FLOAT32
+        for kernel in (*_OF_HALF_AND_BFLOAT16, "rrelu_with_noise_out_cpu")
+    },
     **{(kernel, "BFloat16"): _BFLOAT16_IN_FLOAT32 for kernel in _OF_HALF_AND_BFLOAT16},
     **{(kernel, "Bool"): _IN_UINT8 for kernel in ("abs_cpu", "trace")},
-    **{("histogram_cpu", dtype): _BY_OTHER_OPERATORS for dtype in ("Byte", "Char", "Short", "Int", "Long")},
+    **{
+        ("histogram_cpu", dtype): _BY_OTHER_OPERATORS
+        for dtype in ("Byte", "Char", "Short", "Int", "Long")
+    },
 }
 """Kernel and dtype as the error names them -> what is done."""
 
@@ -129,7 +140,9 @@ TEXTS: dict[str, Lacking] = {
 }
 """Errors with a text of their own."""
 
-_NOT_FLOATING = "sparse_sampled_addmm: Expected self to be a floating-point or complex tensor, but got"
+_NOT_FLOATING = (
+    "sparse_sampled_addmm: Expected self to be a floating-point or complex tensor, but got"
+)
 
 # CUDA lacks some kernels in earlier releases too.
 if torch.__version__ >= "2.14":  # torch 2.14 and later
@@ -140,18 +153,29 @@ if torch.__version__ >= "2.14":  # torch 2.14 and later
         f"{_NOT_FLOATING} BFloat16": _BFLOAT16_IN_FLOAT32,
     }
 if torch.__version__ >= "2.15":  # torch 2.15 and later
-    KERNELS |= {("scatter_gather_tensor_cpu", name.capitalize()): each for name, each in _FLOAT8.items()}
+    KERNELS |= {
+        ("scatter_gather_tensor_cpu", name.capitalize()): each for name, each in _FLOAT8.items()
+    }
 
 LEFT_OUT: Mapping[str, str] = {
-    "torch.ops.aten._flash_attention_forward": "private; scaled_dot_product_attention runs by the CPU's kernels",
-    "torch.ops.aten._efficient_attention_forward": "private; scaled_dot_product_attention runs by the CPU's kernels",
+    "torch.ops.aten._flash_attention_forward": (
+        "private; scaled_dot_product_attention runs by the CPU's kernels"
+    ),
+    "torch.ops.aten._efficient_attention_forward": (
+        "private; scaled_dot_product_attention runs by the CPU's kernels"
+    ),
     "sgn": (
         "complex32: the derivative divides inside the autograd engine, which reports no call to "
         "make again on a CPU target"
     ),
-    "to_sparse": ("float16 and bfloat16: the derivative fills a sparse tensor, which the CPU lacks in these dtypes"),
+    "to_sparse": (
+        "float16 and bfloat16: the derivative fills a sparse tensor, which the CPU lacks in these "
+        "dtypes"
+    ),
 }
-"""Operators of torch's database with dtypes that only CUDA has, which raise torch's error here: name -> reason."""
+"""Operators of torch's database with dtypes that only CUDA has, which raise torch's error here:
+name -> reason.
+"""
 
 ASKED_LAST = frozenset(
     {
@@ -174,17 +198,23 @@ ASKED_LAST = frozenset(
         "trace",
     }
 )
-"""Names of the functions that ``engine="wrap"`` watches for this, beside those of ``torch.fft``. Watching takes a
-tenth of a microsecond, so functions that are short and lack nothing but complex32 are left alone."""
+"""Names of the functions that ``engine="wrap"`` watches for this, beside those of ``torch.fft``.
+Watching takes a tenth of a microsecond, so functions that are short and lack nothing but complex32
+are left alone.
+"""
 
 # Fullmatch below: an error that only quotes this is the program's.
 _NOT_IMPLEMENTED = re.compile(r'"(\w+)" not implemented for \'(\w+)\'')
-_WIDER_PRODUCT = re.compile("Could not run 'aten::(|b|add|baddb)mm[.]dtype(_out)?' with arguments from the 'CPU'")
+_WIDER_PRODUCT = re.compile(
+    "Could not run 'aten::(|b|add|baddb)mm[.]dtype(_out)?' with arguments from the 'CPU'"
+)
 _COMPUTING = ("torch.nn.functional", "torch.functional", "torch._tensor")
 
 
 def lacking(error: BaseException) -> Lacking | None:
-    """Return the missing kernel that an error names, if CUDA has the kernel and this package a replacement."""
+    """Return the missing kernel that an error names, if CUDA has the kernel and this package a
+    replacement.
+    """
     text = error.args[0] if error.args else None
     if not isinstance(text, str):  # an error of the program's, which may have no text
         return None
@@ -195,21 +225,31 @@ def lacking(error: BaseException) -> Lacking | None:
 
 
 def can_be_repeated(func: Any) -> bool:
-    """Return whether a torch function does nothing but compute: of those written in Python, some do more."""
-    # Python functions of these modules only compose operators; others may have effects that must not come twice.
+    """Return whether a torch function does nothing but compute: of those written in Python, some do
+    more.
+    """
+    # Python functions of these modules only compose operators; others may have effects that must
+    # not come twice.
     if isinstance(func, types.FunctionType):
         return func.__module__ in _COMPUTING and func.__name__ != "backward"
     return True
 
 
 def asked_last(func: Any) -> bool:
-    """Return whether ``engine="wrap"`` asks the mode for a function after torch's own has failed."""
+    """Return whether ``engine="wrap"`` asks the mode for a function after torch's own has
+    failed.
+    """
     name = func.__name__
     return name.removesuffix("_") in ASKED_LAST or name.startswith("fft_")
 
 
 def compute(
-    context: Context | None, lacked: Lacking, func: Callable[..., Any], name: str, args: Any, kwargs: Mapping[str, Any]
+    context: Context | None,
+    lacked: Lacking,
+    func: Callable[..., Any],
+    name: str,
+    args: Any,
+    kwargs: Mapping[str, Any],
 ) -> Any:
     """Make a call again in a way for which the CPU has kernels.
 
@@ -222,7 +262,9 @@ def compute(
         kwargs: Its keyword arguments.
     """
     if context is not None:
-        context.report(f"{name} in a dtype without a kernel on the CPU", lacked.done, lacked.fidelity)
+        context.report(
+            f"{name} in a dtype without a kernel on the CPU", lacked.done, lacked.fidelity
+        )
     # Functions that no wider dtype computes are written out below.
     other = _OTHERWISE.get(name)
     if other is not None and not lacked.wider:
@@ -234,7 +276,9 @@ def compute(
 
 
 class _Wider(Converted):
-    """A call in wider dtypes: arguments are converted, results are converted back, and so is what was written to."""
+    """A call in wider dtypes: arguments are converted, results are converted back, and so is what
+    was written to.
+    """
 
     def __init__(self, func: Any, wider: Mapping[torch.dtype, torch.dtype], rounded: bool = True):
         super().__init__(func)
@@ -251,11 +295,13 @@ class _Wider(Converted):
         return result.to(self._narrower.get(result.dtype, result.dtype))
 
 
-# ---- by other operators ----------------------------------------------------------------------------------------------
+# ---- by other operators --------------------------------------------------------------------------
 
 
 def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> torch.Tensor:
-    """``torch.histc`` of integers, in CUDA's arithmetic: ``getBin`` of aten/src/ATen/native/cuda/SummaryOps.cu."""
+    """``torch.histc`` of integers, in CUDA's arithmetic: ``getBin`` of
+    aten/src/ATen/native/cuda/SummaryOps.cu.
+    """
     # Int64, so that the product with the number of bins cannot overflow narrow integers.
     values = input.flatten().long()
     least, most = int(min), int(max)
@@ -266,32 +312,48 @@ def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> 
         least, most = least - 1, most + 1
     inside = values[(values >= least) & (values <= most)]
     # The largest value belongs to the last bin.
-    places = torch.div((inside - least) * bins, most - least, rounding_mode="floor").clamp(max=bins - 1)
+    places = torch.div((inside - least) * bins, most - least, rounding_mode="floor").clamp(
+        max=bins - 1
+    )
     return torch.bincount(places, minlength=bins).to(input.dtype)
 
 
-def _nansum(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _nansum(
+    input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
     """``torch.nansum`` of complex numbers."""
-    filled = torch.where(input.isnan(), torch.zeros((), dtype=input.dtype, device=input.device), input)
+    filled = torch.where(
+        input.isnan(), torch.zeros((), dtype=input.dtype, device=input.device), input
+    )
     wider = _Wider(torch.sum, _HALF if input.dtype is torch.complex32 else {})
     return wider.call((filled, dim, keepdim), {"dtype": dtype})
 
 
-def _nanmean(input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _nanmean(
+    input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
     """``torch.nanmean`` of complex numbers, composed as torch composes it."""
     count = torch.sum(~input.isnan(), dim, keepdim)
     total = _nansum(input, dim, keepdim, dtype=dtype)
-    return _Wider(torch.div, _HALF if total.dtype is torch.complex32 else {}).call((total, count), {})
+    return _Wider(torch.div, _HALF if total.dtype is torch.complex32 else {}).call(
+        (total, count), {}
+    )
 
 
 def _product(function: Callable[..., Any], *args: Any, out_dtype: Any = None, **named: Any) -> Any:
-    """A product with ``out_dtype``: the factors' own, or float32 of float16 and bfloat16, in which CUDA sums them."""
+    """A product with ``out_dtype``: the factors' own, or float32 of float16 and bfloat16, in which
+    CUDA sums them.
+    """
     wide = next((each for each in args if isinstance(each, torch.dtype)), out_dtype)
     wider = _Wider(function, {torch.float16: wide, torch.bfloat16: wide}, rounded=False)
     return wider.call([each for each in args if each is not wide], named)
 
 
-_OTHERWISE: dict[str, Callable[..., Any]] = {"histc": _histc, "nansum": _nansum, "nanmean": _nanmean}
+_OTHERWISE: dict[str, Callable[..., Any]] = {
+    "histc": _histc,
+    "nansum": _nansum,
+    "nanmean": _nanmean,
+}
 PRODUCTS = (torch.mm, torch.bmm, torch.addmm, torch.baddbmm)
 """Products that take ``out_dtype``, for which no CPU has kernels."""
 

@@ -1,13 +1,14 @@
 """Operators without a kernel for the target, which run on the CPU while a scope is active.
 
-A kernel is put in front of torch's error for each of them, so operators that the target has cost nothing. torch allows
-one fallback for a whole key, and its MPS build has one: it raises, or with ``PYTORCH_ENABLE_MPS_FALLBACK=1`` runs the
-operator on the CPU. Therefore operators get their kernels one by one.
+A kernel is put in front of torch's error for each of them, so operators that the target has cost
+nothing. torch allows one fallback for a whole key, and its MPS build has one: it raises, or with
+``PYTORCH_ENABLE_MPS_FALLBACK=1`` runs the operator on the CPU. Therefore operators get their
+kernels one by one.
 
-So are operators whose kernels refuse a call in ``backward``. There autograd calls operators from C++, where no torch
-function is called again. They get a kernel that calls torch's and looks at its error: those that only ``backward``
-calls, and those of formulas of derivatives that take much longer than the microsecond of a frame of Python. Other
-operators cost nothing.
+So are operators whose kernels refuse a call in ``backward``. There autograd calls operators from
+C++, where no torch function is called again. They get a kernel that calls torch's and looks at its
+error: those that only ``backward`` calls, and those of formulas of derivatives that take much
+longer than the microsecond of a frame of Python. Other operators cost nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +27,15 @@ from torchdevice.kernel.registered_kernels import overload
 from torchdevice.kernel.torch_internals import registrations_for_dispatch_key
 
 VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
-"""torch's own switch. A program's setting is respected: ``0`` leaves torch's error, ``1`` torch's own fallback."""
+"""torch's own switch. A program's setting is respected: ``0`` leaves torch's error, ``1`` torch's
+own fallback.
+"""
 
-COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+COMPOSITE = (
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
 
 _LEFT_OUT = frozenset({"c10d"})
 """Namespaces whose operators talk to other processes, by the device of their tensors."""
@@ -38,7 +45,8 @@ _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 _MISSING_ON_MPS = (
-    "The operator '{operator}' is not currently implemented for the MPS device. If you want this op "
+    "The operator '{operator}' is not currently implemented for the MPS device. If you want this "
+    "op "
     "to be considered for addition please comment on "
     "https://github.com/pytorch/pytorch/issues/141287 and mention use-case, that resulted in "
     "missing op as well as commit hash {commit}. As a temporary fix, you can set the environment "
@@ -48,7 +56,9 @@ _MISSING_ON_MPS = (
 
 
 def error_text(operator: str) -> str:
-    """Return the text of torch's error for an operator without a kernel (aten/src/ATen/mps/MPSFallback.mm)."""
+    """Return the text of torch's error for an operator without a kernel
+    (aten/src/ATen/mps/MPSFallback.mm).
+    """
     return _MISSING_ON_MPS.format(operator=operator, commit=torch.version.git_version)
 
 
@@ -64,11 +74,13 @@ def run_on_cpu(context: Context | None, name: str, op: Any, args: Any, kwargs: A
 
 
 def lacking(key: str, lacks: Callable[[str], bool] | None = None) -> list[str]:
-    """Return the operators that have a kernel for the CPU and none for a dispatch key, and are not composed.
+    """Return the operators that have a kernel for the CPU and none for a dispatch key, and are not
+    composed.
 
     Args:
         key: The dispatch key.
-        lacks: Says of an operator, instead of torch's registrations for the key, whether it has no kernel.
+        lacks: Says of an operator, instead of torch's registrations for the key, whether it has no
+            kernel.
     """
     return _lacking(key, lacks, len(_names()))
 
@@ -80,12 +92,17 @@ def _lacking(key: str, lacks: Callable[[str], bool] | None, number_of_operators:
         for name in _names()
         if name.partition("::")[0] not in _LEFT_OUT
         and _has_kernel(name, "CPU")
-        and (lacks(name) if lacks is not None else not any(_has_kernel(name, each) for each in (key, *COMPOSITE)))
+        and (
+            lacks(name)
+            if lacks is not None
+            else not any(_has_kernel(name, each) for each in (key, *COMPOSITE))
+        )
     ]
 
 
 def kernel_of(name: str, key: str) -> registered_kernels.Kernel:
-    """Return the kernel that runs an operator on the CPU, in scopes on devices with a dispatch key that lack it.
+    """Return the kernel that runs an operator on the CPU, in scopes on devices with a dispatch key
+    that lack it.
 
     A program's setting of :data:`VARIABLE` is respected.
     """
@@ -107,14 +124,18 @@ def overload_of(name: str) -> Any:
 
 
 def schema_of(name: str) -> Any:
-    """Return the schema of an operator by its name with namespace, without making the operator, which takes longer."""
+    """Return the schema of an operator by its name with namespace, without making the operator,
+    which takes longer.
+    """
     packet, _, variant = name.partition(".")
     return torch._C._get_schema(packet, variant)
 
 
 @functools.cache
 def composite() -> frozenset[str]:
-    """Return the operators with a composite kernel, which torch runs before a fallback, by name with namespace."""
+    """Return the operators with a composite kernel, which torch runs before a fallback, by name
+    with namespace.
+    """
     return frozenset(name for key in COMPOSITE for name in registrations_for_dispatch_key(key))
 
 
@@ -140,10 +161,12 @@ def put(context: Context) -> None:
 @functools.cache  # once for so many operators
 def _put_lacking(key: str, lacks: Callable[[str], bool] | None, number_of_operators: int) -> None:
     for name in lacking(key, lacks):
-        registered_kernels.put_in_front(name, key, kernel_of(name, key), "operators that are lacking")
+        registered_kernels.put_in_front(
+            name, key, kernel_of(name, key), "operators that are lacking"
+        )
 
 
-# ---- refusals in backward --------------------------------------------------------------------------------------------
+# ---- refusals in backward ------------------------------------------------------------------------
 
 _NONE = -1
 """What torch answers instead of a number where no ``backward`` runs."""
@@ -205,7 +228,9 @@ _COSTLY = frozenset(
         "xlogy",
     }
 )
-"""Operators that formulas of derivatives call and that take long, without the ``_`` of those in place."""
+"""Operators that formulas of derivatives call and that take long, without the ``_`` of those in
+place.
+"""
 
 _backward_that_runs = torch._C._current_graph_task_id
 
@@ -213,8 +238,8 @@ _backward_that_runs = torch._C._current_graph_task_id
 def is_refusal(context: Context, error: BaseException) -> bool:
     """Return whether the target's kernel refused a call that may run on the CPU.
 
-    It may not in a strict scope, where the program has switched that off, and for a program that is written for the
-    target, where this package does nothing.
+    It may not in a strict scope, where the program has switched that off, and for a program that is
+    written for the target, where this package does nothing.
     """
     native = context.runtime.supplied.location_tag == context.program
     off = context.options.strict or native or os.environ.get(VARIABLE) == "0"
@@ -222,21 +247,36 @@ def is_refusal(context: Context, error: BaseException) -> bool:
 
 
 def operators(key: str) -> list[str]:
-    """Return the operators of ATen that get a kernel of their own, of those with a kernel under a dispatch key."""
-    return [name for name in registrations_for_dispatch_key(key) if _is_wrapped(name) and not _writes_to_given(name)]
+    """Return the operators of ATen that get a kernel of their own, of those with a kernel under a
+    dispatch key.
+    """
+    return [
+        name
+        for name in registrations_for_dispatch_key(key)
+        if _is_wrapped(name) and not _writes_to_given(name)
+    ]
 
 
 def _is_wrapped(name: str) -> bool:
-    """Return whether only ``backward`` calls an operator, or a frame of Python is a small part of its time."""
+    """Return whether only ``backward`` calls an operator, or a frame of Python is a small part of
+    its time.
+    """
     namespace, _, operator = name.partition("::")
     packet = operator.partition(".")[0]
-    return namespace == "aten" and ("_backward" in packet or not _COSTLY.isdisjoint((packet, packet.removesuffix("_"))))
+    return namespace == "aten" and (
+        "_backward" in packet or not _COSTLY.isdisjoint((packet, packet.removesuffix("_")))
+    )
 
 
 @functools.cache
 def _writes_to_given(name: str) -> bool:
-    """Return whether an operator writes to tensors that are given for its results. Autograd calls no such overload."""
-    return any(argument.kwarg_only and argument.alias_info is not None for argument in schema_of(name).arguments)
+    """Return whether an operator writes to tensors that are given for its results. Autograd calls
+    no such overload.
+    """
+    return any(
+        argument.kwarg_only and argument.alias_info is not None
+        for argument in schema_of(name).arguments
+    )
 
 
 @functools.cache
@@ -246,15 +286,22 @@ def _put_refusing(key: str) -> None:
 
 
 def _refusing(name: str, key: str) -> registered_kernels.Kernel:
-    """Return the kernel of an operator that runs it on the CPU where ``backward`` calls it and the target refuses."""
+    """Return the kernel of an operator that runs it on the CPU where ``backward`` calls it and the
+    target refuses.
+    """
 
     def kernel(keys: Any, own: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return own(*args, **kwargs)
         except _REFUSALS as error:
             context = thread_state.state.context
-            # Elsewhere the torch call is made again above autograd, so that its backward runs on the CPU too.
-            if context is None or context.runtime.refusing_key != key or _backward_that_runs() == _NONE:
+            # Elsewhere the torch call is made again above autograd, so that its backward runs on
+            # the CPU too.
+            if (
+                context is None
+                or context.runtime.refusing_key != key
+                or _backward_that_runs() == _NONE
+            ):
                 raise
             if not is_refusal(context, error):
                 raise

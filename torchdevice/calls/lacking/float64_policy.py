@@ -1,7 +1,9 @@
-"""The policy for dtypes that a target cannot hold: float64 and complex128 on MPS. The option is ``float64=``.
+"""The policy for dtypes that a target cannot hold: float64 and complex128 on MPS. The option is
+``float64=``.
 
-A dtype that a call names is replaced before the call. A dtype that follows from other things, such as the default
-dtype or the dtypes of several arguments, is known from the target's error, and the call is made again.
+A dtype that a call names is replaced before the call. A dtype that follows from other things, such
+as the default dtype or the dtypes of several arguments, is known from the target's error, and the
+call is made again.
 """
 
 from __future__ import annotations
@@ -29,18 +31,27 @@ FALLBACKS = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 def fit(context: Context, dtype: torch.dtype) -> torch.dtype:
     """Return a dtype that the target can hold, and warn.
 
-    Under ``float64="error"`` it is the dtype itself, so that torch raises; under ``"cpu"`` too, see :func:`keep`.
+    Under ``float64="error"`` it is the dtype itself, so that torch raises; under ``"cpu"`` too, see
+    :func:`keep`.
     """
     fitting = FALLBACKS.get(dtype)
-    if dtype not in context.dtypes.unsupported or fitting is None or context.dtypes.float64 != "float32":
+    if (
+        dtype not in context.dtypes.unsupported
+        or fitting is None
+        or context.dtypes.float64 != "float32"
+    ):
         return dtype
     context.report(str(dtype), str(fitting), Fidelity.DOWNCAST)
     _warn_once_at_line(context, f"{fitting} is used", dtype)
     return fitting
 
 
-def keep(context: Context, tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor of ``device`` in a dtype that the target cannot hold, with its values on the CPU."""
+def keep(
+    context: Context, tensor: torch.Tensor, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return a tensor of ``device`` in a dtype that the target cannot hold, with its values on the
+    CPU.
+    """
     _tell_kept(context, dtype)
     return doubles.double_of(tensor, dtype, device)
 
@@ -51,7 +62,9 @@ def _tell_kept(context: Context, dtype: torch.dtype) -> None:
 
 
 def place(context: Context, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the program's on ``device``, in the dtype that the policy gives it there."""
+    """Return a tensor of the program's on ``device``, in the dtype that the policy gives it
+    there.
+    """
     if tensor.dtype not in context.dtypes.unsupported or not context.devices.is_targets(device):
         return tensor.to(device)
     if context.dtypes.keeps_doubles:
@@ -59,20 +72,26 @@ def place(context: Context, tensor: torch.Tensor, device: torch.device) -> torch
     return tensor.to(device, fit(context, tensor.dtype))
 
 
-# ---- dtypes that a call names ----------------------------------------------------------------------------------------
+# ---- dtypes that a call names --------------------------------------------------------------------
 
 
-def created_on_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+def created_on_cpu(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor | None:
     """Make a call that creates a tensor in a dtype that is kept on the CPU.
 
-    Return None for every other call, whose ``dtype`` in ``kwargs`` is one that the target can hold from here on.
+    Return None for every other call, whose ``dtype`` in ``kwargs`` is one that the target can hold
+    from here on.
     """
     dtype = kwargs.get("dtype")
     if dtype not in context.dtypes.unsupported:
         return None
     device = kwargs.get("device")
     if device is None:
-        device = args[0].device if args and isinstance(args[0], torch.Tensor) else torch.get_default_device()
+        if args and isinstance(args[0], torch.Tensor):
+            device = args[0].device
+        else:
+            device = torch.get_default_device()
     if not context.devices.is_targets(torch.device(device)):
         return None
     if not context.dtypes.keeps_doubles:
@@ -86,7 +105,9 @@ def created_on_cpu(context: Context, func: Any, args: tuple[Any, ...], kwargs: d
     return made.requires_grad_() if is_leaf else made
 
 
-def result_of_conversion(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.dtype, torch.device]:
+def result_of_conversion(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.dtype, torch.device]:
     """Return the dtype and the device of what ``Tensor.to`` or a sibling makes of a tensor."""
     tensor, *rest = args
     dtype, device = tensor.dtype, tensor.device
@@ -103,28 +124,39 @@ def result_of_conversion(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 def fit_conversion(
     context: Context, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a conversion to a dtype that the target cannot hold, with one that it can."""
+    """Return the arguments of a conversion to a dtype that the target cannot hold, with one that it
+    can.
+    """
     fitting = fit(context, dtype)
     if any(isinstance(value, torch.dtype) for value in (*args[1:], *kwargs.values())):
-        return mapped((args, kwargs), lambda value: fitting if isinstance(value, torch.dtype) else value)
+        return mapped(
+            (args, kwargs), lambda value: fitting if isinstance(value, torch.dtype) else value
+        )
     if len(args) > 2 and args[2] is None:  # to(device, None, ...)
         return (*args[:2], fitting, *args[3:]), kwargs
     return args, {**kwargs, "dtype": fitting}
 
 
-# ---- dtypes that follow from other things ----------------------------------------------------------------------------
+# ---- dtypes that follow from other things --------------------------------------------------------
 
 
 def refused(context: Context, error: BaseException) -> bool:
-    """Return whether an error says that the target cannot hold a dtype, and the policy has something in its place."""
-    return bool(context.dtypes.unsupported) and context.dtypes.float64 != "error" and doubles.says_double(error)
+    """Return whether an error says that the target cannot hold a dtype, and the policy has
+    something in its place.
+    """
+    return (
+        bool(context.dtypes.unsupported)
+        and context.dtypes.float64 != "error"
+        and doubles.says_double(error)
+    )
 
 
 def again(context: Context, func: Any, args: Any, kwargs: Any) -> Any:
     """Make a call again that the target refused because of a dtype.
 
-    Under ``float64="cpu"`` it is made on the CPU. Otherwise it is made with dtypes that the target can hold: in place
-    of those that it names, of tensors on the CPU, and of integers of the target under a default dtype of float64.
+    Under ``float64="cpu"`` it is made on the CPU. Otherwise it is made with dtypes that the target
+    can hold: in place of those that it names, of tensors on the CPU, and of integers of the target
+    under a default dtype of float64.
     """
     if context.dtypes.keeps_doubles:
         _tell_kept(context, torch.float64)
@@ -146,7 +178,11 @@ def _fitted(context: Context, value: Any) -> Any:
     if value.dtype in context.dtypes.unsupported:
         return value.to(fit(context, value.dtype))
     integral = not value.is_floating_point() and not value.is_complex()
-    if integral and value.device.type == context.device_type and torch.get_default_dtype() in FALLBACKS:
+    if (
+        integral
+        and value.device.type == context.device_type
+        and torch.get_default_dtype() in FALLBACKS
+    ):
         return value.to(fit(context, torch.get_default_dtype()))
     return value
 

@@ -1,10 +1,10 @@
 """Products of float16 and bfloat16 tensors on a CPU that has no instructions for them.
 
-Torch computes such a product up to a hundred times slower than the product of float32 tensors. So the operands are
-converted to float32, and the result is rounded once, as CUDA's matrix units do.
+Torch computes such a product up to a hundred times slower than the product of float32 tensors. So
+the operands are converted to float32, and the result is rounded once, as CUDA's matrix units do.
 
-:data:`TABLE` is a part of the table of rewriters only in a context with ``dtypes.in_float32``. Elsewhere its functions
-have no rewriter.
+:data:`TABLE` is a part of the table of rewriters only in a context with ``dtypes.in_float32``.
+Elsewhere its functions have no rewriter.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ _LEAST_ELEMENTS = 1024
 """A product of operands with fewer elements takes no longer than their conversion."""
 
 _LEAST_ROWS = 4
-"""The number of rows from which the product with a transposed weight takes longer than the conversion of the weight."""
+"""The number of rows from which the product with a transposed weight takes longer than the
+conversion of the weight.
+"""
 
 _REQUESTED = {dtype: f"a product of {dtype} tensors" for dtype in HALF}
 
 
 def begins_in_float32(args: tuple[Any, ...]) -> bool:
     """Return whether the first argument of a product is float32, which needs no conversion."""
-    # By attribute: the argument may be a number or a list. Dynamo of torch 2.10 does not trace bool() of a tuple.
+    # By attribute: the argument may be a number or a list. Dynamo of torch 2.10 does not trace
+    # bool() of a tuple.
     return len(args) > 0 and getattr(args[0], "dtype", None) is torch.float32
 
 
@@ -53,20 +56,30 @@ def _in_place(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 def _by_weight(across: int) -> rewriters.Rewriter:
     """Return the rewriter of products by what may be the weight of a layer.
 
-    The product of few rows is left to torch, if consecutive elements along the dimension ``across`` of the weight are
-    neighbours in memory: torch then reads the weight once a row. ``autograd`` computes further products, which are
-    slow in any case.
+    The product of few rows is left to torch, if consecutive elements along the dimension ``across``
+    of the weight are neighbours in memory: torch then reads the weight once a row. ``autograd``
+    computes further products, which are slow in any case.
     """
 
     def rewriter(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if begins_in_float32(args):
             return func(*args, **kwargs)
-        if len(args) >= 2 and isinstance(args[0], torch.Tensor) and isinstance(args[1], torch.Tensor):
+        if (
+            len(args) >= 2
+            and isinstance(args[0], torch.Tensor)
+            and isinstance(args[1], torch.Tensor)
+        ):
             rows, weight = args[:2]
-            # Fewer than four rows: torch reads the weight once a row, which is faster than to convert it.
+            # Fewer than four rows: torch reads the weight once a row, which is faster than to
+            # convert it.
             few = rows.dim() > 0 and rows.numel() < _LEAST_ROWS * rows.shape[-1]
             # `stride(across) == 1` means a weight as a layer stores it, row by row.
-            if few and weight.dim() == 2 and weight.stride(across) == 1 and not _is_differentiated([rows, weight]):
+            if (
+                few
+                and weight.dim() == 2
+                and weight.stride(across) == 1
+                and not _is_differentiated([rows, weight])
+            ):
                 return func(*args, **kwargs)
         return _product(context, func, args, kwargs)
 
@@ -74,7 +87,9 @@ def _by_weight(across: int) -> rewriters.Rewriter:
 
 
 def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute attention in float32 where torch has no kernel of its own for half tensors: for training."""
+    """Compute attention in float32 where torch has no kernel of its own for half tensors: for
+    training.
+    """
     if begins_in_float32(args):
         return rewriters.attention(context, func, args, kwargs)
     operands = [*tensors((args, kwargs))]
@@ -88,8 +103,8 @@ def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 def _is_slow(context: Context, operands: list[torch.Tensor]) -> bool:
     """Return whether a product takes torch longer than the conversion of the operands to float32.
 
-    Operands of different dtypes are left to torch, which raises an error; so are tensors of other classes and layouts.
-    Inside autocast torch converts operands by itself.
+    Operands of different dtypes are left to torch, which raises an error; so are tensors of other
+    classes and layouts. Inside autocast torch converts operands by itself.
     """
     dtype = operands[0].dtype if operands else None
     # In autocast the operands are converted by torch, which would undo this conversion.
@@ -100,7 +115,10 @@ def _is_slow(context: Context, operands: list[torch.Tensor]) -> bool:
         # Torch raises for different dtypes, and must.
         if operand.is_floating_point() and operand.dtype is not dtype:
             return False
-        if type(operand) not in (torch.Tensor, torch.nn.Parameter) or operand.layout is not torch.strided:
+        if (
+            type(operand) not in (torch.Tensor, torch.nn.Parameter)
+            or operand.layout is not torch.strided
+        ):
             return False
         if operand.is_nested:
             return False
@@ -112,7 +130,9 @@ def _is_differentiated(operands: list[torch.Tensor]) -> bool:
     return torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
 
 
-def _in_float32(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+def _in_float32(
+    context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> Any:
     context.report(_REQUESTED[dtype], "computed in float32 and rounded once", Fidelity.EXACT)
     out = kwargs.pop("out", None)
     wide, named = _converted((args, kwargs), dtype, torch.float32)

@@ -1,10 +1,11 @@
 """What is done in place of a call that a kernel of MPS is known to compute wrongly, and where.
 
-A guard gets the kernel, the operator and the arguments of a call. It returns :data:`HARMLESS` for a call that does not
-meet the fault, which the kernel then gets as it is, and otherwise the results.
+A guard gets the kernel, the operator and the arguments of a call. It returns :data:`HARMLESS` for a
+call that does not meet the fault, which the kernel then gets as it is, and otherwise the results.
 
-:data:`FAULTS` lists the operators. Numbers are those of issues of https://github.com/pytorch/pytorch. A version is
-given where the issue, or what is known of it, says which one has the fault. Everywhere else the guard is always on.
+:data:`FAULTS` lists the operators. Numbers are those of issues of
+https://github.com/pytorch/pytorch. A version is given where the issue, or what is known of it, says
+which one has the fault. Everywhere else the guard is always on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Guard = Callable[[Kernel, Any, tuple[Any, ...], dict[str, Any]], Any]
 HARMLESS: Any = object()
 
 
-def contiguous_output(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def contiguous_output(
+    kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Let the kernel write to a contiguous copy of what it writes to, and copy it back."""
     are_contiguous = all(tensor.is_contiguous() for tensor in written(op, args, kwargs))
     return HARMLESS if are_contiguous else _Contiguous(kernel, op).call(args, kwargs)
@@ -44,13 +47,17 @@ class _Contiguous(Converted):
         return tensor.contiguous()
 
 
-def contiguous_arguments(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def contiguous_arguments(
+    kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Make the tensors among the arguments contiguous."""
     are_contiguous = all(tensor.is_contiguous() for tensor in tensors((args, kwargs)))
     return HARMLESS if are_contiguous else _Contiguous(kernel, op).call(args, kwargs)
 
 
-def contiguous_weight(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def contiguous_weight(
+    kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Make the weight contiguous."""
     given = given_to(op, args, kwargs)
     if given["weight"].is_contiguous():
@@ -59,18 +66,24 @@ def contiguous_weight(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: di
 
 
 def expanded_groups(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Repeat keys and values for each query head of their group, and make all arguments contiguous."""
+    """Repeat keys and values for each query head of their group, and make all arguments
+    contiguous.
+    """
     query, key, value, *rest = args
     if query.dim() < 3 or query.size(-3) in (1, key.size(-3)) or query.size(-3) % key.size(-3):
         return contiguous_arguments(kernel, op, args, kwargs)
-    key, value = (each.repeat_interleave(query.size(-3) // each.size(-3), -3) for each in (key, value))
+    key, value = (
+        each.repeat_interleave(query.size(-3) // each.size(-3), -3) for each in (key, value)
+    )
     return _Contiguous(kernel, op).call((query, key, value, *rest), kwargs)
 
 
 def one_dtype(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give the kernel all floating-point arguments in their common dtype; each result has the dtype of the CPU's.
+    """Give the kernel all floating-point arguments in their common dtype; each result has the dtype
+    of the CPU's.
 
-    That is the dtype of the input, for the statistics the widest, and for a gradient the dtype of what it belongs to.
+    That is the dtype of the input, for the statistics the widest, and for a gradient the dtype of
+    what it belongs to.
     """
     given = {each.dtype for each in tensors(args)}
     widest = functools.reduce(torch.promote_types, given)
@@ -93,7 +106,10 @@ def on_the_cpu(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 def undivided_sizes(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pool on the CPU where a size is no multiple of the size of the result."""
-    divides = all(wanted and size % wanted == 0 for size, wanted in zip(args[0].shape[-2:], args[1], strict=True))
+    divides = all(
+        wanted and size % wanted == 0
+        for size, wanted in zip(args[0].shape[-2:], args[1], strict=True)
+    )
     return HARMLESS if divides else on_the_cpu(kernel, op, args, kwargs)
 
 
@@ -102,16 +118,22 @@ MOST_COUNTED = 1 << 31
 
 
 def many_elements(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the operator on the CPU where its first argument has more elements than the kernel can count."""
+    """Run the operator on the CPU where its first argument has more elements than the kernel can
+    count.
+    """
     return HARMLESS if args[0].numel() <= MOST_COUNTED else on_the_cpu(kernel, op, args, kwargs)
 
 
 LONGEST = 32767
-"""The number of elements from which on a kernel reads beyond the end of those that a product sums over."""
+"""The number of elements from which on a kernel reads beyond the end of those that a product sums
+over.
+"""
 
 
 def long_products(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Multiply on the CPU where a product sums over many elements and is no product with a few vectors."""
+    """Multiply on the CPU where a product sums over many elements and is no product with a few
+    vectors.
+    """
     left, right = args[1:3] if "add" in op._schema.name else args[:2]  # what is added comes first
     summed = left.size(-1)
     is_right = summed < LONGEST or min(left.numel(), right.numel()) < 16 * summed
@@ -123,13 +145,20 @@ MOST_ELEMENTS = 1 << 32
 
 
 def in_parts(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute the product of a batch of matrices in parts, each with fewer elements than the kernel can count."""
+    """Compute the product of a batch of matrices in parts, each with fewer elements than the kernel
+    can count.
+    """
     left, right = args
-    largest = max(left[0].numel(), right[0].numel(), left.size(1) * right.size(2)) if left.size(0) else 0
+    if left.size(0):
+        largest = max(left[0].numel(), right[0].numel(), left.size(1) * right.size(2))
+    else:
+        largest = 0
     if largest * left.size(0) < MOST_ELEMENTS or left.size(0) == 1:
         return HARMLESS
     step = max(1, (MOST_ELEMENTS - 1) // largest)
-    whole = torch.cat([torch.bmm(a, b) for a, b in zip(left.split(step), right.split(step), strict=True)])
+    whole = torch.cat(
+        [torch.bmm(a, b) for a, b in zip(left.split(step), right.split(step), strict=True)]
+    )
     return whole if not kwargs else kwargs["out"].resize_(whole.shape).copy_(whole)
 
 
@@ -158,13 +187,20 @@ class Fault(NamedTuple):
     @property
     def done(self) -> str:
         """What the report says where a call met it."""
-        return f"{self.guard.__name__.replace('_', ' ')} (pytorch issues {', '.join(map(str, self.issues))})"
+        return (
+            f"{self.guard.__name__.replace('_', ' ')} (pytorch issues "
+            f"{', '.join(map(str, self.issues))})"
+        )
 
     def is_in(self, torch_version: Version, macos_version: Version | None) -> bool:
-        """Return whether versions of torch and of macOS may have the fault; an unknown version may."""
+        """Return whether versions of torch and of macOS may have the fault; an unknown version
+        may.
+        """
         if self.torch_before is not None and torch_version >= self.torch_before:
             return False
-        return self.macos_before is None or macos_version is None or macos_version < self.macos_before
+        return (
+            self.macos_before is None or macos_version is None or macos_version < self.macos_before
+        )
 
 
 FAULTS = (
@@ -176,13 +212,30 @@ FAULTS = (
         torch_before=(2, 14),
     ),
     Fault(
-        operators=("bmm", "bmm.out", "baddbmm", "baddbmm.out", "baddbmm_", "addbmm", "addbmm.out", "addbmm_"),
+        operators=(
+            "bmm",
+            "bmm.out",
+            "baddbmm",
+            "baddbmm.out",
+            "baddbmm_",
+            "addbmm",
+            "addbmm.out",
+            "addbmm_",
+        ),
         issues=(195163,),
         what="products that sum over 32,767 elements or more read memory beyond their arguments",
         guard=long_products,
     ),
     Fault(
-        operators=("addcmul_", "addcmul.out", "addcdiv_", "addcdiv.out", "random_", "random_.from", "random_.to"),
+        operators=(
+            "addcmul_",
+            "addcmul.out",
+            "addcdiv_",
+            "addcdiv.out",
+            "random_",
+            "random_.from",
+            "random_.to",
+        ),
         issues=(131736, 139006, 146085),
         what="in-place results are not written to tensors that are not contiguous",
         guard=contiguous_output,
@@ -275,7 +328,9 @@ def _put_here(key: str) -> None:
 
 
 def put_for(key: str, faults: Iterable[Fault]) -> None:
-    """Put a guard in front of each operator of some faults that has a kernel under a dispatch key."""
+    """Put a guard in front of each operator of some faults that has a kernel under a dispatch
+    key.
+    """
     for fault in faults:
         for name in (f"aten::{each}" for each in fault.operators):
             if _has_kernel(name, key):
@@ -283,7 +338,9 @@ def put_for(key: str, faults: Iterable[Fault]) -> None:
 
 
 def _guarded(name: str, key: str, fault: Fault) -> registered_kernels.Kernel:
-    """Return the kernel of an operator that computes, in a scope, what torch's kernel computes wrongly."""
+    """Return the kernel of an operator that computes, in a scope, what torch's kernel computes
+    wrongly.
+    """
 
     def kernel(keys: Any, own: Kernel, *args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context

@@ -1,6 +1,8 @@
-"""The accelerators that a program may be written for, and that torch has a module for: ``torch.cuda`` and its siblings.
+"""The accelerators that a program may be written for, and that torch has a module for:
+``torch.cuda`` and its siblings.
 
-Another one begins here: its name in ``Family``, and a file of that name for its module, as ``mps.py`` is.
+Another one begins here: its name in ``Family``, and a file of that name for its module, as
+``mps.py`` is.
 """
 
 from __future__ import annotations
@@ -22,15 +24,20 @@ _IN_MODULE = re.compile(rf"torch\.(?:backends\.)?({'|'.join(FAMILIES)})(?:\..+)?
 
 
 def of_module(owner: object) -> str | None:
-    """Return the accelerator to which a module, or the module of a class, belongs; None for others."""
+    """Return the accelerator to which a module, or the module of a class, belongs; None for
+    others.
+    """
     name = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", "")
     found = _IN_MODULE.fullmatch(name)
     return found[1] if found is not None else None
 
 
 def conventional_modules() -> list[ModuleType]:
-    """Return the families' modules that follow torch's convention: they initialise the device when it is used."""
-    import torch  # not above: options are read before torch is imported, which may activate this package
+    """Return the families' modules that follow torch's convention: they initialise the device when
+    it is used.
+    """
+    # Not above: options are read before torch is imported, which may activate this package.
+    import torch
 
     modules = [getattr(torch, family) for family in FAMILIES]
     return [module for module in modules if hasattr(module, "_lazy_init")]

@@ -16,18 +16,29 @@ from torchdevice.kernel.python.byte_sizes import written
 
 @functools.cache
 def computes_in_bfloat16() -> bool:
-    """Return whether the CPU has instructions that multiply matrices in bfloat16; without them float32 is faster."""
+    """Return whether the CPU has instructions that multiply matrices in bfloat16; without them
+    float32 is faster.
+    """
     if platform.machine().lower() in ("x86_64", "amd64"):
-        # oneDNN also says yes where it converts to float32 and back, and no where ONEDNN_MAX_CPU_ISA forbids it.
-        has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        # oneDNN also says yes where it converts to float32 and back, and no where
+        # ONEDNN_MAX_CPU_ISA forbids it.
+        has_instructions = (
+            torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        )
         return bool(has_instructions and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 @functools.cache
 def computes_in_float16() -> bool:
-    """Return whether the CPU has instructions that multiply matrices in float16; without them float32 is faster."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    """Return whether the CPU has instructions that multiply matrices in float16; without them
+    float32 is faster.
+    """
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -41,15 +52,17 @@ def processor_name() -> str:
 
 
 class CpuRuntime(Runtime):
-    """The CPU standing in for an accelerator. Memory figures are those of the process (see ``cpu_memory.py``)."""
+    """The CPU standing in for an accelerator. Memory figures are those of the process (see
+    ``cpu_memory.py``).
+    """
 
     device_type = "cpu"
     support = TorchSupport(
         compiles_flex_backward=False,
         synchronizes_batch_norm=False,
         is_torch_accelerator=False,
-        # CPU autocast in float16 leaves exp, softmax, layer_norm, sum and others in half: a public toy task gives NaN
-        # at its first step.
+        # CPU autocast in float16 leaves exp, softmax, layer_norm, sum and others in half: a public
+        # toy task gives NaN at its first step.
         float16_autocast_is_finite=False,
         autocast_key="AutocastCPU",
     )
@@ -87,7 +100,10 @@ class CpuRuntime(Runtime):
 
     @property
     def slow_product_dtypes(self) -> frozenset[torch.dtype]:
-        has_instructions = {torch.float16: computes_in_float16(), torch.bfloat16: computes_in_bfloat16()}
+        has_instructions = {
+            torch.float16: computes_in_float16(),
+            torch.bfloat16: computes_in_bfloat16(),
+        }
         return frozenset(dtype for dtype, has in has_instructions.items() if not has)
 
     def out_of_memory(self, error: BaseException) -> str | None:
@@ -98,6 +114,8 @@ class CpuRuntime(Runtime):
 def bytes_wanted(error: BaseException) -> int | None:
     """Return how many bytes the CPU's allocator could not allocate; None for another error."""
     found = re.search(
-        r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).*?allocate (\d+) bytes", str(error), re.S
+        r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory).*?allocate (\d+) bytes",
+        str(error),
+        re.S,
     )
     return int(found[1]) if found else None

@@ -1,8 +1,9 @@
 """The memory of a CPU that stands in for an accelerator: the memory of this process.
 
-Figures are those of the process heap since the first use: what malloc has handed out (psutil reads the C library's own
-statistics). The peak is the largest figure seen when asked, or the growth of the resident set's high-water mark where
-the system reports one. Both include what the program allocates outside torch.
+Figures are those of the process heap since the first use: what malloc has handed out (psutil reads
+the C library's own statistics). The peak is the largest figure seen when asked, or the growth of
+the resident set's high-water mark where the system reports one. Both include what the program
+allocates outside torch.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class ProcessMemory:
 
 
 def heap_in_use() -> int:
-    """Return the bytes that malloc has handed out, or the resident set where psutil has no figures of the heap."""
+    """Return the bytes that malloc has handed out, or the resident set where psutil has no figures
+    of the heap.
+    """
     if hasattr(psutil, "heap_info"):
         heap = psutil.heap_info()
         return heap.heap_used + heap.mmap_used
@@ -70,7 +73,9 @@ def trim_heap() -> None:
 
 
 def reset_high_water_mark() -> bool:
-    """Reset the high-water mark to the current resident set. Return whether the system allows it."""
+    """Reset the high-water mark to the current resident set. Return whether the system allows
+    it.
+    """
     # proc(5): writing 5 to clear_refs resets the peak resident set size to the current size.
     try:
         Path("/proc/self/clear_refs").write_text("5")

@@ -1,10 +1,13 @@
-"""A thread's current streams, and those on which autograd runs a node backward: the ones that its forward ran on.
+"""A thread's current streams, and those on which autograd runs a node backward: the ones that its
+forward ran on.
 
-Torch's engine sets the stream of each node through the device's guard in C++, which Python cannot answer. So a change
-of the stream is noted with the number that autograd gives the next node, and while the engine runs, whoever asks for
-the current stream gets that of the node in progress. A program that never changes its stream pays nothing.
+Torch's engine sets the stream of each node through the device's guard in C++, which Python cannot
+answer. So a change of the stream is noted with the number that autograd gives the next node, and
+while the engine runs, whoever asks for the current stream gets that of the node in progress. A
+program that never changes its stream pays nothing.
 
-Source: "Stream semantics of backward passes" in torch's notes on CUDA, and torch/csrc/autograd/engine.cpp.
+Source: "Stream semantics of backward passes" in torch's notes on CUDA, and
+torch/csrc/autograd/engine.cpp.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ _next_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 """Returns the number of the node that autograd makes next in this thread."""
 
 _current_node = torch._C._current_autograd_node
-"""Returns the node that the engine runs in this thread, also while its hooks run; None between nodes."""
+"""Returns the node that the engine runs in this thread, also while its hooks run; None between
+nodes.
+"""
 
 _metadata_of = operator.attrgetter("_input_metadata")
 """Returns what torch knows of each gradient that a node gets."""
@@ -91,12 +96,15 @@ class _StreamsOfNodes(CurrentStreams):
     Args:
         outer: The streams that were current when the engine began.
         roots: The tensors or edges from which it goes backward.
-        wait: Called with an ordinal and two streams of this device where the work goes on from the first on the second.
+        wait: Called with an ordinal and two streams of this device where the work goes on from the
+            first on the second.
     """
 
     follows_nodes = True
 
-    def __init__(self, outer: CurrentStreams, roots: Iterable[Any], wait: Callable[[int, int, int], None]):
+    def __init__(
+        self, outer: CurrentStreams, roots: Iterable[Any], wait: Callable[[int, int, int], None]
+    ):
         super().__init__(outer.history)
         self._ambient = dict(outer)
         # `update` does not call `__setitem__`, so this notes no change.
@@ -126,7 +134,9 @@ class _StreamsOfNodes(CurrentStreams):
         return {**self._ambient, **{index: streams.get(index, 0) for index in devices}}
 
     def become(self, streams: Mapping[int, int] | None = None) -> None:
-        """Make these streams current, after the work on the streams before; without an argument those of the caller."""
+        """Make these streams current, after the work on the streams before; without an argument
+        those of the caller.
+        """
         wanted = self._ambient if streams is None else streams
         for index in {*wanted, *self}:
             # `dict.get`, because `get` of this class would look at the node again.
@@ -138,9 +148,11 @@ class _StreamsOfNodes(CurrentStreams):
 
 
 def _devices_of(node: Any, known: Collection[int]) -> Collection[int]:
-    """Return the ordinals of the devices whose streams the engine sets for a node: that of its gradients.
+    """Return the ordinals of the devices whose streams the engine sets for a node: that of its
+    gradients.
 
-    Where torch does not tell it, all devices with a stream in use are returned, which are ``known``.
+    Where torch does not tell it, all devices with a stream in use are returned, which are
+    ``known``.
     """
     try:
         devices = [each.device for each in _metadata_of(node)]
@@ -151,7 +163,8 @@ def _devices_of(node: Any, known: Collection[int]) -> Collection[int]:
 
 
 def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:
-    """Return the node of each leaf of a graph, with the number of the first node that uses the leaf.
+    """Return the node of each leaf of a graph, with the number of the first node that uses the
+    leaf.
 
     Torch makes the node of a leaf where the leaf is used first.
     """
@@ -175,8 +188,12 @@ def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:
 
 
 @block
-def following_nodes(thread: Any, roots: Any, wait: Callable[[int, int, int], None]) -> Iterator[None]:
-    """Let the current streams of a thread, which has changed its stream, be those of the node in progress."""
+def following_nodes(
+    thread: Any, roots: Any, wait: Callable[[int, int, int], None]
+) -> Iterator[None]:
+    """Let the current streams of a thread, which has changed its stream, be those of the node in
+    progress.
+    """
     outer = thread.streams
     with torch._C.DisableTorchFunction():
         each = (roots,) if isinstance(roots, torch.Tensor) else roots

@@ -11,7 +11,9 @@ from torchdevice.kernel.python import forks
 
 
 def _machine() -> Any:
-    """Return the machine's memory. psutil is imported here because that takes longer than any module here."""
+    """Return the machine's memory. psutil is imported here because that takes longer than any
+    module here.
+    """
     return importlib.import_module("psutil").virtual_memory()
 
 
@@ -27,7 +29,8 @@ class Block(NamedTuple):
         address: The address of the memory.
         size: The size of the block in bytes.
         requested: The bytes that were requested of it.
-        place: The address that the device's allocator gives the block, where that is a model; otherwise None.
+        place: The address that the device's allocator gives the block, where that is a model;
+            otherwise None.
     """
 
     device: int
@@ -75,10 +78,11 @@ class Segment(NamedTuple):
     parts: tuple[Part, ...]
 
 
-# ---- private pools, as `torch.cuda.MemPool` and graphs use them ------------------------------------------------------
+# ---- private pools, as `torch.cuda.MemPool` and graphs use them ----------------------------------
 
 PoolId = tuple[int, int]
-"""The id of a private pool: (0, n) for one of the program's own, (n, 0) for one that a graph made."""
+"""The id of a private pool: (0, n) for one of the program's own, (n, 0) for one that a graph made.
+"""
 
 _pool_ids = itertools.count(1)
 
@@ -90,7 +94,8 @@ def new_id(*, for_graph: bool = False) -> PoolId:
 
 
 PrivatePools = Any
-"""The private pools of one device, which ``simulation/allocator/caching_allocator.py`` has: ``keep_private``,
+"""The private pools of one device, which ``simulation/allocator/caching_allocator.py`` has:
+``keep_private``,
 ``release_private``, ``uses_of``, ``empty_private``, ``route`` and ``unroute``.
 """
 
@@ -105,7 +110,9 @@ class Memory(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """One statistic of an allocator: its current value, its peak, and the sums of what was allocated and freed."""
+    """One statistic of an allocator: its current value, its peak, and the sums of what was
+    allocated and freed.
+    """
 
     current: int
     peak: int
@@ -114,7 +121,8 @@ class Stat(NamedTuple):
 
 
 class DeviceMemory(abc.ABC):
-    """The memory of a type of device. The base class describes a device whose allocator says nothing.
+    """The memory of a type of device. The base class describes a device whose allocator says
+    nothing.
 
     Attributes:
         device_type: The device type, as torch itself reports it in ``torch.device.type``.
@@ -146,7 +154,8 @@ class DeviceMemory(abc.ABC):
         """Reset the peaks to the current figures."""
 
     def limit_memory(self, index: int, fraction: float | None) -> bool:
-        """Limit allocations to a fraction of the device's memory, from 0 to 1; None lifts the limit.
+        """Limit allocations to a fraction of the device's memory, from 0 to 1; None lifts the
+        limit.
 
         Returns:
             Whether the device enforces the limit.
@@ -157,5 +166,7 @@ class DeviceMemory(abc.ABC):
         """Release cached memory that is not in use."""
 
     def out_of_memory(self, error: BaseException) -> str | None:
-        """Return the text for an out-of-memory message if ``error`` says that memory ran out, else None."""
+        """Return the text for an out-of-memory message if ``error`` says that memory ran out, else
+        None.
+        """
         return None

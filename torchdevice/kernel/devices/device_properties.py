@@ -1,4 +1,6 @@
-"""What ``get_device_properties`` returns: the fields, their defaults, and those that a scope may set."""
+"""What ``get_device_properties`` returns: the fields, their defaults, and those that a scope may
+set.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,17 @@ _PROPERTIES_OF_CUDA = (
 class DeviceProperties:
     """The fields of torch's own ``_CudaDeviceProperties``.
 
-    A field that is not measured is a documented constant (fidelity *declared*): the value for compute capability 8.0
-    in the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming Guide, or 0 where
-    the value would describe a particular chip.
+    A field that is not measured is a documented constant (fidelity *declared*): the value for
+    compute capability 8.0 in the table "Technical Specifications per Compute Capability" of
+    NVIDIA's CUDA C++ Programming Guide, or 0 where the value would describe a particular chip.
 
     Attributes:
         name: The name of the target.
         major: Compute capability, major; the scope's ``capability``.
         minor: Compute capability, minor.
         total_memory: Bytes of the target's memory.
-        multi_processor_count: The number of units that compute in parallel; on a CPU the number of torch's threads.
+        multi_processor_count: The number of units that compute in parallel; on a CPU the number of
+            torch's threads.
         uuid: Computed from the name and the ordinal. It is not the identifier of a GPU.
         is_integrated: 1 if the target computes in the host's memory, else 0.
         L2_cache_size: Bytes; 0, because it is not measured.
@@ -61,7 +64,9 @@ class DeviceProperties:
     gcnArchName: str = ""
 
     def __repr__(self) -> str:
-        return _PROPERTIES_OF_CUDA.format(self, self.total_memory // 2**20, self.L2_cache_size // 2**20)
+        return _PROPERTIES_OF_CUDA.format(
+            self, self.total_memory // 2**20, self.L2_cache_size // 2**20
+        )
 
 
 _PROPERTIES_OF_XPU = (
@@ -73,16 +78,18 @@ _PROPERTIES_OF_XPU = (
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
 class XpuDeviceProperties:
-    """The fields of torch's own ``_XpuDeviceProperties``, which ``torch.xpu.get_device_properties`` returns.
+    """The fields of torch's own ``_XpuDeviceProperties``, which ``torch.xpu.get_device_properties``
+    returns.
 
-    A field that is not measured is a documented constant (fidelity *declared*): a limit or a feature that all of
-    Intel's GPUs for data centers have, or 0 or an empty text where the value would describe a particular chip or
-    driver.
+    A field that is not measured is a documented constant (fidelity *declared*): a limit or a
+    feature that all of Intel's GPUs for data centers have, or 0 or an empty text where the value
+    would describe a particular chip or driver.
 
     Attributes:
         name: The name of the target.
         total_memory: Bytes of the target's memory.
-        max_compute_units: The number of units that compute in parallel; on a CPU the number of torch's threads.
+        max_compute_units: The number of units that compute in parallel; on a CPU the number of
+            torch's threads.
         has_fp64: Whether the target holds float64.
         is_integrated_gpu: Whether the target computes in the host's memory.
         uuid: Computed from the name and the ordinal. It is not the identifier of a GPU.
@@ -122,7 +129,9 @@ class XpuDeviceProperties:
 
 
 SETTABLE: Mapping[str, type] = {
-    name: kind for name, kind in get_type_hints(DeviceProperties).items() if name not in ("major", "minor")
+    name: kind
+    for name, kind in get_type_hints(DeviceProperties).items()
+    if name not in ("major", "minor")
 }
 """The fields that a scope's ``properties`` may set, and their types."""
 
@@ -135,12 +144,15 @@ def checked(properties: Any) -> dict[str, Any]:
         ValueError: A field does not exist or cannot be set, or a size is below 0.
     """
     if not isinstance(properties, Mapping):
-        raise TypeError(f"properties={properties!r} is not a mapping. Use a dict such as {{'name': 'a GPU'}}.")
+        raise TypeError(
+            f"properties={properties!r} is not a mapping. Use a dict such as {{'name': 'a GPU'}}."
+        )
     unknown = sorted(map(str, properties.keys() - SETTABLE.keys()))
     if unknown:
         raise ValueError(
             f"properties={properties!r} has {unknown!r}, which cannot be set. Use fields of "
-            f"torch.cuda.get_device_properties: {', '.join(sorted(SETTABLE))}; capability= sets major and minor."
+            f"torch.cuda.get_device_properties: {', '.join(sorted(SETTABLE))}; capability= sets "
+            "major and minor."
         )
     return {name: _checked_field(name, value) for name, value in properties.items()}
 
@@ -150,7 +162,10 @@ def _checked_field(name: str, value: Any) -> Any:
     if wanted is uuids.UUID and isinstance(value, str):
         return uuids.UUID(value)
     if not isinstance(value, wanted) or isinstance(value, bool):
-        raise TypeError(f"properties[{name!r}]={value!r} is not of type {wanted.__name__}. Use a value of that type.")
+        raise TypeError(
+            f"properties[{name!r}]={value!r} is not of type {wanted.__name__}. Use a value of that "
+            "type."
+        )
     if wanted is int and value < 0:
         raise ValueError(f"properties[{name!r}]={value!r} is below 0. Use 0 or more.")
     return value

@@ -1,7 +1,8 @@
 """Which accelerator a device argument spells. Pure functions without state.
 
-A spelling is a whole device argument: ``"cuda"``, ``"cuda:1"``, ``torch.device("mps")``, an int where torch takes one.
-Any other argument, also a malformed one such as ``"cuda:x"``, is passed to torch, which raises its own error.
+A spelling is a whole device argument: ``"cuda"``, ``"cuda:1"``, ``torch.device("mps")``, an int
+where torch takes one. Any other argument, also a malformed one such as ``"cuda:x"``, is passed to
+torch, which raises its own error.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import torch
 from torchdevice.kernel.devices.accelerators import FAMILIES, SPELLED
 
 FORCE_CPU = "cpu:-1"
-"""The spelling that sends the rest of the active scope to the CPU. torch itself refuses a negative index."""
+"""The spelling that sends the rest of the active scope to the CPU. torch itself refuses a negative
+index.
+"""
 
 FORCING_CPU = ((FORCE_CPU,), (FORCE_CPU.partition(":")[0], -1))
 """The arguments of ``torch.device`` that send the rest of the active scope to the CPU."""
@@ -43,8 +46,8 @@ class Spelling:
 def parse(value: object) -> Spelling | None:
     """Return the accelerator that ``value`` spells, or None if it spells no accelerator.
 
-    An int, or an integer of NumPy, is the ordinal of the program's accelerator and is returned as ``"cuda"``. A bool is
-    not an ordinal.
+    An int, or an integer of NumPy, is the ordinal of the program's accelerator and is returned as
+    ``"cuda"``. A bool is not an ordinal.
     """
     if isinstance(value, str):
         match = SPELLED.fullmatch(value)
@@ -57,7 +60,9 @@ def parse(value: object) -> Spelling | None:
 
 def ordinal_of(value: object) -> int | None:
     """Return an int, or an integer of NumPy, as an int; None for a bool and for any other value."""
-    return operator.index(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return operator.index(value)
+    return None
 
 
 LEGACY_DTYPES: dict[str, torch.dtype] = {
@@ -78,7 +83,9 @@ _LEGACY_TYPE = re.compile(rf"torch\.({'|'.join(FAMILIES)})\.(?:sparse\.)?(\w+)")
 
 
 def legacy_dtype(wanted: Any, families: Collection[str] = FAMILIES) -> torch.dtype | None:
-    """Return the dtype of an accelerator's legacy tensor type, given as a class or by its dotted name; else None."""
+    """Return the dtype of an accelerator's legacy tensor type, given as a class or by its dotted
+    name; else None.
+    """
     if not isinstance(wanted, str):
         wanted = f"{getattr(wanted, '__module__', '')}.{getattr(wanted, '__name__', '')}"
     match = _LEGACY_TYPE.fullmatch(wanted)

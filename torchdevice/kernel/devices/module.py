@@ -1,8 +1,8 @@
 """Devices with a module of their own that follows torch's convention: CUDA, XPU, PrivateUse1.
 
-torch refuses ``tensor.data = value`` between the CPU and an out-of-tree backend, and CUDA allows it. ``Module.to`` and
-FSDP rely on it to keep parameters the same objects: an optimizer that was made before the move would otherwise train
-parameters that the module no longer has.
+torch refuses ``tensor.data = value`` between the CPU and an out-of-tree backend, and CUDA allows
+it. ``Module.to`` and FSDP rely on it to keep parameters the same objects: an optimizer that was
+made before the move would otherwise train parameters that the module no longer has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _WORDS = 24
 
 
 def _is_compatible(context: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """``torch._has_compatible_shallow_copy_type``, which ``Module.to`` asks before it sets ``parameter.data``.
+    """``torch._has_compatible_shallow_copy_type``, which ``Module.to`` asks before it sets
+    ``parameter.data``.
 
     :func:`_set_data` makes the assignment possible.
     """
@@ -35,8 +36,8 @@ def _is_compatible(context: Any, func: Any, args: tuple[Any, ...], kwargs: dict[
 def _set_data(context: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """``tensor.data = value``.
 
-    Torch compares the dispatch keys of the two before it gives the tensor all that the value has, its keys too. So the
-    tensor gets them first.
+    Torch compares the dispatch keys of the two before it gives the tensor all that the value has,
+    its keys too. So the tensor gets them first.
     """
     tensor, value = args
     if not isinstance(value, torch.Tensor) or not _changes_kind(context.device_type, tensor, value):
@@ -63,21 +64,27 @@ def _offset_of_keys() -> int:
 
 
 def _changes_kind(device_type: str, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether one of two tensors is on the CPU and the other on a backend, and neither dispatches to Python."""
+    """Return whether one of two tensors is on the CPU and the other on a backend, and neither
+    dispatches to Python.
+    """
     with torch._C.DisableTorchFunction():
         if {one.device.type, other.device.type} != {"cpu", device_type}:
             return False
         return not any(_keys(each).has(torch._C.DispatchKey.Python) for each in (one, other))
 
 
-REWRITERS = {torch._has_compatible_shallow_copy_type: _is_compatible, torch.Tensor.data.__set__: _set_data}  # type: ignore[attr-defined]
+REWRITERS = {
+    torch._has_compatible_shallow_copy_type: _is_compatible,
+    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
+}
 
 
 class ModuleRuntime(Runtime):
-    """A device with a module of its own that follows torch's device-module convention: CUDA, XPU, any PrivateUse1.
+    """A device with a module of its own that follows torch's device-module convention: CUDA, XPU,
+    any PrivateUse1.
 
-    The convention is that of ``torch.cuda`` and ``torch.xpu``; a backend that leaves a function out gets a clear error
-    when a program needs it.
+    The convention is that of ``torch.cuda`` and ``torch.xpu``; a backend that leaves a function out
+    gets a clear error when a program needs it.
     """
 
     takes_device_ids = True
@@ -86,16 +93,20 @@ class ModuleRuntime(Runtime):
 
     def __init__(self, device_type: str):
         self.device_type = device_type
-        # torch.accelerator asks an out-of-tree backend's C++ code, which may lack what the backend's module has.
+        # torch.accelerator asks an out-of-tree backend's C++ code, which may lack what the
+        # backend's module has.
         self._is_in_tree = device_type in ("cuda", "xpu")
-        self.support = TorchSupport(makes_kernels=self._is_in_tree, is_torch_accelerator=self._is_in_tree)
+        self.support = TorchSupport(
+            makes_kernels=self._is_in_tree, is_torch_accelerator=self._is_in_tree
+        )
 
     @property
     def rewriters(self) -> Mapping[Any, Any]:
         return {} if self._is_in_tree else REWRITERS
 
     def obstacle(self, gm: torch.fx.GraphModule, context: Any) -> str:
-        from torch._inductor.codegen import common  # takes long, and is imported already where a graph is compiled
+        # Takes long, and is imported already where a graph is compiled.
+        from torch._inductor.codegen import common
 
         torch_internals.check("later", "torch._inductor.codegen.common")
         common.init_backend_registration()
@@ -104,10 +115,14 @@ class ModuleRuntime(Runtime):
 
     @functools.cached_property
     def pins_memory(self) -> bool:  # type: ignore[override]
-        """Whether the backend has an allocator of page-locked memory, which torch asks for in C++."""
+        """Whether the backend has an allocator of page-locked memory, which torch asks for in
+        C++.
+        """
         with torch._C.DisableTorchFunction():
             try:
-                torch.ops.aten.empty.memory_format([1], device=device_of("cpu", None), pin_memory=True)
+                torch.ops.aten.empty.memory_format(
+                    [1], device=device_of("cpu", None), pin_memory=True
+                )
             except NotImplementedError:
                 return False
         return True
@@ -121,7 +136,9 @@ class ModuleRuntime(Runtime):
         found = getattr(self.module, name, None)
         if not found:  # absent, or an empty tuple of generators
             kind = self.device_type
-            raise NotSupportedError(f"torch.{kind}.{name}", f"The {kind!r} backend does not provide it.")
+            raise NotSupportedError(
+                f"torch.{kind}.{name}", f"The {kind!r} backend does not provide it."
+            )
         return found
 
     def _call(self, name: str, *args: Any) -> Any:
@@ -143,7 +160,12 @@ class ModuleRuntime(Runtime):
         return self._call("mem_get_info", index)[0]
 
     def memory(self, index: int) -> Memory:
-        names = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+        names = (
+            "memory_allocated",
+            "memory_reserved",
+            "max_memory_allocated",
+            "max_memory_reserved",
+        )
         return Memory(*(self._call(name, index) for name in names))
 
     def reset_peak_memory(self, index: int) -> None:
@@ -171,7 +193,10 @@ class ModuleRuntime(Runtime):
 
     def multiprocessor_count(self) -> int:
         properties = self._call("get_device_properties", 0)
-        return int(getattr(properties, "multi_processor_count", 0) or getattr(properties, "gpu_eu_count", 1))
+        return int(
+            getattr(properties, "multi_processor_count", 0)
+            or getattr(properties, "gpu_eu_count", 1)
+        )
 
     def supports_bfloat16(self) -> bool:
         function = getattr(self.module, "is_bf16_supported", None)

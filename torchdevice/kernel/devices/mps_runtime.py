@@ -11,27 +11,40 @@ from torchdevice.kernel.devices.cpu import processor_name
 from torchdevice.kernel.devices.device_memory import Memory
 from torchdevice.kernel.devices.runtime import Mark, Runtime, TorchSupport
 
-_NOT = r"(?:not (?:currently )?(?:supported|implemented)|unsupported|(?:doesn't|does not|not) (?:have )?support)"
-_SAYS_REFUSED = re.compile(rf"(?is)\bMPS\b.*\b{_NOT}\b|\b{_NOT}\b.*\bMPS\b|^Convolution is supported only")
+_NOT = (
+    r"(?:not (?:currently )?(?:supported|implemented)|unsupported|(?:doesn't|does not|not) (?:have "
+    r")?support)"
+)
+_SAYS_REFUSED = re.compile(
+    rf"(?is)\bMPS\b.*\b{_NOT}\b|\b{_NOT}\b.*\bMPS\b|^Convolution is supported only"
+)
 
 
 def says_refused(error: BaseException) -> bool:
-    """Return whether an error says that MPS's kernel does not support a call, in the words of torch's kernels for MPS.
+    """Return whether an error says that MPS's kernel does not support a call, in the words of
+    torch's kernels for MPS.
 
     A dtype that no tensor of MPS can have is another matter, and memory that ran out too.
     """
     text = error.args[0] if error.args and isinstance(error.args[0], str) else ""
-    return not text.startswith("Cannot convert a MPS Tensor to") and _SAYS_REFUSED.search(text) is not None
+    return (
+        not text.startswith("Cannot convert a MPS Tensor to")
+        and _SAYS_REFUSED.search(text) is not None
+    )
 
 
 _OUT_OF_MEMORY = ("MPS backend out of memory", "Invalid buffer size")
-"""How errors of MPS's allocator begin: beyond the memory that is left, and beyond the largest buffer of Metal."""
+"""How errors of MPS's allocator begin: beyond the memory that is left, and beyond the largest
+buffer of Metal.
+"""
 
 _numbers = itertools.count()
 
 
 class _MpsMark:
-    """A recorded event. Two of them have a time in either order, as CUDA's have; torch's of MPS refuses one order."""
+    """A recorded event. Two of them have a time in either order, as CUDA's have; torch's of MPS
+    refuses one order.
+    """
 
     def __init__(self, timing: bool):
         self._event = torch.mps.event.Event(enable_timing=timing)
@@ -53,14 +66,16 @@ class _MpsMark:
 class MpsRuntime(Runtime):
     """Apple's GPU through ``torch.mps``.
 
-    Sources: torch/mps/__init__.py and torch/mps/event.py. There is no peak statistic in ``torch.mps``; the peak is the
-    largest figure seen where :meth:`note_memory` is called, and when a figure is asked for.
+    Sources: torch/mps/__init__.py and torch/mps/event.py. There is no peak statistic in
+    ``torch.mps``; the peak is the largest figure seen where :meth:`note_memory` is called, and when
+    a figure is asked for.
     """
 
     device_type = "mps"
     support = TorchSupport(
         compiles_flex_backward=False,
-        # torch.mps lacks most of what programs ask an accelerator for: devices, streams, figures of memory.
+        # torch.mps lacks most of what programs ask an accelerator for: devices, streams, figures of
+        # memory.
         is_torch_accelerator=False,
         synchronizes_batch_norm=False,
         autocast_key="AutocastMPS",
@@ -92,7 +107,8 @@ class MpsRuntime(Runtime):
         self.memory(0)
 
     def memory(self, index: int) -> Memory:
-        allocated, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        allocated = torch.mps.current_allocated_memory()
+        reserved = torch.mps.driver_allocated_memory()
         self._peak_allocated = max(self._peak_allocated, allocated)
         self._peak_reserved = max(self._peak_reserved, reserved)
         return Memory(allocated, reserved, self._peak_allocated, self._peak_reserved)
@@ -118,7 +134,8 @@ class MpsRuntime(Runtime):
         return torch.mps._get_default_mps_generator()
 
     def supports_bfloat16(self) -> bool:
-        # Metal has bfloat16 since macOS 14 (torch raises "BFloat16 is not supported on MPS" before that).
+        # Metal has bfloat16 since macOS 14 (torch raises "BFloat16 is not supported on MPS" before
+        # that).
         return torch.backends.mps.is_macos_or_newer(14, 0)
 
     def refuses(self, error: BaseException) -> bool:

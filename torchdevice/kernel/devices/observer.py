@@ -1,4 +1,6 @@
-"""The one way to watch a scope: an observer is told of kernels, of memory, and of calls that order work."""
+"""The one way to watch a scope: an observer is told of kernels, of memory, and of calls that order
+work.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from torchdevice.kernel.devices.stream_order import Stream
 class Observer:
     """Watches a scope. The base class ignores everything.
 
-    A class defines the methods of what it watches, and is told of nothing else: who watches memory costs a kernel
-    nothing. Events are told apart by numbers.
+    A class defines the methods of what it watches, and is told of nothing else: who watches memory
+    costs a kernel nothing. Events are told apart by numbers.
 
     Attributes:
         watches: What the class defines methods of: "kernels", "memory", "out of memory", "order".
@@ -30,27 +32,35 @@ class Observer:
             if any(getattr(cls, name) is not getattr(Observer, name) for name in names)
         )
 
-    # ---- kernels of devices that this package supplies ---------------------------------------------------------------
+    # ---- kernels of devices that this package supplies -------------------------------------------
 
-    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run the kernel of an operator, and return its result."""
         return kernel(*args, **kwargs)
 
-    # ---- memory ------------------------------------------------------------------------------------------------------
+    # ---- memory ----------------------------------------------------------------------------------
 
     def allocated(self, block: Block) -> None:
         """A block is given out."""
 
     def freed(self, address: int) -> None:
-        """The block at an address is given back. The garbage collector may call this between any two lines."""
+        """The block at an address is given back. The garbage collector may call this between any
+        two lines.
+        """
 
     def segment_changed(self, action: str, segment: Block, stream: int) -> None:
-        """A segment got memory from the driver or gave it back; ``action`` is the word of CUDA's memory history."""
+        """A segment got memory from the driver or gave it back; ``action`` is the word of CUDA's
+        memory history.
+        """
 
     def memory_ran_out(self, ordinal: int, wanted: int, total: int, free: int) -> None:
-        """A device had no memory for a request of ``wanted`` bytes: of its ``total`` only ``free`` are left."""
+        """A device had no memory for a request of ``wanted`` bytes: of its ``total`` only ``free``
+        are left.
+        """
 
-    # ---- the order of work -------------------------------------------------------------------------------------------
+    # ---- the order of work -----------------------------------------------------------------------
 
     def stream_created(self, stream: Stream) -> None:
         """A stream is made."""
@@ -89,19 +99,25 @@ class Observer:
         """The allocator is told by ``record_stream`` that a stream uses a tensor's memory."""
 
     def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
-        """A collective, which waits for the current stream of a tensor's device, reads or writes the tensor."""
+        """A collective, which waits for the current stream of a tensor's device, reads or writes
+        the tensor.
+        """
 
     def collectives_waited(self) -> None:
         """The current stream of each device waits for the collectives so far."""
 
     def graph_captured(self, graph: int, pool: Any, capture: Any) -> None:
-        """A graph is captured, with a memory pool: a ``Capture`` of ``torch_modules/cuda/graph_capture.py``."""
+        """A graph is captured, with a memory pool: a ``Capture`` of
+        ``torch_modules/cuda/graph_capture.py``.
+        """
 
     def graph_replayed(self, graph: int, pool: Any, index: int) -> None:
         """A graph was replayed on a device's current stream. Its results are in a memory pool."""
 
     def backward_began(self) -> None:
-        """The autograd engine begins, which orders its work after that of the forward on any stream."""
+        """The autograd engine begins, which orders its work after that of the forward on any
+        stream.
+        """
 
 
 _METHODS = {
@@ -112,7 +128,9 @@ _METHODS = {
 _METHODS["order"] = tuple(
     name
     for name, method in vars(Observer).items()
-    if callable(method) and not name.startswith("_") and not any(name in names for names in _METHODS.values())
+    if callable(method)
+    and not name.startswith("_")
+    and not any(name in names for names in _METHODS.values())
 )
 
 
@@ -120,7 +138,8 @@ class Observers:
     """The observers of a context.
 
     Args:
-        watch_memory: Tells an observer of each allocation from now on, and returns a function that ends this.
+        watch_memory: Tells an observer of each allocation from now on, and returns a function that
+            ends this.
         kernels_changed: Called when an observer of kernels comes or goes.
 
     Attributes:
@@ -129,7 +148,11 @@ class Observers:
         out_of_memory: Those that are told when memory runs out.
     """
 
-    def __init__(self, watch_memory: Callable[[Observer], Callable[[], None]], kernels_changed: Callable[[], None]):
+    def __init__(
+        self,
+        watch_memory: Callable[[Observer], Callable[[], None]],
+        kernels_changed: Callable[[], None],
+    ):
         self.kernels: list[Observer] = []
         self.order: list[Observer] = []
         self.out_of_memory: list[Observer] = []
@@ -148,12 +171,17 @@ class Observers:
         def end() -> None:
             for each in ends:
                 each()
-            ends.clear()  # they hold the observer, which may hold this function, and with it tensors
+            # They hold the observer, which may hold this function, and with it tensors.
+            ends.clear()
             self._ends[:] = [each for each in self._ends if each[1] is not end]
 
         # First, so that an observer can be ended that an interrupt left half added.
         self._ends.append((observer, end))
-        for kind, told in (("order", self.order), ("out of memory", self.out_of_memory), ("kernels", self.kernels)):
+        for kind, told in (
+            ("order", self.order),
+            ("out of memory", self.out_of_memory),
+            ("kernels", self.kernels),
+        ):
             if kind in observer.watches:
                 ends.append(functools.partial(_remove, told, observer))
                 told.append(observer)
@@ -165,7 +193,9 @@ class Observers:
         return end
 
     def end(self, *kinds: type[Observer]) -> list[Observer]:
-        """Tell the observers of these classes nothing more, and return them. May be called again."""
+        """Tell the observers of these classes nothing more, and return them. May be called
+        again.
+        """
         found = [each for each in self._ends if isinstance(each[0], kinds)]
         for _, end in found:
             end()

@@ -1,6 +1,8 @@
-"""The memory of a device without an allocator of its own: that of the storages which operators return.
+"""The memory of a device without an allocator of its own: that of the storages which operators
+return.
 
-An :class:`OperatorWatcher` does not see the memory that a kernel needs while it runs, nor earlier allocations.
+An :class:`OperatorWatcher` does not see the memory that a kernel needs while it runs, nor earlier
+allocations.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from torchdevice.kernel.devices.observer import Observer
 
 
 class OperatorWatcher(TorchDispatchMode):
-    """Calls an observer for each new storage on a kind of device that an operator of this thread returns."""
+    """Calls an observer for each new storage on a kind of device that an operator of this thread
+    returns.
+    """
 
     def __init__(self, device_type: str, observer: Observer):
         super().__init__()
@@ -42,7 +46,9 @@ class OperatorWatcher(TorchDispatchMode):
             if given is None:
                 given = {each.address for _, each in _memory((args, kwargs), self._device_type)}
             if block.address not in given:
-                self._known[block.address] = weakref.ref(storage, functools.partial(self._ended, block.address))
+                self._known[block.address] = weakref.ref(
+                    storage, functools.partial(self._ended, block.address)
+                )
                 self._observer.allocated(block)
         return result
 
@@ -51,7 +57,9 @@ class OperatorWatcher(TorchDispatchMode):
             self._observer.freed(address)
 
     def stop(self) -> None:
-        """Call the observer no more. May be called below modes that were entered later, and from another thread."""
+        """Call the observer no more. May be called below modes that were entered later, and from
+        another thread.
+        """
         self._known.clear()
         self._stopped = True
         dispatch_modes.leave(self)
@@ -74,14 +82,19 @@ def _memory(tree: Any, device_type: str) -> Iterator[tuple[torch.UntypedStorage,
     """Yield the storages of a pytree's tensors on a kind of device, and where they are."""
     with torch._C.DisableTorchFunction():
         for leaf in pytree.tree_leaves(tree):
-            if type(leaf) in _PLAIN and leaf.layout is torch.strided and leaf.device.type == device_type:
+            if (
+                type(leaf) in _PLAIN
+                and leaf.layout is torch.strided
+                and leaf.device.type == device_type
+            ):
                 # Wrapped by a transform of torch.func; the memory is that of the innermost tensor.
                 while torch._C._functorch.is_functorch_wrapped_tensor(leaf):
                     leaf = torch._C._functorch.get_unwrapped(leaf)
                 storage = leaf.untyped_storage()
                 try:
                     address, size = storage.data_ptr(), storage.nbytes()
-                except RuntimeError:  # a compiler's tensor, which stands for the one that a graph will make
+                except RuntimeError:
+                    # A compiler's tensor, which stands for the one that a graph will make.
                     continue
                 if not torch._is_functional_tensor(leaf):  # the same
                     yield storage, Block(leaf.device.index or 0, address, size, size)

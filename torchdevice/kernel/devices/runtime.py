@@ -1,7 +1,8 @@
 """The interface of a device that can stand in.
 
-Differences between devices are described here and nowhere else: the rest of the package asks a :class:`Runtime`.
-Ordinals are those of the target: 0 .. ``device_count() - 1``. Sizes are bytes, times are milliseconds.
+Differences between devices are described here and nowhere else: the rest of the package asks a
+:class:`Runtime`. Ordinals are those of the target: 0 .. ``device_count() - 1``. Sizes are bytes,
+times are milliseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ HALF = frozenset({torch.float16, torch.bfloat16})
 """The dtypes of half precision."""
 
 MEMORY_FRACTION = "memory fraction"
-"""With an ordinal, the key in ``Context.settings`` of the fraction of a device's memory that the process may have."""
+"""With an ordinal, the key in ``Context.settings`` of the fraction of a device's memory that the
+process may have.
+"""
 
 
 class Mark(Protocol):
@@ -56,14 +59,19 @@ class TorchSupport(NamedTuple):
     """What torch has for a type of device.
 
     Attributes:
-        compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on the device.
+        compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on
+            the device.
         makes_kernels: Whether Inductor's code for the device is written in Triton.
         is_torch_accelerator: Whether torch itself reports this device in ``torch.accelerator``.
-        float16_autocast_is_finite: Whether float16 autocast computes exp, softmax and sums in float32, as CUDA's does.
-        autocast_key: The dispatch key of torch's kernels for autocast of the device, where these follow other lists of
-            operators than CUDA's; None where they follow CUDA's, or the device has its own.
-        synchronizes_batch_norm: Whether torch allows ``SyncBatchNorm`` on the device, and has its kernels.
-        lacks_in_module: Names of ``torch.cuda`` that the device's module lacks, and torch itself asks of any module.
+        float16_autocast_is_finite: Whether float16 autocast computes exp, softmax and sums in
+            float32, as CUDA's does.
+        autocast_key: The dispatch key of torch's kernels for autocast of the device, where these
+            follow other lists of operators than CUDA's; None where they follow CUDA's, or the
+            device has its own.
+        synchronizes_batch_norm: Whether torch allows ``SyncBatchNorm`` on the device, and has its
+            kernels.
+        lacks_in_module: Names of ``torch.cuda`` that the device's module lacks, and torch itself
+            asks of any module.
     """
 
     compiles_flex_backward: bool = True
@@ -79,11 +87,13 @@ class KernelFallback:
     """Which kernels of torch are made good for a type of device.
 
     Attributes:
-        corrected_key: The dispatch key under which operators without a kernel get one that runs on the CPU, and kernels
-            that give wrong results are guarded; None where there are none, or torch or the device does that.
-        lacks_kernel: Says of an operator whether the device lacks it; None where torch's registrations say that.
-        refusing_key: The dispatch key under which operators of ``backward`` are looked at for refusals, see
-            :meth:`refuses`; None where kernels refuse no call that the CPU's do not.
+        corrected_key: The dispatch key under which operators without a kernel get one that runs on
+            the CPU, and kernels that give wrong results are guarded; None where there are none, or
+            torch or the device does that.
+        lacks_kernel: Says of an operator whether the device lacks it; None where torch's
+            registrations say that.
+        refusing_key: The dispatch key under which operators of ``backward`` are looked at for
+            refusals, see :meth:`refuses`; None where kernels refuse no call that the CPU's do not.
     """
 
     corrected_key: str | None = None
@@ -96,7 +106,8 @@ class KernelFallback:
 
 
 class Runtime(DeviceMemory, KernelFallback):
-    """What a type of device can do. The base class describes a device that has finished the work when a call returns.
+    """What a type of device can do. The base class describes a device that has finished the work
+    when a call returns.
 
     Attributes:
         support: What torch has for the device type.
@@ -104,12 +115,14 @@ class Runtime(DeviceMemory, KernelFallback):
         unsupported_dtypes: Dtypes the device cannot hold.
         pins_memory: Whether torch can allocate page-locked memory for this device.
         blocking_copies_only: Whether ``non_blocking=True`` must be dropped to get whole data.
-        shares_host_memory: Whether a tensor of the device is a CPU tensor, so that a move moves nothing.
+        shares_host_memory: Whether a tensor of the device is a CPU tensor, so that a move moves
+            nothing.
         takes_device_ids: Whether ``DistributedDataParallel(device_ids=[i])`` is accepted.
         is_asynchronous: Whether calls return before the device has done the work.
         is_integrated: Whether the device computes in the host's memory.
-        degraded_notice: The warning that is logged, once in a run, when the program first asks for its accelerator,
-            because the device is slower than that accelerator. Empty for no warning.
+        degraded_notice: The warning that is logged, once in a run, when the program first asks for
+            its accelerator, because the device is slower than that accelerator. Empty for no
+            warning.
     """
 
     support = TorchSupport()
@@ -145,7 +158,9 @@ class Runtime(DeviceMemory, KernelFallback):
 
     @property
     def rewriters(self) -> Mapping[Any, Any]:
-        """Torch function -> the rewriter that it needs on this device, in addition to those for all devices."""
+        """Torch function -> the rewriter that it needs on this device, in addition to those for all
+        devices.
+        """
         return {}
 
     def obstacle(self, gm: torch.fx.GraphModule, context: Any) -> str:
@@ -195,6 +210,8 @@ class Runtime(DeviceMemory, KernelFallback):
 
 @functools.cache
 def device_of(device_type: str, index: int | None) -> torch.device:
-    """Return a cached device. In a scope, ``torch.device(...)`` is a torch call that a mode would rewrite."""
+    """Return a cached device. In a scope, ``torch.device(...)`` is a torch call that a mode would
+    rewrite.
+    """
     with torch._C.DisableTorchFunction():
         return torch.device(device_type) if index is None else torch.device(device_type, index)

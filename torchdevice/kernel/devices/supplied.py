@@ -1,7 +1,9 @@
-"""What differs on a device that this package supplies itself, with its tensors, kernels, generators and allocator.
+"""What differs on a device that this package supplies itself, with its tensors, kernels, generators
+and allocator.
 
-The defaults are those of every other device, for which torch and the device's own library do this. Simulated devices
-answer otherwise. The names of torch that concern allocators, generators, graphs and process groups ask.
+The defaults are those of every other device, for which torch and the device's own library do this.
+Simulated devices answer otherwise. The names of torch that concern allocators, generators, graphs
+and process groups ask.
 """
 
 from __future__ import annotations
@@ -35,21 +37,24 @@ class SuppliedDevice:
         runtime: The device.
 
     Attributes:
-        answered_by: The context of the simulated machine that the device belongs to; None for one of this machine.
+        answered_by: The context of the simulated machine that the device belongs to; None for one
+            of this machine.
         is_mac: Whether the device is that of a simulated Mac.
         is_gpu: Whether the device is a simulated GPU of NVIDIA's.
         shown_as: The device type that tensors say they are on; None for ``device_type``.
-        torch_knows_current: Whether torch completes a device without an ordinal by the thread's current device.
-        folds_ordinals: Whether an ordinal beyond the last device means the first device, where the option ``devices``
-            is not given. Otherwise such an ordinal raises CUDA's error.
-        shared_by_processes: Whether several ranks of one process group may be on one device, and a process may use the
-            device that was forked from one that had used it.
+        torch_knows_current: Whether torch completes a device without an ordinal by the thread's
+            current device.
+        folds_ordinals: Whether an ordinal beyond the last device means the first device, where the
+            option ``devices`` is not given. Otherwise such an ordinal raises CUDA's error.
+        shared_by_processes: Whether several ranks of one process group may be on one device, and a
+            process may use the device that was forked from one that had used it.
         has_handles: Whether streams and events have numbers as handles, which are no addresses.
-        draws_on_cpu: Whether the device's generators are CPU generators, so that the CPU draws the same numbers from a
-            state.
+        draws_on_cpu: Whether the device's generators are CPU generators, so that the CPU draws the
+            same numbers from a state.
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
-        compile_graph: What compiles a graph of ATen operators by Inductor, of which it is given the function, the
-            graph, the example inputs and options; None where Inductor has code for the device.
+        compile_graph: What compiles a graph of ATen operators by Inductor, of which it is given the
+            function, the graph, the example inputs and options; None where Inductor has code for
+            the device.
     """
 
     answered_by: Any = None
@@ -69,7 +74,9 @@ class SuppliedDevice:
 
     @property
     def note_of_full_host(self) -> str:
-        """The note on an error if this machine's memory ran out and the device could have a limit; "" for none."""
+        """The note on an error if this machine's memory ran out and the device could have a limit;
+        "" for none.
+        """
         return ""
 
     @property
@@ -90,7 +97,9 @@ class SuppliedDevice:
         """
 
     def kernels(self, option: str) -> str:
-        """Return which kernels compute with ``native=option``, in a few words; empty where there is no choice."""
+        """Return which kernels compute with ``native=option``, in a few words; empty where there is
+        no choice.
+        """
         return ""
 
     def enter_thread(self, entry: Any) -> None:
@@ -100,7 +109,9 @@ class SuppliedDevice:
         """
 
     def leave_thread(self, entry: Any) -> None:
-        """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone before."""
+        """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone
+        before.
+        """
 
     def begin_autocast(self) -> None:
         """Prepare for autocast of the device."""
@@ -109,26 +120,36 @@ class SuppliedDevice:
         """Prepare this thread for the next call of the autograd engine."""
 
     def runs_on_host(self) -> bool:
-        """Return whether this thread runs compiled code with the host's tensors in the place of the device's."""
+        """Return whether this thread runs compiled code with the host's tensors in the place of the
+        device's.
+        """
         return False
 
     def call_by_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a function that Inductor has compiled for CPU tensors, with tensors of the device."""
+        """Call a function that Inductor has compiled for CPU tensors, with tensors of the
+        device.
+        """
         return function(*args, **kwargs)
 
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the CPU tensor with the memory of one of the device or of the CPU; None where there is none."""
+        """Return the CPU tensor with the memory of one of the device or of the CPU; None where
+        there is none.
+        """
         return tensor if tensor.device.type == "cpu" else None
 
     def can_use_attention(self, kernel: str, params: Any, debug: bool) -> bool:
-        """Return whether one of CUDA's kernels could compute attention: "flash", "mem_efficient" or "cudnn"."""
+        """Return whether one of CUDA's kernels could compute attention: "flash", "mem_efficient" or
+        "cudnn".
+        """
         return False
 
     def serve_reducer(self, model: Any) -> None:
         """Prepare the device for what a ``DistributedDataParallel`` asks of it in C++."""
 
     def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
-        """Return a new ``torch.UntypedStorage`` on a device of this type; ``original`` is torch's own constructor."""
+        """Return a new ``torch.UntypedStorage`` on a device of this type; ``original`` is torch's
+        own constructor.
+        """
         return original(*args, device=device, **kwargs)
 
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
@@ -136,20 +157,25 @@ class SuppliedDevice:
         return torch._C.Generator.__new__(cls, self._runtime.device(index))  # type: ignore[call-arg]
 
     def numbers_of(self, generator: torch.Generator) -> torch.Generator:
-        """Return the generator that draws the numbers for a generator which may share its state with others."""
+        """Return the generator that draws the numbers for a generator which may share its state
+        with others.
+        """
         return generator
 
     def random_state(self, generator: torch.Generator) -> torch.Tensor | None:
-        """Return the state from which the CPU would draw what a generator draws next, where ``draws_on_cpu``.
+        """Return the state from which the CPU would draw what a generator draws next, where
+        ``draws_on_cpu``.
 
         None where no state of the CPU's generator gives these numbers.
         """
         return generator.get_state()
 
     def statistics(self, index: int) -> Mapping[str, Any]:
-        """Return further figures of the device's allocator, under the keys of ``torch.cuda.memory_stats``.
+        """Return further figures of the device's allocator, under the keys of
+        ``torch.cuda.memory_stats``.
 
-        A value is a number, a :class:`Stat`, or one for each of ``"all"``, ``"small_pool"`` and ``"large_pool"``.
+        A value is a number, a :class:`Stat`, or one for each of ``"all"``, ``"small_pool"`` and
+        ``"large_pool"``.
         """
         return {}
 
@@ -163,9 +189,15 @@ class SuppliedDevice:
     def segments(self, index: int) -> list[Segment]:
         """Return the segments of the device's allocator. The base class makes one of each block."""
         blocks = sorted(self.blocks(index))
-        parts = [Part(each.address, each.size, each.requested, "active_allocated", each.address) for each in blocks]
+        parts = [
+            Part(each.address, each.size, each.requested, "active_allocated", each.address)
+            for each in blocks
+        ]
         pairs = zip(blocks, parts, strict=True)
-        return [Segment(block.device, 0, block.size > _LARGE, False, (0, 0), (part,)) for block, part in pairs]
+        return [
+            Segment(block.device, 0, block.size > _LARGE, False, (0, 0), (part,))
+            for block, part in pairs
+        ]
 
     def watch_allocations(self, observer: Observer, context: Any) -> Callable[[], None]:
         """Call an observer for each allocation of a context from now on.
@@ -178,7 +210,8 @@ class SuppliedDevice:
         return OperatorWatcher(self._runtime.device_type, observer).stop
 
     def watch_host_waits(self, context: Any) -> None:
-        """Tell the observers of a context's order of each operator at which the host waits, such as ``item()``.
+        """Tell the observers of a context's order of each operator at which the host waits, such as
+        ``item()``.
 
         The base class does nothing. May be called again for a context.
         """
@@ -188,14 +221,17 @@ class SuppliedDevice:
         return None
 
     def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return another tensor with the memory of ``tensor``, which does not keep that memory from being freed.
+        """Return another tensor with the memory of ``tensor``, which does not keep that memory from
+        being freed.
 
         Where the device's allocator cannot tell the two, the other tensor keeps it.
         """
         return tensor.detach()
 
     def copy_outside(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of ``tensor`` that is no memory of the device, where the device has an allocator."""
+        """Return a copy of ``tensor`` that is no memory of the device, where the device has an
+        allocator.
+        """
         return tensor.clone()
 
     def set_allocator(self, text: str) -> bool:
@@ -207,5 +243,7 @@ class SuppliedDevice:
         return False
 
     def allocator_settings(self) -> Mapping[str, Any]:
-        """Return the settings of the device's allocator, under the keys of ``torch.cuda.memory._snapshot``."""
+        """Return the settings of the device's allocator, under the keys of
+        ``torch.cuda.memory._snapshot``.
+        """
         return {}

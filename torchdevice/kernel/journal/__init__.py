@@ -1,1 +1,3 @@
-"""What is counted while a program runs: rewritten calls by the line that made them, and what verify found."""
+"""What is counted while a program runs: rewritten calls by the line that made them, and what verify
+found.
+"""

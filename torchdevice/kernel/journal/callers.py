@@ -1,7 +1,9 @@
-"""Which line of the program makes a call: the innermost frame outside installed packages, Python's own and this one.
+"""Which line of the program makes a call: the innermost frame outside installed packages, Python's
+own and this one.
 
-A call has two places. The *caller* is the innermost frame that is neither torch's nor this package's: where somebody
-asked for a device. Often that is a library, and then the *program* is the innermost frame outside all libraries.
+A call has two places. The *caller* is the innermost frame that is neither torch's nor this
+package's: where somebody asked for a device. Often that is a library, and then the *program* is the
+innermost frame outside all libraries.
 """
 
 from __future__ import annotations
@@ -47,10 +49,11 @@ class Site:
 def site_of(frame: FrameType) -> Site:
     """Return the line at which a frame is."""
     code = frame.f_code
-    return Site(code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name))  # Python 3.11 and later
+    # Python 3.11 and later.
+    return Site(code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name))
 
 
-# ---- whose a frame is ------------------------------------------------------------------------------------------------
+# ---- whose a frame is ----------------------------------------------------------------------------
 
 _OURS = (os.path.dirname(os.path.abspath(torch.__file__ or "")) + os.sep, PACKAGE)
 
@@ -81,8 +84,11 @@ def kind_of(frame: FrameType) -> int:
     if kind is not None:
         return kind
     if file.startswith("<") and not file.startswith("<frozen"):
-        # Generated code is named alike wherever it comes from. That of `python -c` is in the main module.
-        return PROGRAM if frame.f_globals.get("__name__") == "__main__" or _TYPED.match(file) else LIBRARY
+        # Generated code is named alike wherever it comes from. That of `python -c` is in the main
+        # module.
+        if frame.f_globals.get("__name__") == "__main__" or _TYPED.match(file):
+            return PROGRAM
+        return LIBRARY
     if len(KINDS) > _MAX_KNOWN:
         KINDS.clear()
     kind = KINDS[file] = kind_of_file(file)
@@ -99,7 +105,8 @@ def kind_of_file(file: str) -> int:
 
 
 def caller_frame(above: int = 0) -> FrameType:
-    """Return the innermost frame that is neither torch's nor this package's; the outermost frame if all are.
+    """Return the innermost frame that is neither torch's nor this package's; the outermost frame if
+    all are.
 
     Args:
         above: How many callers need not be looked at.
@@ -111,9 +118,11 @@ def caller_frame(above: int = 0) -> FrameType:
 
 
 def program_frame(frame: FrameType) -> tuple[FrameType | None, int]:
-    """Return the innermost frame of the program at or above a frame, and how many callers above that is.
+    """Return the innermost frame of the program at or above a frame, and how many callers above
+    that is.
 
-    The first is None where there is none: in a thread of a library, and in an installed program run by ``-m``.
+    The first is None where there is none: in a thread of a library, and in an installed program run
+    by ``-m``.
     """
     above = 0
     current: FrameType | None = frame
@@ -123,13 +132,20 @@ def program_frame(frame: FrameType) -> tuple[FrameType | None, int]:
 
 
 def program_line() -> FrameType:
-    """Return the innermost frame of the program; where there is none, the frame that called torch."""
+    """Return the innermost frame of the program; where there is none, the frame that called
+    torch.
+    """
     caller = caller_frame(1)
     return program_frame(caller)[0] or caller
 
 
-def warn_at(frame: FrameType, message: Warning | str, category: type[Warning], source: Any = None) -> None:
+def warn_at(
+    frame: FrameType, message: Warning | str, category: type[Warning], source: Any = None
+) -> None:
     """Give a warning as if the line at which a frame is had given it."""
-    module, registry = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__")
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
     place = frame.f_code.co_filename, frame.f_lineno
-    warnings.warn_explicit(message, category, *place, module=module, registry=registry, source=source)
+    warnings.warn_explicit(
+        message, category, *place, module=module, registry=registry, source=source
+    )

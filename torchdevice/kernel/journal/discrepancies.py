@@ -1,4 +1,6 @@
-"""What ``verify=`` found: operators whose results differ from the CPU's, and how many calls were compared."""
+"""What ``verify=`` found: operators whose results differ from the CPU's, and how many calls were
+compared.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,13 @@ class Finding:
 
     Attributes:
         operator: The operator with its overload, such as ``"aten::mm"`` or ``"aten::add.Tensor"``.
-        kind: ``"values"``, ``"NaN"``, ``"inf"``, ``"shape"``, ``"dtype"``, ``"range"``, ``"not written"``, ``"not a
-            view"``, ``"undeclared write"``.
+        kind: ``"values"``, ``"NaN"``, ``"inf"``, ``"shape"``, ``"dtype"``, ``"range"``, ``"not
+            written"``, ``"not a view"``, ``"undeclared write"``.
         what: What is wrong, as a sentence without a full stop.
         site: The line of the program; in backward that of the forward operator, where it is known.
         backward: The line that called backward; None outside of backward.
-        library: The line of a library that called the operator for the program's line; None without one.
+        library: The line of a library that called the operator for the program's line; None without
+            one.
         arguments: Each argument, as a person reads it.
         error: The largest absolute error; None where values are not what is wrong.
         allowed: The error that is allowed where the error is largest.
@@ -73,17 +76,20 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     found: dict[Any, Finding] = {}
     for each in findings:
         known = found.get(each.key)
-        found[each.key] = each if known is None else dataclasses.replace(known, count=known.count + each.count)
+        found[each.key] = (
+            each if known is None else dataclasses.replace(known, count=known.count + each.count)
+        )
     return list(found.values())
 
 
 class Findings:
-    """The findings of one process, each once. Safe to use from several threads; counts may lag by a few.
+    """The findings of one process, each once. Safe to use from several threads; counts may lag by a
+    few.
 
     Attributes:
         compared: Operator -> how many calls were compared with the CPU.
-        random: The same, of calls that draw random numbers which the CPU cannot draw: of these only shapes, dtypes and
-            ranges were compared.
+        random: The same, of calls that draw random numbers which the CPU cannot draw: of these only
+            shapes, dtypes and ranges were compared.
         left_out: Why calls were not compared -> the same, of these calls.
     """
 
@@ -100,7 +106,10 @@ class Findings:
     def add(self, finding: Finding) -> Finding:
         """Count a finding, and return the one that is kept of it. Its count is 1 the first time."""
         known = self._found.get(finding.key)
-        kept = finding if known is None and len(self._found) >= MOST else self._found.setdefault(finding.key, finding)
+        if known is None and len(self._found) >= MOST:
+            kept = finding
+        else:
+            kept = self._found.setdefault(finding.key, finding)
         kept.count += 1
         return kept
 

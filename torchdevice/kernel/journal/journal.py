@@ -1,6 +1,7 @@
 """A journal counts rewritten and supplied calls by the line of the program that made them.
 
-A journal keeps at most ``MAX_ENTRIES`` distinct entries, so its memory is bounded. It counts the other calls in
+A journal keeps at most ``MAX_ENTRIES`` distinct entries, so its memory is bounded. It counts the
+other calls in
 ``overflow``.
 """
 
@@ -18,7 +19,9 @@ from torchdevice.kernel.journal.discrepancies import Findings
 MAX_ENTRIES = 10_000
 
 Key = tuple[int | str | None, ...]
-"""What entries have in common that are one: frames by their code and instruction, the request and what was done."""
+"""What entries have in common that are one: frames by their code and instruction, the request and
+what was done.
+"""
 
 
 @dataclass
@@ -26,11 +29,13 @@ class Entry:
     """One request of the program at one site, and what was done for it.
 
     Attributes:
-        site: The line of the program that made the request; where no frame is the program's, the line of the library.
+        site: The line of the program that made the request; where no frame is the program's, the
+            line of the library.
         requested: The request: ``"cuda:0"``, ``"autocast(torch.float16)"``.
         done: What was done instead: ``"cpu"``, ``"torch.bfloat16"``.
         fidelity: How close ``done`` comes to the request.
-        library: The line of a library that made the request for the program's line; None where the program made it.
+        library: The line of a library that made the request for the program's line; None where the
+            program made it.
         count: The number of requests.
         seconds: The time that they took, where it was measured; else 0.
         bytes: The bytes that they read and wrote, where they were counted; else 0.
@@ -47,7 +52,8 @@ class Entry:
 
 
 class Journal:
-    """Entries aggregated by call site. Safe to use from several threads; counts may lag by a few under contention.
+    """Entries aggregated by call site. Safe to use from several threads; counts may lag by a few
+    under contention.
 
     Attributes:
         overflow: How many events were not kept because there were too many different ones.
@@ -60,7 +66,8 @@ class Journal:
         self.findings = Findings()
         self.began: Callable[[], None] | None = None
         self._max_entries = max_entries
-        # Keyed by the id of the code object, whose own hash reads all of its bytecode. ``_codes`` keeps the ids valid.
+        # Keyed by the id of the code object, whose own hash reads all of its bytecode. ``_codes``
+        # keeps the ids valid.
         self._entries: dict[Key, Entry] = {}
         self._codes: dict[int, CodeType] = {}
         self._distances: dict[tuple[int, int], int] = {}
@@ -72,10 +79,12 @@ class Journal:
             requested: The request (see :class:`Entry`).
             done: What was done instead.
             fidelity: How close ``done`` comes to the request.
-            above: The number of innermost callers that belong to this package, so that the search skips them.
+            above: The number of innermost callers that belong to this package, so that the search
+                skips them.
 
         Returns:
-            The entry, whose count is 1 for the first such event at this line; None where the journal is full.
+            The entry, whose count is 1 for the first such event at this line; None where the
+            journal is full.
         """
         above += 1
         frame = sys._getframe(above)
@@ -101,15 +110,18 @@ class Journal:
             if len(self._entries) >= self._max_entries:
                 self.overflow += 1
                 return None
-            entry = self._new(key, frame, program, Entry(site_of(program or frame), requested, done, fidelity))
+            entry = self._new(
+                key, frame, program, Entry(site_of(program or frame), requested, done, fidelity)
+            )
         entry.count += 1
         return entry
 
     def _program_of(self, frame: FrameType, above: int) -> FrameType | None:
         """Return the program's frame above a library's.
 
-        Looking at each frame in between takes long where libraries call each other, so it is done once for a line of a
-        library. From then on the program is first looked for as many callers above it as it was found then.
+        Looking at each frame in between takes long where libraries call each other, so it is done
+        once for a line of a library. From then on the program is first looked for as many callers
+        above it as it was found then.
         """
         line = id(frame.f_code), frame.f_lasti
         distance = self._distances.get(line)
@@ -161,4 +173,6 @@ class Journal:
         entries = self.entries
         sites = {(entry.site, entry.requested, entry.done) for entry in entries}
         total = sum(entry.count for entry in entries)
-        return f"<Journal: {total} calls at {len(sites)} sites, {len(self.degraded)} of them degraded>"
+        return (
+            f"<Journal: {total} calls at {len(sites)} sites, {len(self.degraded)} of them degraded>"
+        )

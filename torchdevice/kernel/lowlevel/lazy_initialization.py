@@ -1,8 +1,9 @@
 """Torch's notes in C++ of the device types that it has initialised.
 
-Code in C++ that is asked for a CUDA device calls ``torch.cuda._lazy_init()`` once in a process, which returns in a
-scope. Without the mode such a call gets that far. After the scope torch would not initialise CUDA again, and calls
-would end with another error than "Torch not compiled with CUDA enabled".
+Code in C++ that is asked for a CUDA device calls ``torch.cuda._lazy_init()`` once in a process,
+which returns in a scope. Without the mode such a call gets that far. After the scope torch would
+not initialise CUDA again, and calls would end with another error than "Torch not compiled with CUDA
+enabled".
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pathlib import Path
 import torch
 
 DEVICE_TYPES = {"cuda": 1, "xpu": 12}
-"""``c10::DeviceType`` of the families that torch initialises, which have streams (c10/core/DeviceType.h)."""
+"""``c10::DeviceType`` of the families that torch initialises, which have streams
+(c10/core/DeviceType.h).
+"""
 
 
 @functools.cache
@@ -30,7 +33,9 @@ _SET = "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"
 
 
 def forget() -> None:
-    """Let torch initialise each family of accelerators when it is used next, unless it really has done so."""
+    """Let torch initialise each family of accelerators when it is used next, unless it really has
+    done so.
+    """
     require = None if sys.platform == "win32" else getattr(library("torch_python"), _SET, None)
     for family, number in DEVICE_TYPES.items() if require is not None else ():
         if not getattr(torch, family)._initialized:

@@ -1,7 +1,8 @@
 """Reading and writing arrays of addresses.
 
-A window is an array over the memory between the lowest and the highest of the addresses; only their own elements are
-touched. The caller has checked that each address is that of memory which it may use.
+A window is an array over the memory between the lowest and the highest of the addresses; only their
+own elements are touched. The caller has checked that each address is that of memory which it may
+use.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 
 
 def _window(at: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return an array over the memory of addresses, and the index of each in it. Addresses may be unaligned."""
+    """Return an array over the memory of addresses, and the index of each in it. Addresses may be
+    unaligned.
+    """
     import numpy as np
 
     lowest, size = at.min(), dtype.itemsize
@@ -25,7 +28,9 @@ def _window(at: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def read(at: Any, active: Any, default: Any, dtype: Any) -> Any:
-    """Return the elements at addresses, and ``default`` where they are not active. All arrays have one shape."""
+    """Return the elements at addresses, and ``default`` where they are not active. All arrays have
+    one shape.
+    """
     if active.all():
         window, index = _window(at, dtype)
         return window[index]
@@ -37,7 +42,9 @@ def read(at: Any, active: Any, default: Any, dtype: Any) -> Any:
 
 
 def write(at: Any, active: Any, values: Any) -> None:
-    """Write values to addresses, where they are active. The last of several values for an address stays."""
+    """Write values to addresses, where they are active. The last of several values for an address
+    stays.
+    """
     if active.any():
         window, index = _window(at[active], values.dtype)
         window[index] = values[active]

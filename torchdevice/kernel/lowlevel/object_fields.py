@@ -1,7 +1,8 @@
-"""Memory at addresses that programs give, and fields of torch's C++ objects that Python can read but not set.
+"""Memory at addresses that programs give, and fields of torch's C++ objects that Python can read
+but not set.
 
-The offset of a field is not assumed: it is the only one at which the memory of two objects holds what torch answers for
-both.
+The offset of a field is not assumed: it is the only one at which the memory of two objects holds
+what torch answers for both.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: i
         TorchVersionError: No offset, or more than one, holds these values.
     """
     found = offsets(objects, values, words)
-    # Two offsets with the same values are no answer: writing at the wrong one would damage the object.
+    # Two offsets with the same values are no answer: writing at the wrong one would damage the
+    # object.
     if len(found) != 1:
         import torch  # not above: a sub-interpreter, which may ask for offsets, cannot import torch
 
@@ -50,4 +52,6 @@ def offsets(objects: Sequence[int], values: Sequence[int], words: int) -> list[i
     held = [bytes((ctypes.c_ubyte * (words * _WORD)).from_address(each)) for each in objects]
     wanted = [each.to_bytes(_WORD, sys.byteorder) for each in values]
     pairs, places = list(zip(held, wanted, strict=True)), range(0, words * _WORD, _WORD)
-    return [place for place in places if all(each[place:].startswith(value) for each, value in pairs)]
+    return [
+        place for place in places if all(each[place:].startswith(value) for each, value in pairs)
+    ]

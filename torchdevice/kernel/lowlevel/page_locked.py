@@ -1,12 +1,14 @@
 """Gives torch an allocator of page-locked memory for the device: the CPU's own.
 
-``DistributedDataParallel`` with unused parameters or a static graph asks for such memory in C++, and torch has no way
-from there to Python. Torch asks the hooks of the device, an object in C++. The object gets a copy of its table of
-virtual functions, with two functions in Python while such a model exists. Their places are not assumed: torch's own
-header has the order of the functions, and a comparison with the table of the class above must agree with it.
+``DistributedDataParallel`` with unused parameters or a static graph asks for such memory in C++,
+and torch has no way from there to Python. Torch asks the hooks of the device, an object in C++. The
+object gets a copy of its table of virtual functions, with two functions in Python while such a
+model exists. Their places are not assumed: torch's own header has the order of the functions, and a
+comparison with the table of the class above must agree with it.
 
-Torch asks whether memory is page-locked directly after it has allocated such memory, and takes the answer no for a
-defect of its own. So the answer to a thread's first question after an allocation is yes.
+Torch asks whether memory is page-locked directly after it has allocated such memory, and takes the
+answer no for a defect of its own. So the answer to a thread's first question after an allocation is
+yes.
 
 Source: ATen/detail/AcceleratorHooksInterface.h, and the Itanium C++ ABI for the table.
 """
@@ -34,13 +36,17 @@ _DESTRUCTORS = 2  # a virtual destructor has two entries: the complete one and t
 _OWN = frozenset({"isBuilt", "isAvailable", "hasPrimaryContext"})
 """Functions that the hooks of a backend in Python have of their own."""
 
-_INHERITED = frozenset({"deviceCount", "getCurrentDevice", "exchangeDevice", "resizePrivateUse1Bytes"})
+_INHERITED = frozenset(
+    {"deviceCount", "getCurrentDevice", "exchangeDevice", "resizePrivateUse1Bytes"}
+)
 """Functions that the hooks of a backend in Python inherit."""
 
 _ALLOCATOR, _IS_LOCKED = "getPinnedMemoryAllocator", "isPinnedPtr"
 
 _functions_of_models: list[tuple[Any, int, int, Any]] = []
-"""The table, which the object refers to for the rest of the process, a place in it, torch's function and the other."""
+"""The table, which the object refers to for the rest of the process, a place in it, torch's
+function and the other.
+"""
 
 _served: set[object] = set()
 """A key for each model that is served."""
@@ -54,7 +60,8 @@ def register() -> bool:
     """Give the device's hooks a table of their own, once in a process.
 
     Returns:
-        False where torch's libraries are built or laid out in another way. Torch then raises where it asks.
+        False where torch's libraries are built or laid out in another way. Torch then raises where
+        it asks.
     """
     try:
         order = _functions()
@@ -63,13 +70,18 @@ def register() -> bool:
     except (OSError, AttributeError):  # no header, no library of that name, or no such symbol in it
         return False
     count = _DESTRUCTORS + len(order)
-    # The pointer in an object is to the first function, two words after the beginning of the table; the symbol is the
-    # beginning itself.
-    own, inherited = _table(ctypes.c_void_p.from_address(hooks).value, count), _table(above + _ABOVE * _WORD, count)
-    # Where a backend in Python overrides a function, its table has another address than the class above.
-    of_its_own = {name for at, name in enumerate(order, _ABOVE + _DESTRUCTORS) if own[at] != inherited[at]}
+    # The pointer in an object is to the first function, two words after the beginning of the table;
+    # the symbol is the beginning itself.
+    own = _table(ctypes.c_void_p.from_address(hooks).value, count)
+    inherited = _table(above + _ABOVE * _WORD, count)
+    # Where a backend in Python overrides a function, its table has another address than the class
+    # above.
+    of_its_own = {
+        name for at, name in enumerate(order, _ABOVE + _DESTRUCTORS) if own[at] != inherited[at]
+    }
     known = {*order} >= {*_INHERITED, _ALLOCATOR, _IS_LOCKED}
-    # The overridden and the inherited functions are known, so a table that is laid out otherwise is noticed here.
+    # The overridden and the inherited functions are known, so a table that is laid out otherwise is
+    # noticed here.
     if not (known and of_its_own >= _OWN and of_its_own.isdisjoint(_INHERITED)):
         return False
     for name, function in ((_ALLOCATOR, _answer(allocator)), (_IS_LOCKED, _is_locked)):
@@ -84,7 +96,9 @@ def register() -> bool:
 
 
 def serve(model: object) -> None:
-    """Let torch get page-locked memory for as long as a model exists. Without one it raises where a program asks."""
+    """Let torch get page-locked memory for as long as a model exists. Without one it raises where a
+    program asks.
+    """
     key = object()
     _served.add(key)
     # The key and not the model, which must be able to end.
@@ -99,7 +113,8 @@ def _drop(key: object) -> None:
 
 def _settle() -> None:
     for table, place, original, function in _functions_of_models:
-        # The table is written only when a model comes or goes, so plain programs call torch's own functions.
+        # The table is written only when a model comes or goes, so plain programs call torch's own
+        # functions.
         table[place] = _address(function) if _served else original
 
 
@@ -128,15 +143,19 @@ def _functions() -> list[str]:
     names = ("AcceleratorHooksInterface.h", "PrivateUse1HooksInterface.h")
     # Comments contain the word "virtual" too.
     text = re.sub(r"//.*", "", "\n".join((folder / name).read_text() for name in names))
-    # No destructors (`~`), and the last name before the arguments, since return types are written before it.
+    # No destructors (`~`), and the last name before the arguments, since return types are written
+    # before it.
     return re.findall(r"\bvirtual\s[^;{(~]*?(\w+)\(", text)
 
 
 def _addresses() -> tuple[int, int, int]:
-    """Return the addresses of the hooks, of the CPU's allocator and of the table of the hooks' class above."""
+    """Return the addresses of the hooks, of the CPU's allocator and of the table of the hooks'
+    class above.
+    """
     torch_cpu, torch_python = library("torch_cpu"), library("torch_python")
     # Mangled names of `at::detail::getPrivateUse1Hooks()` and `c10::GetCPUAllocator()`.
-    get_hooks, get_allocator = torch_cpu._ZN2at6detail19getPrivateUse1HooksEv, torch_cpu._ZN3c1015GetCPUAllocatorEv
+    get_hooks = torch_cpu._ZN2at6detail19getPrivateUse1HooksEv
+    get_allocator = torch_cpu._ZN3c1015GetCPUAllocatorEv
     get_hooks.restype = get_allocator.restype = ctypes.c_void_p
     # The table of `at::PrivateUse1HooksInterface` as a symbol.
     return get_hooks(), get_allocator(), _address(torch_python._ZTVN2at25PrivateUse1HooksInterfaceE)
@@ -150,4 +169,6 @@ def _table(functions: int | None, count: int) -> Any:
     """Return a copy of the table whose functions begin at an address."""
     assert functions is not None, "an object with virtual functions has a table"
     words = _ABOVE + count
-    return (ctypes.c_void_p * words).from_buffer_copy(ctypes.string_at(functions - _ABOVE * _WORD, words * _WORD))
+    return (ctypes.c_void_p * words).from_buffer_copy(
+        ctypes.string_at(functions - _ABOVE * _WORD, words * _WORD)
+    )

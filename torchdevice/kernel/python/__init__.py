@@ -1,1 +1,3 @@
-"""What all other files may use: Python's own machinery made safe, private names of torch, logs, fidelity."""
+"""What all other files may use: Python's own machinery made safe, private names of torch, logs,
+fidelity.
+"""

@@ -1,9 +1,11 @@
-"""torch's own parser of the settings of allocators, called with a text of this package's choice alone.
+"""torch's own parser of the settings of allocators, called with a text of this package's choice
+alone.
 
-In a build with CUDA the parser's first call in a process also reads the settings in the environment, and ends in an
-internal assertion if these choose another backend of CUDA's allocator than the environment did when torch was loaded
-(c10/cuda/CUDAAllocatorConfig.cpp). Programs such as ComfyUI choose one before their first line that imports torch, and
-this package may have loaded torch earlier.
+In a build with CUDA the parser's first call in a process also reads the settings in the
+environment, and ends in an internal assertion if these choose another backend of CUDA's allocator
+than the environment did when torch was loaded (c10/cuda/CUDAAllocatorConfig.cpp). Programs such as
+ComfyUI choose one before their first line that imports torch, and this package may have loaded
+torch earlier.
 """
 
 from __future__ import annotations

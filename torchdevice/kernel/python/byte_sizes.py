@@ -6,7 +6,9 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def scaled(size: int, *, beyond: int = 0) -> tuple[float, str]:
-    """Return a number of bytes in the largest unit of which it has one and ``beyond`` bytes, and the unit."""
+    """Return a number of bytes in the largest unit of which it has one and ``beyond`` bytes, and
+    the unit.
+    """
     for unit, name in _UNITS:
         if size >= unit + beyond:
             return size / unit, name
@@ -14,13 +16,17 @@ def scaled(size: int, *, beyond: int = 0) -> tuple[float, str]:
 
 
 def written(size: int) -> str:
-    """Return a number of bytes as torch's allocators write it: ``c10::CachingAllocator::format_size``."""
+    """Return a number of bytes as torch's allocators write it:
+    ``c10::CachingAllocator::format_size``.
+    """
     number, unit = scaled(size, beyond=1)  # 1 GiB is "1024.00 MiB" there
     return f"{number} {unit}" if unit == "bytes" else f"{number:.2f} {unit}"
 
 
 def exact(size: int) -> str:
-    """Return a number of bytes in the largest unit of which it is a multiple, as an option of memory takes it."""
+    """Return a number of bytes in the largest unit of which it is a multiple, as an option of
+    memory takes it.
+    """
     for unit, name in _UNITS:
         if size and size % unit == 0:
             return f"{size // unit}{name}"

@@ -27,13 +27,16 @@ def toml(text: str) -> dict[str, Any]:
 
 
 def filled(code: str, name: str, **values: Any) -> str:
-    """Return the template of Jinja2 ``name`` in the folder of a file of code, ``__file__``, with these values in it."""
+    """Return the template of Jinja2 ``name`` in the folder of a file of code, ``__file__``, with
+    these values in it.
+    """
     return _environment(Path(code).parent).get_template(name).render(values)
 
 
 @functools.cache  # so that a template is compiled once
 def _environment(folder: Path) -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape  # few processes fill one
+    # Few processes fill one.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
     return Environment(
         loader=FileSystemLoader(folder),

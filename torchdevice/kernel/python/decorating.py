@@ -1,7 +1,8 @@
 """How a scope decorates functions, generators and coroutines.
 
-A generator or coroutine is suspended between its steps, and other code runs meanwhile. So the scope is entered for each
-step and left at each suspension. (``contextlib.ContextDecorator`` would leave the scope before the first step.)
+A generator or coroutine is suspended between its steps, and other code runs meanwhile. So the scope
+is entered for each step and left at each suspension. (``contextlib.ContextDecorator`` would leave
+the scope before the first step.)
 """
 
 from __future__ import annotations
@@ -21,23 +22,31 @@ def decorated(scope: AbstractContextManager[Any], function: F) -> F:
 
     Args:
         scope: A context manager that can be entered again and again.
-        function: A function, method, generator function, coroutine function, asynchronous generator function or an
-            callable object; also a ``staticmethod`` or ``classmethod`` object.
+        function: A function, method, generator function, coroutine function, asynchronous generator
+            function or an callable object; also a ``staticmethod`` or ``classmethod`` object.
 
     Raises:
         TypeError: ``function`` cannot be called, or is a class.
     """
     if isinstance(function, (staticmethod, classmethod)):
-        # The plain function is decorated, and the descriptor made again, since neither kind of object can be called.
+        # The plain function is decorated, and the descriptor made again, since neither kind of
+        # object can be called.
         return type(function)(decorated(scope, function.__func__))  # type: ignore[return-value]
     if inspect.isclass(function):
-        raise TypeError(f"{function!r} cannot be decorated: it is a class. Decorate its methods, or use 'with'.")
+        raise TypeError(
+            f"{function!r} cannot be decorated: it is a class. Decorate its methods, or use 'with'."
+        )
     if not callable(function):
-        raise TypeError(f"{function!r} cannot be decorated: it is not callable. Decorate a function, or use 'with'.")
+        raise TypeError(
+            f"{function!r} cannot be decorated: it is not callable. Decorate a function, or use "
+            "'with'."
+        )
     return functools.wraps(function)(_wrapper(scope, function))  # type: ignore[return-value]
 
 
-def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapper(
+    scope: AbstractContextManager[Any], function: Callable[..., Any]
+) -> Callable[..., Any]:
     # A callable object is what its `__call__` is: a coroutine function, a generator function.
     is_object = not (inspect.isroutine(function) or isinstance(function, functools.partial))
     runs: Any = type(function).__call__ if is_object else function
@@ -53,7 +62,8 @@ def _wrapper(scope: AbstractContextManager[Any], function: Callable[..., Any]) -
                     del step  # it may hold an error, whose traceback holds this frame
                     try:
                         step = steps.asend((yield item))
-                    except BaseException as error:  # also GeneratorExit, which a generator may handle
+                    except BaseException as error:
+                        # Also GeneratorExit, which a generator may handle.
                         step = steps.athrow(error)
             # The generator's end ends this one too.
             except StopAsyncIteration:
@@ -86,10 +96,14 @@ async def _awaited(scope: AbstractContextManager[Any], awaitable: Awaitable[Any]
     return await _steps(scope, awaitable)
 
 
-def _stepwise(scope: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a generator function that runs each step of the generator of ``function`` inside ``scope``.
+def _stepwise(
+    scope: AbstractContextManager[Any], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a generator function that runs each step of the generator of ``function`` inside
+    ``scope``.
 
-    It passes on what is sent or thrown in, GeneratorExit included, and returns the generator's result.
+    It passes on what is sent or thrown in, GeneratorExit included, and returns the generator's
+    result.
     """
 
     # Not by ``yield from``, which closes the inner generator where GeneratorExit is thrown in.

@@ -1,4 +1,6 @@
-"""The variables that say what ``import torch`` does. Nothing is imported here that torch may not import."""
+"""The variables that say what ``import torch`` does. Nothing is imported here that torch may not
+import.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ REPORT = "TORCHDEVICE_REPORT"
 """The variable that has the processes of a run leave their parts of its report."""
 
 SAID = "TORCHDEVICE_SAID"
-"""The variable that names what a process has said already, so that its children do not say it again."""
+"""The variable that names what a process has said already, so that its children do not say it
+again.
+"""
 
 
 def switched_on() -> bool:
@@ -23,7 +27,8 @@ def switched_on() -> bool:
     return os.environ.get(SWITCH, "").lower() not in ("", "0", "false", "no", "off")
 
 
-@contextlib.contextmanager  # not our own block: every import of torch loads this file, and should load no other
+# Not our own block: every import of torch loads this file, and should load no other.
+@contextlib.contextmanager
 def switched_off() -> Iterator[None]:
     """Let ``import torch`` enable no scope meanwhile."""
     before = os.environ.pop(SWITCH, None)

@@ -1,4 +1,6 @@
-"""Reads files that somebody else may have written: regular ones only, and no more of them than fits into memory."""
+"""Reads files that somebody else may have written: regular ones only, and no more of them than fits
+into memory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def read(path: str | os.PathLike[str], at_most: int) -> bytes:
         OSError: The file cannot be read, is no regular file, or is larger.
     """
     _check(os.stat(path), at_most)
-    # Another kind of file may have taken its place meanwhile: opening a pipe does not wait for who writes to it.
+    # Another kind of file may have taken its place meanwhile: opening a pipe does not wait for who
+    # writes to it.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(number, "rb") as file:
         _check(os.fstat(number), at_most)

@@ -9,20 +9,25 @@ from typing import Any
 
 
 def at_fork(**functions: Callable[[], Any]) -> None:
-    """Call functions from now on at each fork, as ``os.register_at_fork`` does, where the system can fork."""
+    """Call functions from now on at each fork, as ``os.register_at_fork`` does, where the system
+    can fork.
+    """
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(**functions)
 
 
 def in_child(function: Callable[[], Any]) -> None:
-    """Call a function in every child process that is forked from now on, where the system can fork."""
+    """Call a function in every child process that is forked from now on, where the system can
+    fork.
+    """
     at_fork(after_in_child=function)
 
 
 def lock(namespace: dict[str, Any]) -> Any:
     """Return a new lock for ``namespace["_lock"]``, which gets another one in a forked child.
 
-    A thread of the parent that held the lock at the fork does not exist in the child, and would never release it.
+    A thread of the parent that held the lock at the fork does not exist in the child, and would
+    never release it.
     """
     in_child(lambda: namespace.update(_lock=threading.RLock()))
     return threading.RLock()

@@ -1,12 +1,13 @@
 """The end of a ``with`` statement, which an interrupt cannot put off.
 
-A ``with`` statement looks ``__exit__`` up before it enters, holds the result, and drops it when it ends, however it
-ends. Where ``__exit__`` is a method of Python, an interrupt before its first line leaves the statement entered as long
-as anybody keeps the error, because the frames of its traceback keep the object. A destructor in Python, in turn, loses
-what a signal handler raises in it, although there was nothing to leave.
+A ``with`` statement looks ``__exit__`` up before it enters, holds the result, and drops it when it
+ends, however it ends. Where ``__exit__`` is a method of Python, an interrupt before its first line
+leaves the statement entered as long as anybody keeps the error, because the frames of its traceback
+keep the object. A destructor in Python, in turn, loses what a signal handler raises in it, although
+there was nothing to leave.
 
-So the statement holds an object of C here, which is in no frame. Dropped before the end, it leaves late; dropped
-afterwards, it runs nothing of Python.
+So the statement holds an object of C here, which is in no frame. Dropped before the end, it leaves
+late; dropped afterwards, it runs nothing of Python.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _unfinished: set[Leaving] = set()
-"""What statements in progress will leave. It keeps them for garbage collections, which call no weak reference that is
-itself garbage."""
+"""What statements in progress will leave. It keeps them for garbage collections, which call no weak
+reference that is itself garbage.
+"""
 
 
 class Leaving:
@@ -43,17 +45,21 @@ class Leaving:
 
     def exit(self, *exc_info: Any) -> Any:
         """Leave at the end of the block."""
-        # In this order: an interrupt in between leaves the entry in the set, and leaving again is harmless.
+        # In this order: an interrupt in between leaves the entry in the set, and leaving again is
+        # harmless.
         self.late()
         self.done()
 
     def late(self) -> None:
-        """Leave where :meth:`exit` was kept from it. It may be called again, and before anything was entered."""
+        """Leave where :meth:`exit` was kept from it. It may be called again, and before anything
+        was entered.
+        """
         raise NotImplementedError
 
     def done(self) -> None:
         """Note that nothing is left to do."""
-        # In this order: without its watcher, an entry that an interrupt leaves in the set would stay there.
+        # In this order: without its watcher, an entry that an interrupt leaves in the set would
+        # stay there.
         _unfinished.discard(self)
         self._watcher = None
 

@@ -1,4 +1,6 @@
-"""Which files are a library's and not the program's: this package's, installed packages', and Python's own."""
+"""Which files are a library's and not the program's: this package's, installed packages', and
+Python's own.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,12 @@ _INSTALLED = re.compile(r".*[/\\](?:site-packages|dist-packages|lib[/\\]python3\
 @functools.cache
 def _libraries() -> tuple[str, ...]:
     """Return the folders of Python's libraries."""
-    import sysconfig  # here, because this file is imported before a program that may have a file of this name
+    # Here, because this file is imported before a program that may have a file of this name.
+    import sysconfig
 
-    return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib"))
+    return tuple(
+        os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib")
+    )
 
 
 def is_library(file: str) -> bool:
@@ -28,6 +33,8 @@ def is_library(file: str) -> bool:
 
 
 def name_inside(file: str) -> str | None:
-    """Return the name of a file in the folder where its package is installed; None for a file in no such folder."""
+    """Return the name of a file in the folder where its package is installed; None for a file in no
+    such folder.
+    """
     installed = _INSTALLED.match(file)
     return None if installed is None else file[installed.end() :]

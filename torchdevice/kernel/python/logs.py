@@ -34,7 +34,9 @@ class _VariableFileHandler(logging.FileHandler):
 
 # The class of `logging.lastResort`, which a program may have set to None.
 class _Stderr(logging._StderrHandler):  # type: ignore[name-defined]
-    """Prints what nobody else handles: a program that configures logging decides itself what becomes of it."""
+    """Prints what nobody else handles: a program that configures logging decides itself what
+    becomes of it.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to print a record."""
@@ -46,9 +48,11 @@ _configuring = threading.RLock()
 
 
 def configure_logging() -> None:
-    """Apply ``TORCHDEVICE_LOG`` (a level name) and ``TORCHDEVICE_LOG_FILE`` (a path) to the package's logger.
+    """Apply ``TORCHDEVICE_LOG`` (a level name) and ``TORCHDEVICE_LOG_FILE`` (a path) to the
+    package's logger.
 
-    Each outermost entry of a scope calls this. A handler that is attached already is not attached again.
+    Each outermost entry of a scope calls this. A handler that is attached already is not attached
+    again.
 
     Raises:
         ValueError: ``TORCHDEVICE_LOG`` is not the name of a level, or the file cannot be written.
@@ -59,8 +63,12 @@ def configure_logging() -> None:
     with _configuring:
         number = logging.getLevelName((level or "INFO").upper())
         if not isinstance(number, int):
-            raise ValueError(f"{LEVEL}={level!r} is not a level. Use DEBUG, INFO, WARNING or ERROR.")
-        files = [each.baseFilename for each in logger.handlers if isinstance(each, _VariableFileHandler)]
+            raise ValueError(
+                f"{LEVEL}={level!r} is not a level. Use DEBUG, INFO, WARNING or ERROR."
+            )
+        files = [
+            each.baseFilename for each in logger.handlers if isinstance(each, _VariableFileHandler)
+        ]
         if path and os.path.abspath(path) not in files:
             _attach(_file_handler(path))
         if level or path:
@@ -74,7 +82,8 @@ def _file_handler(path: str) -> logging.Handler:
         return _VariableFileHandler(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ValueError(
-            f"{FILE}={path!r} cannot be written: {error.strerror}. Name a file in a folder that is there, or unset the "
+            f"{FILE}={path!r} cannot be written: {error.strerror}. Name a file in a folder that is "
+            "there, or unset the "
             f"variable."
         ) from None
 

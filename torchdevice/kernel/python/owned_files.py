@@ -1,4 +1,6 @@
-"""Files that no other user can change, as ssh demands of its keys: what is executed from a cache must be one."""
+"""Files that no other user can change, as ssh demands of its keys: what is executed from a cache
+must be one.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,11 @@ from pathlib import Path
 
 
 def weakness(path: Path) -> str:
-    """Return how another user can change a file, or any folder on the way to it; nothing where nobody can.
+    """Return how another user can change a file, or any folder on the way to it; nothing where
+    nobody can.
 
-    Links are followed first: read the file by :func:`os.path.realpath` afterwards, too, so that the file that was
-    looked at is the one that is read.
+    Links are followed first: read the file by :func:`os.path.realpath` afterwards, too, so that the
+    file that was looked at is the one that is read.
 
     Raises:
         OSError: The file is not there.
@@ -29,10 +32,13 @@ def weakness(path: Path) -> str:
 def _weakness(path: Path, status: os.stat_result) -> str:
     if status.st_uid not in (os.getuid(), 0):
         return f"{str(path)!r} belongs to user {status.st_uid}"
-    # In a folder such as /tmp, others may add files but neither replace nor rename those of this user.
+    # In a folder such as /tmp, others may add files but neither replace nor rename those of this
+    # user.
     is_shared = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_shared:
-        return f"{str(path)!r} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})"
+        return (
+            f"{str(path)!r} can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})"
+        )
     return ""
 
 
@@ -44,6 +50,7 @@ def make_private(folder: Path) -> None:
     """
     for each in reversed((folder, *folder.parents)):
         if not each.is_dir():
-            each.mkdir(mode=0o700, exist_ok=True)  # by itself: of several at once only the last one has the mode
+            # By itself: of several at once only the last one has the mode.
+            each.mkdir(mode=0o700, exist_ok=True)
     if hasattr(os, "getuid") and folder.stat().st_uid == os.getuid():
         folder.chmod(0o700)

@@ -1,4 +1,6 @@
-"""Values that each thread has for itself, and blocks of code in which attributes have other values."""
+"""Values that each thread has for itself, and blocks of code in which attributes have other
+values.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ class PerThread(threading.local):
     """Values that each thread has for itself.
 
     Args:
-        **values: The values with which each thread begins; nothing mutable, which threads would share.
+        **values: The values with which each thread begins; nothing mutable, which threads would
+            share.
     """
 
     def __init__(self, **values: Any) -> None:

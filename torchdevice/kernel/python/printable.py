@@ -1,7 +1,8 @@
-"""Texts from outside, made fit to be printed: names of files, messages, reports that somebody else wrote.
+"""Texts from outside, made fit to be printed: names of files, messages, reports that somebody else
+wrote.
 
-A terminal takes some characters for commands: it moves, hides or replaces what was printed before, sets titles, or
-writes to the clipboard. Others change the order in which a line is read.
+A terminal takes some characters for commands: it moves, hides or replaces what was printed before,
+sets titles, or writes to the clipboard. Others change the order in which a line is read.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ _IN_A_LINE = re.compile(f"[\\n{_COMMANDS}{_ORDER}{_SURROGATES}]")
 
 
 def line(text: str) -> str:
-    """Return a text that stays one line, in which characters that are commands are written as escapes."""
+    """Return a text that stays one line, in which characters that are commands are written as
+    escapes.
+    """
     return _IN_A_LINE.sub(_escaped, text)
 
 
 def lines(text: str) -> str:
-    """Return a text of several lines in which characters that are commands are written as escapes."""
+    """Return a text of several lines in which characters that are commands are written as
+    escapes.
+    """
     return _IN_LINES.sub(_escaped, text)
 
 

@@ -1,8 +1,9 @@
-"""What the ranks of ``torchdevice run --ranks`` leave to the process that started them, which shows it at the end.
+"""What the ranks of ``torchdevice run --ranks`` leave to the process that started them, which shows
+it at the end.
 
-A rank leaves how it failed, which other ranks it waits for, and where it was when a signal ended it. All are files of
-the run's folder, so that they outlive the rank. The last is written by ``faulthandler``, which also writes it while the
-rank is in C.
+A rank leaves how it failed, which other ranks it waits for, and where it was when a signal ended
+it. All are files of the run's folder, so that they outlive the rank. The last is written by
+``faulthandler``, which also writes it while the rank is in C.
 """
 
 from __future__ import annotations
@@ -69,8 +70,12 @@ def are_collected() -> bool:
     return COLLECTED in os.environ and "RANK" in os.environ
 
 
-def leave_failure(place: str, error: str, traceback: str = "", *, interrupted: bool = False) -> bool:
-    """Leave how this rank failed, in place of what it left before. Return whether that was possible."""
+def leave_failure(
+    place: str, error: str, traceback: str = "", *, interrupted: bool = False
+) -> bool:
+    """Leave how this rank failed, in place of what it left before. Return whether that was
+    possible.
+    """
     failure = Failure(_rank(), time.time(), place, error, traceback, interrupted)
     return are_collected() and run_folder.leave(_FAILED, json.dumps(failure), _token(_FAILED))
 
@@ -82,7 +87,9 @@ def leave_wait(call: str | None, since: float = 0.0) -> None:
 
 
 class Witness:
-    """Leaves where this rank is when the launcher ends it by SIGTERM, unless the program handles that signal itself."""
+    """Leaves where this rank is when the launcher ends it by SIGTERM, unless the program handles
+    that signal itself.
+    """
 
     def __init__(self) -> None:
         self._file: Any = None
@@ -102,7 +109,8 @@ class Witness:
         """Let SIGTERM do what it did before. May be called again."""
         if self._file is None:
             return
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the program has put no handler in this one's place
+        # The program has put no handler in this one's place.
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             faulthandler.unregister(signal.SIGTERM)
         self._file.close()
         self._file = None
@@ -117,12 +125,15 @@ def _token(kind: str) -> str:
     return f"{_rank():07x}{_KINDS.index(kind)}"
 
 
-# ---- what the launcher reads -----------------------------------------------------------------------------------------
+# ---- what the launcher reads ---------------------------------------------------------------------
 
 
 def failures() -> dict[int, Failure]:
     """Return how the ranks failed, by rank. Of several attempts the last counts."""
-    found = sorted((Failure(*json.loads(text)) for text in run_folder.left(_FAILED)), key=lambda each: each.time)
+    found = sorted(
+        (Failure(*json.loads(text)) for text in run_folder.left(_FAILED)),
+        key=lambda each: each.time,
+    )
     return {each.rank: each for each in found}
 
 
@@ -133,22 +144,34 @@ def waits() -> dict[int, Wait]:
 
 
 def stacks() -> dict[int, str]:
-    """Return the program's line at which a signal found a rank, by rank: ``"train.py:12 in main"``."""
+    """Return the program's line at which a signal found a rank, by rank: ``"train.py:12 in
+    main"``.
+    """
     folder = run_folder.path()
     files = [] if folder is None else [*folder.glob(f"*{_STACK}")]
     found = {int(each.stem.partition("-")[2][:-1], 16): each for each in files}
-    return {rank: place for rank, path in sorted(found.items()) for place in _program_line(path.read_text())}
+    return {
+        rank: place
+        for rank, path in sorted(found.items())
+        for place in _program_line(path.read_text())
+    }
 
 
 def _program_line(stack: str) -> Iterator[str]:
-    """Yield the innermost line of the program in a stack, or the innermost of all where no frame is the program's."""
+    """Yield the innermost line of the program in a stack, or the innermost of all where no frame is
+    the program's.
+    """
     frames = _FRAME.findall(stack)
-    for file, line, function in [each for each in frames if not is_library(each[0])][:1] or frames[:1]:
+    for file, line, function in [each for each in frames if not is_library(each[0])][:1] or frames[
+        :1
+    ]:
         yield f"{os.path.basename(file)}:{line} in {function}"
 
 
 def alike(said: Mapping[int, str]) -> Iterator[tuple[str, str]]:
-    """Yield each text with the ranks that say it: ``("ranks 0, 2", text)``, in the order of their first ranks."""
+    """Yield each text with the ranks that say it: ``("ranks 0, 2", text)``, in the order of their
+    first ranks.
+    """
     ranks: dict[str, list[str]] = {}
     for rank, text in sorted(said.items()):
         ranks.setdefault(text, []).append(str(rank))

@@ -1,8 +1,10 @@
-"""A folder that the processes of one run share, named by the environment: what they say once, and their reports.
+"""A folder that the processes of one run share, named by the environment: what they say once, and
+their reports.
 
-The first process names the folder, and nothing of it exists until another process needs it. The first process removes
-it at its end. Where the first process is killed, the next run does. Hosts and containers may share the place of
-temporary files, so the name also says where the first process has its number.
+The first process names the folder, and nothing of it exists until another process needs it. The
+first process removes it at its end. Where the first process is killed, the next run does. Hosts and
+containers may share the place of temporary files, so the name also says where the first process has
+its number.
 """
 
 from __future__ import annotations
@@ -37,14 +39,19 @@ def begin() -> None:
         for each in Path(temporary).glob("torchdevice-run-*"):
             if not _leader_may_run(each.name):  # a run that was killed left it
                 remove(each)
-    folder = os.path.join(temporary, f"torchdevice-run-{_here()}-{os.getpid()}-{os.urandom(8).hex()}")
+    folder = os.path.join(
+        temporary, f"torchdevice-run-{_here()}-{os.getpid()}-{os.urandom(8).hex()}"
+    )
     os.environ[VARIABLE] = folder
-    # At the very end: multiprocessing calls this after its processes were waited for, and after what joins reports.
+    # At the very end: multiprocessing calls this after its processes were waited for, and after
+    # what joins reports.
     util.Finalize(None, remove, args=(folder,), exitpriority=-200)
 
 
 def path() -> Path | None:
-    """Return the folder of the run that this process belongs to; None where it belongs to none that still runs."""
+    """Return the folder of the run that this process belongs to; None where it belongs to none that
+    still runs.
+    """
     name = os.environ.get(VARIABLE)
     return Path(name) if name and _leader_may_run(name) else None
 
@@ -61,14 +68,15 @@ def leave(suffix: str, text: str, token: str = "") -> bool:
     Args:
         suffix: The kind of the text, as the suffix of a file.
         text: The text.
-        token: Eight digits: the text replaces one of the same kind that this process left with them. Without them it
-            stands beside the others.
+        token: Eight digits: the text replaces one of the same kind that this process left with
+            them. Without them it stands beside the others.
     """
     with contextlib.suppress(OSError):  # nothing can be written there
         unfinished = path_of(".part", token or os.urandom(4).hex())
         if unfinished is not None:
             unfinished.write_text(text)
-            unfinished.replace(unfinished.with_suffix(suffix))  # other processes see nothing before the file is whole
+            # Other processes see nothing before the file is whole.
+            unfinished.replace(unfinished.with_suffix(suffix))
             return True
     return False
 
@@ -95,7 +103,9 @@ def path_of(suffix: str, token: str) -> Path | None:
 def left(suffix: str) -> list[str]:
     """Return the texts that processes of the run have left."""
     folder = path()
-    return [] if folder is None else [each.read_text() for each in sorted(folder.glob(f"*{suffix}"))]
+    if folder is None:
+        return []
+    return [each.read_text() for each in sorted(folder.glob(f"*{suffix}"))]
 
 
 def remove(folder: str | os.PathLike[str]) -> None:
@@ -110,7 +120,8 @@ def remove(folder: str | os.PathLike[str]) -> None:
 
 
 def claim(what: str) -> bool:
-    """Return whether this process is the first of its run to do something. It is, too, where there is no run.
+    """Return whether this process is the first of its run to do something. It is, too, where there
+    is no run.
 
     The first process writes nothing for it, but finds what others wrote.
     """

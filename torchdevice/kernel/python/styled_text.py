@@ -1,4 +1,6 @@
-"""Lines of text in colours on a terminal, and plain elsewhere. rich is imported only where colours are shown."""
+"""Lines of text in colours on a terminal, and plain elsewhere. rich is imported only where colours
+are shown.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Line = str | tuple[tuple[str, str], ...]
 
 
 def _parts(line: Line) -> Iterable[tuple[str, str]]:
-    """Yield the parts of a line, in which texts from outside neither command the terminal nor begin another line."""
+    """Yield the parts of a line, in which texts from outside neither command the terminal nor begin
+    another line.
+    """
     parts = ((line, ""),) if isinstance(line, str) else line
     return ((printable.line(text), style) for text, style in parts)
 
@@ -52,7 +56,8 @@ def show(lines: Iterable[Line], file: TextIO | None = None) -> None:
 
 
 def counted(items: Iterable[T], number: int, done: str) -> Iterator[T]:
-    """Yield items. Where stderr is a terminal, a line there says how many there were, until the last one came.
+    """Yield items. Where stderr is a terminal, a line there says how many there were, until the
+    last one came.
 
     Args:
         items: The items.

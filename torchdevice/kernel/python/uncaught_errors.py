@@ -1,10 +1,13 @@
-"""Tracebacks without the frames of this package, so that an error of torch's ends at the program's line.
+"""Tracebacks without the frames of this package, so that an error of torch's ends at the program's
+line.
 
-A call that succeeds pays nothing: an error is looked at where it leaves a scope, and where nobody catches it while
+A call that succeeds pays nothing: an error is looked at where it leaves a scope, and where nobody
+catches it while
 ``enable`` is in force. ``TORCHDEVICE_TRACEBACKS=full`` keeps all frames.
 
-A rank leaves its traceback to the command that started it (``rank_notes.py``). Where another launcher started the
-ranks, of those that fail alike one shows its traceback, and each other one says in a line where it failed.
+A rank leaves its traceback to the command that started it (``rank_notes.py``). Where another
+launcher started the ranks, of those that fail alike one shows its traceback, and each other one
+says in a line where it failed.
 """
 
 from __future__ import annotations
@@ -29,12 +32,21 @@ FRAMES = "TORCHDEVICE_TRACEBACKS"
 _ASKING = os.path.join("torch", "overrides.py")
 
 _OF_DEFECTS = (AttributeError, NameError, LookupError, AssertionError)
-"""Errors that torch's operators do not raise. Where one comes from this package itself, its frames are wanted."""
+"""Errors that torch's operators do not raise. Where one comes from this package itself, its frames
+are wanted.
+"""
 
 _REMEDIES = {
-    "triton": "Install Triton by `pip install triton` (Linux). Its kernels then run without a GPU, in NumPy.",
-    r"(cupy|cupyx|cupy_backends)(\..*)?": "CuPy runs CUDA's own code. Use torch or NumPy where there is no GPU.",
-    r"numba\.cuda\.(api|cudadrv|dispatcher)(\..*)?": "Set NUMBA_ENABLE_CUDASIM=1 before numba is imported.",
+    "triton": (
+        "Install Triton by `pip install triton` (Linux). Its kernels then run without a GPU, in "
+        "NumPy."
+    ),
+    r"(cupy|cupyx|cupy_backends)(\..*)?": (
+        "CuPy runs CUDA's own code. Use torch or NumPy where there is no GPU."
+    ),
+    r"numba\.cuda\.(api|cudadrv|dispatcher)(\..*)?": (
+        "Set NUMBA_ENABLE_CUDASIM=1 before numba is imported."
+    ),
 }
 """Modules that are missing, or in whose code an error was raised -> a note on the error."""
 
@@ -43,12 +55,16 @@ _MISSING: dict[str, str] = {}
 
 
 def note_missing(pattern: str, note: str) -> None:
-    """Register a note on each ModuleNotFoundError for a module whose name matches a regular expression."""
+    """Register a note on each ModuleNotFoundError for a module whose name matches a regular
+    expression.
+    """
     _MISSING[pattern] = note
 
 
 def trim(error: BaseException | None) -> None:
-    """Take this package's frames out of the traceback of an error, and of those that it came from."""
+    """Take this package's frames out of the traceback of an error, and of those that it came
+    from.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -59,7 +75,9 @@ def trim(error: BaseException | None) -> None:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an error. On Python 3.10 it is kept where later Pythons keep it, and pytest shows it."""
+    """Add a note to an error. On Python 3.10 it is kept where later Pythons keep it, and pytest
+    shows it.
+    """
     if sys.version_info >= (3, 11):
         error.add_note(note)
     else:
@@ -67,7 +85,9 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def show_notes(error: BaseException) -> None:
-    """Print the notes of an error whose traceback was printed by Python 3.10, which leaves them out."""
+    """Print the notes of an error whose traceback was printed by Python 3.10, which leaves them
+    out.
+    """
     if sys.version_info < (3, 11):
         for note in getattr(error, "__notes__", ()):
             print(printable.lines(note), file=sys.stderr)
@@ -91,16 +111,21 @@ def without_ours(error: BaseException) -> TracebackType | None:
 
 def _add_remedies(error: BaseException, entries: list[TracebackType]) -> None:
     """Add the notes about a module that is missing, or in which the error was raised."""
-    names, remedies = [str(entry.tb_frame.f_globals.get("__name__")) for entry in entries], _REMEDIES
+    names = [str(entry.tb_frame.f_globals.get("__name__")) for entry in entries]
+    remedies = _REMEDIES
     if isinstance(error, ModuleNotFoundError):
         names, remedies = [str(error.name)], {**_REMEDIES, **_MISSING}
     for pattern, remedy in remedies.items():
-        if any(re.fullmatch(pattern, name) for name in names) and remedy not in getattr(error, "__notes__", ()):
+        if any(re.fullmatch(pattern, name) for name in names) and remedy not in getattr(
+            error, "__notes__", ()
+        ):
             add_note(error, remedy)
 
 
 def _drop_handled_here(error: BaseException) -> None:
-    """Take an error out of the context of another that was raised and handled in this package alone."""
+    """Take an error out of the context of another that was raised and handled in this package
+    alone.
+    """
     handled = error.__context__
     if handled is None or handled is error.__cause__:
         return
@@ -112,12 +137,15 @@ def _drop_handled_here(error: BaseException) -> None:
 def _of_others(entries: list[TracebackType]) -> list[TracebackType]:
     """Return the entries of a traceback that are not this package's.
 
-    Where torch's Python asked a mode, it called itself again: of the two frames of one function the second is kept.
+    Where torch's Python asked a mode, it called itself again: of the two frames of one function the
+    second is kept.
     """
     kept: list[TracebackType] = []
     crossed = False
     for entry, following in zip_longest(entries, entries[1:]):
-        if _is_ours(entry) or (following and _is_ours(following) and _file(entry) == contextlib.__file__):
+        if _is_ours(entry) or (
+            following and _is_ours(following) and _file(entry) == contextlib.__file__
+        ):
             crossed = True
             if kept and _file(kept[-1]).endswith(_ASKING):
                 kept.pop()
@@ -146,7 +174,9 @@ def _file(entry: TracebackType) -> str:
 
 
 def last_place(error: BaseException) -> str:
-    """Return the program's last line in an error's traceback, with the file's name; nothing where there is none."""
+    """Return the program's last line in an error's traceback, with the file's name; nothing where
+    there is none.
+    """
     frames = _entries(without_ours(error))
     frames = [each for each in frames if not is_library(_file(each))] or frames
     return f"{os.path.basename(_file(frames[-1]))}:{frames[-1].tb_lineno}" if frames else ""
@@ -161,20 +191,28 @@ _HOOKS = ((sys, "excepthook"), (threading, "excepthook"), (sys, "unraisablehook"
 
 
 class Hooks:
-    """The hooks that show errors of the main thread, of other threads, of destructors and, in a notebook, of cells.
+    """The hooks that show errors of the main thread, of other threads, of destructors and, in a
+    notebook, of cells.
 
     Args:
-        of_main: Whether errors of the main thread are shown, too. Under ``torchdevice run`` the command shows them.
+        of_main: Whether errors of the main thread are shown, too. Under ``torchdevice run`` the
+            command shows them.
 
     Attributes:
-        exit_said: Where the program of a rank called ``sys.exit``, and with what; empty where it did not.
+        exit_said: Where the program of a rank called ``sys.exit``, and with what; empty where it
+            did not.
     """
 
     def __init__(self, of_main: bool = True):
         self._before = tuple(getattr(module, name) for module, name in _HOOKS)
         self.exit_said = ""
         exits: Callable[..., NoReturn] = self._exit if "RANK" in os.environ else sys.exit
-        self._own = (self._show if of_main else sys.excepthook, self._show_of_thread, self._show_ignored, exits)
+        self._own = (
+            self._show if of_main else sys.excepthook,
+            self._show_of_thread,
+            self._show_ignored,
+            exits,
+        )
         self._witness = rank_notes.Witness()
         self._shell = ipython()
         self._types = (Exception, KeyboardInterrupt)
@@ -197,7 +235,9 @@ class Hooks:
             self._shell.set_custom_exc(self._types, _show_in_cell)
 
     def end(self) -> None:
-        """Put the hooks back, but not those in whose place the program has put others. May be called again."""
+        """Put the hooks back, but not those in whose place the program has put others. May be
+        called again.
+        """
         for (module, name), own, before in zip(_HOOKS, self._own, self._before, strict=True):
             if getattr(module, name) is own:
                 setattr(module, name, before)
@@ -205,20 +245,28 @@ class Hooks:
         if self._shell is not None and self._shell.custom_exceptions is self._types:
             self._shell.set_custom_exc((), None)
 
-    def _show(self, kind: type[BaseException], value: BaseException, frames: TracebackType | None) -> None:
+    def _show(
+        self, kind: type[BaseException], value: BaseException, frames: TracebackType | None
+    ) -> None:
         trim(value)
         frames = value.__traceback__ or frames
         said = "".join(traceback.format_exception_only(kind, value)).rstrip()
         text = "".join(traceback.format_exception(value))
-        if rank_notes.leave_failure(last_place(value), said, text, interrupted=kind is KeyboardInterrupt):
+        if rank_notes.leave_failure(
+            last_place(value), said, text, interrupted=kind is KeyboardInterrupt
+        ):
             return
         # The text of the error is not part of the place: it may name the rank's own device.
         places = [(each.filename, each.lineno) for each in traceback.extract_tb(frames)]
-        shown, alike = (_another_rank_shows(kind.__qualname__, places, *text) for text in ((), (said,)))
+        shown, alike = (
+            _another_rank_shows(kind.__qualname__, places, *text) for text in ((), (said,))
+        )
         rank = os.environ.get("RANK")
         if shown:
             text = ", as another rank did." if alike else f": {said}"
-            print(printable.lines(f"rank {rank} failed at {last_place(value)}{text}"), file=sys.stderr)
+            print(
+                printable.lines(f"rank {rank} failed at {last_place(value)}{text}"), file=sys.stderr
+            )
         else:
             self._before[0](kind, value, frames)
             show_notes(value)
@@ -240,7 +288,11 @@ def _show_in_cell(
 ) -> None:
     trim(value)
     if "device-side assert" in str(value):
-        add_note(value, "The device is lost, as on a GPU. Run `%torchdevice` again, and make your tensors anew.")
+        add_note(
+            value,
+            "The device is lost, as on a GPU. Run `%torchdevice` again, and make your tensors "
+            "anew.",
+        )
     shell.showtraceback((kind, value, value.__traceback__), tb_offset=tb_offset)
 
 
@@ -251,4 +303,6 @@ def _another_rank_shows(*what: Any) -> bool:
 def told_failure() -> str:
     """Return at which line an error ended this process, and the error; nothing where none did."""
     error = getattr(sys, "last_value", None)
-    return "" if error is None else f"failed at {last_place(error)} with {type(error).__name__}: {error}"
+    if error is None:
+        return ""
+    return f"failed at {last_place(error)} with {type(error).__name__}: {error}"

@@ -1,8 +1,8 @@
 """The settings of CUDA's allocator: what torch refuses of them, and what they mean.
 
-CUDA reads ``PYTORCH_ALLOC_CONF`` and ``PYTORCH_CUDA_ALLOC_CONF`` at initialisation. torch's parser of the settings that
-all accelerators have is in every build and says what is wrong with a value. The keys are listed below,
-with those that only CUDA has (c10/cuda/CUDAAllocatorConfig.cpp).
+CUDA reads ``PYTORCH_ALLOC_CONF`` and ``PYTORCH_CUDA_ALLOC_CONF`` at initialisation. torch's parser
+of the settings that all accelerators have is in every build and says what is wrong with a value.
+The keys are listed below, with those that only CUDA has (c10/cuda/CUDAAllocatorConfig.cpp).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _LARGE_UNIT = 2 << 20
 """``kRoundLarge``: such segments are a multiple of it, in bytes."""
 
 _INTERVALS = 16
-"""The settings of ``roundup_power2_divisions``: for sizes from 1 MiB, from 2 MiB, and so on up to 32 GiB."""
+"""The settings of ``roundup_power2_divisions``: for sizes from 1 MiB, from 2 MiB, and so on up to
+32 GiB.
+"""
 
 
 class Settings(NamedTuple):
@@ -38,11 +40,13 @@ class Settings(NamedTuple):
     Attributes:
         expandable_segments: Whether segments grow.
         large_segment_size: The segments of the large pools, in bytes.
-        max_non_split_rounding: How many bytes larger than the request a block may be that is too large to be split.
+        max_non_split_rounding: How many bytes larger than the request a block may be that is too
+            large to be split.
         max_split_size: The bytes from which a block is not split; None for no limit.
-        divisions: Into how many steps a power of 2 is divided when sizes are rounded up: for sizes from 1 MiB, from
-            2 MiB, and so on. 0 or 1 for steps of 512 bytes.
-        memory_fraction: The fraction of a device's memory that the process may have. Counts at initialisation only.
+        divisions: Into how many steps a power of 2 is divided when sizes are rounded up: for sizes
+            from 1 MiB, from 2 MiB, and so on. 0 or 1 for steps of 512 bytes.
+        memory_fraction: The fraction of a device's memory that the process may have. Counts at
+            initialisation only.
     """
 
     expandable_segments: bool = False
@@ -67,7 +71,9 @@ class Settings(NamedTuple):
             # Torch's own sign for no limit.
             "max_split_size": -1 if self.max_split_size is None else self.max_split_size,
             "expandable_segments": self.expandable_segments,
-            "roundup_power2_divisions": {str(1 << at): each for at, each in enumerate(self.divisions)},
+            "roundup_power2_divisions": {
+                str(1 << at): each for at, each in enumerate(self.divisions)
+            },
         }
 
     def unit(self, *, is_small: bool) -> int:
@@ -115,7 +121,9 @@ _SETTING = re.compile(r"[^,\[]+(?:\[[^\]]*\])?")
 
 def text() -> str:
     """Return the text of the settings in the environment."""
-    return next((os.environ[name] for name in allocator_texts.VARIABLES if os.environ.get(name)), "")
+    return next(
+        (os.environ[name] for name in allocator_texts.VARIABLES if os.environ.get(name)), ""
+    )
 
 
 def parsed(text: str) -> Settings:
@@ -137,11 +145,15 @@ def parsed(text: str) -> Settings:
             raise RuntimeError("Unknown allocator backend, options are native and cudaMallocAsync")
     # Torch's parser knows the common keys only, and refuses those of CUDA.
     _check(",".join(f"{key}:{value}" for key, value in pairs if key in _OF_ALL))
-    return DEFAULT._replace(**{_READ[key][0]: _READ[key][1](value.strip()) for key, value in pairs if key in _READ})
+    return DEFAULT._replace(
+        **{_READ[key][0]: _READ[key][1](value.strip()) for key, value in pairs if key in _READ}
+    )
 
 
 def _check(text: str) -> None:
-    """Let torch parse settings, and let it forget them: in a build without CUDA it has no use for them."""
+    """Let torch parse settings, and let it forget them: in a build without CUDA it has no use for
+    them.
+    """
     # The parser is the accelerator's, which the scope would answer for.
     with thread_state.suspended():
         try:
@@ -160,7 +172,9 @@ def _mebibytes(text: str) -> int:
 
 
 def _divisions(text: str) -> tuple[int, ...]:
-    """Return the divisions for each interval: of ``4`` or of ``[256:1,512:2,>:4]``, whose keys are MiB."""
+    """Return the divisions for each interval: of ``4`` or of ``[256:1,512:2,>:4]``, whose keys are
+    MiB.
+    """
     if not text.startswith("["):
         return (int(text),) * _INTERVALS
     found = [0] * _INTERVALS
@@ -190,11 +204,13 @@ def _fraction(text: str) -> float:
 
 
 _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "expandable_segments": ("expandable_segments", "True".__eq__),  # torch's parser refuses other texts
+    # Torch's parser refuses other texts.
+    "expandable_segments": ("expandable_segments", "True".__eq__),
     "large_segment_size_mb": ("large_segment_size", _mebibytes),
     "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes),
     "max_split_size_mb": ("max_split_size", _mebibytes),
     "per_process_memory_fraction": ("memory_fraction", _fraction),
     "roundup_power2_divisions": ("divisions", _divisions),
 }
-"""Key -> the field of :class:`Settings` and how its value is read. The other keys change no block."""
+"""Key -> the field of :class:`Settings` and how its value is read. The other keys change no block.
+"""

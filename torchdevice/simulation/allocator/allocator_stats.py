@@ -1,7 +1,8 @@
 """The statistics of a device's allocator, as ``torch.cuda.memory_stats`` shows them.
 
-Each has a current value, a peak, and the sums of its increases and decreases. With the limits of the device's memory
-they make the text of CUDA's out-of-memory error (c10/cuda/CUDACachingAllocator.cpp).
+Each has a current value, a peak, and the sums of its increases and decreases. With the limits of
+the device's memory they make the text of CUDA's out-of-memory error
+(c10/cuda/CUDACachingAllocator.cpp).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from torchdevice.kernel.python.byte_sizes import written
 
 
 class Figures:
-    """Statistics of one kind of pool. Each has a current value, a peak (``peak_...``) and the sum of all increases.
+    """Statistics of one kind of pool. Each has a current value, a peak (``peak_...``) and the sum
+    of all increases.
 
     Attributes:
         allocated: Bytes of blocks that tensors have.
@@ -22,12 +24,14 @@ class Figures:
         count: Blocks that tensors have.
         pending: Bytes of blocks that were freed while another stream may use them.
         pending_count: Number of these blocks.
-        inactive: Bytes of free parts of segments that are in use, which the allocator cannot return to the driver.
+        inactive: Bytes of free parts of segments that are in use, which the allocator cannot return
+            to the driver.
         inactive_count: Number of these parts.
         reserved: Bytes of segments.
         segments: Number of segments.
         peak_active: The peak of ``allocated`` and ``pending`` together while blocks were pending.
-        peak_active_count: The peak of ``count`` and ``pending_count`` together while blocks were pending.
+        peak_active_count: The peak of ``count`` and ``pending_count`` together while blocks were
+            pending.
         both: These, and the figures of everything, which count what these count.
     """
 
@@ -43,11 +47,14 @@ class Figures:
     peak_active = peak_active_count = 0
 
     def __init__(self, whole: Figures | None = None) -> None:
-        """Make figures of 0. ``whole`` counts everything that they count, except sums of increases."""
+        """Make figures of 0. ``whole`` counts everything that they count, except sums of
+        increases.
+        """
         self.both = (self,) if whole is None else (self, whole)
         self._parts: list[Figures] = []
         if whole is not None:
-            # So that the whole can sum the increases of its parts, which `add` does not count twice.
+            # So that the whole can sum the increases of its parts, which `add` does not count
+            # twice.
             whole._parts.append(self)
         self.forget_totals()
 
@@ -57,7 +64,8 @@ class Figures:
         self.total_allocated += size
         self.total_requested += requested
         self.total_count += 1
-        # No call for each, and local variables instead of attributes, for this runs at every allocation.
+        # No call for each, and local variables instead of attributes, for this runs at every
+        # allocation.
         for each in self.both:
             count = each.count = each.count + 1
             of_requests = each.requested = each.requested + requested
@@ -68,7 +76,8 @@ class Figures:
                 each.peak_requested = of_requests
             if count > each.peak_count:
                 each.peak_count = count
-            # Peaks of active memory differ from those of allocated memory only while blocks are pending.
+            # Peaks of active memory differ from those of allocated memory only while blocks are
+            # pending.
             if each.pending:
                 each._raise_active()
 
@@ -80,7 +89,9 @@ class Figures:
             each.count -= 1
 
     def suspend(self, size: int, count: int = 1) -> None:
-        """Count a block that no tensor has any more as pending; one of -1 and its size below 0 as one that has it."""
+        """Count a block that no tensor has any more as pending; one of -1 and its size below 0 as
+        one that has it.
+        """
         for each in self.both:
             each.allocated -= size
             each.count -= count
@@ -149,7 +160,9 @@ class Figures:
 
     def stat(self, name: str) -> Stat:
         """Return one statistic."""
-        up, down = (now - then for now, then in zip(self._totals(name), self._forgotten[name], strict=True))
+        up, down = (
+            now - then for now, then in zip(self._totals(name), self._forgotten[name], strict=True)
+        )
         return Stat(getattr(self, name), getattr(self, f"peak_{name}"), up, down)
 
     def active(self, name: str, pending: str, peak: str) -> Stat:
@@ -157,7 +170,9 @@ class Figures:
         stat, waiting = self.stat(name), getattr(self, pending)
         # Blocks that were pending at the reset are freed after it, hence the correction.
         freed = stat.freed - waiting + self._waited[pending]
-        return Stat(stat.current + waiting, max(stat.peak, getattr(self, peak)), stat.allocated, freed)
+        return Stat(
+            stat.current + waiting, max(stat.peak, getattr(self, peak)), stat.allocated, freed
+        )
 
 
 _FIGURES = tuple(name for name in vars(Figures) if f"total_{name}" in vars(Figures))
@@ -178,9 +193,17 @@ _ACTIVE = {
     "active_bytes": ("allocated", "pending", "peak_active"),
     "active": ("count", "pending_count", "peak_active_count"),
 }
-"""Key of the blocks that are active -> three values of :class:`Figures`: in use, pending, the peak of both."""
+"""Key of the blocks that are active -> three values of :class:`Figures`: in use, pending, the peak
+of both.
+"""
 
-_NUMBERS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+_NUMBERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+)
 
 
 class Statistics:
@@ -191,7 +214,8 @@ class Statistics:
         of_pools: The figures of the small pools, under True, and of the large ones.
         counting: Both of these, as a tuple.
         numbers: How often the driver was called, and what memory that ran out led to.
-        max_split_size: The bytes from which a block or segment counts as oversize; None for no limit.
+        max_split_size: The bytes from which a block or segment counts as oversize; None for no
+            limit.
     """
 
     def __init__(self) -> None:
@@ -219,11 +243,21 @@ class Statistics:
 
     def shown(self) -> dict[str, Any]:
         """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
-        pools = {"all": self.whole, "small_pool": self.of_pools[True], "large_pool": self.of_pools[False]}
+        pools = {
+            "all": self.whole,
+            "small_pool": self.of_pools[True],
+            "large_pool": self.of_pools[False],
+        }
         values, active = _VALUES.items(), _ACTIVE.items()
         return {
-            **{key: {pool: figures.stat(name) for pool, figures in pools.items()} for key, name in values},
-            **{key: {pool: figures.active(*names) for pool, figures in pools.items()} for key, names in active},
+            **{
+                key: {pool: figures.stat(name) for pool, figures in pools.items()}
+                for key, name in values
+            },
+            **{
+                key: {pool: figures.active(*names) for pool, figures in pools.items()}
+                for key, names in active
+            },
             **{name: figures.stat("count") for name, figures in self._oversize.items()},
             **self.numbers,
             "max_split_size": -1 if self.max_split_size is None else self.max_split_size,
@@ -235,14 +269,18 @@ class Statistics:
             each.forget_peaks()
 
     def forget_totals(self) -> None:
-        """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to 0."""
+        """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to
+        0.
+        """
         for each in (*self.counting, *self._oversize.values()):
             each.forget_totals()
         self.numbers = dict.fromkeys(_NUMBERS, 0)
 
 
 EXBIBYTE = 1 << 60
-"""CUDA's allocator refuses requests of so many bytes before it looks for memory, with :data:`OF_EXBIBYTES`."""
+"""CUDA's allocator refuses requests of so many bytes before it looks for memory, with
+:data:`OF_EXBIBYTES`.
+"""
 
 OF_EXBIBYTES = "CUDA out of memory. Tried to allocate more than 1EB memory."
 
@@ -267,8 +305,10 @@ class Limits(NamedTuple):
 
 
 _OUT_OF_MEMORY = (
-    "CUDA out of memory. Tried to allocate {wanted}. GPU {index} has a total capacity of {total} of "
-    "which {free} is free. Including non-PyTorch memory, this process has {reserved} memory in use. "
+    "CUDA out of memory. Tried to allocate {wanted}. GPU {index} has a total capacity of {total} "
+    "of "
+    "which {free} is free. Including non-PyTorch memory, this process has {reserved} memory in "
+    "use. "
     "{allowed}Of the allocated memory {used} is allocated by PyTorch, {in_private}and {unused} is "
     "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
     "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
@@ -276,7 +316,9 @@ _OUT_OF_MEMORY = (
 )
 
 
-def out_of_memory_text(index: int, wanted: int, limits: Limits, figures: Figures, private: int) -> str:
+def out_of_memory_text(
+    index: int, wanted: int, limits: Limits, figures: Figures, private: int
+) -> str:
     """Return the text of CUDA's error.
 
     Args:
@@ -290,7 +332,10 @@ def out_of_memory_text(index: int, wanted: int, limits: Limits, figures: Figures
     # Never negative: a request for more than this machine has comes with this machine's total.
     free = max(0, total - limits.taken - figures.reserved)
     allowed = "" if limits.allowed is None else f"{written(limits.allowed)} allowed; "
-    in_private = f"with {written(private)} allocated in private pools (e.g., CUDA Graphs), " if private else ""
+    if private:
+        in_private = f"with {written(private)} allocated in private pools (e.g., CUDA Graphs), "
+    else:
+        in_private = ""
     sizes = {
         "wanted": wanted,
         "total": total,

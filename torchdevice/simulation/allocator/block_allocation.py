@@ -1,10 +1,11 @@
 """Which block a request gets, how its size is rounded, and what becomes of a freed one.
 
-A request gets the smallest free block of its stream's pool that is large enough, of which the rest is split off, else a
-block of a new segment. A free block is merged with its free neighbours. Segments stay reserved until the cache is
-emptied or memory runs out.
+A request gets the smallest free block of its stream's pool that is large enough, of which the rest
+is split off, else a block of a new segment. A free block is merged with its free neighbours.
+Segments stay reserved until the cache is emptied or memory runs out.
 
-Source: torch's notes on CUDA's memory management, and the comments of c10/cuda/CUDACachingAllocator.cpp.
+Source: torch's notes on CUDA's memory management, and the comments of
+c10/cuda/CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ MINIMUM = 512
 
 def rounded(size: int, settings: Settings) -> int:
     """Return the size of the block for a request of ``size`` bytes."""
-    # The interval is the power of 2 of the size in MiB; smaller sizes are in the first, larger ones in the last.
-    divisions = settings.divisions[min(max(0, size.bit_length() - SMALL.bit_length()), len(settings.divisions) - 1)]
+    # The interval is the power of 2 of the size in MiB; smaller sizes are in the first, larger ones
+    # in the last.
+    divisions = settings.divisions[
+        min(max(0, size.bit_length() - SMALL.bit_length()), len(settings.divisions) - 1)
+    ]
     # CUDA divides only sizes that have room for so many steps of 512 bytes.
     if divisions <= 1 or size <= MINIMUM * divisions:
         # -512 is a mask of all bits but the last nine, so this rounds up to a multiple of 512.
@@ -64,8 +68,9 @@ LimitsOf = Callable[[int], tuple[int | None, int | None, int]]
 """Returns the fields of :class:`Limits` for a device."""
 
 ErrorOf = Callable[[int, int, int, int], Exception | None]
-"""Returns the error where memory runs out, given the bytes that were wanted, those in use, those of the device and
-those that the program may use; None for CUDA's."""
+"""Returns the error where memory runs out, given the bytes that were wanted, those in use, those of
+the device and those that the program may use; None for CUDA's.
+"""
 
 
 class Blocks:
@@ -75,15 +80,16 @@ class Blocks:
         index: The index of the device.
         number: A number that no other device in use has.
         limits: Returns what limits the device; asked where a new segment is needed.
-        error: Returns the error where memory runs out, given the bytes that were wanted, those in use, those of the
-            device and those that the program may use; None for CUDA's.
+        error: Returns the error where memory runs out, given the bytes that were wanted, those in
+            use, those of the device and those that the program may use; None for CUDA's.
         tell: Is called with each change of a segment: what happened, address, size and stream.
 
     Attributes:
-        ended: The ended storages of all devices, in this order. Its ``release`` gives the block to its device's
-            ``freed``.
+        ended: The ended storages of all devices, in this order. Its ``release`` gives the block to
+            its device's ``freed``.
         freed: The blocks without an owner, and late ones, in this order.
-        held: Number of the memory of a storage that C++ made -> its block, and the address of its values.
+        held: Number of the memory of a storage that C++ made -> its block, and the address of its
+            values.
         late: Functions to call when the change in progress has ended.
         pending: The freed blocks that another stream may still use.
         pools: The pools of free blocks.
@@ -93,10 +99,13 @@ class Blocks:
         statistics: The statistics of the device.
     """
 
-    # One for all devices: whoever allocates releases also what has ended of machines that nobody uses any more.
+    # One for all devices: whoever allocates releases also what has ended of machines that nobody
+    # uses any more.
     ended: ClassVar[deque[Any]] = deque()  # appended to by weak references, in C, see `storages.py`
 
-    def __init__(self, index: int, number: int, limits: LimitsOf, error: ErrorOf, tell: Tell) -> None:
+    def __init__(
+        self, index: int, number: int, limits: LimitsOf, error: ErrorOf, tell: Tell
+    ) -> None:
         self.freed: deque[Block] = deque()
         self.held: dict[int, tuple[Block, int]] = {}
         self.late: deque[Callable[[], object]] = deque()
@@ -113,11 +122,14 @@ class Blocks:
         """Use other settings from now on. Blocks and segments stay as they are."""
         self.settings = settings
         self.statistics.max_split_size = self._oversized = settings.max_split_size
-        # Where every setting has its default, a request of the size of the block freed last is quickly answered.
+        # Where every setting has its default, a request of the size of the block freed last is
+        # quickly answered.
         self._is_plain = settings == DEFAULT
 
     def lay_out_anew(self, live: Collection[Block]) -> None:
-        """Let each of the blocks that storages have be a segment of its own, and nothing be cached."""
+        """Let each of the blocks that storages have be a segment of its own, and nothing be
+        cached.
+        """
         # A set, since the same block may be asked for several times below.
         used = {block for block in live if block.state != GONE}
         # By number and not until it is empty, because the loop appends what it keeps.
@@ -137,7 +149,7 @@ class Blocks:
         # The peaks stay: they are of the past.
         self.statistics.count_anew(used)
 
-    # ---- requests ----------------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
     def allocate(self, requested: int, stream: int) -> Block:
         """Return a block for a request of ``requested`` bytes on a stream.
@@ -146,11 +158,15 @@ class Blocks:
             torch.OutOfMemoryError: The device has too little memory left. The text is CUDA's.
         """
         freed = self.freed
-        # Blocks are freed only when the next request comes; most often the tensor just dropped has the size of the new
-        # one.
+        # Blocks are freed only when the next request comes; most often the tensor just dropped has
+        # the size of the new one.
         if freed:
             # One block alone: with several, the best fit has to be searched.
-            if len(freed) == 1 and freed[0].requested == requested and self._stays(freed[0], stream):
+            if (
+                len(freed) == 1
+                and freed[0].requested == requested
+                and self._stays(freed[0], stream)
+            ):
                 block = freed.popleft()
                 figures = block.pool.figures
                 figures.total_allocated += block.size
@@ -158,13 +174,18 @@ class Blocks:
                 figures.total_count += 1
                 return block
             self.settle()
-        size = (requested + MINIMUM - 1) & -MINIMUM if self._is_plain else rounded(requested, self.settings)
+        if self._is_plain:
+            size = (requested + MINIMUM - 1) & -MINIMUM
+        else:
+            size = rounded(requested, self.settings)
         pool = self.pools.serving(stream, size <= SMALL)
         # `or`: no block is false, since blocks define no length or truth.
         return self.give(self._find(pool, size) or self._obtain(pool, size), size, requested)
 
     def allocate_meanwhile(self, requested: int, stream: int) -> Block:
-        """Return a block for a request in the middle of a change of the memory, by a destructor. It changes nothing."""
+        """Return a block for a request in the middle of a change of the memory, by a destructor. It
+        changes nothing.
+        """
         size = rounded(requested, self.settings)
         block = Block(next(_LATE_ADDRESSES), size, self.pools.serving(stream, size <= SMALL), LATE)
         block.requested = requested
@@ -172,10 +193,14 @@ class Blocks:
         return block
 
     def _place(self, late: Block) -> None:
-        """Give a late block its place. The device may have too little memory left: a tensor has the block already."""
+        """Give a late block its place. The device may have too little memory left: a tensor has the
+        block already.
+        """
         pool, size = late.pool, late.size
         # The limit is not asked: the tensor exists already.
-        found = self._find(pool, size) or self.segments.obtain(pool, self.settings.segment_size(size), None)
+        found = self._find(pool, size) or self.segments.obtain(
+            pool, self.settings.segment_size(size), None
+        )
         assert found is not None
         found = self.give(found, size, late.requested)
         late.replace(found)
@@ -184,15 +209,24 @@ class Blocks:
             self.segments.heads[found.address] = late
 
     def _stays(self, block: Block, stream: int) -> bool:
-        """Return whether a request of a freed block's size gets this block, and count the statistics of freeing and
-        allocating it.
+        """Return whether a request of a freed block's size gets this block, and count the
+        statistics of freeing and allocating it.
 
-        Nothing else changes then: the block would be freed, be found first, and have its rest split off again.
+        Nothing else changes then: the block would be freed, be found first, and have its rest split
+        off again.
         """
-        # One function, because every second allocation comes here: split in three it takes 15 % longer.
+        # One function, because every second allocation comes here: split in three it takes 15 %
+        # longer.
         pool, size, previous, after = block.pool, block.size, block.previous, block.next
-        # Only the plain case is followed here: no private pool, other stream, settings, route or use.
-        if not pool.is_usual or pool.stream != stream or not self._is_plain or self._routes or block.uses:
+        # Only the plain case is followed here: no private pool, other stream, settings, route or
+        # use.
+        if (
+            not pool.is_usual
+            or pool.stream != stream
+            or not self._is_plain
+            or self._routes
+            or block.uses
+        ):
             return False
         # A free neighbour before it would be merged, and the request would begin there.
         if block.state != USED or (previous is not None and previous.state == FREE):
@@ -200,7 +234,8 @@ class Blocks:
         # The block may be larger than its request, if its rest was too small to be split off.
         wanted = (block.requested + MINIMUM - 1) & -MINIMUM
         rest = after.size if after is not None and after.state == FREE else 0
-        # With a rest, the block would be merged with it and split again; this must give the same block.
+        # With a rest, the block would be merged with it and split again; this must give the same
+        # block.
         if rest and (size != wanted or not (pool.is_small or rest > SMALL)):
             return False
         keys, address = pool.keys, block.address
@@ -216,11 +251,14 @@ class Blocks:
         if rest and after is not None:
             after.requested = 0  # a new rest would be split off
         # What freeing and splitting would have added to the peaks and sums for a moment.
-        is_part = previous is not None or (after is not None and (not rest or after.next is not None))
+        is_part = previous is not None or (
+            after is not None and (not rest or after.next is not None)
+        )
         count, inactive = (not rest, size) if is_part else (bool(rest), rest)
         pool.figures.total_inactive_count += count
         pool.figures.total_inactive += inactive
-        for figures in pool.figures.both if is_part else ():  # no call for each: every second allocation comes here
+        # No call for each: every second allocation comes here.
+        for figures in pool.figures.both if is_part else ():
             if figures.inactive + size > figures.peak_inactive:
                 figures.peak_inactive = figures.inactive + size
             if figures.inactive_count + count > figures.peak_inactive_count:
@@ -230,10 +268,12 @@ class Blocks:
     def _find(self, pool: Pool, size: int) -> Block | None:
         """Take the free block that fits a request best out of its pool; None if none fits."""
         if self._is_plain:
-            # The keys sort by size and then by address, so the first that is large enough is the best fit.
+            # The keys sort by size and then by address, so the first that is large enough is the
+            # best fit.
             keys = pool.keys
             at = bisect_left(keys, size << SHIFT)
-            # Popped from both in one line, so that keys and blocks agree wherever an interrupt comes.
+            # Popped from both in one line, so that keys and blocks agree wherever an interrupt
+            # comes.
             return pool.blocks.pop(keys.pop(at)) if at < len(keys) else None
         found = self._fitting(pool, size)
         if found is not None:
@@ -251,7 +291,9 @@ class Blocks:
         if found is None or limit is None:
             return found
         # A block above the limit serves only requests above the limit, and not far smaller ones.
-        too_large = found.size >= (limit if size < limit else size + self.settings.max_non_split_rounding)
+        too_large = found.size >= (
+            limit if size < limit else size + self.settings.max_non_split_rounding
+        )
         return None if too_large else found
 
     def _expanding(self, pool: Pool) -> Pool:
@@ -259,7 +301,9 @@ class Blocks:
         return self.pools.pool(pool.stream, pool.is_small, pool.owner, expands=True)
 
     def give(self, block: Block, size: int, requested: int) -> Block:
-        """Return a block that is in no pool, without what it has beyond ``size``, as one that a tensor has."""
+        """Return a block that is in no pool, without what it has beyond ``size``, as one that a
+        tensor has.
+        """
         # Read before `cut`, which makes the block a part of a split segment.
         pool, rest, was_split = block.pool, block.size - size, block.is_split
         if rest and self._splits(pool, size, rest):
@@ -281,7 +325,7 @@ class Blocks:
             return rest >= MINIMUM
         return rest > SMALL and (self._oversized is None or size < self._oversized)
 
-    # ---- new segments ------------------------------------------------------------------------------------------------
+    # ---- new segments ----------------------------------------------------------------------------
 
     def limits(self) -> Limits:
         """Return what limits the device now."""
@@ -294,21 +338,26 @@ class Blocks:
         # In CUDA's order: oversize blocks, then the whole cache.
         if found is None and release_oversize(self.segments, pool, size, self._oversized):
             found = self._new(pool, size, wanted, limits)
-        if found is None and capture_rules.current_capture() is None:  # CUDA cannot free memory while it captures
+        # CUDA cannot free memory while it captures.
+        if found is None and capture_rules.current_capture() is None:
             self.release_cached()
             self.statistics.numbers["num_alloc_retries"] += 1
             found = self._new(pool, size, wanted, limits)
         if found is None:
             self.statistics.numbers["num_ooms"] += 1
             total = limits.total or 0
-            error = self._error(wanted, self.statistics.whole.allocated, total, limits.allowed or total)
+            error = self._error(
+                wanted, self.statistics.whole.allocated, total, limits.allowed or total
+            )
             # An expected error: no recovery is needed after it.
             self.refused = error or torch.OutOfMemoryError(self.out_of_memory(wanted, limits))
             raise self.refused
         return found
 
     def _new(self, pool: Pool, size: int, wanted: int, limits: Limits) -> Block | None:
-        """Return a block of a new segment of ``wanted`` bytes, or of an expandable one; None without memory for it."""
+        """Return a block of a new segment of ``wanted`` bytes, or of an expandable one; None
+        without memory for it.
+        """
         # Checked before the driver is asked, as `set_per_process_memory_fraction` does.
         if limits.allowed is not None and self.statistics.whole.reserved + wanted > limits.allowed:
             return None
@@ -323,16 +372,20 @@ class Blocks:
         if capture is None:
             self.statistics.numbers["num_sync_all_streams"] += 1
             self.host_waited()
-        elif capture.order.is_unsafe_here and any(not p.blocks[key].is_split for p in pools for key in p.keys):
+        elif capture.order.is_unsafe_here and any(
+            not p.blocks[key].is_split for p in pools for key in p.keys
+        ):
             capture.failed, self.refused = True, capture_rules.error(capture_rules.NOT_PERMITTED)
             raise self.refused
         release_all(self.segments, pools, self.settings)
 
     def out_of_memory(self, wanted: int, limits: Limits) -> str:
         """Return the text of CUDA's error where the driver was asked for ``wanted`` bytes."""
-        return out_of_memory_text(self._index, wanted, limits, self.statistics.whole, self.pools.free_in_private())
+        return out_of_memory_text(
+            self._index, wanted, limits, self.statistics.whole, self.pools.free_in_private()
+        )
 
-    # ---- freed blocks ------------------------------------------------------------------------------------------------
+    # ---- freed blocks ----------------------------------------------------------------------------
 
     def release_ended(self) -> None:
         """Release what has ended."""
@@ -345,7 +398,9 @@ class Blocks:
             return
 
     def settle(self) -> None:
-        """Free the blocks without an owner, and call the functions that were put off during a change."""
+        """Free the blocks without an owner, and call the functions that were put off during a
+        change.
+        """
         # Not a `for` loop: storages may end meanwhile and append to the list.
         while self.freed:
             block = self.freed.popleft()
@@ -366,7 +421,9 @@ class Blocks:
             self.late.popleft()()
 
     def host_waited(self) -> None:
-        """Free the blocks that were freed while another stream used them: the host has waited for the device."""
+        """Free the blocks that were freed while another stream used them: the host has waited for
+        the device.
+        """
         self.release_ended()
         self.settle()
         # Exchanged first: a storage that ends meanwhile appends to the new list.
@@ -400,7 +457,7 @@ class Blocks:
             pool.figures.split(count, inactive)
 
 
-# ---- which free segments are returned to the driver ------------------------------------------------------------------
+# ---- which free segments are returned to the driver ----------------------------------------------
 
 
 def release_all(segments: Segments, pools: Iterable[Pool], settings: Settings) -> None:
@@ -416,7 +473,8 @@ def release_all(segments: Segments, pools: Iterable[Pool], settings: Settings) -
 
 
 def release_oversize(segments: Segments, pool: Pool, size: int, limit: int | None) -> bool:
-    """Release blocks that are too large to be split, enough for a request. Return whether there were enough.
+    """Release blocks that are too large to be split, enough for a request. Return whether there
+    were enough.
 
     Args:
         segments: The segments of the device.

@@ -1,7 +1,7 @@
 """CUDA's caching allocator as a model: the memory that the tensors of a device would have on a GPU.
 
-``block_allocation.py`` chooses the block for a request. This module has the methods that several threads may call at
-any time, and the recovery after an interrupt.
+``block_allocation.py`` chooses the block for a request. This module has the methods that several
+threads may call at any time, and the recovery after an interrupt.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import operator
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
@@ -21,11 +22,19 @@ from torchdevice.kernel.python import forks
 from torchdevice.simulation.allocator import checkpoints
 from torchdevice.simulation.allocator.allocator_settings import Settings
 from torchdevice.simulation.allocator.allocator_stats import EXBIBYTE, OF_EXBIBYTES
-from torchdevice.simulation.allocator.block_allocation import Blocks, ErrorOf, LimitsOf, release_all, rounded
+from torchdevice.simulation.allocator.block_allocation import (
+    Blocks,
+    ErrorOf,
+    LimitsOf,
+    release_all,
+    rounded,
+)
 from torchdevice.simulation.allocator.memory_blocks import Block, Owner
 
 
-def _tell(index: int, observers: Sequence[Observer], action: str, address: int, size: int, stream: int) -> None:
+def _tell(
+    index: int, observers: Sequence[Observer], action: str, address: int, size: int, stream: int
+) -> None:
     """Tell observers of a change of a segment."""
     for observer in observers:
         observer.segment_changed(action, Place(index, address, size, size), stream)
@@ -35,12 +44,15 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 def changing(method: M) -> M:
-    """Let a method of a device hold the lock, and lay the memory out anew if an interrupt ends the method.
+    """Let a method of a device hold the lock, and lay the memory out anew if an interrupt ends the
+    method.
 
-    What has been freed is settled first. A destructor may call the method in the middle of another one. If it returns
-    nothing, it is called when that one has ended, else it sees the memory as it is.
+    What has been freed is settled first. A destructor may call the method in the middle of another
+    one. If it returns nothing, it is called when that one has ended, else it sees the memory as it
+    is.
 
-    A generator that held the lock, as a context manager, would keep it where an interrupt comes between its two halves.
+    A generator that held the lock, as a context manager, would keep it where an interrupt comes
+    between its two halves.
     """
 
     @functools.wraps(method)
@@ -50,14 +62,16 @@ def changing(method: M) -> M:
             # Before the lock is taken: a release may call observers, which have locks of their own.
             if self.ended:
                 self._blocks.release_ended()
-            # Only this thread can hold the lock here: a destructor or handler in the middle of a change.
+            # Only this thread can hold the lock here: a destructor or handler in the middle of a
+            # change.
             if self._is_changing():
                 # Annotations are texts in this package (`from __future__ import annotations`).
                 if method.__annotations__["return"] != "None":
                     return method(self, *args, **kwargs)
                 return late.append(functools.partial(method, self, *args, **kwargs))
-            # On one line: tests let interrupts come between lines, where Python lets none come between these.
-            with self._lock: return method(self._settled() if self.freed or late else self, *args, **kwargs)  # noqa: E701  # fmt: skip
+            # On one line: tests let interrupts come between lines, where Python lets none come
+            # between these.
+            with self._lock: return method(self._without_freed(late), *args, **kwargs)  # noqa: E701  # fmt: skip
         except BaseException as error:
             self._recover_from(error)
             raise
@@ -66,7 +80,9 @@ def changing(method: M) -> M:
 
 
 def _change_by(path: str, *, answers: bool = False) -> Any:
-    """Return the method that makes a change, or answers, by a method of the blocks or of a part of theirs."""
+    """Return the method that makes a change, or answers, by a method of the blocks or of a part of
+    theirs.
+    """
     method = operator.attrgetter(path)
 
     def change(self: Device, *args: Any) -> None:
@@ -81,22 +97,23 @@ def _change_by(path: str, *, answers: bool = False) -> Any:
 class Device:
     """The memory of one simulated device.
 
-    Storages may end, by the garbage collector, between any two lines of this class. One that ends is therefore only
-    appended to ``ended``, by a function in C, which no interrupt can come into. The next allocation or query releases
-    it, and frees its block.
+    Storages may end, by the garbage collector, between any two lines of this class. One that ends
+    is therefore only appended to ``ended``, by a function in C, which no interrupt can come into.
+    The next allocation or query releases it, and frees its block.
 
     Args:
         index: The index of the device.
         limits: Returns what limits the device; asked where a new segment is needed.
         observers: Are told of each change of a segment.
-        error: Returns the error where memory runs out, given the bytes that were wanted, those in use, those of the
-            device and those that the program may use; None for CUDA's.
+        error: Returns the error where memory runs out, given the bytes that were wanted, those in
+            use, those of the device and those that the program may use; None for CUDA's.
 
     Attributes:
-        ended: The ended storages of all devices, in this order. Its ``release`` gives the block to its device's
-            ``freed``.
+        ended: The ended storages of all devices, in this order. Its ``release`` gives the block to
+            its device's ``freed``.
         freed: The blocks without an owner, in this order.
-        live: Returns the blocks of a device that have an owner, with the address of the values of each.
+        live: Returns the blocks of a device that have an owner, with the address of the values of
+            each.
         observers: Are told of each change of a segment.
     """
 
@@ -113,7 +130,9 @@ class Device:
         self.renew_lock()  # before a forked child can find the device
         number = _take_number(self)
         # What tells observers holds no device, so that one ends with its last user.
-        self._blocks = Blocks(index, number, limits, error, functools.partial(_tell, index, self.observers))
+        self._blocks = Blocks(
+            index, number, limits, error, functools.partial(_tell, index, self.observers)
+        )
         # Shortcuts for `allocate`, which is called for every tensor.
         self.ended, self.freed = self._blocks.ended, self._blocks.freed
 
@@ -124,13 +143,18 @@ class Device:
         self._is_changing: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
 
     def begin_in_child(self) -> None:
-        """Begin again in a forked child: another thread may have been in the middle of a change, which will never
-        end."""
+        """Begin again in a forked child: another thread may have been in the middle of a change,
+        which will never end.
+        """
         # In the child no other thread exists that could release it.
         is_whole = self._lock.acquire(blocking=False)
         self.renew_lock()
         if not is_whole:
             self._recover()
+
+    def _without_freed(self, late: deque[Callable[[], object]]) -> Device:
+        """Return the device, on which nothing that was freed or that a destructor left waits."""
+        return self._settled() if self.freed or late else self
 
     def _settled(self) -> Device:
         self._blocks.settle()
@@ -145,25 +169,30 @@ class Device:
         """Use other settings from now on. Blocks and segments stay as they are."""
         self._blocks.configure(settings)
 
-    # ---- interrupts --------------------------------------------------------------------------------------------------
+    # ---- interrupts ------------------------------------------------------------------------------
 
     def _recover_from(self, error: BaseException) -> None:
-        """Lay the memory out anew after an interrupt: any error but a refusal, as handlers of signals raise any."""
-        # Refusals leave everything whole, and an error within a change is handled where the change ends.
+        """Lay the memory out anew after an interrupt: any error but a refusal, as handlers of
+        signals raise any.
+        """
+        # Refusals leave everything whole, and an error within a change is handled where the change
+        # ends.
         if error is not self._blocks.refused and not self._is_changing():
             self._recover()
         self._blocks.refused = None
 
     def _recover(self) -> None:
-        """Lay the memory out anew after an interrupt, which may have come between any two lines of a change.
+        """Lay the memory out anew after an interrupt, which may have come between any two lines of
+        a change.
 
-        What is certain is which blocks storages have. Each becomes a segment of its own, and nothing is cached.
+        What is certain is which blocks storages have. Each becomes a segment of its own, and
+        nothing is cached.
         """
         self._blocks.release_ended()
         # On one line: see `changing`.
         with self._lock: self._blocks.lay_out_anew(self.live(self))  # noqa: E701  # fmt: skip
 
-    # ---- blocks ------------------------------------------------------------------------------------------------------
+    # ---- blocks ----------------------------------------------------------------------------------
 
     def allocate(self, requested: int, stream: int = 0) -> Block:
         """Return a block for a request of ``requested`` bytes on a stream.
@@ -184,7 +213,8 @@ class Device:
             raise
 
     def release_ended(self) -> None:
-        """Release what has ended, so that its memory is the CPU's again, also if no further allocation comes.
+        """Release what has ended, so that its memory is the CPU's again, also if no further
+        allocation comes.
 
         The lock is not held: observers have locks of their own.
         """
@@ -199,7 +229,9 @@ class Device:
             raise
 
     def use(self, block: Block, stream: Any) -> None:
-        """Note that another stream uses a block, which defers its reuse until the host has waited for the device."""
+        """Note that another stream uses a block, which defers its reuse until the host has waited
+        for the device.
+        """
         # Its own stream needs no mark: the allocator reuses memory in the order of that stream.
         if stream != (self.index, block.pool.stream):
             # A new set, so that an interrupt leaves the old one whole.
@@ -212,26 +244,32 @@ class Device:
         return bool(self._blocks.pending or self.freed or self.ended)
 
     host_waited = _change_by("host_waited")
-    """Free the blocks that were freed while another stream used them: the host has waited for the device."""
+    """Free the blocks that were freed while another stream used them: the host has waited for the
+    device.
+    """
 
     empty_cache = _change_by("release_cached")
     """Return the segments without a block in use to the driver."""
 
     @changing
     def begin(self, settings: Settings) -> None:
-        """Begin as for a new process: with these settings, without cached segments, peaks and sums."""
+        """Begin as for a new process: with these settings, without cached segments, peaks and
+        sums.
+        """
         self._blocks.configure(settings)
         self._blocks.release_cached()
         self._blocks.statistics.forget_peaks()
         self._blocks.statistics.forget_totals()
 
-    # ---- private pools -----------------------------------------------------------------------------------------------
+    # ---- private pools ---------------------------------------------------------------------------
 
     keep_private = _change_by("pools.keep")
     """Count one more use of a private pool, which is made if there is none of this id."""
 
     release_private = _change_by("pools.release")
-    """Count one use of a private pool less. Its segments may be returned to the driver after the last."""
+    """Count one use of a private pool less. Its segments may be returned to the driver after the
+    last.
+    """
 
     def uses_of(self, owner: Owner) -> int:
         """Return how often a private pool is in use."""
@@ -239,7 +277,9 @@ class Device:
 
     @changing
     def empty_private(self, owner: Owner) -> None:
-        """Return the segments of a private pool without a block in use to the driver, if the pool is not in use."""
+        """Return the segments of a private pool without a block in use to the driver, if the pool
+        is not in use.
+        """
         blocks = self._blocks
         # Blocks that wait for another stream belong to the pool's segments too.
         blocks.host_waited()
@@ -257,7 +297,9 @@ class Device:
         return checkpoints.taken(self._blocks, self.live(self), owner)
 
     @changing
-    def restore(self, owner: Owner, checkpoint: checkpoints.Checkpoint, stale: Set[int]) -> dict[int, Block]:
+    def restore(
+        self, owner: Owner, checkpoint: checkpoints.Checkpoint, stale: Set[int]
+    ) -> dict[int, Block]:
         """Lay the segments of a private pool out as they were, see :func:`.checkpoints.restore`."""
         self._blocks.host_waited()
         return checkpoints.restore(self._blocks, self.live(self), owner, checkpoint, stale)
@@ -272,10 +314,12 @@ class Device:
 
     @property
     def held(self) -> Mapping[int, tuple[Block, int]]:
-        """The blocks of storages that C++ made, with the address of the values, by the number of the memory."""
+        """The blocks of storages that C++ made, with the address of the values, by the number of
+        the memory.
+        """
         return self._blocks.held
 
-    # ---- figures -----------------------------------------------------------------------------------------------------
+    # ---- figures ---------------------------------------------------------------------------------
 
     @changing
     def figures(self) -> Memory:
@@ -290,13 +334,16 @@ class Device:
     """Reset the peaks to the current values."""
 
     reset_accumulated = _change_by("statistics.forget_totals")
-    """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to 0."""
+    """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to 0.
+    """
 
     segments = _change_by("segments.shown", answers=True)
     """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
 
     def refusal(self, requested: int, total: int) -> str:
-        """Count a request that this machine's memory cannot serve, and return the text of CUDA's error."""
+        """Count a request that this machine's memory cannot serve, and return the text of CUDA's
+        error.
+        """
         blocks = self._blocks
         blocks.statistics.numbers["num_ooms"] += 1
         # CUDA refuses such a request before it computes a size, with another text.
@@ -306,7 +353,8 @@ class Device:
         return blocks.out_of_memory(wanted, blocks.limits()._replace(total=total))
 
 
-# Not a WeakValueDictionary: its callback in Python, at the end of a device, would swallow the error of an interrupt.
+# Not a WeakValueDictionary: its callback in Python, at the end of a device, would swallow the error
+# of an interrupt.
 _in_use: dict[int, weakref.ref[Device]] = {}
 """Number -> device, of all machines: each device has addresses of its own."""
 
@@ -320,7 +368,9 @@ def _take_number(device: Device) -> int:
 
 
 def _numbered(device: Device) -> int:
-    number = next(number for number in itertools.count() if number not in _in_use or _in_use[number]() is None)
+    number = next(
+        number for number in itertools.count() if number not in _in_use or _in_use[number]() is None
+    )
     _in_use[number] = weakref.ref(device)
     return number
 

@@ -1,4 +1,5 @@
-"""Checkpoints of a private pool: its segments are laid out again as they were, as trees of CUDA graphs need it.
+"""Checkpoints of a private pool: its segments are laid out again as they were, as trees of CUDA
+graphs need it.
 
 Source: ``setCheckpointPoolState`` of c10/cuda/CUDACachingAllocator.cpp.
 """
@@ -12,26 +13,43 @@ from torchdevice.simulation.allocator.block_allocation import Blocks
 from torchdevice.simulation.allocator.memory_blocks import FREE, GONE, USED, Block, Owner, chain_of
 
 Parts = list["tuple[Block, int | None]"]
-"""A copy of each block of a segment, and the address of its values, which is None for a block that no tensor has."""
+"""A copy of each block of a segment, and the address of its values, which is None for a block that
+no tensor has.
+"""
 
 Checkpoint = Mapping[int, Parts]
 """Address of a segment -> its blocks."""
 
 
 def live(data: Mapping[Block, int], owner: Owner) -> dict[int, Block]:
-    """Return the blocks of a pool that tensors have, by the address of the values. ``data`` has those of all pools."""
-    return {values: block for block, values in data.items() if block.pool.owner == owner and block.state == USED}
+    """Return the blocks of a pool that tensors have, by the address of the values. ``data`` has
+    those of all pools.
+    """
+    return {
+        values: block
+        for block, values in data.items()
+        if block.pool.owner == owner and block.state == USED
+    }
 
 
 def _heads(blocks: Blocks, owner: Owner) -> list[Block]:
-    """Return the first block of each segment of a pool. Expandable segments have no checkpoints here."""
-    return [head for head in blocks.segments.heads.values() if head.pool.owner == owner and not head.pool.expands]
+    """Return the first block of each segment of a pool. Expandable segments have no checkpoints
+    here.
+    """
+    return [
+        head
+        for head in blocks.segments.heads.values()
+        if head.pool.owner == owner and not head.pool.expands
+    ]
 
 
 def taken(blocks: Blocks, data: Mapping[Block, int], owner: Owner) -> Checkpoint:
     """Return the segments of a pool."""
     chains = {head.address: chain_of(head) for head in _heads(blocks, owner)}
-    return {address: [(copy.copy(each), data.get(each)) for each in chain] for address, chain in chains.items()}
+    return {
+        address: [(copy.copy(each), data.get(each)) for each in chain]
+        for address, chain in chains.items()
+    }
 
 
 def restore(
@@ -50,7 +68,8 @@ def restore(
         The blocks that are in use again and that no tensor has, by the address of the values.
 
     Raises:
-        RuntimeError: Other tensors would lose their blocks. The text is torch's (torch/csrc/cuda/Module.cpp).
+        RuntimeError: Other tensors would lose their blocks. The text is torch's
+            (torch/csrc/cuda/Module.cpp).
     """
     known = live(data, owner)
     lost = [known.pop(values) for values in stale & known.keys()]
@@ -86,7 +105,9 @@ def _free_segments(blocks: Blocks, owner: Owner) -> None:
             blocks.free(block)
         head.pool.take(head)
         # A new one, since the old one may be a tensor's.
-        whole = blocks.segments.heads[head.address] = Block(head.address, head.size, head.pool, FREE)
+        whole = blocks.segments.heads[head.address] = Block(
+            head.address, head.size, head.pool, FREE
+        )
         head.pool.put(whole)
 
 
@@ -94,7 +115,9 @@ def _divided(blocks: Blocks, address: int, parts: Parts) -> list[Block]:
     """Divide a free segment into blocks in use, and return them."""
     divided, rest = [], blocks.segments.heads.get(address)
     for each, _ in parts:
-        assert rest is not None, "the pool keeps its segments, and these have the size of their parts"
+        assert rest is not None, (
+            "the pool keeps its segments, and these have the size of their parts"
+        )
         rest.pool.take(rest)
         divided.append(blocks.give(rest, each.size, each.requested))
         rest = rest.next

@@ -10,12 +10,14 @@ from typing import Any
 from torchdevice.simulation.allocator.allocator_stats import Figures
 
 SHIFT = 64  # addresses fit into 64 bits
-"""The key of a free block is its size, shifted by so many bits, and its address: keys sort by size, then by address."""
+"""The key of a free block is its size, shifted by so many bits, and its address: keys sort by size,
+then by address.
+"""
 
 USED, FREE, PENDING, UNMAPPED, LATE, GONE = range(6)
-"""The states of a block. A pending one is free for the program, and another stream may still use it. A late one was
-given away in the middle of a change of the memory, and gets its place when the change has ended. One that is gone was
-freed though a tensor has it.
+"""The states of a block. A pending one is free for the program, and another stream may still use
+it. A late one was given away in the middle of a change of the memory, and gets its place when the
+change has ended. One that is gone was freed though a tensor has it.
 """
 
 Owner = tuple[int, int]
@@ -48,7 +50,8 @@ class Block:
         self.previous: Block | None = None
         self.next: Block | None = None
         self.state = state
-        self.uses: set[Any] | None = None  # None instead of an empty set: nearly no block is used by other streams
+        # None instead of an empty set: nearly no block is used by other streams.
+        self.uses: set[Any] | None = None
 
     def replace(self, other: Block) -> None:
         """Take the place of a block in its segment."""
@@ -86,7 +89,17 @@ class Pool:
         is_usual: Whether it belongs to no private pool, and has segments of a fixed size.
     """
 
-    __slots__ = ("blocks", "expands", "figures", "is_small", "is_usual", "keys", "owner", "stream", "unmapped")
+    __slots__ = (
+        "blocks",
+        "expands",
+        "figures",
+        "is_small",
+        "is_usual",
+        "keys",
+        "owner",
+        "stream",
+        "unmapped",
+    )
 
     def __init__(self, stream: int, is_small: bool, owner: Owner, expands: bool, figures: Figures):
         self.stream = stream
@@ -118,7 +131,9 @@ class Pool:
         del self.blocks[key]
 
     def first(self, size: int) -> Block | None:
-        """Return the smallest free block of at least ``size`` bytes; of several the one with the lowest address."""
+        """Return the smallest free block of at least ``size`` bytes; of several the one with the
+        lowest address.
+        """
         at = bisect_left(self.keys, size << SHIFT)
         return self.blocks[self.keys[at]] if at < len(self.keys) else None
 
@@ -131,7 +146,8 @@ def chain_of(block: Block | None) -> Iterator[Block]:
 
 
 def runs_of(heads: Mapping[int, Block]) -> Iterator[list[Block]]:
-    """Yield the blocks that have memory, by address: those that follow each other without a gap together.
+    """Yield the blocks that have memory, by address: those that follow each other without a gap
+    together.
 
     Args:
         heads: Address -> the first block of each segment.
@@ -143,7 +159,9 @@ def runs_of(heads: Mapping[int, Block]) -> Iterator[list[Block]]:
 
 
 def cut(block: Block, size: int, state: int) -> Block:
-    """Shorten a block to ``size`` bytes. Return the rest, a block of the same pool, with this state."""
+    """Shorten a block to ``size`` bytes. Return the rest, a block of the same pool, with this
+    state.
+    """
     rest = Block(block.address + size, block.size - size, block.pool, state)
     rest.previous, rest.next = block, block.next
     if block.next is not None:
@@ -156,7 +174,9 @@ def cut(block: Block, size: int, state: int) -> Block:
 
 
 def joined(first: Block, second: Block) -> Block:
-    """Return two neighbours as one block, which is ``first``. So the first block of a segment stays the same object."""
+    """Return two neighbours as one block, which is ``first``. So the first block of a segment stays
+    the same object.
+    """
     first.size += second.size
     first.next = second.next
     if second.next is not None:

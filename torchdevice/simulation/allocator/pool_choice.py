@@ -1,4 +1,6 @@
-"""Which pool of free blocks serves a request: that of its stream and size, or a private pool of the program's own."""
+"""Which pool of free blocks serves a request: that of its stream and size, or a private pool of the
+program's own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ class Pools:
         figures: The statistics of the small pools, under True, and of the large ones, under False.
 
     Attributes:
-        routes: For each private pool that allocations go to: its id, and whether it takes those of this thread.
+        routes: For each private pool that allocations go to: its id, and whether it takes those of
+            this thread.
     """
 
     def __init__(self, figures: Mapping[bool, Figures]):
@@ -41,24 +44,33 @@ class Pools:
         """Return a pool, which is made if there is none."""
         key = (stream, is_small, owner, expands)
         # `or` is safe: pools define no length. `setdefault` decides between threads.
-        return self._pools.get(key) or self._pools.setdefault(key, Pool(*key, self._figures[is_small]))
+        return self._pools.get(key) or self._pools.setdefault(
+            key, Pool(*key, self._figures[is_small])
+        )
 
     def unused(self) -> list[Pool]:
-        """Return the pools that are of no private pool in use: their segments may be returned to the driver."""
+        """Return the pools that are of no private pool in use: their segments may be returned to
+        the driver.
+        """
         # A copy, since another thread may add a pool.
         return [pool for pool in list(self._pools.values()) if not self.uses_of(pool.owner)]
 
     def free_in_private(self) -> int:
         """Return the bytes of the free blocks of private pools."""
         # The size is in the upper bits of a key.
-        return sum(key >> SHIFT for pool in self._pools.values() if pool.owner != NOBODY for key in pool.keys)
+        return sum(
+            key >> SHIFT
+            for pool in self._pools.values()
+            if pool.owner != NOBODY
+            for key in pool.keys
+        )
 
     def clear(self) -> None:
         """Forget all blocks."""
         for pool in self._pools.values():
             pool.clear()
 
-    # ---- private pools -----------------------------------------------------------------------------------------------
+    # ---- private pools ---------------------------------------------------------------------------
 
     def keep(self, owner: Owner) -> None:
         """Count one more use of a private pool, which is made if there is none of this id."""

@@ -1,4 +1,5 @@
-"""The memory that the allocator of a device has from the driver: segments, each at an address of its own.
+"""The memory that the allocator of a device has from the driver: segments, each at an address of
+its own.
 
 Expandable segments are ranges of addresses that get memory in units where they need it.
 
@@ -15,12 +16,22 @@ from typing import Any
 from torchdevice.kernel.devices.device_memory import Part, Segment
 from torchdevice.simulation.allocator import memory_blocks
 from torchdevice.simulation.allocator.allocator_stats import Statistics
-from torchdevice.simulation.allocator.memory_blocks import FREE, SHIFT, UNMAPPED, USED, Block, Pool, cut, joined
+from torchdevice.simulation.allocator.memory_blocks import (
+    FREE,
+    SHIFT,
+    UNMAPPED,
+    USED,
+    Block,
+    Pool,
+    cut,
+    joined,
+)
 
 # 2^51 is beyond the user addresses of every platform; 2^45 bytes are 32 TiB.
 _FIRST_ADDRESS, _ADDRESSES = 1 << 51, 1 << 45
-"""The addresses of the first device begin at the first number, and each device has as many as the second. No process
-has memory there, so that the address of a tensor without values is never that of another.
+"""The addresses of the first device begin at the first number, and each device has as many as the
+second. No process has memory there, so that the address of a tensor without values is never that of
+another.
 """
 
 
@@ -60,7 +71,9 @@ class Segments:
         return block
 
     def begin(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block:
-        """Return a block that is a whole segment at new addresses, which begin at a multiple of ``unit``."""
+        """Return a block that is a whole segment at new addresses, which begin at a multiple of
+        ``unit``.
+        """
         # Without a segment the addresses begin again, so that equal programs have equal snapshots.
         if not self.heads:
             self.end = self.first
@@ -94,15 +107,20 @@ class Segments:
         pool.figures.change("reserved", -size)
 
     def shown(self, data: Mapping[Block, int]) -> list[Segment]:
-        """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
+        """Return the segments by address. ``data`` has the addresses of the values of blocks in
+        use.
+        """
         return [self._shown(run, data) for run in memory_blocks.runs_of(self.heads)]
 
     def _shown(self, blocks: Sequence[Block], data: Mapping[Block, int]) -> Segment:
         pool = blocks[0].pool
         parts = [
-            Part(each.address, each.size, each.requested, _STATES[each.state], data.get(each, 0)) for each in blocks
+            Part(each.address, each.size, each.requested, _STATES[each.state], data.get(each, 0))
+            for each in blocks
         ]
-        return Segment(self.index, pool.stream, not pool.is_small, pool.expands, pool.owner, tuple(parts))
+        return Segment(
+            self.index, pool.stream, not pool.is_small, pool.expands, pool.owner, tuple(parts)
+        )
 
 
 _STATES = {USED: "active_allocated", memory_blocks.PENDING: "active_pending_free", FREE: "inactive"}
@@ -115,13 +133,15 @@ _UNLIMITED = 1 << 44
 
 
 def best_expandable(pool: Pool, size: int) -> Block | None:
-    """Return the free block that a request gets: the size of a block is the one that it can grow to."""
+    """Return the free block that a request gets: the size of a block is the one that it can grow
+    to.
+    """
     at = bisect_left(pool.keys, size << SHIFT)
     if at == len(pool.keys):
         return None
     found = pool.blocks[pool.keys[at]]
-    # Blocks are sorted by size, but what counts is the size that a block can grow to; CUDA goes on while that becomes
-    # smaller.
+    # Blocks are sorted by size, but what counts is the size that a block can grow to; CUDA goes on
+    # while that becomes smaller.
     for key in pool.keys[at + 1 :]:
         other = pool.blocks[key]
         if _reach(other) >= _reach(found):
@@ -161,7 +181,9 @@ def expand(segments: Segments, pool: Pool, size: int, unit: int, total: int | No
 
 
 def _room(segments: Segments, pool: Pool, size: int, unit: int, total: int | None) -> Block:
-    """Return the first of free and unmapped neighbours that have enough addresses, at the lowest address."""
+    """Return the first of free and unmapped neighbours that have enough addresses, at the lowest
+    address.
+    """
     for unmapped in pool.unmapped:
         first = unmapped.previous
         first = first if first is not None and first.state == FREE else unmapped
@@ -176,7 +198,9 @@ def _room(segments: Segments, pool: Pool, size: int, unit: int, total: int | Non
 
 
 def _free_addresses(block: Block | None, wanted: int) -> int:
-    """Return the bytes of a block and of those after it until one is in use, or until ``wanted`` are found."""
+    """Return the bytes of a block and of those after it until one is in use, or until ``wanted``
+    are found.
+    """
     found = 0
     while block is not None and block.state in (FREE, UNMAPPED) and found < wanted:
         found += block.size
@@ -185,7 +209,9 @@ def _free_addresses(block: Block | None, wanted: int) -> int:
 
 
 def _map(segments: Segments, block: Block, size: int, unit: int, total: int | None) -> Block | None:
-    """Give the beginning of an unmapped block memory. Return the free block that it is part of then."""
+    """Give the beginning of an unmapped block memory. Return the free block that it is part of
+    then.
+    """
     # Ceiling division: memory is mapped in whole units.
     pool, mapped = block.pool, -(-size // unit) * unit
     if not segments.reserve(pool, mapped, total):
@@ -201,7 +227,9 @@ def _map(segments: Segments, block: Block, size: int, unit: int, total: int | No
     return _merged(block, FREE, pool.take, pool.put)
 
 
-def _merged(block: Block, state: int, take: Callable[[Block], Any], put: Callable[[Block], Any]) -> Block:
+def _merged(
+    block: Block, state: int, take: Callable[[Block], Any], put: Callable[[Block], Any]
+) -> Block:
     """Join a block with those of its neighbours that are in the same state. Return the whole."""
     # First with the block after it, then with the one before it, which may then include both.
     for first, second in ((block, block.next), (block.previous, block)):
@@ -214,9 +242,12 @@ def _merged(block: Block, state: int, take: Callable[[Block], Any], put: Callabl
 
 
 def unmap(segments: Segments, block: Block, unit: int) -> None:
-    """Return the whole units within a free block to the driver. The rest of the block stays free."""
+    """Return the whole units within a free block to the driver. The rest of the block stays
+    free.
+    """
     pool = block.pool
-    # Only units that lie wholly within the block can be unmapped: round the start up and the end down.
+    # Only units that lie wholly within the block can be unmapped: round the start up and the end
+    # down.
     start = -(-block.address // unit) * unit
     end = (block.address + block.size) // unit * unit
     if start >= end:
@@ -233,7 +264,12 @@ def unmap(segments: Segments, block: Block, unit: int) -> None:
     insort(pool.unmapped, block, key=_address)
     segments.give_back(pool, end - start)
     segments.tell("segment_unmap", start, end - start, pool.stream)
-    block = _merged(block, UNMAPPED, pool.unmapped.remove, lambda each: insort(pool.unmapped, each, key=_address))
+    block = _merged(
+        block,
+        UNMAPPED,
+        pool.unmapped.remove,
+        lambda each: insort(pool.unmapped, each, key=_address),
+    )
     # The whole segment is unmapped, so its addresses are given up.
     if not block.is_split:
         pool.unmapped.remove(block)

@@ -1,8 +1,9 @@
-"""The storages of simulated devices: the block of each, and the CPU tensor behind each tensor of a device.
+"""The storages of simulated devices: the block of each, and the CPU tensor behind each tensor of a
+device.
 
-Every result of an operator gets a block of the device's memory before the program gets the result, and loses it when
-its storage is freed. So the figures of the device's allocator are those of the memory that the program holds; they
-exclude what a kernel needs while it runs.
+Every result of an operator gets a block of the device's memory before the program gets the result,
+and loses it when its storage is freed. So the figures of the device's allocator are those of the
+memory that the program holds; they exclude what a kernel needs while it runs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS
 _as_strided = torch._C._VariableFunctions.as_strided
 
 
-_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter  # global names, read at every argument of every kernel
+# Global names, read at every argument of every kernel.
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 
 
 def device(index: int) -> Device:
@@ -58,21 +60,24 @@ def host_waited() -> None:
 
 
 class StorageRef(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage of the device, with the CPU tensor whose memory the storage has.
+    """A weak reference to a storage of the device, with the CPU tensor whose memory the storage
+    has.
 
     Make it by :func:`_reference`, which lets the device note the end of the storage.
 
-    Every CPU tensor that a kernel gets for a tensor of this storage is ``tensor`` or a view of it. So torch's kernels
-    see which of their arguments overlap, and refuse or copy as they do on the CPU.
+    Every CPU tensor that a kernel gets for a tensor of this storage is ``tensor`` or a view of it.
+    So torch's kernels see which of their arguments overlap, and refuse or copy as they do on the
+    CPU.
 
     Attributes:
-        address: The address of the memory; for a storage that was resized to 0 a negative number of its own.
+        address: The address of the memory; for a storage that was resized to 0 a negative number of
+            its own.
         block: The block of the device's memory; None for a storage that was resized to 0.
         on: The memory of the storage's device.
         tensor: The CPU tensor.
         view: The last view of ``tensor`` that a kernel got.
-        viewer: The ``_cdata`` of the only tensor of the device that may get ``view`` again; 0 where every tensor with
-            the view's address, dtype, shape and strides may.
+        viewer: The ``_cdata`` of the only tensor of the device that may get ``view`` again; 0 where
+            every tensor with the view's address, dtype, shape and strides may.
         watcher: Another reference, by which observers are told at once of the end of the storage.
     """
 
@@ -108,7 +113,9 @@ class StorageRef(weakref.ref):  # type: ignore[type-arg]
 
 
 class AliasRef(StorageRef):
-    """The same for a storage without a block, which has the memory of another one (:func:`twin`)."""
+    """The same for a storage without a block, which has the memory of another one
+    (:func:`twin`).
+    """
 
     __slots__ = ()
 
@@ -119,7 +126,8 @@ class AliasRef(StorageRef):
 
 
 class NativeRef(StorageRef):
-    """The same for a storage that C++ made, and that a kernel in Python was given. C++ has its block.
+    """The same for a storage that C++ made, and that a kernel in Python was given. C++ has its
+    block.
 
     Attributes:
         number: The number of the storage's memory in C++.
@@ -142,7 +150,8 @@ class NativeRef(StorageRef):
 
 
 native: Any = None
-"""What knows the storages that C++ makes (``native/serving.py``); None as long as there are none."""
+"""What knows the storages that C++ makes (``native/serving.py``); None as long as there are none.
+"""
 
 
 class MetaRef(StorageRef):
@@ -150,8 +159,8 @@ class MetaRef(StorageRef):
 
     Attributes:
         meta: A tensor of torch's meta device, in the place of the CPU tensor.
-        forgotten: The CPU tensor of a storage that had values. Its memory has the storage's address, and a storage that
-            was resized does not keep it.
+        forgotten: The CPU tensor of a storage that had values. Its memory has the storage's
+            address, and a storage that was resized does not keep it.
     """
 
     __slots__ = ("forgotten", "meta")
@@ -163,17 +172,24 @@ class MetaRef(StorageRef):
         super().release()
 
 
-def _reference(storage: Any, on: Device, memory: torch.Tensor, kind: type[StorageRef] = StorageRef) -> Any:
+def _reference(
+    storage: Any, on: Device, memory: torch.Tensor, kind: type[StorageRef] = StorageRef
+) -> Any:
     """Return the reference to a storage of a device that has the memory of a CPU tensor.
 
-    What Python calls at the end of the storage is a function in C: an interrupt would be lost in a function in Python,
-    and the block with it. Under observers a second reference calls a function in Python besides. It was made before the
-    first, so Python calls it after.
+    What Python calls at the end of the storage is a function in C: an interrupt would be lost in a
+    function in Python, and the block with it. Under observers a second reference calls a function
+    in Python besides. It was made before the first, so Python calls it after.
     """
     # Made before the owner's reference: Python calls the callbacks of the youngest reference first.
     watcher = weakref.ref(storage, lambda _: on.release_ended()) if on.observers else None
     owner = kind(storage, on.ended.append)
-    owner.block, owner.on, owner.tensor, owner.view, owner.viewer, owner.watcher = None, on, memory, memory, 0, watcher
+    owner.block = None
+    owner.on = on
+    owner.tensor = memory
+    owner.view = memory
+    owner.viewer = 0
+    owner.watcher = watcher
     return owner
 
 
@@ -208,7 +224,9 @@ def forget(observer: object, on: Machine) -> None:
 
 
 def owner_of(storage: Any, dtype: torch.dtype = torch.uint8) -> StorageRef | None:
-    """Return the reference to a storage, also to one that C++ made; None where it has no memory of a device."""
+    """Return the reference to a storage, also to one that C++ made; None where it has no memory of
+    a device.
+    """
     owner = _owners.get(storage.data_ptr())
     known = native.known(storage._cdata, dtype) if owner is None and native is not None else None
     if known is not None:
@@ -235,10 +253,12 @@ _twins: dict[int, StorageRef] = {}
 
 
 def twin(tensor: torch.Tensor) -> torch.Tensor:
-    """Return another tensor of the device with the memory of ``tensor``, which keeps the values and not the block.
+    """Return another tensor of the device with the memory of ``tensor``, which keeps the values and
+    not the block.
 
-    So a graph has its values as long as it may be replayed, and the allocator sees memory as freed when the program
-    has dropped it. A tensor of another device, layout or without values is returned detached.
+    So a graph has its values as long as it may be replayed, and the allocator sees memory as freed
+    when the program has dropped it. A tensor of another device, layout or without values is
+    returned detached.
     """
     index = tensor.get_device()
     # A negative index is the CPU's; sparse and quantized tensors have no single storage.
@@ -262,7 +282,8 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor of a device that has no block of the device's memory.
 
-    A tensor of another device or layout is cloned, and one without values detached: there is nothing to copy.
+    A tensor of another device or layout is cloned, and one without values detached: there is
+    nothing to copy.
     """
     index = tensor.get_device()
     if index < 0 or tensor.layout is not torch.strided:
@@ -291,7 +312,9 @@ def shown(index: int, block: memory_blocks.Block, address: int) -> Block:
 
 
 meant = PerThread(index=0)
-"""The device that C++ means where it names none: while it makes a sparse tensor, that of the tensor."""
+"""The device that C++ means where it names none: while it makes a sparse tensor, that of the
+tensor.
+"""
 
 
 def index_meant(device: torch.device | None) -> int:
@@ -304,7 +327,9 @@ def meaning(index: int) -> AbstractContextManager[None]:
     return having(meant, index=index)
 
 
-def _in_storage_of_argument(storage: Any, result: torch.Tensor, index: int, before: int) -> torch.Tensor | None:
+def _in_storage_of_argument(
+    storage: Any, result: torch.Tensor, index: int, before: int
+) -> torch.Tensor | None:
     """Return a tensor in the storage of an argument, whose memory the CPU kernel returned.
 
     Args:
@@ -323,7 +348,8 @@ def _in_storage_of_argument(storage: Any, result: torch.Tensor, index: int, befo
 
 
 def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a new tensor of device ``index`` in the memory of ``result``, a CPU tensor without other users.
+    """Return a new tensor of device ``index`` in the memory of ``result``, a CPU tensor without
+    other users.
 
     Raises:
         TypeError: The active profile does not support the dtype.
@@ -356,7 +382,9 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         serves = checks is not None and checks.native
         if serves and (tensor := native.fresh(result, serves, on)) is not None:
             return tensor
-        block = on.allocate(requested, 0 if context is None else context.thread.streams.get(index, 0))
+        block = on.allocate(
+            requested, 0 if context is None else context.thread.streams.get(index, 0)
+        )
         if serves and (tensor := native.fresh(result, serves, on, block)) is not None:
             return tensor
         tensor = on_device(result, index)
@@ -378,13 +406,19 @@ def _fresh_of_another_kind(result: torch.Tensor, index: int) -> torch.Tensor:
     # The conjugate bit cannot go through DLPack; the memory behind it can.
     if result.is_conj():
         return conj(fresh(conj(result), index))
-    return _fresh_without_values(result, index) if result.nbytes else _fresh_without_memory(result, index)
+    if result.nbytes:
+        return _fresh_without_values(result, index)
+    return _fresh_without_memory(result, index)
 
 
 def _fresh_without_memory(result: torch.Tensor, index: int) -> torch.Tensor:
-    """Do as :func:`fresh` does, for a tensor of no bytes: nothing is counted, and no address can be looked up."""
+    """Do as :func:`fresh` does, for a tensor of no bytes: nothing is counted, and no address can be
+    looked up.
+    """
     if result.is_meta:
-        result = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="cpu")
+        result = torch.empty_strided(
+            result.shape, result.stride(), dtype=result.dtype, device="cpu"
+        )
     return on_device(result, index)
 
 
@@ -413,7 +447,9 @@ def _fresh_without_values(meta: torch.Tensor, index: int) -> torch.Tensor:
 def _free_unowned(on: Device, block: memory_blocks.Block | None) -> None:
     """Free a block for a storage of which an interrupt came before it had the block."""
     # By identity over all owners: the interrupt may have come before or after `_own`.
-    owned = [each.block for each in list(_owners.values())] + [each for each, _ in list(on.held.values())]
+    owned = [each.block for each in list(_owners.values())] + [
+        each for each, _ in list(on.held.values())
+    ]
     if block is not None and all(each is not block for each in owned):
         on.freed.append(block)
 
@@ -437,7 +473,9 @@ def meta_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # By the meta kernel itself, below modes and autograd.
-_set_meta = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.Meta)
+_set_meta = functools.partial(
+    torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.Meta
+)
 
 
 def stream(index: int) -> int:
@@ -447,16 +485,23 @@ def stream(index: int) -> int:
 
 
 def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.Tensor | None, int]:
-    """Count a storage of device ``index`` as having the memory of ``memory``, a CPU or meta tensor, from now on.
+    """Count a storage of device ``index`` as having the memory of ``memory``, a CPU or meta tensor,
+    from now on.
 
     Returns:
-        The CPU tensor whose memory it had, None where it had none, and the address of its memory now.
+        The CPU tensor whose memory it had, None where it had none, and the address of its memory
+        now.
 
     Raises:
-        torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has changed then.
+        torch.OutOfMemoryError: The memory would exceed the active scope's memory limit. Nothing has
+            changed then.
     """
     known = _owner_of_any(storage)
-    serves = native is not None and not memory.is_meta and (known is None or isinstance(known, NativeRef))
+    serves = (
+        native is not None
+        and not memory.is_meta
+        and (known is None or isinstance(known, NativeRef))
+    )
     if serves and _adopted(storage, index, memory, known):
         return None, memory.data_ptr()
     device(index).release_ended()  # a storage that ended may have had this one's negative number
@@ -478,8 +523,8 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
 
 def _owner_of_any(storage: Any) -> StorageRef | None:
     """Return the reference to a storage, also to one that is resized to 0."""
-    # Known by the negative address of their C++ object, as an empty storage has the address 0. The machine of another
-    # one may have ended.
+    # Known by the negative address of their C++ object, as an empty storage has the address 0. The
+    # machine of another one may have ended.
     return owner_of(storage) if storage.data_ptr() else _owners.get(-storage._cdata)
 
 
@@ -493,11 +538,14 @@ def _adopted(storage: Any, index: int, memory: torch.Tensor, known: StorageRef |
     return True
 
 
-def _without_memory(owner: StorageRef, storage: Any, memory: torch.Tensor) -> tuple[StorageRef, torch.Tensor | None]:
+def _without_memory(
+    owner: StorageRef, storage: Any, memory: torch.Tensor
+) -> tuple[StorageRef, torch.Tensor | None]:
     """Free the block of a storage that gets the memory of ``memory``.
 
     Returns:
-        The reference to the storage from now on, and the CPU tensor whose memory it had, None where it had none.
+        The reference to the storage from now on, and the CPU tensor whose memory it had, None where
+        it had none.
     """
     # Not where a twin has the memory: a graph that was captured with it goes on to use it.
     old = None if owner.address in _owners or isinstance(owner, MetaRef) else owner.tensor
@@ -514,8 +562,12 @@ def _without_memory(owner: StorageRef, storage: Any, memory: torch.Tensor) -> tu
     return owner, old
 
 
-def _put_in_memory(owner: StorageRef, storage: Any, memory: torch.Tensor, block: memory_blocks.Block | None) -> int:
-    """Let a storage have the memory of ``memory``, for which it has a block. Return the address of the memory."""
+def _put_in_memory(
+    owner: StorageRef, storage: Any, memory: torch.Tensor, block: memory_blocks.Block | None
+) -> int:
+    """Let a storage have the memory of ``memory``, for which it has a block. Return the address of
+    the memory.
+    """
     address = 0
     if block is not None:
         address = block.address if memory.is_meta else memory.data_ptr()
@@ -529,7 +581,9 @@ def _put_in_memory(owner: StorageRef, storage: Any, memory: torch.Tensor, block:
 
 
 def owner_at(tensor: torch.Tensor) -> StorageRef | None:
-    """Return the reference to the storage of a tensor that Python made; None for one without memory of a device."""
+    """Return the reference to the storage of a tensor that Python made; None for one without memory
+    of a device.
+    """
     # Asked of the tensor first, because a storage takes Python a new object.
     return _owners.get(tensor.data_ptr()) or _made_here(tensor.untyped_storage())
 
@@ -561,12 +615,15 @@ def forget_values(storage: Any) -> None:
     _by_meta[new.meta.untyped_storage()._cdata] = new
 
 
-set_storage = functools.partial(torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.CPU)
+set_storage = functools.partial(
+    torch.ops.aten.set_.source_Storage_storage_offset._op_dk, torch._C.DispatchKey.CPU
+)
 """``Tensor.set_`` with a storage, by its CPU kernel, which accepts tensors of the device too."""
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that shares memory with a simulated tensor, without conjugate and negative bits.
+    """Return a CPU tensor that shares memory with a simulated tensor, without conjugate and
+    negative bits.
 
     The caller must not resize the result: it may be the tensor that owns the memory.
     """
@@ -578,7 +635,8 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     owner = _owners.get(address)
     if owner is not None:
         own = owner.tensor
-        # The cheapest comparison first. Shape and strides as well, since views begin at the same address.
+        # The cheapest comparison first. Shape and strides as well, since views begin at the same
+        # address.
         alike = own.dtype is dtype and own.shape == shape and own.stride() == stride
         # Not in `_has_gaps`, which would be a frame of each call.
         if alike and (own.is_contiguous() or not _has_gaps(own)):
@@ -592,11 +650,21 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _kept_view(
-    owner: StorageRef, tensor: torch.Tensor, address: int, dtype: torch.dtype, shape: torch.Size, stride: Any
+    owner: StorageRef,
+    tensor: torch.Tensor,
+    address: int,
+    dtype: torch.dtype,
+    shape: torch.Size,
+    stride: Any,
 ) -> torch.Tensor:
     """Return the last view of a block's CPU tensor if it is one for this tensor, else a new one."""
     view = owner.view
-    alike = view.data_ptr() == address and view.dtype is dtype and view.shape == shape and view.stride() == stride
+    alike = (
+        view.data_ptr() == address
+        and view.dtype is dtype
+        and view.shape == shape
+        and view.stride() == stride
+    )
     # A view with gaps may only be given to the tensor that it was made for, see `_is_dense`.
     if alike and (owner.viewer == tensor._cdata or (not owner.viewer and view is not owner.tensor)):
         return view
@@ -606,15 +674,17 @@ def _kept_view(
 
 
 def _has_gaps(own: torch.Tensor) -> bool:
-    """Return whether a CPU tensor of a block that is not contiguous has gaps. Then each tensor needs its own view."""
+    """Return whether a CPU tensor of a block that is not contiguous has gaps. Then each tensor
+    needs its own view.
+    """
     return own.nbytes != own.untyped_storage().nbytes()
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Return whether torch's overlap checks compare this tensor with others by memory range.
 
-    They compare a tensor with gaps between its elements by identity alone, so it needs a view of its own. The result
-    may be False for a dense tensor, which then gets its own view too.
+    They compare a tensor with gaps between its elements by identity alone, so it needs a view of
+    its own. The result may be False for a dense tensor, which then gets its own view too.
     """
     # Row-major, or the transpose of a matrix: the usual cases.
     return tensor.is_contiguous() or (tensor.dim() == 2 and tensor.stride() == (1, tensor.shape[0]))
@@ -623,18 +693,25 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def without_disguise(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor, or a plain view of it where its class has its own shape, strides or dtype.
 
-    torch's kernels read a tensor's own. The class's may raise, as those of an uninitialized parameter do, or differ.
+    torch's kernels read a tensor's own. The class's may raise, as those of an uninitialized
+    parameter do, or differ.
     """
     kind = tensor.__class__
-    if kind.shape is _Tensor.shape and kind.stride is _Tensor.stride and kind.dtype is _Tensor.dtype:
+    if (
+        kind.shape is _Tensor.shape
+        and kind.stride is _Tensor.stride
+        and kind.dtype is _Tensor.dtype
+    ):
         return tensor
     return tensor.as_subclass(_Tensor)
 
 
 def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a new CPU tensor that shares memory with a simulated tensor, for a kernel that may resize it.
+    """Return a new CPU tensor that shares memory with a simulated tensor, for a kernel that may
+    resize it.
 
-    The memory cannot grow: a kernel that needs more than the block holds raises an error with the text
+    The memory cannot grow: a kernel that needs more than the block holds raises an error with the
+    text
     :data:`CANNOT_GROW`.
     """
     tensor = without_disguise(tensor)
@@ -654,31 +731,41 @@ CANNOT_GROW = "Trying to resize storage that is not resizable"
 
 
 def _import_again(owner: StorageRef) -> None:
-    """Import a block's CPU tensor by DLPack: the new storage begins where the tensor begins and cannot be resized."""
+    """Import a block's CPU tensor by DLPack: the new storage begins where the tensor begins and
+    cannot be resized.
+    """
     with torch.inference_mode(owner.tensor.is_inference()):
         owner.tensor = owner.view = on_cpu(owner.tensor)
     owner.viewer = 0
 
 
 def _view(owner: StorageRef, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a block's CPU tensor with the dtype, shape, strides and offset of a simulated tensor."""
+    """Return a view of a block's CPU tensor with the dtype, shape, strides and offset of a
+    simulated tensor.
+    """
     if isinstance(owner, MetaRef):
         raise NoValueError("a kernel of the CPU")
-    if owner.tensor.storage_offset():  # the kernel's result was part of a larger storage, and the block begins there
+    # The kernel's result was part of a larger storage, and the block begins there.
+    if owner.tensor.storage_offset():
         _import_again(owner)
     own = owner.tensor
-    if own.is_inference() and not tensor.is_inference():  # torch refuses writes to views of an inference tensor
+    # Torch refuses writes to views of an inference tensor.
+    if own.is_inference() and not tensor.is_inference():
         return on_cpu(tensor)
     _check_whole(tensor)
     if own.dtype is tensor.dtype:
         return _as_strided(own, tensor.shape, tensor.stride(), tensor.storage_offset())
     # Another dtype, as of `view(dtype)`: the same bytes under another type.
     view = torch.empty(0, dtype=tensor.dtype)
-    return set_storage(view, own.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    return set_storage(
+        view, own.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
 
 
 def shape_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor with the dtype, shape and strides of a tensor, for a kernel that reads no memory."""
+    """Return a CPU tensor with the dtype, shape and strides of a tensor, for a kernel that reads no
+    memory.
+    """
     if _is_whole(tensor):
         return memory_of(tensor)
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -704,7 +791,8 @@ def _check_whole(tensor: torch.Tensor) -> None:
     where = "" if site is None else f", which was resized at {site}"
     held = f"{storage.nbytes()}{where}"
     why = (
-        f"A kernel used a tensor that needs {_end(tensor)} bytes of a storage of {held}. Use it with its size restored."
+        f"A kernel used a tensor that needs {_end(tensor)} bytes of a storage of {held}. Use it "
+        "with its size restored."
     )
     raise policy.lose(why, ILLEGAL_ADDRESS) if policy.stands_for_cuda() else RuntimeError(why)
 

@@ -1,7 +1,9 @@
-"""Runs operators on the simulated device by torch's CPU kernels, on CPU tensors that share the memory.
+"""Runs operators on the simulated device by torch's CPU kernels, on CPU tensors that share the
+memory.
 
-There are four kinds of operators, by their schema: views (their CPU kernel runs on the device's tensors themselves),
-factories, operators with ``out``, and operators that write to their arguments or make new tensors, which
+There are four kinds of operators, by their schema: views (their CPU kernel runs on the device's
+tensors themselves), factories, operators with ``out``, and operators that write to their arguments
+or make new tensors, which
 ``pipeline.py`` runs by itself. Operators that need more are in ``handwritten_kernels.py``.
 """
 
@@ -23,7 +25,13 @@ from torchdevice.kernel.thread_state import state
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import machine, policy, storage_resizing
 from torchdevice.simulation.allocator import storages
-from torchdevice.simulation.allocator.storages import fresh, host_waited, meaning, memory_of, set_storage
+from torchdevice.simulation.allocator.storages import (
+    fresh,
+    host_waited,
+    meaning,
+    memory_of,
+    set_storage,
+)
 from torchdevice.simulation.kernels import device_mismatch
 from torchdevice.simulation.refusals import kernel_names
 from torchdevice.torch_modules.cuda.capture_rules import not_while_capturing
@@ -50,7 +58,9 @@ _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 _takes_numbers = torch._C._should_allow_numbers_as_tensors
-"""Whether torch itself makes a tensor of a number in the place of one, for an operator of this name."""
+"""Whether torch itself makes a tensor of a number in the place of one, for an operator of this
+name.
+"""
 
 
 _TENSOR = torch._C.TensorType.get()
@@ -66,11 +76,15 @@ dtype_of = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
 
 def is_view(schema: Any) -> bool:
     """Return whether an operator with this schema returns views of its arguments."""
-    return any(r.alias_info is not None for r in schema.returns) and not any(map(is_written, schema.arguments))
+    return any(r.alias_info is not None for r in schema.returns) and not any(
+        map(is_written, schema.arguments)
+    )
 
 
 def body_of(op: Any) -> Kernel | None:
-    """Return what runs a factory, or an operator with ``out``; None for an operator of another kind."""
+    """Return what runs a factory, or an operator with ``out``; None for an operator of another
+    kind.
+    """
     if makes_of_nothing(op):
         return _factory(op)
     resizable = frozenset(op._schema.arguments[i].name for i in outs_of(op))
@@ -85,22 +99,30 @@ def makes_of_nothing(op: Any) -> bool:
 def outs_of(op: Any) -> list[int]:
     """Return the places of the arguments that an operator may resize."""
     # `out=` is a keyword, and an `out` in a list is marked as such.
-    return [i for i, a in enumerate(op._schema.arguments) if is_written(a) and (a.kwarg_only or a.is_out)]
+    return [
+        i
+        for i, a in enumerate(op._schema.arguments)
+        if is_written(a) and (a.kwarg_only or a.is_out)
+    ]
 
 
 def view_of(op: Any) -> Kernel:
     """Return the kernel of an operator that returns a view: the CPU's, which reads no memory.
 
-    ``call_boxed`` takes two thirds of the time of ``_op_dk``, but keeps Python's global lock while the kernel runs.
+    ``call_boxed`` takes two thirds of the time of ``_op_dk``, but keeps Python's global lock while
+    the kernel runs.
     """
     if op.namespace != "aten":  # a program's kernel may end, or get another one in its place
         return functools.partial(op._op_dk, DispatchKey.CPU)
-    # `call_boxed` is safe here, since a view computes nothing and keeps Python's lock for a moment only.
+    # `call_boxed` is safe here, since a view computes nothing and keeps Python's lock for a moment
+    # only.
     return functools.partial(torch.library.get_kernel(op, "CPU").call_boxed, _CPU_KEYS)
 
 
 def without_mode(kernel: Kernel) -> Kernel:
-    """Return a kernel that runs without function modes, because autograd calls kernels with modes on the stack."""
+    """Return a kernel that runs without function modes, because autograd calls kernels with modes
+    on the stack.
+    """
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -114,7 +136,9 @@ def without_mode(kernel: Kernel) -> Kernel:
 
 
 def aliased(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that shares memory with a simulated tensor, with conjugate and negative bits."""
+    """Return a CPU tensor that shares memory with a simulated tensor, with conjugate and negative
+    bits.
+    """
     return with_bits(memory_of(tensor), tensor)
 
 
@@ -126,7 +150,9 @@ def host_alias(tensor: torch.Tensor) -> torch.Tensor:
 def wrapped(result: Any, index: int) -> Any:
     """Return the results of a CPU kernel, each tensor as a new tensor of device ``index``."""
     if isinstance(result, _Tensor):
-        return fresh(result, index) if result.layout is torch.strided else fresh_sparse(result, index)
+        if result.layout is torch.strided:
+            return fresh(result, index)
+        return fresh_sparse(result, index)
     # Named tuples of torch are tuples whose class takes a sequence.
     if isinstance(result, (tuple, list)):
         return type(result)(wrapped(each, index) for each in result)
@@ -135,13 +161,17 @@ def wrapped(result: Any, index: int) -> Any:
 
 
 def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor without other users."""
+    """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor without
+    other users.
+    """
     with meaning(index):
         return sparse_of([fresh(part, index) for part in parts_of(tensor)], tensor)
 
 
 def sparse_of(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return a sparse tensor of its indices and values, on their device, with the shape and layout of ``like``."""
+    """Return a sparse tensor of its indices and values, on their device, with the shape and layout
+    of ``like``.
+    """
     values, index = parts[-1], index_of(parts[-1])
     # By the index and not by `.device`, which the mode rewrites.
     device = _CPU if index < 0 else torch.device(policy.DEVICE_TYPE, index)
@@ -153,7 +183,9 @@ def sparse_of(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 
 
 def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:
-    """Count a copy between devices. The host waits for one, unless the program asked for another of locked memory."""
+    """Count a copy between devices. The host waits for one, unless the program asked for another of
+    locked memory.
+    """
     one, other, context = index_of(source), index_of(destination), state.context
     if one != other:
         host = None
@@ -164,7 +196,9 @@ def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bo
             not_while_capturing(pageable=not is_pinned)
             if other < 0:
                 host_waited()
-        start, end = ("cpu" if index < 0 else f"{policy.DEVICE_TYPE}:{index}" for index in (one, other))
+        start, end = (
+            "cpu" if index < 0 else f"{policy.DEVICE_TYPE}:{index}" for index in (one, other)
+        )
         on = machine.current()
         on.copies[start, end] += 1
         on.copied_bytes[start, end] += destination.nbytes
@@ -176,14 +210,17 @@ _make_coo = functools.partial(
 
 
 def _holds_tensors(kind: Any) -> bool:
-    return kind.isSubtypeOf(_TENSOR) or (hasattr(kind, "getElementType") and _holds_tensors(kind.getElementType()))
+    return kind.isSubtypeOf(_TENSOR) or (
+        hasattr(kind, "getElementType") and _holds_tensors(kind.getElementType())
+    )
 
 
-# ---- arguments -------------------------------------------------------------------------------------------------------
+# ---- arguments -----------------------------------------------------------------------------------
 
 
 class CpuAliases(StandIns):
-    """CPU tensors in the memory of a call's simulated tensors, for all kernels but those of :func:`_plain`.
+    """CPU tensors in the memory of a call's simulated tensors, for all kernels but those of
+    :func:`_plain`.
 
     Args:
         func: What is called with the CPU tensors.
@@ -202,7 +239,9 @@ class CpuAliases(StandIns):
 
     @property
     def index(self) -> int:
-        """The index of the device of the results: the one that the call names, or that of its tensors."""
+        """The index of the device of the results: the one that the call names, or that of its
+        tensors.
+        """
         return max(self.indices, default=-1) if self._named is None else self._named
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -242,23 +281,29 @@ class Arguments:
 
     def __init__(self, op: Any):
         self.op = op
-        # An operator with a kernel of its own for such bits reads them; for the others torch has resolved them.
+        # An operator with a kernel of its own for such bits reads them; for the others torch has
+        # resolved them.
         keeps_bits = _has_kernel(op.name(), "Conjugate") or _has_kernel(op.name(), "Negative")
         self.alias = aliased if keeps_bits else memory_of
         name = op._schema.name.removeprefix("aten::")
-        if name.endswith("_like") or name.startswith("new_"):  # which look at the shape of their argument alone
+        # Which look at the shape of their argument alone.
+        if name.endswith("_like") or name.startswith("new_"):
             self.alias = storages.shape_of
         self.scalars = device_mismatch.accepts_cpu_scalars(op)
         self.names = [argument.name for argument in op._schema.arguments]
         takes_numbers = _takes_numbers(name)
         self.for_tensors = {
-            i for i, a in enumerate(op._schema.arguments) if str(a.type) == "Tensor" and not takes_numbers
+            i
+            for i, a in enumerate(op._schema.arguments)
+            if str(a.type) == "Tensor" and not takes_numbers
         }
 
     def take(self, args: Any, index: int = -1) -> tuple[list[Any], int, bool]:
-        """Return the arguments with CPU tensors, the index of their device, and whether :meth:`look_again` is needed.
+        """Return the arguments with CPU tensors, the index of their device, and whether
+        :meth:`look_again` is needed.
 
-        It is where tensors may be on several devices, or where a number stands in the place of a tensor.
+        It is where tensors may be on several devices, or where a number stands in the place of a
+        tensor.
         """
         alias, scalars = self.alias, self.scalars
         odd = False
@@ -267,7 +312,8 @@ class Arguments:
             if isinstance(value, _Tensor):
                 where = index_of(value)
                 if where < 0:
-                    # A CPU tensor with dimensions is an error, one without is a scalar for some operators.
+                    # A CPU tensor with dimensions is an error, one without is a scalar for some
+                    # operators.
                     odd |= not scalars or value.dim() > 0
                 else:
                     if where != index:
@@ -290,7 +336,9 @@ class Arguments:
         return taken, index, odd
 
     def take_named(self, kwargs: dict[str, Any], index: int) -> tuple[dict[str, Any], int, bool]:
-        """Convert keyword arguments as :meth:`take` does. The index is that of ``device`` where it is given."""
+        """Convert keyword arguments as :meth:`take` does. The index is that of ``device`` where it
+        is given.
+        """
         values, index, odd = self.take(kwargs.values(), index)
         named = dict(zip(kwargs, values, strict=True))
         device = named.get("device")
@@ -301,7 +349,8 @@ class Arguments:
         return named, index, odd
 
     def look_again(self, taken: list[Any], args: Any, kwargs: Any, index: int) -> bool:
-        """Return whether a number stands in the place of a tensor: torch unwraps a wrapped number for a kernel.
+        """Return whether a number stands in the place of a tensor: torch unwraps a wrapped number
+        for a kernel.
 
         Raises:
             RuntimeError: Tensors are on several devices, where CUDA requires one.
@@ -312,15 +361,21 @@ class Arguments:
 
 
 def on_cpu_as(op: Any) -> Callable[..., Any]:
-    """Return a function that runs an operator on CPU tensors: its CPU kernel, or the dispatcher if it has none."""
+    """Return a function that runs an operator on CPU tensors: its CPU kernel, or the dispatcher if
+    it has none.
+    """
     # `_op_dk` calls the kernel of a key without the dispatcher; composite operators have none.
     run = functools.partial(op._op_dk, DispatchKey.CPU) if _has_kernel(op.name(), "CPU") else op._op
     names = [each.name for each in op._schema.arguments]
-    return _normalizing(names, run) if {"weight", "running_var"} < set(names) and not outs_of(op) else run
+    if {"weight", "running_var"} < set(names) and not outs_of(op):
+        return _normalizing(names, run)
+    return run
 
 
 def _normalizing(names: list[str], run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs batch norm whose parameters and statistics have several dtypes, as CUDA's does."""
+    """Return a function that runs batch norm whose parameters and statistics have several dtypes,
+    as CUDA's does.
+    """
     first, last = names.index("weight"), names.index("running_var") + 1
 
     def normalize(*args: Any) -> Any:
@@ -334,7 +389,9 @@ def _normalizing(names: list[str], run: Callable[..., Any]) -> Callable[..., Any
             statistic.copy_(each)
         if names[0] != "grad_out" or given[0] is None:
             return results
-        return results[0], *(each if each is None else each.to(given[0].dtype) for each in results[1:])
+        return results[0], *(
+            each if each is None else each.to(given[0].dtype) for each in results[1:]
+        )
 
     return normalize
 
@@ -343,11 +400,12 @@ _ACCUMULATED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """Input -> the dtype of CUDA's sums, where it is another one."""
 
 
-# ---- kinds of operators ----------------------------------------------------------------------------------------------
+# ---- kinds of operators --------------------------------------------------------------------------
 
 
 def again(error: Exception, op: Any, call: Kernel | None, taken: Any, named: dict[str, Any]) -> Any:
-    """Return what an operator gives in a dtype that only CUDA has a kernel for; raise any other error again.
+    """Return what an operator gives in a dtype that only CUDA has a kernel for; raise any other
+    error again.
 
     ``call`` is None where the operator does not run by its CPU kernel.
     """
@@ -358,7 +416,8 @@ def again(error: Exception, op: Any, call: Kernel | None, taken: Any, named: dic
         if call is None or lacked is None:
             raise kernel_names.named(op._schema.name.removeprefix("aten::"), error) from None
     finally:
-        # Or its traceback would hold this frame, and this frame the error: the tensors of all frames would live on.
+        # Or its traceback would hold this frame, and this frame the error: the tensors of all
+        # frames would live on.
         del error
     name = op._schema.name.removeprefix("aten::")
     return dtype_gaps.compute(state.context, lacked, call, name, taken, named)
@@ -375,18 +434,26 @@ def _factory(op: Any) -> Kernel:
         # CPU kernels would ask an accelerator for page-locked memory.
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False
-        return wrapped(random(run, index, list(args), kwargs) if random is not None else run(*args, **kwargs), index)
+        return wrapped(
+            random(run, index, list(args), kwargs) if random is not None else run(*args, **kwargs),
+            index,
+        )
 
     return factory
 
 
 def _outgoing(op: Any, resizable: frozenset[str]) -> Kernel:
     """Return the kernel of an operator with ``out`` arguments."""
-    arguments, run, random, results = Arguments(op), on_cpu_as(op), device_random.kind_of(op), Results(op)
+    arguments = Arguments(op)
+    run = on_cpu_as(op)
+    random = device_random.kind_of(op)
+    results = Results(op)
 
     def outgoing(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(arguments.names, args, strict=False)), **kwargs}
-        outs = {id(each): each for name in resizable & given.keys() for each in tensors(given[name])}
+        outs = {
+            id(each): each for name in resizable & given.keys() for each in tensors(given[name])
+        }
         return _Outs(run, op, random, arguments.alias, results, outs).call(args, kwargs)
 
     return outgoing
@@ -395,11 +462,19 @@ def _outgoing(op: Any, resizable: frozenset[str]) -> Kernel:
 class _Outs(CpuAliases):
     """The same for a call with ``out`` arguments, which the CPU kernel may resize.
 
-    The CPU kernel writes to the memory of ``out``. If it raises because that memory is too small for the result, it is
-    called again with a new CPU tensor in the place of ``out``.
+    The CPU kernel writes to the memory of ``out``. If it raises because that memory is too small
+    for the result, it is called again with a new CPU tensor in the place of ``out``.
     """
 
-    def __init__(self, func: Any, op: Any, random: Any, alias: Any, results: Results, outs: dict[int, torch.Tensor]):
+    def __init__(
+        self,
+        func: Any,
+        op: Any,
+        random: Any,
+        alias: Any,
+        results: Results,
+        outs: dict[int, torch.Tensor],
+    ):
         super().__init__(func, op, random)
         self._alias, self._results, self._outs = alias, results, outs
         self._grown: set[int] = set()
@@ -409,8 +484,8 @@ class _Outs(CpuAliases):
         try:
             return super().call(args, kwargs)
         except RuntimeError as error:
-            # Torch sets the size of `out` before it resizes the memory, so a tensor that exceeds its storage was too
-            # small. It gets a CPU tensor that can grow.
+            # Torch sets the size of `out` before it resizes the memory, so a tensor that exceeds
+            # its storage was too small. It gets a CPU tensor that can grow.
             small = {key for key in self._outs if not _fits(self.pairs[key][1])}
             if not small or not str(error).startswith(storages.CANNOT_GROW):
                 raise
@@ -420,7 +495,8 @@ class _Outs(CpuAliases):
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in self._grown:
-            return torch.empty(0, dtype=tensor.dtype)  # torch warns when it resizes an ``out`` that is not empty
+            # Torch warns when it resizes an ``out`` that is not empty.
+            return torch.empty(0, dtype=tensor.dtype)
         if id(tensor) in self._outs:
             return with_bits(storages.resizable_memory_of(tensor), tensor)
         return self._alias(tensor)
@@ -446,16 +522,22 @@ def _fits(tensor: torch.Tensor) -> bool:
 
 
 def end_of(tensor: torch.Tensor, offset: Any) -> int:
-    """Return the bytes of a storage in which a tensor of this shape just fits, ``offset`` elements from the start."""
+    """Return the bytes of a storage in which a tensor of this shape just fits, ``offset`` elements
+    from the start.
+    """
     return (offset + extent(tensor)) * tensor.itemsize if tensor.numel() else 0
 
 
 def settle(given: torch.Tensor, own: torch.Tensor) -> None:
-    """Give an ``out`` argument of the device the shape and values of ``own``, the CPU tensor in its place."""
+    """Give an ``out`` argument of the device the shape and values of ``own``, the CPU tensor in its
+    place.
+    """
     # The kernel wrote into the memory itself; only the shape may have changed.
     if own.untyped_storage().data_ptr() == memory_of(given).untyped_storage().data_ptr():
         if own.shape != given.shape or own.stride() != given.stride():
-            set_storage(given, given.untyped_storage(), given.storage_offset(), own.shape, own.stride())
+            set_storage(
+                given, given.untyped_storage(), given.storage_offset(), own.shape, own.stride()
+            )
         return
     if given.shape != own.shape:
         take_shape(given, own)
@@ -464,10 +546,13 @@ def settle(given: torch.Tensor, own: torch.Tensor) -> None:
 
 
 def take_shape(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Give a tensor of the device the shape and strides of another, and its storage the size that this needs."""
+    """Give a tensor of the device the shape and strides of another, and its storage the size that
+    this needs.
+    """
     storage, offset = given.untyped_storage(), given.storage_offset()
     if end_of(own, offset) > storage.nbytes():
-        storage_resizing.resize(storage, int(end_of(own, offset)))  # every tensor that has the storage sees the change
+        # Every tensor that has the storage sees the change.
+        storage_resizing.resize(storage, int(end_of(own, offset)))
     return set_storage(given, storage, offset, own.shape, own.stride())
 
 
@@ -476,13 +561,16 @@ class Results:
 
     Attributes:
         only_new: Whether all results are new tensors.
-        position: The place of the argument that is the only result; None for an operator of another kind.
+        position: The place of the argument that is the only result; None for an operator of another
+            kind.
         positions: For each result the place of the argument that it is; -1 for a new tensor.
         counts_writes: Whether writes to lists are counted here.
     """
 
     def __init__(self, op: Any):
-        arguments = {_alias_set(a): (i, a.name) for i, a in enumerate(op._schema.arguments) if _alias_set(a)}
+        arguments = {
+            _alias_set(a): (i, a.name) for i, a in enumerate(op._schema.arguments) if _alias_set(a)
+        }
         self._given = [arguments.get(_alias_set(r)) for r in op._schema.returns]
         self.only_new = bool(self._given) and not any(self._given)
         self.positions = [-1 if known is None else known[0] for known in self._given]
@@ -492,9 +580,12 @@ class Results:
         self.counts_writes = bool(self._counted) and not self._given
 
     def of(self, result: Any, index: int, args: Any, kwargs: Any) -> Any:
-        """Return the results of a call: an argument itself where the schema says so, else a new tensor."""
+        """Return the results of a call: an argument itself where the schema says so, else a new
+        tensor.
+        """
         if not self._given:
-            for position in self._counted:  # autograd counts writes to results only, so CUDA's kernels count these
+            # Autograd counts writes to results only, so CUDA's kernels count these.
+            for position in self._counted:
                 increment_version([each for each in args[position] if not each.is_inference()])
             return None
         results = [result] if len(self._given) == 1 else result
@@ -509,7 +600,8 @@ class Results:
 
 
 def _alias_set(value: Any) -> str | None:
-    """Return the alias set of an argument or result, which an argument shares with the result that is the argument.
+    """Return the alias set of an argument or result, which an argument shares with the result that
+    is the argument.
 
     None stands for a value without an alias set, and for a list.
     """

@@ -1,8 +1,10 @@
-"""Values that CUDA defines in another way than the CPU: integers beyond their range, and division of integers by 0.
+"""Values that CUDA defines in another way than the CPU: integers beyond their range, and division
+of integers by 0.
 
-A conversion saturates at the limits of a wide integer, whose low bits are the result; on x86 such a number gives the
-lowest integer. A GPU does not report a division of integers by 0, and torch documents that the result may be any value.
-The values here are those of an NVIDIA H200 with torch 2.11 (``benchmarks/conformance.json``).
+A conversion saturates at the limits of a wide integer, whose low bits are the result; on x86 such a
+number gives the lowest integer. A GPU does not report a division of integers by 0, and torch
+documents that the result may be any value. The values here are those of an NVIDIA H200 with torch
+2.11 (``benchmarks/conformance.json``).
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _DIVISIONS = frozenset({"floor_divide", "fmod", "remainder"})
 
 
 def saturate(source: torch.Tensor, result: torch.Tensor) -> None:
-    """Give integers of a dtype in ``WIDE`` that the CPU made of numbers, in its memory, those of CUDA's conversion."""
+    """Give integers of a dtype in ``WIDE`` that the CPU made of numbers, in its memory, those of
+    CUDA's conversion.
+    """
     kind, dtype = dtype_of(source), dtype_of(result)
     if not kind.is_floating_point or not source.numel() or not policy.stands_for_cuda():
         return
@@ -42,7 +46,9 @@ def saturate(source: torch.Tensor, result: torch.Tensor) -> None:
     # As an int64, whose bits are negative for a number from 2**63 on.
     wide = torch.where(numbers < 2.0**63, numbers, numbers - 2.0**64).long()
     highest = limits.max if limits.max < 2**63 else -1
-    wide.masked_fill_(numbers >= float(limits.max + 1), highest).masked_fill_(numbers < limits.min, limits.min)
+    wide.masked_fill_(numbers >= float(limits.max + 1), highest).masked_fill_(
+        numbers < limits.min, limits.min
+    )
     nan = 0
     if limits.bits == 64:
         nan = -(2**63)
@@ -74,14 +80,18 @@ def dividing(schema: Any, kernel: Kernel) -> Kernel:
         else:
             quotient = -1 if dtype.is_signed else torch.iinfo(dtype).max
         floors = "floor_divide" in schema.name or kwargs.get("rounding_mode") == "floor"
-        memory_of(result).masked_fill_(zero, quotient).masked_fill_(zero & negative, -2 if floors else -1)
+        memory_of(result).masked_fill_(zero, quotient).masked_fill_(
+            zero & negative, -2 if floors else -1
+        )
         return result
 
     return divide
 
 
 def _is_of_floats(dividend: Any) -> bool:
-    return dtype_of(dividend).is_floating_point if isinstance(dividend, torch.Tensor) else type(dividend) is float
+    if isinstance(dividend, torch.Tensor):
+        return dtype_of(dividend).is_floating_point
+    return type(dividend) is float
 
 
 def _zero(divisor: Any) -> torch.Tensor | None:

@@ -1,8 +1,10 @@
-"""Derivatives of the operator that the real device calls, where another operator computes its values here.
+"""Derivatives of the operator that the real device calls, where another operator computes its
+values here.
 
-A node of autograd around the inputs refuses what the real device's operator cannot differentiate. torch is the table:
-it has a class of nodes for each formula of a derivative, and an operator without a formula for forward mode refuses
-tensors of the meta device in the same words. The operators of CUDA and MPS are in every build.
+A node of autograd around the inputs refuses what the real device's operator cannot differentiate.
+torch is the table: it has a class of nodes for each formula of a derivative, and an operator
+without a formula for forward mode refuses tensors of the meta device in the same words. The
+operators of CUDA and MPS are in every build.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Derivatives(NamedTuple):
 
 @functools.cache
 def derivatives_of(operator: str, backward: str) -> Derivatives:
-    """Return what torch refuses of an operator's derivatives. See :class:`Derivatives` for the arguments."""
+    """Return what torch refuses of an operator's derivatives. See :class:`Derivatives` for the
+    arguments.
+    """
     formula = "".join(part.title() for part in backward.split("_"))
     known = any(hasattr(torch._C._functions, f"{formula}Backward{number}") for number in range(2))
     refusal = (RuntimeError, f"derivative for aten::{backward} is not implemented")
@@ -49,8 +53,11 @@ def derivatives_of(operator: str, backward: str) -> Derivatives:
 
 @functools.cache
 def in_forward_mode(operator: str) -> Refusal:
-    """Return how an operator refuses tensors with tangents. It does so before its kernel is called."""
-    # In a thread of its own, because the calling thread may be in the kernel of a transform of functorch.
+    """Return how an operator refuses tensors with tangents. It does so before its kernel is
+    called.
+    """
+    # In a thread of its own, because the calling thread may be in the kernel of a transform of
+    # functorch.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_asked_on_meta, operator).result()
 
@@ -60,7 +67,14 @@ def _asked_on_meta(operator: str) -> Refusal:
     with contextlib.nullcontext() if differentiates_forward() else forward_ad.dual_level():
         primal = torch.empty(1, 1, 1, 1, device="meta")
         dual = forward_ad.make_dual(primal, primal)
-        given = {"Tensor": dual, "List[Tensor]": [dual], "int": 1, "float": 0.0, "bool": False, "List[int]": []}
+        given = {
+            "Tensor": dual,
+            "List[Tensor]": [dual],
+            "int": 1,
+            "float": 0.0,
+            "bool": False,
+            "List[int]": [],
+        }
         arguments = [each for each in op._schema.arguments if not each.kwarg_only]
         try:
             op(*(given.get(str(each.type)) for each in arguments))
@@ -70,7 +84,9 @@ def _asked_on_meta(operator: str) -> Refusal:
 
 
 def differentiates_forward() -> bool:
-    """Return whether the program is in forward mode, by ``forward_ad`` or by a transform of functorch."""
+    """Return whether the program is in forward mode, by ``forward_ad`` or by a transform of
+    functorch.
+    """
     return forward_ad._current_level >= 0
 
 
@@ -80,17 +96,21 @@ def are_transformed() -> bool:
 
 
 def are_asked(given: Any) -> bool:
-    """Return whether autograd watches some tensors among the arguments of a call, or may see their tangents."""
+    """Return whether autograd watches some tensors among the arguments of a call, or may see their
+    tangents.
+    """
     return differentiates_forward() or (
         torch.is_grad_enabled() and any(each.requires_grad for each in tensors(list(given)))
     )
 
 
 def refusing(derivatives: Derivatives, args: Any) -> Any:
-    """Return the arguments of a call with a node around those that autograd watches, which has these derivatives.
+    """Return the arguments of a call with a node around those that autograd watches, which has
+    these derivatives.
 
     Raises:
-        NotImplementedError: An argument has a tangent, and the operator has no derivative in forward mode.
+        NotImplementedError: An argument has a tangent, and the operator has no derivative in
+            forward mode.
     """
     found = {id(each): each for each in tensors(list(args))}
     refuse_tangents(derivatives, found.values())
@@ -102,20 +122,24 @@ def refusing(derivatives: Derivatives, args: Any) -> Any:
 
 
 def refuse_tangents(derivatives: Derivatives, given: Iterable[torch.Tensor]) -> None:
-    """Check that no argument of a call has a tangent, where the operator has no derivative in forward mode.
+    """Check that no argument of a call has a tangent, where the operator has no derivative in
+    forward mode.
 
     Raises:
         NotImplementedError: One has.
     """
-    if differentiates_forward() and any(forward_ad.unpack_dual(each).tangent is not None for each in given):
+    if differentiates_forward() and any(
+        forward_ad.unpack_dual(each).tangent is not None for each in given
+    ):
         _raise(in_forward_mode(derivatives.operator))
 
 
 def refuse_second(derivatives: Derivatives, result: torch.Tensor) -> None:
-    """Let the gradients of the gradients that the node of a result returns be refused, as far as the operator does.
+    """Let the gradients of the gradients that the node of a result returns be refused, as far as
+    the operator does.
 
-    The graph has no node more, so that torch's errors name the nodes of the program. The result must be that of a
-    single node.
+    The graph has no node more, so that torch's errors name the nodes of the program. The result
+    must be that of a single node.
     """
     if result.grad_fn is not None and derivatives.second is not None:
         result.grad_fn.register_hook(functools.partial(_refused_further, derivatives))
@@ -155,10 +179,15 @@ class _Node(torch.autograd.Function):
         return tuple(each if each is None else each.view_as(each) for each in tangents[1:])
 
     @classmethod
-    def in_a_kernel(cls, derivatives: Derivatives, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Apply it in a kernel, whose calls a transform of functorch that has called it does not see otherwise."""
+    def in_a_kernel(
+        cls, derivatives: Derivatives, *given: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Apply it in a kernel, whose calls a transform of functorch that has called it does not
+        see otherwise.
+        """
         if not are_transformed():
-            # What `apply` of `Function` calls, after it has bound the arguments in as much time as the node takes.
+            # What `apply` of `Function` calls, after it has bound the arguments in as much time as
+            # the node takes.
             return super(torch.autograd.Function, cls).apply(derivatives, *given)  # type: ignore[no-any-return]
         excluded = torch._C._dispatch_tls_local_exclude_set() - _OF_FUNCTORCH
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):

@@ -1,7 +1,9 @@
-"""CUDA's errors for a call whose tensors are on several devices, and the calls that CUDA accepts nevertheless.
+"""CUDA's errors for a call whose tensors are on several devices, and the calls that CUDA accepts
+nevertheless.
 
-Torch generates a device check for most CUDA kernels. The kernels that use its tensor iterator check for themselves and
-accept CPU tensors without dimensions as scalars: native_functions.yaml marks them ``device_check: NoCheck``.
+Torch generates a device check for most CUDA kernels. The kernels that use its tensor iterator check
+for themselves and accept CPU tensors without dimensions as scalars: native_functions.yaml marks
+them ``device_check: NoCheck``.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ from torchdevice.simulation import policy
 from torchdevice.simulation.profiles import is_structured, unchecked_operators
 
 _ON_SEVERAL = frozenset(
-    f"aten::{name}" for name in ("copy_", "copy_sparse_to_sparse_", "resize_as_sparse_", "_nested_from_padded")
+    f"aten::{name}"
+    for name in ("copy_", "copy_sparse_to_sparse_", "resize_as_sparse_", "_nested_from_padded")
 )
-"""Operators that take tensors on several devices: copies, and one that takes sizes, which are always on the CPU."""
+"""Operators that take tensors on several devices: copies, and one that takes sizes, which are
+always on the CPU.
+"""
 
 
 def accepts_cpu_scalars(op: Any) -> bool:
@@ -25,9 +30,11 @@ def accepts_cpu_scalars(op: Any) -> bool:
 
 
 def check(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise CUDA's RuntimeError if the tensors of a call are on several devices and CUDA does not accept that.
+    """Raise CUDA's RuntimeError if the tensors of a call are on several devices and CUDA does not
+    accept that.
 
-    CUDA compares each tensor with the first; the error names the first tensor that is on another device.
+    CUDA compares each tensor with the first; the error names the first tensor that is on another
+    device.
     """
     if op._schema.name in _ON_SEVERAL:
         return
@@ -44,7 +51,10 @@ def check(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             _refuse(op, name, index, first)
 
 
-_ON_TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, {one} and {other}!"
+_ON_TWO_DEVICES = (
+    "Expected all tensors to be on the same device, but found at least two devices, {one} and "
+    "{other}!"
+)
 
 
 _ON_ANOTHER_DEVICE = (
@@ -54,15 +64,22 @@ _ON_ANOTHER_DEVICE = (
 
 
 def _refuse(op: Any, name: str, index: int, first: int) -> None:
-    """Raise the error of the operator's own check, of the tensor iterator's, or of the generated one."""
+    """Raise the error of the operator's own check, of the tensor iterator's, or of the generated
+    one.
+    """
     its, on = _spelled(index), _spelled(first)
     base = op._schema.name.removeprefix("aten::").strip("_").removesuffix("_impl")
     if base in ("index", "index_put") and index < 0 and name == "indices":
         return
     if base in ("index", "index_put") and first < 0:
-        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+        raise RuntimeError(
+            "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+        )
     if base == "masked_fill" and name == "mask":
-        raise RuntimeError(f"expected self and mask to be on the same device, but got mask on {its} and self on {on}")
+        raise RuntimeError(
+            f"expected self and mask to be on the same device, but got mask on {its} and self on "
+            f"{on}"
+        )
     if accepts_cpu_scalars(op):
         # The tensor iterator names the accelerator first.
         one, other = (its, on) if first < 0 else (on, its)

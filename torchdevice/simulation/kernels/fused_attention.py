@@ -1,7 +1,9 @@
-"""CUDA's fused kernels of attention, which programs and jagged tensors also call by their names, as formulas.
+"""CUDA's fused kernels of attention, which programs and jagged tensors also call by their names, as
+formulas.
 
 Arguments and results go by their names in torch's schemas, and are those of
-aten/src/ATen/native/transformers/cuda/attention.cu. A packed batch is one sequence whose parts do not see each other.
+aten/src/ATen/native/transformers/cuda/attention.cu. A packed batch is one sequence whose parts do
+not see each other.
 """
 
 from __future__ import annotations
@@ -56,17 +58,26 @@ _REFUSED = ("alibi_slopes", "block_table", "seqlen_k", "seqused_k")
 
 
 class _Call:
-    """The arguments of a call by their first names, with heads before lengths and in single precision at least."""
+    """The arguments of a call by their first names, with heads before lengths and in single
+    precision at least.
+    """
 
     def __init__(self, op: Any, args: Any, kwargs: Any):
-        given = {_NAMES.get(each, each): value for each, value in given_to(op, args, kwargs).items()}
+        given = {
+            _NAMES.get(each, each): value for each, value in given_to(op, args, kwargs).items()
+        }
         refused = next((each for each in _REFUSED if given.get(each) is not None), None)
         if refused is not None:
-            raise NotImplementedError(f"{op} is not simulated with {refused!r}. Call it without {refused!r}.")
+            raise NotImplementedError(
+                f"{op} is not simulated with {refused!r}. Call it without {refused!r}."
+            )
         self.given = given
         self._name = op._schema.name
         self.is_turned = "_scaled_dot_product_" in self._name
-        self.ends = [None, None] if self.is_turned else [given.get("cum_seq_q"), given.get("cum_seq_k")]
+        if self.is_turned:
+            self.ends = [None, None]
+        else:
+            self.ends = [given.get("cum_seq_q"), given.get("cum_seq_k")]
         self.q = self.turned(given["query"])
         self.k = self._for_each_head(given["key"])
         self.v = self._for_each_head(given["value"])
@@ -90,7 +101,9 @@ class _Call:
         return torch.empty_like(like).copy_(result) if keeps_strides else result
 
     def _places(self, keys: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return for each row its sequence, and its place from the sequence's end, or from its beginning."""
+        """Return for each row its sequence, and its place from the sequence's end, or from its
+        beginning.
+        """
         length = (self.k if keys else self.q).size(-2)
         ends = self.ends[keys]
         ends = torch.tensor([0, length]) if ends is None else ends.long()
@@ -121,13 +134,18 @@ class _Call:
         if not dropout:
             return torch.ones(())
         # A kernel is given both in one tensor, or the offset in another.
-        state = [*self.given["rng_state"].view(torch.int64).flatten(), self.given.get("philox_offset")]
+        state = [
+            *self.given["rng_state"].view(torch.int64).flatten(),
+            self.given.get("philox_offset"),
+        ]
         numbers = _numbers(seed=state[0], offset=state[1])
         kept = torch.empty_like(scores).bernoulli_(1 - dropout, generator=numbers)
         return kept / (1 - dropout)
 
     def weights(self) -> tuple[torch.Tensor, ...]:
-        """Return the softmax of the product, the logarithms of its sums, and what dropout multiplies it by."""
+        """Return the softmax of the product, the logarithms of its sums, and what dropout
+        multiplies it by.
+        """
         scores = self.q @ self.k.mT * self.scale
         bias = self.given.get("bias")
         if bias is not None:
@@ -161,10 +179,13 @@ def _numbers(seed: Any, offset: Any) -> torch.Generator:
 
 
 def _uniform(like: torch.Tensor, dropout_p: float, seed: int, offset: int) -> torch.Tensor:
-    """Return numbers that are above ``dropout_p`` where dropout at an offset of a seed keeps a weight."""
+    """Return numbers that are above ``dropout_p`` where dropout at an offset of a seed keeps a
+    weight.
+    """
     numbers = _numbers(seed, offset)
     kept = torch.empty_like(like).bernoulli_(1 - dropout_p, generator=numbers).bool()
-    drawn = torch.rand(like.shape, generator=numbers).clamp(max=0.999)  # rounding must not reach `dropout_p`
+    # Rounding must not reach `dropout_p`.
+    drawn = torch.rand(like.shape, generator=numbers).clamp(max=0.999)
     return torch.where(kept, 1 - drawn * (1 - dropout_p), drawn * dropout_p)
 
 
@@ -173,11 +194,15 @@ def _drops(op: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _forward(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    seed = torch.randint(2**62, (2,)) if _drops(op, args, kwargs) else torch.zeros(2, dtype=torch.int64)
+    if _drops(op, args, kwargs):
+        seed = torch.randint(2**62, (2,))
+    else:
+        seed = torch.zeros(2, dtype=torch.int64)
     call = _Call(op, args, {**kwargs, "rng_state": seed})
     weights, sums, kept = call.weights()
     mask = call.given["query"].new_empty(0)
-    if call.given.get("return_debug_mask") and kept.dim():  # in tiles of 128, negative where a weight was dropped
+    # In tiles of 128, negative where a weight was dropped.
+    if call.given.get("return_debug_mask") and kept.dim():
         tiles = (0, -call.k.size(2) % 128, 0, -call.q.size(2) % 128)
         mask = F.pad(weights.where(kept > 0, -weights), tiles).to(mask.dtype)
     results = {
@@ -220,11 +245,15 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     backward = op._schema.name.endswith("backward")
     draws = not backward and _drops(op, args, kwargs)
     formula = functools.partial(_backward if backward else _forward, op)
-    return CpuAliases(formula, random=device_generators.from_default if draws else None).call(args, kwargs)
+    return CpuAliases(formula, random=device_generators.from_default if draws else None).call(
+        args, kwargs
+    )
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "_fill_mem_eff_dropout_mask_": lambda mask, *given: mask.copy_(CpuAliases(_uniform).call((mask, *given), {})),
+    "_fill_mem_eff_dropout_mask_": lambda mask, *given: mask.copy_(
+        CpuAliases(_uniform).call((mask, *given), {})
+    ),
     **{each: functools.partial(_run, overload_of(each)) for each in _KERNELS},
 }
 """The kernels of the operators by their names."""

@@ -1,11 +1,13 @@
-"""Products, convolutions and slow functions of half tensors in float32, rounded once, where a CPU is slow in half.
+"""Products, convolutions and slow functions of half tensors in float32, rounded once, where a CPU
+is slow in half.
 
-Torch's own kernels for half products take up to a hundred times as long on a CPU without half arithmetic, and so do the
-gradients of convolutions in float16 on any. A GPU's matrix units also sum in float32 and round once. The kernels are
-below autograd, so derivatives are computed in the same way.
+Torch's own kernels for half products take up to a hundred times as long on a CPU without half
+arithmetic, and so do the gradients of convolutions in float16 on any. A GPU's matrix units also sum
+in float32 and round once. The kernels are below autograd, so derivatives are computed in the same
+way.
 
-The conversions take two to four times as long as a function of each element in float32. So only the functions are here
-whose kernels in half precision take longer still.
+The conversions take two to four times as long as a function of each element in float32. So only the
+functions are here whose kernels in half precision take longer still.
 """
 
 from __future__ import annotations
@@ -32,13 +34,16 @@ _FUNCTIONS = {
 """Function -> the dtypes in which torch's kernel takes longer than the conversions."""
 
 _SLOW_ON_ALL = {"aten::convolution_backward": frozenset({torch.float16})}
-"""Operator -> the dtypes in which torch's kernel takes longer also where the CPU has instructions for them.
+"""Operator -> the dtypes in which torch's kernel takes longer also where the CPU has instructions
+for them.
 
-oneDNN has no float16 kernel for the gradient of a convolution's weight, which takes 40 to 300 times as long as in
-float32.
+oneDNN has no float16 kernel for the gradient of a convolution's weight, which takes 40 to 300 times
+as long as in float32.
 """
 
-_OPERATORS = frozenset((_ATTENTION, f"{_ATTENTION}_backward", *(f"aten::{name}" for name in _NAMES.split())))
+_OPERATORS = frozenset(
+    (_ATTENTION, f"{_ATTENTION}_backward", *(f"aten::{name}" for name in _NAMES.split()))
+)
 """The operators, of which torch makes all other products. Those in place take the same way."""
 
 _LEAST_ELEMENTS = 1024
@@ -48,11 +53,15 @@ _LEAST_ELEMENTS = 1024
 def takes(op: Any) -> bool:
     """Return whether an operator computes one of the products or functions, without ``out=``."""
     name = op.name()
-    return name in _OPERATORS or name in _FUNCTIONS or (name.endswith("_") and name[:-1] in _OPERATORS)
+    return (
+        name in _OPERATORS or name in _FUNCTIONS or (name.endswith("_") and name[:-1] in _OPERATORS)
+    )
 
 
 def slow_dtypes(op: Any) -> frozenset[torch.dtype]:
-    """Return the dtypes in which this machine's CPU takes longer than in float32 for one of the operators."""
+    """Return the dtypes in which this machine's CPU takes longer than in float32 for one of the
+    operators.
+    """
     name = op.name()
     without_instructions = registry.runtime("cpu").slow_product_dtypes & _FUNCTIONS.get(name, HALF)
     return without_instructions | _SLOW_ON_ALL.get(name, frozenset())
@@ -67,7 +76,8 @@ def _wanted(op: Any) -> frozenset[torch.dtype]:
 
 
 def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes an operator's calls with CPU tensors, those of half tensors in float32.
+    """Return a function that computes an operator's calls with CPU tensors, those of half tensors
+    in float32.
 
     Args:
         op: The operator.
@@ -77,7 +87,10 @@ def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
     # Attention's forward keeps the logarithms of its sums in float32.
     kept = torch.float32 if "attention" in op.name() else None
     # What is added is rounded with the product, into the tensor that is written to.
-    whole = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::")[:-1]).default if written else compute
+    if written:
+        whole = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::")[:-1]).default
+    else:
+        whole = compute
 
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = args[0].dtype
@@ -90,7 +103,9 @@ def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
             return compute(*args, **kwargs)
         if any(isinstance(each, torch.Tensor) and each.dtype not in (dtype, kept) for each in args):
             return compute(*args, **kwargs)  # which torch refuses
-        result = whole(*map(_widened, args), **{name: _widened(each) for name, each in kwargs.items()})
+        result = whole(
+            *map(_widened, args), **{name: _widened(each) for name, each in kwargs.items()}
+        )
         if written:
             return args[0].copy_(result)
         if op.name() == _ATTENTION:

@@ -1,4 +1,5 @@
-"""Kernels that do more than the operator's CPU kernel: allocation, copies, resizing, and what only accelerators do.
+"""Kernels that do more than the operator's CPU kernel: allocation, copies, resizing, and what only
+accelerators do.
 
 :data:`SPECIAL` maps names with overload to kernels.
 """
@@ -19,9 +20,27 @@ from torchdevice.calls.lacking.fallback_kernels import overload_of
 from torchdevice.kernel import thread_state
 from torchdevice.random_numbers import operators
 from torchdevice.simulation import device_generators, policy, serving, storage_resizing
-from torchdevice.simulation.allocator.storages import fresh, has_no_values, index_meant, meant, set_storage
-from torchdevice.simulation.kernels import cpu_kernels, cuda_values, derivatives, fused_attention, recurrent_networks
-from torchdevice.simulation.kernels.cpu_kernels import aliased, count_copy, host_alias, index_of, of_formula
+from torchdevice.simulation.allocator.storages import (
+    fresh,
+    has_no_values,
+    index_meant,
+    meant,
+    set_storage,
+)
+from torchdevice.simulation.kernels import (
+    cpu_kernels,
+    cuda_values,
+    derivatives,
+    fused_attention,
+    recurrent_networks,
+)
+from torchdevice.simulation.kernels.cpu_kernels import (
+    aliased,
+    count_copy,
+    host_alias,
+    index_of,
+    of_formula,
+)
 from torchdevice.simulation.kernels.pipeline import Pipeline, none_of
 from torchdevice.simulation.refusals import attention
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS
@@ -37,7 +56,8 @@ _aten = torch.ops.aten
 _CPU = torch.device("cpu")
 
 
-# Torch's own functions behind ``torch.ops``: they take half of the time, because no Python frame chooses an overload.
+# Torch's own functions behind ``torch.ops``: they take half of the time, because no Python frame
+# chooses an overload.
 _new_empty = _aten.empty.memory_format._op
 _new_clone = _aten.clone.default._op
 _new_copy = _aten._to_copy.default._op
@@ -55,11 +75,13 @@ def special(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-# ---- allocation ------------------------------------------------------------------------------------------------------
+# ---- allocation ----------------------------------------------------------------------------------
 
 
 @special("empty.memory_format")
-def _empty(size: Any, *, device: Any = None, pin_memory: Any = None, layout: Any = None, **options: Any) -> Any:
+def _empty(
+    size: Any, *, device: Any = None, pin_memory: Any = None, layout: Any = None, **options: Any
+) -> Any:
     policy.check_scope()
     # `index_meant` in short, because every factory comes here.
     index = meant.index if device is None or device.index is None else device.index
@@ -67,7 +89,9 @@ def _empty(size: Any, *, device: Any = None, pin_memory: Any = None, layout: Any
 
 
 @special("empty_strided")
-def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+def _empty_strided(
+    size: Any, stride: Any, *, dtype: Any = None, device: Any = None, **options: Any
+) -> Any:
     policy.check_scope()
     return fresh(_aten.empty_strided(size, stride, dtype=dtype, device=_CPU), index_meant(device))
 
@@ -83,12 +107,17 @@ def _clone(self: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
     return fresh(_new_clone(aliased(self), memory_format=memory_format), index_of(self))
 
 
-# ---- copies ----------------------------------------------------------------------------------------------------------
+# ---- copies --------------------------------------------------------------------------------------
 
 
 @special("_to_copy")
 def _to_copy(
-    self: torch.Tensor, *, device: Any = None, pin_memory: Any = None, non_blocking: bool = False, **options: Any
+    self: torch.Tensor,
+    *,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    **options: Any,
 ) -> torch.Tensor:
     if index_of(self) < 0:
         policy.check_scope()
@@ -104,7 +133,9 @@ def _to_copy(
 
 
 def _pinned(result: torch.Tensor) -> torch.Tensor:
-    """Return the result of a copy that the host does not wait for as page-locked, as torch allocates it for CUDA."""
+    """Return the result of a copy that the host does not wait for as page-locked, as torch
+    allocates it for CUDA.
+    """
     context = thread_state.state.context
     return result if context is None or context.program == "mps" else context.pinned.add(result)
 
@@ -118,23 +149,33 @@ def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
     return self
 
 
-# ---- sizes and storages ----------------------------------------------------------------------------------------------
+# ---- sizes and storages --------------------------------------------------------------------------
 
 
 @special("resize_")
 def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
     """Resize a tensor, and its storage where that is too small. The storage keeps its contents."""
-    layout: dict[str, Any] = {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
-    return cpu_kernels.take_shape(self, torch.empty(size, dtype=self.dtype, device="meta", **layout))
+    layout: dict[str, Any] = (
+        {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
+    )
+    return cpu_kernels.take_shape(
+        self, torch.empty(size, dtype=self.dtype, device="meta", **layout)
+    )
 
 
 @special("set_.source_Storage_storage_offset")
-def _set_from_storage(self: Any, source: Any, storage_offset: int, size: Any, stride: Any = ()) -> torch.Tensor:
-    """Set the storage of a tensor. One that is too small grows, as on CUDA; those of the CPU grow by themselves."""
+def _set_from_storage(
+    self: Any, source: Any, storage_offset: int, size: Any, stride: Any = ()
+) -> torch.Tensor:
+    """Set the storage of a tensor. One that is too small grows, as on CUDA; those of the CPU grow
+    by themselves.
+    """
     if not stride:
         stride = torch.empty(size, device="meta").stride()
     if min((*size, *stride), default=0) >= 0:  # else torch's kernel has an error for it
-        needed = cpu_kernels.end_of(torch.empty_strided(size, stride, dtype=self.dtype, device="meta"), storage_offset)
+        needed = cpu_kernels.end_of(
+            torch.empty_strided(size, stride, dtype=self.dtype, device="meta"), storage_offset
+        )
         if needed > source.nbytes() and source.device.type != "cpu":
             storage_resizing.resize(source, int(needed))
     return set_storage(self, source, storage_offset, size, stride)
@@ -142,7 +183,13 @@ def _set_from_storage(self: Any, source: Any, storage_offset: int, size: Any, st
 
 @special("set_")
 def _set_to_nothing(self: torch.Tensor) -> torch.Tensor:
-    return set_storage(self, fresh(torch.empty(0, dtype=self.dtype), index_of(self)).untyped_storage(), 0, (0,), (1,))
+    return set_storage(
+        self,
+        fresh(torch.empty(0, dtype=self.dtype), index_of(self)).untyped_storage(),
+        0,
+        (0,),
+        (1,),
+    )
 
 
 # The CPU's kernels look at sizes and storages alone.
@@ -151,18 +198,24 @@ for _name in ("set_.source_Storage", "set_.source_Tensor", "is_set_to"):
 
 
 def _letting_go(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that lets the storage before go with the mode: ``Tensor.set_`` asks no mode."""
+    """Return a kernel that lets the storage before go with the mode: ``Tensor.set_`` asks no
+    mode.
+    """
 
     def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context
         if context is None:
             return kernel(self, *args, **kwargs)
-        return interruptions.outliving(context, [interruptions.storage_of(self)], kernel, (self, *args), kwargs)
+        return interruptions.outliving(
+            context, [interruptions.storage_of(self)], kernel, (self, *args), kwargs
+        )
 
     return run
 
 
-SPECIAL.update({name: _letting_go(kernel) for name, kernel in SPECIAL.items() if name.startswith("set_")})
+SPECIAL.update(
+    {name: _letting_go(kernel) for name, kernel in SPECIAL.items() if name.startswith("set_")}
+)
 
 
 @special("record_stream")
@@ -170,12 +223,16 @@ def _record_stream(self: torch.Tensor, s: Any) -> None:
     """Do nothing: the observers of streams (``StreamUses``) know of the call already."""
 
 
-# ---- operators that accelerators compute in another way than the CPU -------------------------------------------------
+# ---- operators that accelerators compute in another way than the CPU -----------------------------
 
 
 @special("native_dropout")
-def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dropout as the GPU computes it, or in the CPU's arithmetic, so that a seed gives the CPU's results to the bit."""
+def _native_dropout(
+    input: torch.Tensor, p: float, train: bool | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dropout as the GPU computes it, or in the CPU's arithmetic, so that a seed gives the CPU's
+    results to the bit.
+    """
     index, memory = index_of(input), aliased(input)
     drawing = device_generators.drawing_of(None, index)
     if drawing is not None:
@@ -184,18 +241,26 @@ def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[
     if train is False or p == 0 or not memory.numel():
         return fresh(memory.clone(), index), fresh(torch.ones_like(memory, dtype=torch.bool), index)
     if p == 1:
-        return fresh(torch.zeros_like(memory), index), fresh(torch.zeros_like(memory, dtype=torch.bool), index)
+        return fresh(torch.zeros_like(memory), index), fresh(
+            torch.zeros_like(memory, dtype=torch.bool), index
+        )
     noise = torch.empty_like(memory)
-    noise.bernoulli_(1 - p, generator=device_generators.next_numbers(device_generators.default_generator(index)))
+    noise.bernoulli_(
+        1 - p, generator=device_generators.next_numbers(device_generators.default_generator(index))
+    )
     mask = noise.bool()
     return fresh(memory * noise.div_(1 - p), index), fresh(mask, index)
 
 
 @special("native_dropout_backward")
-def _native_dropout_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+def _native_dropout_backward(
+    grad_output: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
     memory = aliased(grad_output)
     noise = aliased(mask).to(memory.dtype)
-    return fresh(memory * (noise.div_(1 / scale) if scale else noise.zero_()), index_of(grad_output))
+    return fresh(
+        memory * (noise.div_(1 / scale) if scale else noise.zero_()), index_of(grad_output)
+    )
 
 
 def attend(
@@ -211,8 +276,9 @@ def attend(
 ) -> torch.Tensor:
     """``scaled_dot_product_attention`` by the kernel that torch would choose on the CPU.
 
-    For an out-of-tree device torch itself has a single choice. This kernel is registered above autograd, which
-    differentiates the chosen kernel. Torch's own composite kernel runs in all other cases, and checks the arguments.
+    For an out-of-tree device torch itself has a single choice. This kernel is registered above
+    autograd, which differentiates the chosen kernel. Torch's own composite kernel runs in all other
+    cases, and checks the arguments.
     """
     with torch._C.DisableTorchFunction():
         is_plain = attn_mask is None and not dropout_p and not enable_gqa
@@ -221,20 +287,28 @@ def attend(
         options = {"scale": scale, "enable_gqa": enable_gqa}
         is_checked = _is_checked(query)
         if is_checked:
-            attention.check(SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+            attention.check(
+                SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+            )
         tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
         kernel, composes = None, is_checked
         if _are_differentiated(tensors):
             kernel = _differentiable_kernel(tensors, dropout_p, is_causal, enable_gqa)
             composes |= kernel is None
-        if not composes and _has_flash(tensors) and _chooses_flash(tensors, dropout_p, is_causal, **options):
+        if (
+            not composes
+            and _has_flash(tensors)
+            and _chooses_flash(tensors, dropout_p, is_causal, **options)
+        ):
             return _flash(tensors, kernel, dropout_p, is_causal, scale)
         refusing = tensors if kernel is None else derivatives.refusing(kernel, tensors)
         return _composed(refusing, dropout_p, is_causal, by_math=is_checked, **options)
 
 
 def _is_checked(query: torch.Tensor) -> bool:
-    """Return whether CUDA may refuse a call with this query. If it does not, its kernel ``math`` computes the call."""
+    """Return whether CUDA may refuse a call with this query. If it does not, its kernel ``math``
+    computes the call.
+    """
     many = any(size > attention.MOST_ROWS for size in query.shape[:2])
     return (many or not torch._C._get_math_sdp_enabled()) and policy.stands_for_cuda()
 
@@ -246,20 +320,34 @@ def _are_differentiated(tensors: tuple[torch.Tensor, ...]) -> bool:
 
 
 def _has_flash(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Return whether the CPU has its flash kernel for such tensors. It has no gradient of a mask."""
+    """Return whether the CPU has its flash kernel for such tensors. It has no gradient of a
+    mask.
+    """
     mask_learns = any(each.requires_grad for each in tensors[3:])
     are_alike = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
-    return are_alike and not mask_learns and all(map(_is_real, tensors)) and policy.provides(_FLASH_KERNEL)
+    return (
+        are_alike
+        and not mask_learns
+        and all(map(_is_real, tensors))
+        and policy.provides(_FLASH_KERNEL)
+    )
 
 
 def _composed(
-    tensors: Sequence[torch.Tensor], dropout_p: float, is_causal: bool, *, by_math: bool, **options: Any
+    tensors: Sequence[torch.Tensor],
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    by_math: bool,
+    **options: Any,
 ) -> torch.Tensor:
     """Return what torch's composite kernel computes, or the kernel ``math`` alone."""
     query, key, value, *given = tensors
     mask = given[0] if given else None
     if by_math:
-        return _MATH_KERNEL(query, key, value, _added(mask, query), dropout_p, is_causal, **options)[0]
+        return _MATH_KERNEL(
+            query, key, value, _added(mask, query), dropout_p, is_causal, **options
+        )[0]
     composed = _aten.scaled_dot_product_attention.default.decompose
     return composed(query, key, value, mask, dropout_p, is_causal, **options)
 
@@ -271,7 +359,9 @@ def _flash(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Return what the CPU's flash kernel computes, with the derivatives of the device's kernel, if any."""
+    """Return what the CPU's flash kernel computes, with the derivatives of the device's kernel, if
+    any.
+    """
     if kernel is not None and derivatives.are_transformed():
         # Tangents may be of another transform, which asks a node.
         tensors, kernel = derivatives.refusing(kernel, tensors), None
@@ -280,7 +370,9 @@ def _flash(
     # The kernel takes four dimensions.
     query, key, value, *rest = map(_of_four_dimensions, tensors)
     mask = _added(rest[0], query) if rest else None
-    found: torch.Tensor = _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+    found: torch.Tensor = _FLASH_KERNEL(
+        query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale
+    )[0]
     if kernel is not None:
         derivatives.refuse_second(kernel, found)
     return found if tensors[0].dim() == 4 else found[0]
@@ -289,7 +381,9 @@ def _flash(
 def _differentiable_kernel(
     tensors: Sequence[Any], dropout_p: float, is_causal: bool, enable_gqa: bool
 ) -> derivatives.Derivatives | None:
-    """Return the derivatives of the operator that the real device chooses; None where it composes others."""
+    """Return the derivatives of the operator that the real device chooses; None where it composes
+    others.
+    """
     if policy.stands_for_mps():
         watched = torch.is_grad_enabled() and any(each.requires_grad for each in tensors[:3])
         whole = not dropout_p and all(each.is_contiguous() for each in tensors[:3])
@@ -313,7 +407,9 @@ def differentiated(
     is_causal: bool,
     enable_gqa: bool,
 ) -> tuple[bool, str]:
-    """Return, for C++, whether the real device composes a call, and how its kernel refuses gradients of gradients."""
+    """Return, for C++, whether the real device composes a call, and how its kernel refuses
+    gradients of gradients.
+    """
     with torch._C.DisableTorchFunction():
         given = query, key, value, *(() if attn_mask is None else (attn_mask,))
         kernel = _differentiable_kernel(given, dropout_p, is_causal, enable_gqa)
@@ -325,11 +421,15 @@ def differentiated(
 serving.answers["differentiated"] = differentiated
 
 _CHOOSES_FOR_THREE = torch.__version__ >= "2.14"
-"""Whether torch chooses a kernel for three dimensions too. It is asked once, because a comparison parses the texts."""
+"""Whether torch chooses a kernel for three dimensions too. It is asked once, because a comparison
+parses the texts.
+"""
 
 
 def _of_four_dimensions(tensor: Any) -> Any:
-    """Return a tensor of three dimensions as one batch, as torch 2.14 and later choose a kernel for it."""
+    """Return a tensor of three dimensions as one batch, as torch 2.14 and later choose a kernel for
+    it.
+    """
     return tensor[None] if tensor is not None and tensor.dim() == 3 else tensor
 
 
@@ -353,7 +453,9 @@ _OF_KERNELS = {
 """Kernel of a library -> its operator."""
 
 _ON_MPS = "_scaled_dot_product_attention_math_for_mps"
-"""The operator of MPS for dense inputs whose gradients nobody asks for (transformers/attention.cpp)."""
+"""The operator of MPS for dense inputs whose gradients nobody asks for
+(transformers/attention.cpp).
+"""
 
 
 def _added(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
@@ -363,13 +465,21 @@ def _added(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | Non
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -math.inf)
 
 
-def _chooses_flash(tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causal: bool, **options: Any) -> bool:
-    """Return whether torch would choose the CPU's flash kernel for a query, a key, a value and perhaps a mask."""
+def _chooses_flash(
+    tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causal: bool, **options: Any
+) -> bool:
+    """Return whether torch would choose the CPU's flash kernel for a query, a key, a value and
+    perhaps a mask.
+    """
     if any(map(_is_wrapped, tensors)):
         given = map(_of_one_row, tensors)
     elif any(has_no_values(each.untyped_storage()) for each in tensors if index_of(each) >= 0):
         query, _, value = tensors[:3]
-        return not (dropout_p or options["enable_gqa"]) and query.dim() == 4 and query.shape[-1] == value.shape[-1]
+        return (
+            not (dropout_p or options["enable_gqa"])
+            and query.dim() == 4
+            and query.shape[-1] == value.shape[-1]
+        )
     else:
         given = map(_memory_of, tensors)
     chosen = _aten._fused_sdp_choice(*given, dropout_p=dropout_p, is_causal=is_causal, **options)
@@ -381,7 +491,9 @@ def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _of_one_row(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that has all that the choice looks at, in place of a wrapper of functorch without memory."""
+    """Return a CPU tensor that has all that the choice looks at, in place of a wrapper of functorch
+    without memory.
+    """
     row = torch.empty(tensor.shape[-1:], dtype=tensor.dtype)
     return row.as_strided(tensor.shape, (*[0] * (tensor.dim() - 1), int(tensor.stride(-1) == 1)))
 
@@ -407,7 +519,9 @@ def _convolution_above(*args: Any) -> torch.Tensor:
 
 @special("_convolution", "_convolution.deprecated")
 def _convolution(*args: Any) -> torch.Tensor:
-    """The operator that traced programs call: a convolution with settings for cuDNN behind its own arguments."""
+    """The operator that traced programs call: a convolution with settings for cuDNN behind its own
+    arguments.
+    """
     return _run_convolution(*args[:9])
 
 
@@ -420,8 +534,12 @@ def convolve(*args: Any) -> torch.Tensor:
 def _ctc(overload: str) -> Callable[..., Any]:
     run = _accepted(getattr(_aten._ctc_loss, overload))
 
-    def kernel(log_probs: torch.Tensor, targets: torch.Tensor, *lengths_and_options: Any, **options: Any) -> Any:
-        """Torch's kernels do not look at the targets: the CPU's ends the process where one is far out of range."""
+    def kernel(
+        log_probs: torch.Tensor, targets: torch.Tensor, *lengths_and_options: Any, **options: Any
+    ) -> Any:
+        """Torch's kernels do not look at the targets: the CPU's ends the process where one is far
+        out of range.
+        """
         used, classes = _used_targets(aliased(targets), lengths_and_options[1]), log_probs.size(-1)
         wrong = used[(used < 0) | (used >= classes)]
         if wrong.numel():
@@ -445,7 +563,9 @@ SPECIAL["_ctc_loss"], SPECIAL["_ctc_loss.Tensor"] = _ctc("default"), _ctc("Tenso
 
 def _is_real(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has memory; the fake tensors of compilers have none."""
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(tensor)
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(
+        tensor
+    )
 
 
 _MATH_KERNEL = _aten._scaled_dot_product_attention_math.default
@@ -454,24 +574,36 @@ _MATH_KERNEL = _aten._scaled_dot_product_attention_math.default
 _FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-# ---- linear algebra by cuSOLVER's names ------------------------------------------------------------------------------
+# ---- linear algebra by cuSOLVER's names ----------------------------------------------------------
 
 
 _run_svd, _run_lstsq = _accepted(_aten._linalg_svd.default), _accepted(_aten.linalg_lstsq.default)
 
 
 @special("_linalg_svd")
-def _svd(A: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Any:
+def _svd(
+    A: torch.Tensor,
+    full_matrices: bool = False,
+    compute_uv: bool = True,
+    *,
+    driver: str | None = None,
+) -> Any:
     """The CPU has one algorithm, and refuses the names of cuSOLVER's."""
     return _run_svd(A, full_matrices, compute_uv)
 
 
 @special("linalg_lstsq")
-def _lstsq(self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """CUDA's only driver is ``gels``. It takes a matrix to have full rank, and gives an answer to any other too."""
+def _lstsq(
+    self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> Any:
+    """CUDA's only driver is ``gels``. It takes a matrix to have full rank, and gives an answer to
+    any other too.
+    """
     if not policy.stands_for_cuda():
         # Torch's own, which calls the operator with `out=`: MPS lacks that.
-        return _aten.linalg_lstsq.default._op_dk(DispatchKey.CompositeExplicitAutograd, self, b, rcond, driver=driver)
+        return _aten.linalg_lstsq.default._op_dk(
+            DispatchKey.CompositeExplicitAutograd, self, b, rcond, driver=driver
+        )
     try:
         return _run_lstsq(self, b, rcond, driver="gels")
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
@@ -491,7 +623,9 @@ def _factor_freely(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     factors, steps = A.clone(), min(A.shape[-2:])
     for k in range(steps):
         factors[..., k + 1 :, k] /= factors[..., k, k, None]
-        factors[..., k + 1 :, k + 1 :] -= factors[..., k + 1 :, k, None] * factors[..., k, None, k + 1 :]
+        factors[..., k + 1 :, k + 1 :] -= (
+            factors[..., k + 1 :, k, None] * factors[..., k, None, k + 1 :]
+        )
     pivots = torch.arange(1, steps + 1, dtype=torch.int32).expand(*A.shape[:-2], steps).contiguous()
     return factors, pivots, torch.zeros(A.shape[:-2], dtype=torch.int32)
 
@@ -510,7 +644,7 @@ def _lu(A: torch.Tensor, *, pivot: bool = True) -> Any:
     return torch.lu_unpack(factors, pivots, unpack_pivots=pivot)
 
 
-# ---- formulas, for what only accelerators have a kernel for ----------------------------------------------------------
+# ---- formulas, for what only accelerators have a kernel for --------------------------------------
 
 
 def _sparse_product(
@@ -525,17 +659,27 @@ def _sparse_product(
     """A product of cuSPARSELt's, with a matrix that is kept whole here."""
     product = compressed_A.float() @ dense_B.float() * (1 if alpha is None else alpha)
     product = product if bias is None else product + bias[:, None].float()
-    return (product.t() if transpose_result else product).to(out_dtype or dense_B.dtype).contiguous()
+    return (
+        (product.t() if transpose_result else product).to(out_dtype or dense_B.dtype).contiguous()
+    )
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {
-    "cudnn_affine_grid_generator": lambda theta, *size: _aten.affine_grid_generator(theta, size, True),
-    "cudnn_affine_grid_generator_backward": lambda grad, *size: _aten.affine_grid_generator_backward(grad, size, True),
-    "cudnn_convolution": lambda self, weight, padding, stride, dilation, groups, *settings: _aten.convolution(
-        self, weight, None, stride, padding, dilation, False, [0] * len(padding), groups
+    "cudnn_affine_grid_generator": lambda theta, *size: _aten.affine_grid_generator(
+        theta, size, True
     ),
-    "cudnn_convolution_transpose": lambda self, weight, padding, output_padding, stride, *rest: _aten.convolution(
-        self, weight, None, stride, padding, rest[0], True, output_padding, rest[1]
+    "cudnn_affine_grid_generator_backward": lambda grad, *size: (
+        _aten.affine_grid_generator_backward(grad, size, True)
+    ),
+    "cudnn_convolution": lambda self, weight, padding, stride, dilation, groups, *settings: (
+        _aten.convolution(
+            self, weight, None, stride, padding, dilation, False, [0] * len(padding), groups
+        )
+    ),
+    "cudnn_convolution_transpose": lambda self, weight, padding, output_padding, stride, *rest: (
+        _aten.convolution(
+            self, weight, None, stride, padding, rest[0], True, output_padding, rest[1]
+        )
     ),
     "cudnn_grid_sampler": lambda self, grid: _aten.grid_sampler_2d(self, grid, 0, 0, True),
     "cudnn_grid_sampler_backward": lambda self, grid, gradient: _aten.grid_sampler_2d_backward(
@@ -548,4 +692,6 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
 }
 
 
-SPECIAL.update(fused_attention.KERNELS, **{name: of_formula(each) for name, each in _FORMULAS.items()})
+SPECIAL.update(
+    fused_attention.KERNELS, **{name: of_formula(each) for name, each in _FORMULAS.items()}
+)

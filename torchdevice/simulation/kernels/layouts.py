@@ -1,12 +1,15 @@
-"""Tensors of the device that are not strided, and those that torch makes of parts: sparse, nested and quantized ones.
+"""Tensors of the device that are not strided, and those that torch makes of parts: sparse, nested
+and quantized ones.
 
-- Sparse ones (COO, CSR, CSC, BSR, BSC) are torch's own, whose indices and values are on the device. Operators that only
-  take or return indices and values run on the tensor itself; the others on a sparse CPU tensor that shares the memory.
-- Nested ones with the strided layout are torch's own, whose values are one buffer on the device. Views, and copies
-  between devices, run torch's kernel for the CPU on the tensor itself: it calls operators on the buffer. The others run
-  on a nested CPU tensor that shares the memory. The jagged layout needs nothing: it is a subclass in Python.
-- Each way to a quantized one is refused: torch makes them for devices whose allocator is in C++ only, DLPack does not
-  know them, and torch announces that it will drop them.
+- Sparse ones (COO, CSR, CSC, BSR, BSC) are torch's own, whose indices and values are on the device.
+  Operators that only take or return indices and values run on the tensor itself; the others on a
+  sparse CPU tensor that shares the memory.
+- Nested ones with the strided layout are torch's own, whose values are one buffer on the device.
+  Views, and copies between devices, run torch's kernel for the CPU on the tensor itself: it calls
+  operators on the buffer. The others run on a nested CPU tensor that shares the memory. The jagged
+  layout needs nothing: it is a subclass in Python.
+- Each way to a quantized one is refused: torch makes them for devices whose allocator is in C++
+  only, DLPack does not know them, and torch announces that it will drop them.
 """
 
 from __future__ import annotations
@@ -28,7 +31,14 @@ from torchdevice.kernel.torch_internals import registrations_for_dispatch_key
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import index_meant, meaning, owner_of
 from torchdevice.simulation.kernels import cpu_kernels
-from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, Kernel, aliased, index_of, sparse_of, without_mode
+from torchdevice.simulation.kernels.cpu_kernels import (
+    CpuAliases,
+    Kernel,
+    aliased,
+    index_of,
+    sparse_of,
+    without_mode,
+)
 from torchdevice.simulation.kernels.pipeline import Pipeline, fallback, none_of
 from torchdevice.simulation.profiles import cpu_only_sparse_operators, missing_on_cuda
 from torchdevice.simulation.refusals.cuda_rules import OF_SPARSE
@@ -54,7 +64,8 @@ _OF_PARTS = (
     "sparse_resize_",
     "sparse_resize_and_clear_",
 )
-"""Operators that make sparse tensors from indices and values, or return these, and read no memory."""
+"""Operators that make sparse tensors from indices and values, or return these, and read no memory.
+"""
 
 
 _OF_COMPRESSED_PARTS = (
@@ -74,7 +85,9 @@ _RUN_WHOLE = {"clone", "copy_", "zero_", "empty_like"}
 
 
 _COMPOSED = {"is_pinned"}
-"""Operators that torch's composite kernels do on the parts of a compressed tensor, whatever device these are on."""
+"""Operators that torch's composite kernels do on the parts of a compressed tensor, whatever device
+these are on.
+"""
 
 
 def _put(name: str, kernel: Any, key: str) -> None:
@@ -84,7 +97,9 @@ def _put(name: str, kernel: Any, key: str) -> None:
 def register_sparse() -> None:
     """Register the kernels with torch."""
     _register_layout("SparsePrivateUse1", DispatchKey.SparseCPU, _OF_PARTS, set())
-    _register_layout("SparseCsrPrivateUse1", DispatchKey.SparseCsrCPU, _OF_COMPRESSED_PARTS, _COMPOSED)
+    _register_layout(
+        "SparseCsrPrivateUse1", DispatchKey.SparseCsrCPU, _OF_COMPRESSED_PARTS, _COMPOSED
+    )
 
 
 def _register_layout(key: str, of_cpu: Any, of_parts: Sequence[str], composed: set[str]) -> None:
@@ -93,7 +108,9 @@ def _register_layout(key: str, of_cpu: Any, of_parts: Sequence[str], composed: s
     _put("_to_copy", Pipeline(_aten._to_copy.default, _copy_parts, none_of).run, key)
     for name in of_parts:
         _put(name, cpu_kernels.without_mode(_of_parts(getattr(_aten, name).default, of_cpu)), key)
-    for name in sorted((shadowed(of_cpu.name) | _RUN_WHOLE).difference(of_parts, composed, {"_to_copy"})):
+    for name in sorted(
+        (shadowed(of_cpu.name) | _RUN_WHOLE).difference(of_parts, composed, {"_to_copy"})
+    ):
         _put(name, _kernel(name), key)
 
 
@@ -119,17 +136,28 @@ def _refusals_of(op: Any) -> Refusals:
         return missing_on_cuda(op.name(), "SparseCsrCUDA")
 
     lacks = op.name().removeprefix("aten::") in cpu_only_sparse_operators()
-    own = [Rule(name_of(op), missing, "native_functions.yaml", NotImplementedError)] if lacks else []
+    if lacks:
+        own = [Rule(name_of(op), missing, "native_functions.yaml", NotImplementedError)]
+    else:
+        own = []
     return checks(own + OF_SPARSE.get(name_of(op), []))
 
 
 def _copy_parts(
-    self: torch.Tensor, *, dtype: Any = None, device: Any = None, non_blocking: bool = False, **options: Any
+    self: torch.Tensor,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    non_blocking: bool = False,
+    **options: Any,
 ) -> torch.Tensor:
     """Copy a sparse tensor by its indices and values, as torch does on CUDA."""
     *indices, values = parts_of(self)
     where = {"device": device, "non_blocking": non_blocking}
-    copied = [*(_aten._to_copy(part, **where) for part in indices), _aten._to_copy(values, dtype=dtype, **where)]
+    copied = [
+        *(_aten._to_copy(part, **where) for part in indices),
+        _aten._to_copy(values, dtype=dtype, **where),
+    ]
     if not self.is_sparse and index_of(copied[-1]) >= 0 and policy.stands_for_mps():
         raise NotImplementedError(missing_on_cuda("aten::empty.memory_format", "SparseCsrMPS"))
     with meaning(max(0, index_of(copied[-1]))):
@@ -137,7 +165,9 @@ def _copy_parts(
 
 
 class _SparseAliases(cpu_kernels.CpuAliases):
-    """CPU tensors in the memory of a call's tensors, plain or sparse. Sparse ones that it writes to get new parts."""
+    """CPU tensors in the memory of a call's tensors, plain or sparse. Sparse ones that it writes to
+    get new parts.
+    """
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is torch.strided:
@@ -159,7 +189,9 @@ class _SparseAliases(cpu_kernels.CpuAliases):
         for target in written(self._op, self.args, self.kwargs):
             own = self.pairs[id(target)][1]
             if target.is_sparse:
-                _of_coo(_aten.copy_sparse_to_sparse_, target, cpu_kernels.fresh_sparse(own, self.index))
+                _of_coo(
+                    _aten.copy_sparse_to_sparse_, target, cpu_kernels.fresh_sparse(own, self.index)
+                )
                 _of_coo(_aten._coalesced_, target, own.is_coalesced())
             elif target.layout is not torch.strided:
                 _replace_compressed(target, own)
@@ -183,12 +215,15 @@ def _replace_compressed(target: torch.Tensor, own: torch.Tensor) -> None:
 
 
 def _own(part: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor of its own with the memory of a part of a sparse tensor, which no operator can resize."""
-    owner_of(part.untyped_storage())  # a result with the memory of the part shares the storage of the part
+    """Return a CPU tensor of its own with the memory of a part of a sparse tensor, which no
+    operator can resize.
+    """
+    # A result with the memory of the part shares the storage of the part.
+    owner_of(part.untyped_storage())
     return with_bits(on_cpu(part), part)
 
 
-# ---- nested ----------------------------------------------------------------------------------------------------------
+# ---- nested --------------------------------------------------------------------------------------
 
 
 _ON_ITSELF = frozenset(
@@ -235,7 +270,9 @@ def register_nested() -> None:
     for name in sorted(of_aten(registrations_for_dispatch_key("NestedTensorCPU"))):
         kernel = Pipeline(name, _NestedAliases, none_of).run
         if name in _ON_ITSELF:
-            kernel = without_mode(functools.partial(overload_of(name)._op_dk, DispatchKey.NestedTensorCPU))
+            kernel = without_mode(
+                functools.partial(overload_of(name)._op_dk, DispatchKey.NestedTensorCPU)
+            )
         _put(name, kernel, "NestedTensorPrivateUse1")
     for name in _MAKING_NESTED:
         _put(name, Pipeline(name, _NestedAliases, none_of).run, "PrivateUse1")
@@ -248,7 +285,9 @@ class _NestedAliases(CpuAliases):
         return _of_buffer(aliased(_buffer(tensor)), tensor) if tensor.is_nested else aliased(tensor)
 
     def back(self, result: torch.Tensor) -> torch.Tensor:
-        return _of_buffer(super().back(_buffer(result)), result) if result.is_nested else super().back(result)
+        if result.is_nested:
+            return _of_buffer(super().back(_buffer(result)), result)
+        return super().back(result)
 
 
 def _buffer(tensor: torch.Tensor) -> torch.Tensor:
@@ -260,11 +299,15 @@ def _buffer(tensor: torch.Tensor) -> torch.Tensor:
 
 def _of_buffer(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return a nested tensor of a buffer, with the sizes, strides and offsets of another."""
-    parts = like._nested_tensor_size(), like._nested_tensor_strides(), like._nested_tensor_storage_offsets()
+    parts = (
+        like._nested_tensor_size(),
+        like._nested_tensor_strides(),
+        like._nested_tensor_storage_offsets(),
+    )
     return torch.ops.aten._nested_view_from_buffer(buffer, *parts)
 
 
-# ---- quantized -------------------------------------------------------------------------------------------------------
+# ---- quantized -----------------------------------------------------------------------------------
 
 
 _MAKING_QUANTIZED = (
@@ -284,11 +327,15 @@ _MAKING_QUANTIZED = (
 
 def register_quantized() -> None:
     """Register the refusals with torch."""
-    # Not a fallback, which takes long to register: the other operators are given quantized tensors, and there are none.
+    # Not a fallback, which takes long to register: the other operators are given quantized tensors,
+    # and there are none.
     for name in (*_MAKING_QUANTIZED, "copy_", "empty.memory_format", "empty_strided"):
         base, _, overload = name.partition(".")
         if hasattr(getattr(torch.ops.aten, base, None), overload or "default"):
-            for key in ("QuantizedPrivateUse1", *(["PrivateUse1"] if name in _MAKING_QUANTIZED else [])):
+            for key in (
+                "QuantizedPrivateUse1",
+                *(["PrivateUse1"] if name in _MAKING_QUANTIZED else []),
+            ):
                 _put(name, _refuse_quantized, key)
 
 

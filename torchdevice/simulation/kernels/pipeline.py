@@ -1,7 +1,8 @@
 """The one way of a call through the kernel of an operator on simulated devices.
 
-A call is refused, or the devices are alive, recorders look at it, its tensors are placed on the CPU, the result is
-computed there and wrapped. The body of a handwritten kernel stands for the last three steps.
+A call is refused, or the devices are alive, recorders look at it, its tensors are placed on the
+CPU, the result is computed there and wrapped. The body of a handwritten kernel stands for the last
+three steps.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ class Pipeline:
     """The kernel of an operator.
 
     Args:
-        op: The operator, or its name in ATen, which is looked up when it is called first: few of the many ever are.
-        body: A handwritten kernel, whose operator every device has, or the class of the CPU tensors that the operator
-            runs on; None for the operator's CPU kernel.
+        op: The operator, or its name in ATen, which is looked up when it is called first: few of
+            the many ever are.
+        body: A handwritten kernel, whose operator every device has, or the class of the CPU tensors
+            that the operator runs on; None for the operator's CPU kernel.
         refusals: Returns the refusals of an operator.
     """
 
-    def __init__(self, op: Any, body: Any = None, refusals: Callable[[Any], Refusals] = refusals_of):
+    def __init__(
+        self, op: Any, body: Any = None, refusals: Callable[[Any], Refusals] = refusals_of
+    ):
         self._op, self._body, self._refusals_of = op, body, refusals
         self._may_lack = op if body is None else None
         # The first call makes the rest.
@@ -58,7 +62,9 @@ class Pipeline:
         self._may_lack = self._may_lack and op
         self._random: device_random.Drawing | None = None
         body = self._body  # read once: another thread may replace it
-        self._body = _running_on(body, op) if isinstance(body, type) else body or cpu_kernels.body_of(op)
+        self._body = (
+            _running_on(body, op) if isinstance(body, type) else body or cpu_kernels.body_of(op)
+        )
         self._has_lists = op._schema.name.startswith("aten::_foreach_")
         if self._body is None:
             arguments, self._results = cpu_kernels.Arguments(op), cpu_kernels.Results(op)
@@ -77,9 +83,14 @@ class Pipeline:
     def _offer_to_cpp(self, op: Any) -> None:
         """Offer C++ an operator of which a call's dtypes tell whether CUDA may refuse it.
 
-        C++ serves no machine of another kind, and no call while the program asks for deterministic algorithms.
+        C++ serves no machine of another kind, and no call while the program asks for deterministic
+        algorithms.
         """
-        rules = [rule for rule in device_refusals.rules_of_cuda(op) if rule.holds is policy.stands_for_cuda]
+        rules = [
+            rule
+            for rule in device_refusals.rules_of_cuda(op)
+            if rule.holds is policy.stands_for_cuda
+        ]
         refused = [rule.only for rule in rules if rule.only is not None]
         if len(refused) == len(rules) and serving.can_serve(op, self._may_lack is None):
             # A rule without dtypes is one about several dtypes.
@@ -88,8 +99,9 @@ class Pipeline:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operator."""
-        # One function with many branches: in three functions, `x + 1` took 14 frames instead of 11, each about 55 ns.
-        # Autograd calls kernels with modes on the stack. Asked first, since leaving them costs more than the question.
+        # One function with many branches: in three functions, `x + 1` took 14 frames instead of 11,
+        # each about 55 ns. Autograd calls kernels with modes on the stack. Asked first, since
+        # leaving them costs more than the question.
         if _mode_enabled():
             with torch._C.DisableTorchFunction():
                 return self.run(*args, **kwargs)
@@ -108,14 +120,19 @@ class Pipeline:
         if kwargs:
             named, index, within = self._take_named(kwargs, index)
             odd |= within
-        if odd and self._has_lists:  # tensors on several devices are computed one by one, as by CUDA
+        # Tensors on several devices are computed one by one, as by CUDA.
+        if odd and self._has_lists:
             return self._op._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         there = None if context is None else context.devices.machine
         on = None if there is None else there.memory.get(index)
         if on is not None and on.ended:  # so that the kernel may use the memory of what has ended
             on.release_ended()
         # The overload packet goes by the dispatcher, which wraps numbers.
-        call = self._op._overloadpacket if odd and self._look_again(taken, args, kwargs, index) else self._compute
+        call = (
+            self._op._overloadpacket
+            if odd and self._look_again(taken, args, kwargs, index)
+            else self._compute
+        )
         random = self._random
         try:
             result = call(*taken, **named) if random is None else random(call, index, taken, named)
@@ -124,7 +141,11 @@ class Pipeline:
             result = cpu_kernels.again(error, self._op, call, taken, named)
         results = self._results
         if not results.only_new:
-            return args[results.position] if results.position is not None else results.of(result, index, args, kwargs)
+            return (
+                args[results.position]
+                if results.position is not None
+                else results.of(result, index, args, kwargs)
+            )
         if index < 0:  # a device of another type was given
             return result
         if result.__class__ is _Tensor and result.layout is _STRIDED:

@@ -1,12 +1,14 @@
-"""Recurrent networks as cuDNN computes them: weights in one piece, derivatives in training mode only, and once.
+"""Recurrent networks as cuDNN computes them: weights in one piece, derivatives in training mode
+only, and once.
 
-cuDNN computes a network where ``torch.backends.cudnn.flags(enabled=False)`` does not forbid it. Its backward is one
-operator (aten/src/ATen/native/cudnn/RNN.cpp), which checks the mode and has no derivative. MPS has an operator for
-LSTMs whose sequences are not packed, and composes other networks. Here torch composes all networks of cells.
+cuDNN computes a network where ``torch.backends.cudnn.flags(enabled=False)`` does not forbid it. Its
+backward is one operator (aten/src/ATen/native/cudnn/RNN.cpp), which checks the mode and has no
+derivative. MPS has an operator for LSTMs whose sequences are not packed, and composes other
+networks. Here torch composes all networks of cells.
 
-Recurrent cells, which torch fuses on accelerators only, are formulas of plain tensors. The formulas are computed on CPU
-tensors, and on tensors of the meta device where a program runs without values: torch has no kernels of the CPU for
-these operators, and meta kernels for some of them only.
+Recurrent cells, which torch fuses on accelerators only, are formulas of plain tensors. The formulas
+are computed on CPU tensors, and on tensors of the meta device where a program runs without values:
+torch has no kernels of the CPU for these operators, and meta kernels for some of them only.
 """
 
 from __future__ import annotations
@@ -37,15 +39,24 @@ def _lstm_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Results:
-    """Return the new hidden state, the new cell state and the activated gates, of shape (batch, 4 * hidden)."""
-    ingate, forget, new, out = (_with_bias(of_hidden, hidden_bias) + _with_bias(of_input, input_bias)).chunk(4, 1)
+    """Return the new hidden state, the new cell state and the activated gates, of shape (batch, 4 *
+    hidden).
+    """
+    ingate, forget, new, out = (
+        _with_bias(of_hidden, hidden_bias) + _with_bias(of_input, input_bias)
+    ).chunk(4, 1)
     ingate, forget, new, out = ingate.sigmoid(), forget.sigmoid(), new.tanh(), out.sigmoid()
     cy = forget * cell + ingate * new
     return out * cy.tanh(), cy, torch.cat([ingate, forget, new, out], 1)
 
 
 def _lstm_cell_backward(
-    of_hidden: Tensor | None, of_cell: Tensor | None, old: Tensor, cell: Tensor, gates: Tensor, has_bias: bool
+    of_hidden: Tensor | None,
+    of_cell: Tensor | None,
+    old: Tensor,
+    cell: Tensor,
+    gates: Tensor,
+    has_bias: bool,
 ) -> Results:
     """Return the gradients of the gates before activation, of the cell state and of the bias."""
     of_hidden = torch.zeros_like(cell) if of_hidden is None else of_hidden
@@ -54,7 +65,8 @@ def _lstm_cell_backward(
     through = of_hidden * out * (1 - tanh * tanh)
     if of_cell is not None:
         through = through + of_cell
-    of_ingate, of_forget = through * new * ingate * (1 - ingate), through * old * forget * (1 - forget)
+    of_ingate = through * new * ingate * (1 - ingate)
+    of_forget = through * old * forget * (1 - forget)
     of_new, of_out = through * ingate * (1 - new * new), of_hidden * tanh * out * (1 - out)
     grad_gates = torch.cat([of_ingate, of_forget, of_new, of_out], 1)
     return grad_gates, through * forget, grad_gates.sum(0) if has_bias else None
@@ -67,7 +79,9 @@ def _gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Results:
-    """Return the new hidden state, and the values that backward needs. The gates have shape (batch, 3 * hidden)."""
+    """Return the new hidden state, and the values that backward needs. The gates have shape (batch,
+    3 * hidden).
+    """
     input_reset, input_update, input_new = _with_bias(of_input, input_bias).chunk(3, 1)
     hidden_reset, hidden_update, hidden_new = _with_bias(of_hidden, hidden_bias).chunk(3, 1)
     reset, update = (hidden_reset + input_reset).sigmoid(), (hidden_update + input_update).sigmoid()
@@ -76,7 +90,9 @@ def _gru_cell(
 
 
 def _gru_cell_backward(gradient: Tensor, saved: Tensor, has_bias: bool) -> Results:
-    """Return the gradients of the input's gates, the hidden state's gates, the hidden state and both biases."""
+    """Return the gradients of the input's gates, the hidden state's gates, the hidden state and
+    both biases.
+    """
     reset, update, new, hidden, hidden_new = saved.chunk(5, 1)
     of_new = gradient * (1 - update) * (1 - new * new)
     of_reset = of_new * hidden_new * (1 - reset) * reset
@@ -96,18 +112,30 @@ FORMULAS: dict[str, Callable[..., Results]] = {
 """Name of an operator -> the function that computes its results."""
 
 
-OPERATORS = tuple(f"{name}.{kind}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("input", "data"))
+OPERATORS = tuple(
+    f"{name}.{kind}"
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    for kind in ("input", "data")
+)
 
 _DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
 def is_on_cudnn(input: Tensor) -> bool:
-    """Return whether cuDNN computes a network with this input, as ``at::cudnn_is_acceptable`` decides."""
-    return bool(torch._C._get_cudnn_enabled() and input.dtype in _DTYPES and input.numel() and not input.is_cpu)
+    """Return whether cuDNN computes a network with this input, as ``at::cudnn_is_acceptable``
+    decides.
+    """
+    return bool(
+        torch._C._get_cudnn_enabled()
+        and input.dtype in _DTYPES
+        and input.numel()
+        and not input.is_cpu
+    )
 
 
 _CUDNN_NETWORKS_TWICE = (
-    "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is not supported "
+    "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is not "
+    "supported "
     "for CuDNN RNNs due to limitations in the CuDNN API. To run double backwards, please disable "
     "the CuDNN backend temporarily while running the forward pass of your RNN. For example: \n"
     "with torch.backends.cudnn.flags(enabled=False):\n"
@@ -115,18 +143,23 @@ _CUDNN_NETWORKS_TWICE = (
 )
 
 
-_TWICE = Derivatives("_cudnn_rnn", "_cudnn_rnn_backward", second=(NotImplementedError, _CUDNN_NETWORKS_TWICE))
+_TWICE = Derivatives(
+    "_cudnn_rnn", "_cudnn_rnn_backward", second=(NotImplementedError, _CUDNN_NETWORKS_TWICE)
+)
 
 _OF_CUDNN = {
     True: _TWICE,
-    False: _TWICE._replace(first=(RuntimeError, "cudnn RNN backward can only be called in training mode")),
+    False: _TWICE._replace(
+        first=(RuntimeError, "cudnn RNN backward can only be called in training mode")
+    ),
 }
 """Whether a network is in training mode -> its derivatives."""
 
 
 _CUDNN_WEIGHTS_IN_PIECES = (
     "RNN module weights are not part of single contiguous chunk of memory. This means they need to "
-    "be compacted at every call, possibly greatly increasing memory usage. To compact weights again "
+    "be compacted at every call, possibly greatly increasing memory usage. To compact weights "
+    "again "
     "call flatten_parameters()."
 )
 
@@ -149,18 +182,23 @@ def kernel_of(op: Any) -> Callable[..., Any]:
 
 
 def _with_shapes_of(states: Any, results: Any) -> Any:
-    """Return the results of an LSTM with the shapes of its states, to which torch 2.10 adds a dimension.
+    """Return the results of an LSTM with the shapes of its states, to which torch 2.10 adds a
+    dimension.
 
     Its kernel in Python, which ``op.decompose`` calls, takes one out that is not there
     (``torch/_decomp/decompositions.py: one_layer_lstm``).
     """
     if isinstance(states, Tensor) or results[1].dim() == states[0].dim():
         return results
-    return results[0], *(each.view_as(state) for each, state in zip(results[1:], states, strict=True))
+    return results[0], *(
+        each.view_as(state) for each, state in zip(results[1:], states, strict=True)
+    )
 
 
 def _differentiated(args: Any, train: bool, is_on_mps: bool) -> Any:
-    """Return the arguments with the derivatives of the operator that computes a network on the real device, if any."""
+    """Return the arguments with the derivatives of the operator that computes a network on the real
+    device, if any.
+    """
     if is_on_cudnn(args[0]) and policy.stands_for_cuda():
         return derivatives.refusing(_OF_CUDNN[train], args)
     if is_on_mps and policy.stands_for_mps():
@@ -169,7 +207,9 @@ def _differentiated(args: Any, train: bool, is_on_mps: bool) -> Any:
 
 
 def _in_order(weights: list[Tensor]) -> list[Tensor]:
-    """Return weights as cuDNN orders them in memory: the matrices of all layers, then the biases."""
+    """Return weights as cuDNN orders them in memory: the matrices of all layers, then the
+    biases.
+    """
     return sorted(weights, key=lambda each: -each.dim())
 
 
@@ -183,10 +223,14 @@ def flatten(weights: list[Tensor], *rest: Any) -> Tensor:
 
 
 def _are_in_pieces(input: Tensor, weights: list[Tensor]) -> bool:
-    """Return whether cuDNN would have to copy weights. Autocast does that for it, and tracers' have no memory."""
+    """Return whether cuDNN would have to copy weights. Autocast does that for it, and tracers' have
+    no memory.
+    """
     real = all(type(each) is torch.nn.Parameter for each in weights)
     # Modules look for weights on CUDA, and flatten no others.
-    if not (real and is_on_cudnn(input) and policy.stands_for_cuda() and policy.spelled(0) == "cuda:0"):
+    if not (
+        real and is_on_cudnn(input) and policy.stands_for_cuda() and policy.spelled(0) == "cuda:0"
+    ):
         return False
     ordered = _in_order(weights)
     places = itertools.accumulate((each.nbytes for each in ordered), initial=ordered[0].data_ptr())

@@ -1,1 +1,3 @@
-"""Recorders of the work of simulated devices: its order, races, copies in flight, shapes without values."""
+"""Recorders of the work of simulated devices: its order, races, copies in flight, shapes without
+values.
+"""

@@ -1,7 +1,9 @@
-"""What stands for values in programs that compute none, for ``simulate(compute="meta", values="assume")``.
+"""What stands for values in programs that compute none, for ``simulate(compute="meta",
+values="assume")``.
 
-A value that was not computed reads as 0, and a condition on it as False. An operator whose result's size depends on
-such values has the result that it has where all of them are 1: ``nonzero`` and a mask select everything. With
+A value that was not computed reads as 0, and a condition on it as False. An operator whose result's
+size depends on such values has the result that it has where all of them are 1: ``nonzero`` and a
+mask select everything. With
 ``values="assume-fewest"`` it has the result for 0, and they select nothing.
 """
 
@@ -26,7 +28,11 @@ ASSUMED = "assumed: "
 MOST, FEWEST = "all are 1", "all are 0, and nothing is selected"
 """What was assumed of values on which a size depends."""
 
-_NAMES = {"aten::_local_scalar_dense": "item()", "aten::_to_copy": "copy to the CPU", "aten::copy_": "copy to the CPU"}
+_NAMES = {
+    "aten::_local_scalar_dense": "item()",
+    "aten::_to_copy": "copy to the CPU",
+    "aten::copy_": "copy to the CPU",
+}
 """Operators that a program does not call by their name."""
 
 
@@ -43,11 +49,14 @@ class AssumedValues(WithoutValues):
         self._selected = 0 if context.options.values == "assume-fewest" else 1
         self._said_of_sizes = MOST if self._selected else FEWEST
 
-    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Return what an operator gives. The values that it needs are assumed where there are none.
 
         Raises:
-            NoValueError: They are those of sparse or nested tensors, or the program gives the tensor for the result.
+            NoValueError: They are those of sparse or nested tensors, or the program gives the
+                tensor for the result.
         """
         decided = _decided(op, args) if op._schema.name in _NEUTRAL else None
         if decided is not None:
@@ -68,11 +77,15 @@ class AssumedValues(WithoutValues):
 
 
 def _are_plain(args: Any, kwargs: Any) -> bool:
-    return all(each.layout is torch.strided and not each.is_nested for each in tensors((args, kwargs)))
+    return all(
+        each.layout is torch.strided and not each.is_nested for each in tensors((args, kwargs))
+    )
 
 
 def _has_size_by_values(op: Any) -> bool:
-    """Return whether the size of an operator's new result depends on values. Operators of libraries do not say so."""
+    """Return whether the size of an operator's new result depends on values. Operators of libraries
+    do not say so.
+    """
     if any(argument.is_out for argument in op._schema.arguments):
         return False
     return torch.Tag.dynamic_output_shape in op.tags or op.namespace != "aten"
@@ -93,7 +106,11 @@ def _decided(op: Any, args: Any) -> torch.Tensor | None:
     """
     given = list(tensors(args))
     unknown = [index_of(each) >= 0 and has_no_values(each.untyped_storage()) for each in given]
-    if sorted(unknown) != [False, True] or any(each.dtype is not torch.bool for each in given) or len(args) > 2:
+    if (
+        sorted(unknown) != [False, True]
+        or any(each.dtype is not torch.bool for each in given)
+        or len(args) > 2
+    ):
         return None
     with torch._C.DisableTorchFunction():
         return _Assumed(op, _NEUTRAL[op._schema.name]).call(args, {})

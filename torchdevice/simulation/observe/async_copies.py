@@ -1,10 +1,12 @@
-"""Copies that go on after their call (``asynchronous=True``): of page-locked memory, with ``non_blocking=True``.
+"""Copies that go on after their call (``asynchronous=True``): of page-locked memory, with
+``non_blocking=True``.
 
-Until the host has waited for a copy to the host, its destination holds garbage. A copy to the device takes the values
-of its source as late as it can: where a kernel that is ordered after it reads the destination, or where the host has
-waited for it; what reads the destination in no order reads garbage. Where the host has written to the source after a
-kernel had read the copy, and before it had waited for it, the wait raises :class:`CopyInFlightError`. Garbage is NaN in
-numbers, bytes of their own in other values, and in bools the opposite of what will come.
+Until the host has waited for a copy to the host, its destination holds garbage. A copy to the
+device takes the values of its source as late as it can: where a kernel that is ordered after it
+reads the destination, or where the host has waited for it; what reads the destination in no order
+reads garbage. Where the host has written to the source after a kernel had read the copy, and before
+it had waited for it, the wait raises :class:`CopyInFlightError`. Garbage is NaN in numbers, bytes
+of their own in other values, and in bools the opposite of what will come.
 """
 
 from __future__ import annotations
@@ -20,13 +22,21 @@ from torchdevice.kernel.devices.stream_order import Stream
 from torchdevice.kernel.journal.callers import program_line, site_of
 from torchdevice.kernel.stand_ins import same_bits
 from torchdevice.simulation.kernels.cpu_kernels import aliased, index_of
-from torchdevice.simulation.observe.happens_before import Order, in_flight, knows, of_device, sparse_indices
+from torchdevice.simulation.observe.happens_before import (
+    Order,
+    in_flight,
+    knows,
+    of_device,
+    sparse_indices,
+)
 
 _preserve_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
 
 
 _BYTE = 0xA5
-"""The byte of which garbage consists, except that of floating-point numbers, which is NaN: all bits are 1."""
+"""The byte of which garbage consists, except that of floating-point numbers, which is NaN: all bits
+are 1.
+"""
 
 
 class _Copy:
@@ -58,7 +68,9 @@ class _Copy:
 
 
 class _ToHost(_Copy):
-    """A copy to the host. Its values are known; the destination gets them when the host has waited."""
+    """A copy to the host. Its values are known; the destination gets them when the host has
+    waited.
+    """
 
     def __init__(self, stream: Stream, number: int, destination: torch.Tensor):
         self._values = destination.detach().clone()
@@ -76,7 +88,14 @@ class _ToDevice(_Copy):
         source: The page-locked memory.
     """
 
-    def __init__(self, stream: Stream, number: int, destination: torch.Tensor, block: int, source: torch.Tensor):
+    def __init__(
+        self,
+        stream: Stream,
+        number: int,
+        destination: torch.Tensor,
+        block: int,
+        source: torch.Tensor,
+    ):
         super().__init__(stream, number, destination)
         self.block = block
         self._source = source.detach()
@@ -107,7 +126,9 @@ class InFlight(Order):
         super().__init__(context)
         self._copies: list[_Copy] = []
 
-    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run a kernel after the copies that it needs, or begin a copy.
 
         Raises:
@@ -119,8 +140,11 @@ class InFlight(Order):
                 self._run_needed(args, kwargs)
         return super().run(op, kernel, args, kwargs)
 
-    def ran(self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]) -> None:
-        host, stream = in_flight(self.context, op, args, kwargs, result), self.current(index_of(used[0][0]))
+    def ran(
+        self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]
+    ) -> None:
+        host = in_flight(self.context, op, args, kwargs, result)
+        stream = self.current(index_of(used[0][0]))
         if host is None:
             return
         if result is host:
@@ -132,13 +156,23 @@ class InFlight(Order):
     def _run_needed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the copies whose destinations a kernel uses, if its stream has waited for them."""
         # By the address of the storage, since views share it.
-        used = {each.untyped_storage().data_ptr(): index_of(each) for each in of_device((args, kwargs))}
-        needed = [copy for copy in self._copies if isinstance(copy, _ToDevice) and copy.block in used]
-        # Kernels of the CPU do not look whether indices are valid, and garbage would end the process.
-        trusted = {each.untyped_storage().data_ptr() for each in sparse_indices((args, kwargs))} if needed else set()
+        used = {
+            each.untyped_storage().data_ptr(): index_of(each) for each in of_device((args, kwargs))
+        }
+        needed = [
+            copy for copy in self._copies if isinstance(copy, _ToDevice) and copy.block in used
+        ]
+        # Kernels of the CPU do not look whether indices are valid, and garbage would end the
+        # process.
+        if needed:
+            trusted = {each.untyped_storage().data_ptr() for each in sparse_indices((args, kwargs))}
+        else:
+            trusted = set()
         for copy in needed:
             # A stream that does not know of the copy reads what is there: garbage.
-            if copy.block in trusted or knows(self.clock(self.current(used[copy.block])), copy.stream, copy.number):
+            if copy.block in trusted or knows(
+                self.clock(self.current(used[copy.block])), copy.stream, copy.number
+            ):
                 copy.run()
 
     def collective_used(self, name: str, tensor: Any, writes: bool) -> None:

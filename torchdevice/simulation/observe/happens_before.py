@@ -1,8 +1,8 @@
 """The order of the kernels of one context: which work is known to be done before which.
 
-Each stream has a clock: for every stream, the last of its kernels that is known to have finished before the stream's
-next kernel begins. Events carry a clock from one stream to another, and the host has a clock too: what it has waited
-for is done before anything that it submits afterwards.
+Each stream has a clock: for every stream, the last of its kernels that is known to have finished
+before the stream's next kernel begins. Events carry a clock from one stream to another, and the
+host has a clock too: what it has waited for is done before anything that it submits afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _METADATA_ONLY = re.compile(r"aten::(new_\w+|\w+_like)")
 """Operators that read no element of their arguments."""
 
 _WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-"""Tags of the operators whose result the host has to wait for: a shape or a number that depends on values."""
+"""Tags of the operators whose result the host has to wait for: a shape or a number that depends on
+values.
+"""
 
 
 _ALL = -2
@@ -58,7 +60,8 @@ class Order(Observer):
 
     def __init__(self, context: Context):
         self.context = context
-        # Reentrant: the garbage collector may call `freed` or `event_deleted` in any line under the lock.
+        # Reentrant: the garbage collector may call `freed` or `event_deleted` in any line under the
+        # lock.
         self.lock = threading.RLock()
         # One count for all streams: numbers only have to grow along each stream.
         self.number = 0
@@ -67,7 +70,9 @@ class Order(Observer):
         self.host: Clock = {}
         self._informed: set[Stream] = set()  # the streams whose clocks know what the host knows
 
-    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run a kernel, count it, and note whether the host has waited for it."""
         result = kernel(*args, **kwargs)
         with torch._C.DisableTorchFunction(), self.lock:
@@ -81,7 +86,9 @@ class Order(Observer):
                         self.stream_synchronized(self.current(index))
         return result
 
-    def ran(self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]) -> None:
+    def ran(
+        self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]
+    ) -> None:
         """Look at a kernel that was counted, and at what :func:`touched` says of it."""
 
     def clock(self, stream: Stream) -> Clock:
@@ -97,7 +104,9 @@ class Order(Observer):
         return index, self.context.thread.streams.get(index, 0)
 
     def submit(self, indices: set[int]) -> None:
-        """Count a kernel on the current stream of each device that it works on. These streams wait for each other."""
+        """Count a kernel on the current stream of each device that it works on. These streams wait
+        for each other.
+        """
         # The clocks are objects, changed in place below.
         clocks = [self.clock(self.current(index)) for index in indices]
         for clock in clocks[1:]:
@@ -154,7 +163,9 @@ class Order(Observer):
             self._host_learns({(index, _ALL): self.number})
 
     def begin_collective(self, index: int) -> Stream:
-        """Count a collective, which runs after the work so far of the device's current stream. Return its stream."""
+        """Count a collective, which runs after the work so far of the device's current stream.
+        Return its stream.
+        """
         stream = index, COLLECTIVES
         clock = self.clock(stream)
         # A collective begins after the work so far of the calling stream.
@@ -178,8 +189,12 @@ class Order(Observer):
                     merge(clock, other)
 
 
-def touched(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Yield each tensor of the device that a call reads or writes, and whether the call writes to it."""
+def touched(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> Iterator[tuple[torch.Tensor, bool]]:
+    """Yield each tensor of the device that a call reads or writes, and whether the call writes to
+    it.
+    """
     schema = op._schema
     # `zeros_like(x)` reads the shape of `x` and none of its values.
     reads = not _METADATA_ONLY.fullmatch(schema.name)
@@ -204,7 +219,9 @@ def touched(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any)
 
 
 def of_device(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of the device with elements among some values; of a sparse tensor its indices and values."""
+    """Yield the tensors of the device with elements among some values; of a sparse tensor its
+    indices and values.
+    """
     for tensor in _tensors(value):
         yield from _with_memory(tensor)
 
@@ -232,29 +249,40 @@ def _host_side(op: Any, args: tuple[Any, ...], result: Any) -> torch.Tensor | No
     return next((each for each in tensors((*args, result)) if each.is_cpu), None)
 
 
-def in_flight(context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> torch.Tensor | None:
-    """Return the CPU tensor of a copy that goes on after its call, None for other calls: it is of page-locked memory.
+def in_flight(
+    context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], result: Any
+) -> torch.Tensor | None:
+    """Return the CPU tensor of a copy that goes on after its call, None for other calls: it is of
+    page-locked memory.
 
-    torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``. Copies of sparse and of quantized
-    tensors count as done.
+    torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``. Copies of sparse
+    and of quantized tensors count as done.
     """
     host = _host_side(op, args, result)
     if host is None or host.layout is not torch.strided or host.is_quantized:
         return None
     if not given_to(op, args, kwargs).get("non_blocking"):
         return None
-    return host if (host is result and op._schema.name == "aten::_to_copy") or context.pinned.holds(host) else None
+    if (host is result and op._schema.name == "aten::_to_copy") or context.pinned.holds(host):
+        return host
+    return None
 
 
-def host_waits(context: Context, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+def host_waits(
+    context: Context, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> bool:
     """Return whether a call returns only when its work is done, as CUDA's does."""
     if op._schema.name in COPIES:
-        return _host_side(op, args, result) is not None and in_flight(context, op, args, kwargs, result) is None
+        return (
+            _host_side(op, args, result) is not None
+            and in_flight(context, op, args, kwargs, result) is None
+        )
     return bool(_WAITS.intersection(op.tags))
 
 
 class HostWaits(Observer):
-    """Tells the observers of streams how long the kernels of one context took, and where the host waits.
+    """Tells the observers of streams how long the kernels of one context took, and where the host
+    waits.
 
     Args:
         context: The context.
@@ -263,8 +291,12 @@ class HostWaits(Observer):
     def __init__(self, context: Context):
         self._context = context
 
-    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a kernel. If the host waits for its result, it waits for the current streams of the kernel's devices."""
+    def run(
+        self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a kernel. If the host waits for its result, it waits for the current streams of the
+        kernel's devices.
+        """
         began = time.perf_counter()
         result = kernel(*args, **kwargs)
         took = time.perf_counter() - began

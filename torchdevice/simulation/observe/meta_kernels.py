@@ -1,9 +1,9 @@
 """Kernels that compute shapes and no values, for ``simulate(compute="meta")``.
 
-A tensor of the device has a block of the device's memory, and no memory of this machine. An operator runs on tensors of
-torch's meta device in its place, by torch's own meta kernels; where there is none, on fake tensors. So views, strides,
-errors about shapes and the memory that autograd keeps are those of a real run. The shapes of a call serve the calls
-like it.
+A tensor of the device has a block of the device's memory, and no memory of this machine. An
+operator runs on tensors of torch's meta device in its place, by torch's own meta kernels; where
+there is none, on fake tensors. So views, strides, errors about shapes and the memory that autograd
+keeps are those of a real run. The shapes of a call serve the calls like it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from torchdevice.errors import NoValueError
 from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.stand_ins import StandIns, extent, given_to, mapped, tensors, written
 from torchdevice.simulation import policy
-from torchdevice.simulation.allocator.storages import forget_values, has_no_values, meta_of, owner_at
+from torchdevice.simulation.allocator.storages import (
+    forget_values,
+    has_no_values,
+    meta_of,
+    owner_at,
+)
 from torchdevice.simulation.kernels import device_mismatch, recurrent_networks
 from torchdevice.simulation.kernels.cpu_kernels import NUMBERS, Results, index_of, take_shape
 
@@ -31,17 +36,22 @@ _OF_METADATA = frozenset({"aten::set_", "aten::is_set_to", "aten::record_stream"
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 
 _LEFT_ALIGNED = "aten::_nested_tensor_from_mask_left_aligned"
-"""The question that ``nn.TransformerEncoder`` asks before it makes a nested tensor. Without one it computes the same
-shapes."""
+"""The question that ``nn.TransformerEncoder`` asks before it makes a nested tensor. Without one it
+computes the same shapes.
+"""
 
 _MAKING_NESTED = frozenset({"aten::_nested_tensor_from_mask", "aten::_nested_from_padded"})
-"""Operators whose kernel for the meta device would give nested tensors, which operators of the device do not take."""
+"""Operators whose kernel for the meta device would give nested tensors, which operators of the
+device do not take.
+"""
 
 _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 _KEPT = 16 << 20
-"""Tensors of integers and bools of at most so many bytes keep their values, such as positions, masks and labels."""
+"""Tensors of integers and bools of at most so many bytes keep their values, such as positions,
+masks and labels.
+"""
 
 
 _MOST = 1 << 13
@@ -54,7 +64,9 @@ class WithoutValues(Observer):
     def __init__(self) -> None:
         self._plans: dict[Any, _Plan] = {}
 
-    def run(self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Return what an operator gives, as tensors without values.
 
         Small tensors of integers and bools have values where all that they are computed from has.
@@ -71,8 +83,11 @@ class WithoutValues(Observer):
             if name == _LEFT_ALIGNED:
                 return False
             leaves = list(tensors((args, kwargs)))
-            # Torch's meta device has no sparse and nested tensors. Their kernels refuse parts without values.
-            if name in _OF_METADATA or any(each.layout is not torch.strided or each.is_nested for each in leaves):
+            # Torch's meta device has no sparse and nested tensors. Their kernels refuse parts
+            # without values.
+            if name in _OF_METADATA or any(
+                each.layout is not torch.strided or each.is_nested for each in leaves
+            ):
                 return kernel(*args, **kwargs)
             known = all(map(_has_values, leaves))
             if gives_values(op, args, kwargs):
@@ -81,7 +96,8 @@ class WithoutValues(Observer):
                 return kernel(*args, **kwargs)
             device = kwargs.get("device")
             if device is not None and device.type != policy.DEVICE_TYPE:
-                # An operator that reads shapes only, such as `zeros_like`, on a device of another type.
+                # An operator that reads shapes only, such as `zeros_like`, on a device of another
+                # type.
                 taken, named = pytree.tree_map_only(torch.Tensor, meta_of, (args, kwargs))
                 return op(*taken, **named)
             result, plan = _run(op, kernel, args, kwargs, known)
@@ -110,8 +126,12 @@ def gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
     return torch.Tag.data_dependent_output in op.tags
 
 
-def _run(op: Any, kernel: Callable[..., Any], args: Any, kwargs: Any, known: bool) -> tuple[Any, _Plan | None]:
-    """Return the results of a call, and how to make those of calls like it, if these do not depend on more."""
+def _run(
+    op: Any, kernel: Callable[..., Any], args: Any, kwargs: Any, known: bool
+) -> tuple[Any, _Plan | None]:
+    """Return the results of a call, and how to make those of calls like it, if these do not depend
+    on more.
+    """
     index = _index(op, args, kwargs)
     named = given_to(op, args, kwargs)
     resizable = [named.get(argument.name) for argument in op._schema.arguments if argument.is_out]
@@ -124,10 +144,16 @@ def _run(op: Any, kernel: Callable[..., Any], args: Any, kwargs: Any, known: boo
         raise
     if any(each.layout is not torch.strided for each in tensors(result)):
         raise NoValueError(op._schema.name)
-    without_values = (each.is_floating_point() or each.is_complex() or each.nbytes > _KEPT for each in tensors(result))
+    without_values = (
+        each.is_floating_point() or each.is_complex() or each.nbytes > _KEPT
+        for each in tensors(result)
+    )
     if known and not any(without_values):
         return kernel(*args, **kwargs), lambda kernel, args, kwargs: kernel(*args, **kwargs)
-    plan = None if shapes.outs else _plan(op, index, result, [own for _, own in shapes.pairs.values()])
+    if shapes.outs:
+        plan = None
+    else:
+        plan = _plan(op, index, result, [own for _, own in shapes.pairs.values()])
     _forget_written(op, args, kwargs)
     for given, own in map(shapes.pairs.__getitem__, shapes.outs):
         if given.shape != own.shape:
@@ -141,7 +167,7 @@ def _forget_written(op: Any, args: Any, kwargs: Any) -> None:
             forget_values(each.untyped_storage())
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
+# ---- plans ---------------------------------------------------------------------------------------
 
 
 class _Unplanned(Exception):
@@ -152,26 +178,37 @@ _Plan = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Returns the results of a call, from what ``WithoutValues.run`` is given."""
 
 
-def _planned(op: Any, index: int, makers: list[Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _planned(
+    op: Any, index: int, makers: list[Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     _forget_written(op, args, kwargs)
     made = [mapped(each, lambda make: make if make is None else make()) for each in makers]
     return _results(op).of(made[0] if len(made) == 1 else made, index, args, kwargs)
 
 
 def _plan(op: Any, index: int, result: Any, given: list[torch.Tensor]) -> _Plan | None:
-    """Return the plan of a call on ``given``, of the meta device; None where its results are no plain new tensors."""
+    """Return the plan of a call on ``given``, of the meta device; None where its results are no
+    plain new tensors.
+    """
     storages = {each.untyped_storage()._cdata for each in given}
 
     def maker(new: Any) -> Any:
         if new is None:
             return None
-        if not isinstance(new, torch.Tensor) or new.storage_offset() or new.is_conj() or new.is_neg():
+        if (
+            not isinstance(new, torch.Tensor)
+            or new.storage_offset()
+            or new.is_conj()
+            or new.is_neg()
+        ):
             raise _Unplanned
         storage = new.untyped_storage()
         if storage._cdata in storages or storage.nbytes() != extent(new) * new.itemsize:
             raise _Unplanned
         storages.add(storage._cdata)
-        return functools.partial(torch.empty_strided, new.shape, new.stride(), dtype=new.dtype, device=_META)
+        return functools.partial(
+            torch.empty_strided, new.shape, new.stride(), dtype=new.dtype, device=_META
+        )
 
     positions = _results(op).positions
     results = [result] if len(positions) == 1 else result
@@ -179,30 +216,59 @@ def _plan(op: Any, index: int, result: Any, given: list[torch.Tensor]) -> _Plan 
         # `as_strided_scatter` and the like depend on the size of a storage.
         if "as_strided" in op._schema.name:
             raise _Unplanned
-        makers = [mapped(each, maker) if at < 0 else None for at, each in zip(positions, results or (), strict=True)]
+        makers = [
+            mapped(each, maker) if at < 0 else None
+            for at, each in zip(positions, results or (), strict=True)
+        ]
     except _Unplanned:
         return None
     return functools.partial(_planned, op, index, makers)
 
 
 def _key(op: Any, args: Any, kwargs: Any) -> Any:
-    """Return what the shapes of a call's results, and whether they have values, depend on; None if it is not known."""
+    """Return what the shapes of a call's results, and whether they have values, depend on; None if
+    it is not known.
+    """
     seen: dict[int, int] = {}
-    # A number of such an operator changes values only, and an optimizer gives another one at each step.
+    # A number of such an operator changes values only, and an optimizer gives another one at each
+    # step.
     by_class = op._schema.name.startswith("aten::_foreach_")
     try:
-        given = _mark(args, seen, by_class), tuple(kwargs), _mark(tuple(kwargs.values()), seen, by_class)
+        given = (
+            _mark(args, seen, by_class),
+            tuple(kwargs),
+            _mark(tuple(kwargs.values()), seen, by_class),
+        )
     except _Unplanned:
         return None
     default = torch.get_default_dtype()
-    return id(op), given, default, torch.are_deterministic_algorithms_enabled(), torch.is_inference_mode_enabled()
+    return (
+        id(op),
+        given,
+        default,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_inference_mode_enabled(),
+    )
 
 
-_PLAIN = {int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device}
+_PLAIN = {
+    int,
+    float,
+    bool,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    torch.device,
+}
 
 
 def _mark(values: Any, seen: dict[int, int], by_class: bool) -> tuple[Any, ...]:
-    """Return what counts of arguments. ``seen`` has the address at which each storage was met first."""
+    """Return what counts of arguments. ``seen`` has the address at which each storage was met
+    first.
+    """
     marks: list[Any] = []
     for value in values:
         kind = value.__class__
@@ -223,7 +289,14 @@ def _mark_of_tensor(tensor: torch.Tensor, seen: dict[int, int]) -> tuple[Any, ..
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise _Unplanned
     owner = owner_at(tensor)
-    shape = tensor.shape, tensor.stride(), tensor.dtype, index_of(tensor), tensor.is_conj(), tensor.is_neg()
+    shape = (
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        index_of(tensor),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
     address = tensor.data_ptr()
     if not address:
         return (*shape, -1, -1, owner.__class__)
@@ -257,7 +330,9 @@ class _Shapes(StandIns):
 @functools.cache
 def _tensors(op: Any) -> list[int]:
     """Return the positions of the arguments that are tensors."""
-    return [at for at, argument in enumerate(op._schema.arguments) if str(argument.type) == "Tensor"]
+    return [
+        at for at, argument in enumerate(op._schema.arguments) if str(argument.type) == "Tensor"
+    ]
 
 
 _results = functools.cache(Results)
@@ -293,12 +368,18 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return formula(*args, **kwargs)
     kwargs = {**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs
     # A number may stand in the place of a tensor, which only the packet of an operator accepts.
-    call = op._overloadpacket if any(args[i].__class__ in NUMBERS for i in _tensors(op) if i < len(args)) else op
+    if any(args[i].__class__ in NUMBERS for i in _tensors(op) if i < len(args)):
+        call = op._overloadpacket
+    else:
+        call = op
     try:
         return call(*args, **kwargs)
     except RuntimeError as error:  # of which NotImplementedError is one
-        # Operators of libraries have no such tag; their kernel for fake tensors asks for a size that it does not know.
-        if _NEEDS_VALUES.intersection(op.tags) or "may return an output Tensor with data-dependent shape" in str(error):
+        # Operators of libraries have no such tag; their kernel for fake tensors asks for a size
+        # that it does not know.
+        if _NEEDS_VALUES.intersection(
+            op.tags
+        ) or "may return an output Tensor with data-dependent shape" in str(error):
             raise NoValueError(op._schema.name) from None
         if not isinstance(error, NotImplementedError):
             raise
@@ -306,8 +387,14 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _shapes_by_fakes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the results of an operator that has no meta kernel, as fake tensors of the CPU give them."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+    """Return the results of an operator that has no meta kernel, as fake tensors of the CPU give
+    them.
+    """
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensorMode,
+    )
 
     def fake(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -315,7 +402,8 @@ def _shapes_by_fakes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     def meta(value: torch.Tensor) -> torch.Tensor:
-        return like_on_meta(value) if value.layout is torch.strided else value  # which the caller refuses
+        # Which the caller refuses.
+        return like_on_meta(value) if value.layout is torch.strided else value
 
     with FakeTensorMode():
         taken, named = pytree.tree_map(fake, (args, kwargs))

@@ -1,12 +1,13 @@
 """Finds accesses to the same memory on different streams that nothing orders.
 
-Two accesses of which one writes are a race if the later one's stream does not know of the earlier one
-(``happens_before.py``). ``torch.cuda._sanitizer`` does that too; here accesses have ranges of bytes, so that streams
-may work on parts of one tensor, and memory that is freed and given out again is followed.
+Two accesses of which one writes are a race if the later one's stream does not know of the earlier
+one (``happens_before.py``). ``torch.cuda._sanitizer`` does that too; here accesses have ranges of
+bytes, so that streams may work on parts of one tensor, and memory that is freed and given out again
+is followed.
 
-Limits: a view with gaps counts from its first to its last byte. Backward counts as ordered after all earlier work, its
-nodes one after the other, and what they use as kept by ``record_stream``. Accesses of the host to its own memory are
-not seen.
+Limits: a view with gaps counts from its first to its last byte. Backward counts as ordered after
+all earlier work, its nodes one after the other, and what they use as kept by ``record_stream``.
+Accesses of the host to its own memory are not seen.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ _LARGE = 1 << 20
 class Accesses:
     """Accesses to one block of memory, by their bytes.
 
-    An access to at least 2^(n-1) and fewer than 2^n bytes is in level ``n``, in the cell of 2^n bytes in which it
-    begins. So those that overlap a range are in the cells of the range and in the one before it.
+    An access to at least 2^(n-1) and fewer than 2^n bytes is in level ``n``, in the cell of 2^n
+    bytes in which it begins. So those that overlap a range are in the cells of the range and in the
+    one before it.
     """
 
     def __init__(self) -> None:
@@ -50,12 +52,15 @@ class Accesses:
         for level, cells in self._levels.items():
             near = range((start >> level) - 1, (end - 1 >> level) + 1)
             for cell in near if len(near) < len(cells) else cells:
-                found += [each for each in cells.get(cell, ()) if each.start < end and start < each.end]
+                found += [
+                    each for each in cells.get(cell, ()) if each.start < end and start < each.end
+                ]
         return sorted(found, key=lambda each: (each.number, not each.writes))
 
 
 class _Memory:
-    """A block of memory, the stream for which it was allocated, and the accesses that a later one may race with.
+    """A block of memory, the stream for which it was allocated, and the accesses that a later one
+    may race with.
 
     Attributes:
         pool: The memory pool of the graph whose capture allocated it; None for other memory.
@@ -68,7 +73,8 @@ class _Memory:
     def __init__(self, stream: Stream, block: Block):
         self.stream, self.size, self.place = stream, block.size, block.place or 0
         self.accesses = Accesses()
-        self.left: list[Access] = []  # those that nothing orders before the block is given out again
+        # Those that nothing orders before the block is given out again.
+        self.left: list[Access] = []
         self.used_by: set[Stream] = set()
 
 
@@ -87,10 +93,12 @@ class Races(Order):
         self._told: set[tuple[Any, ...]] = set()
         # Of each graph: its inputs by their addresses, and what it allocated.
         self._graphs: dict[int, tuple[dict[int, _Memory], list[_Memory]]] = {}
-        self._written: dict[Any, dict[_Memory, None]] = {}  # in each pool by replays, in their order
-        self._pools: dict[Any, tuple[int, Access]] = {}  # the graph that was last replayed in each pool
+        # In each pool by replays, in their order.
+        self._written: dict[Any, dict[_Memory, None]] = {}
+        # The graph that was last replayed in each pool.
+        self._pools: dict[Any, tuple[int, Access]] = {}
 
-    # ---- memory ------------------------------------------------------------------------------------------------------
+    # ---- memory ----------------------------------------------------------------------------------
 
     def allocated(self, block: Block) -> None:
         """Note a new block. It may be one that a stream has not finished with."""
@@ -104,7 +112,10 @@ class Races(Order):
                 for earlier in again.left:
                     if not _knows(clock, earlier):
                         now = self._access("an allocation", stream, True, 0, block.size)
-                        remedy = f"Call record_stream({_spelled(earlier.stream)}) before the tensor is freed."
+                        remedy = (
+                            f"Call record_stream({_spelled(earlier.stream)}) before the tensor is "
+                            "freed."
+                        )
                         self._report(earlier, now, remedy)
             memory = self._memory[block.address] = _Memory(stream, block)
             if self.context.thread.capture is not None:
@@ -118,7 +129,11 @@ class Races(Order):
                 return
             # What the memory's own stream knows to be done needs no `record_stream`.
             clock, accesses = self.clock(memory.stream), memory.accesses.between(0, memory.size)
-            memory.left = [each for each in accesses if each.stream not in memory.used_by and not _knows(clock, each)]
+            memory.left = [
+                each
+                for each in accesses
+                if each.stream not in memory.used_by and not _knows(clock, each)
+            ]
             if memory.left:
                 self._freed.append(memory)
                 # The oldest ones go, so that a long program does not grow.
@@ -130,9 +145,11 @@ class Races(Order):
             if memory is not None:
                 memory.used_by.add(stream)
 
-    # ---- kernels -----------------------------------------------------------------------------------------------------
+    # ---- kernels ---------------------------------------------------------------------------------
 
-    def ran(self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]) -> None:
+    def ran(
+        self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]
+    ) -> None:
         """Look whether what a kernel reads and writes is ordered after the accesses before.
 
         Raises:
@@ -144,7 +161,8 @@ class Races(Order):
             memory = self._memory.get(tensor.untyped_storage().data_ptr())
             if memory is not None:
                 stream = self.current(index_of(tensor))
-                if self.context.thread.streams.follows_nodes:  # torch's engine calls record_stream for gradients
+                # Torch's engine calls record_stream for gradients.
+                if self.context.thread.streams.follows_nodes:
                     memory.used_by.add(stream)
                 memory.replays *= writes
                 name = op._schema.name.removeprefix("aten::")
@@ -166,15 +184,22 @@ class Races(Order):
         return Access(name, site_of(program_line()), stream, writes, self.number, start, end)
 
     def _note(self, memory: _Memory, access: Access) -> None:
-        """Report the accesses that race with a new one, and keep the new one in place of those that it hides."""
+        """Report the accesses that race with a new one, and keep the new one in place of those that
+        it hides.
+        """
         clock, gone = self.clock(access.stream), []
         for earlier in memory.accesses.between(access.start, access.end):
             known = _knows(clock, earlier)
             # Two reads never race.
             if not known and (earlier.writes or access.writes):
                 self._report(earlier, access, _wait_for(earlier.stream, access.stream))
-            # An access that covers an earlier one stands for it: whatever races with the earlier also races with this.
-            hidden = access.start <= earlier.start and earlier.end <= access.end and (known or access.writes)
+            # An access that covers an earlier one stands for it: whatever races with the earlier
+            # also races with this.
+            hidden = (
+                access.start <= earlier.start
+                and earlier.end <= access.end
+                and (known or access.writes)
+            )
             # What the host has waited for is done before all that follows.
             if (hidden and (access.writes or not earlier.writes)) or _knows(self.host, earlier):
                 gone.append(earlier)
@@ -198,11 +223,12 @@ class Races(Order):
             self._told.add(line)
             warn_at(program_line(), RaceWarning(str(error)), RaceWarning)
 
-    # ---- graphs ------------------------------------------------------------------------------------------------------
+    # ---- graphs ----------------------------------------------------------------------------------
 
     def graph_captured(self, graph: int, pool: Any, capture: Any) -> None:
         with self.lock:
-            for stream in capture.order.clocks:  # on CUDA nothing was computed that later work would have to wait for
+            # On CUDA nothing was computed that later work would have to wait for.
+            for stream in capture.order.clocks:
                 self.stream_synchronized(stream)
             inputs = {each: self._memory[each] for each in capture.inputs() if each in self._memory}
             self._graphs[graph] = inputs, capture.memory
@@ -210,15 +236,21 @@ class Races(Order):
                 memory.pool = pool
 
     def graph_replayed(self, graph: int, pool: Any, index: int) -> None:
-        """Look whether the memory of a graph is its own: its inputs are there, and no other graph in its pool runs.
+        """Look whether the memory of a graph is its own: its inputs are there, and no other graph
+        in its pool runs.
 
         Raises:
             RaceError: It is not, and the option says ``"error"``.
         """
         with self.lock:
-            written, (inputs, made) = self._written.setdefault(pool, {}), self._graphs.get(graph, ({}, []))
+            written, (inputs, made) = (
+                self._written.setdefault(pool, {}),
+                self._graphs.get(graph, ({}, [])),
+            )
             for address, memory in inputs.items():
-                if self._memory.get(address) is not memory and not (memory.pool == pool and _is_last(memory, written)):
+                if self._memory.get(address) is not memory and not (
+                    memory.pool == pool and _is_last(memory, written)
+                ):
                     site = site_of(program_line())
                     self._tell(GraphRaceError(_LOST.format(site)), (site,))
             for memory in made:
@@ -231,33 +263,44 @@ class Races(Order):
                 self._report(earlier, now, _wait_for(earlier.stream, now.stream))
 
     def _look_for_kept_results(self, op: Any, args: Any) -> None:
-        """Look whether a list has one result of a graph once for each of its replays, which have overwritten it."""
-        if not (self._pools and args and isinstance(args[0], (list, tuple))):  # no graph was replayed, or no list given
+        """Look whether a list has one result of a graph once for each of its replays, which have
+        overwritten it.
+        """
+        # No graph was replayed, or no list given.
+        if not (self._pools and args and isinstance(args[0], (list, tuple))):
             return
-        of_device = [each for each in args[0] if isinstance(each, torch.Tensor) and index_of(each) >= 0]
+        of_device = [
+            each for each in args[0] if isinstance(each, torch.Tensor) and index_of(each) >= 0
+        ]
         places = Counter((each.untyped_storage().data_ptr(), *_extent(each)) for each in of_device)
         for (address, *_), times in places.items():
             memory = self._memory.get(address)
             # A correct program reads a result after each replay, and repeats it at will.
             if memory is not None and 1 < times <= memory.replays:
                 name, site = op._schema.name.removeprefix("aten::"), site_of(program_line())
-                self._tell(GraphRaceError(_KEPT_RESULT.format(name, site, times, memory.replays)), (site,))
+                self._tell(
+                    GraphRaceError(_KEPT_RESULT.format(name, site, times, memory.replays)), (site,)
+                )
 
 
 def _is_last(memory: _Memory, written: dict[_Memory, None]) -> bool:
     """Return whether no replay has written to a block since the graph that allocated it."""
     first, last = memory.place, memory.place + memory.size
-    near = (each for each in reversed(written) if each.place < last and first < each.place + each.size)
+    near = (
+        each for each in reversed(written) if each.place < last and first < each.place + each.size
+    )
     return next(near, memory) is memory
 
 
 _LOST = (
-    "the graph that is replayed at {} uses memory that was freed after its capture. Keep the tensors "
+    "the graph that is replayed at {} uses memory that was freed after its capture. Keep the "
+    "tensors "
     "that the capture has used, and copy new values into them by copy_()."
 )
 
 _KEPT_RESULT = (
-    "{} at {} is given one result of a graph {} times. The graph was replayed {} times since the result was last read, "
+    "{} at {} is given one result of a graph {} times. The graph was replayed {} times since the "
+    "result was last read, "
     "and each replay has overwritten it. Keep a copy of the result of each replay: clone()."
 )
 
@@ -270,24 +313,34 @@ def _knows(clock: Clock, access: Access) -> bool:
 
 
 def _fits(freed: _Memory, stream: Stream, size: int) -> bool:
-    """Return whether CUDA's allocator may give a freed block for a request of ``size`` bytes on a stream."""
-    return freed.stream == stream and freed.size >= size and (freed.size > _LARGE) == (size > _LARGE)
+    """Return whether CUDA's allocator may give a freed block for a request of ``size`` bytes on a
+    stream.
+    """
+    return (
+        freed.stream == stream and freed.size >= size and (freed.size > _LARGE) == (size > _LARGE)
+    )
 
 
 def _spelled(stream: Stream) -> str:
     index, number = stream
     if number == COLLECTIVES:
         return f"NCCL's stream of cuda:{index}"
-    return f"the default stream of cuda:{index}" if not number else f"stream {number} of cuda:{index}"
+    if not number:
+        return f"the default stream of cuda:{index}"
+    return f"stream {number} of cuda:{index}"
 
 
 def _wait_for(earlier: Stream, later: Stream) -> str:
     if earlier[1] == COLLECTIVES:
         return "Before the later line, call wait() of the work that the collective returned."
     if later[1] == COLLECTIVES:
-        return f"Call the collective on a stream that has waited for {_spelled(earlier)}, by its wait_stream()."
+        return (
+            f"Call the collective on a stream that has waited for {_spelled(earlier)}, by its "
+            "wait_stream()."
+        )
     return (
-        f"Before the later line, let {_spelled(later)} wait: call its wait_stream() with {_spelled(earlier)}, or its "
+        f"Before the later line, let {_spelled(later)} wait: call its wait_stream() with "
+        f"{_spelled(earlier)}, or its "
         f"wait_event() with an event that was recorded there after the earlier line."
     )
 

@@ -1,8 +1,9 @@
 """Memory that nothing has written yet is told by a pattern, with which ``torch.empty`` fills it.
 
-So whatever writes the memory, an operator, a kernel, a collective or the host, need not be followed. The pattern is a
-word of 4 bytes, which is NaN in every floating dtype of 2 bytes and more: a value is mistaken for it where a program
-writes this one integer of 2**32. A word of smaller elements counts as written when one of them is.
+So whatever writes the memory, an operator, a kernel, a collective or the host, need not be
+followed. The pattern is a word of 4 bytes, which is NaN in every floating dtype of 2 bytes and
+more: a value is mistaken for it where a program writes this one integer of 2**32. A word of smaller
+elements counts as written when one of them is.
 """
 
 from __future__ import annotations

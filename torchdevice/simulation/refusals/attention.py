@@ -1,7 +1,9 @@
-"""Which kernels of CUDA's can compute a call of ``scaled_dot_product_attention``, and why the others cannot.
+"""Which kernels of CUDA's can compute a call of ``scaled_dot_product_attention``, and why the
+others cannot.
 
 The checks, their order and their texts follow aten/src/ATen/native/transformers of torch 2.13:
-``cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``. Strided nested tensors take no part: here no kernel computes them.
+``cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``. Strided nested tensors take no part: here no kernel
+computes them.
 """
 
 from __future__ import annotations
@@ -125,7 +127,8 @@ _TEXTS = {
         "run on a sm {0.gpu[0]}.{0.gpu[1]} gpu."
     ),
     "cudnn_gpu": (
-        "cuDNN MHA only supports gpu architectures in the range [sm80, sm121]. Attempting to run on "
+        "cuDNN MHA only supports gpu architectures in the range [sm80, sm121]. Attempting to run "
+        "on "
         "a sm {0.gpu[0]}.{0.gpu[1]} gpu."
     ),
     "mem_efficient_size": (
@@ -140,7 +143,8 @@ _TEXTS = {
     ),
     "flash_mask": "Flash Attention does not support non-null attn_mask.",
     "flash_training": (
-        "Flash attention currently doesn't support training with head_dim ∈ (192, 224] or (head_dim "
+        "Flash attention currently doesn't support training with head_dim ∈ (192, 224] or "
+        "(head_dim "
         "∈ (224, 256] and dropout > 0.0) on gpu architectures in the range[sm86, sm89].Attempting "
         "to run with dropout set to: {0.dropout:g}and head_dim: {0.q.shape[3]} on a sm "
         "{0.gpu[0]}.{0.gpu[1]} gpu."
@@ -165,17 +169,28 @@ _TEXTS = {
 }
 """Check -> torch's text, about :class:`_Facts`."""
 
-_SPOKEN = {"mem_efficient": "Memory efficient", "flash": "Flash attention", "cudnn": "cuDNN attention"}
+_SPOKEN = {
+    "mem_efficient": "Memory efficient",
+    "flash": "Flash attention",
+    "cudnn": "cuDNN attention",
+}
 """Kernel -> its name in torch's texts."""
 
 MOST_ROWS = 65_535
-"""CUDA's limit of blocks along the second axis of a grid (mem_eff_attention/kernel_forward.h: getBlocksGrid)."""
+"""CUDA's limit of blocks along the second axis of a grid (mem_eff_attention/kernel_forward.h:
+getBlocksGrid).
+"""
 
 _HALVES = (torch.float16, torch.bfloat16)
 
 _NAMES = {torch.float16: "Half", torch.float32: "Float", torch.bfloat16: "BFloat16"}
 
-_TYPES = {torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float", torch.float64: "double"}
+_TYPES = {
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.float32: "float",
+    torch.float64: "double",
+}
 
 
 class _Facts:
@@ -213,9 +228,13 @@ class _Facts:
         return len(set(self.dtypes)) > 1 or self.dtypes[0] not in taken
 
     def has_gaps(self, singles: bool) -> bool:
-        """Whether the last dimension of a tensor has gaps. A kernel may take any stride of a dimension of size 1."""
+        """Whether the last dimension of a tensor has gaps. A kernel may take any stride of a
+        dimension of size 1.
+        """
         dense = self.strides == [1, 1, 1] or (singles and self.q.size(-1) == 1)
-        return not dense or (self.mask is not None and self.mask.stride(-1) != 1 and self.mask.size(-1) != 1)
+        return not dense or (
+            self.mask is not None and self.mask.stride(-1) != 1 and self.mask.size(-1) != 1
+        )
 
     def heads(self) -> list[int]:
         return [size[1] for size in self.sizes]
@@ -229,7 +248,8 @@ class _Facts:
         return fits and self.mask.dim() in (2, 4) and not self.mask.requires_grad
 
     def beyond_training(self) -> bool:
-        size, narrow = self.q.size(-1), (8, 6) <= self.gpu <= (8, 9) or (12, 0) <= self.gpu <= (12, 1)
+        size = self.q.size(-1)
+        narrow = (8, 6) <= self.gpu <= (8, 9) or (12, 0) <= self.gpu <= (12, 1)
         return self.trains and narrow and size > 192 and not (size > 224 and not self.dropout)
 
 
@@ -240,7 +260,9 @@ _CHECKS: dict[str, Callable[[_Facts], Any]] = {
     "devices": lambda call: call.q.is_cpu,
     "dimensions": lambda call: {len(each) for each in call.sizes} != {4},
     "batches": lambda call: len({size[0] for size in call.sizes}) > 1,
-    "groups": lambda call: call.grouped and (call.heads()[0] % call.heads()[1] or call.heads()[1] != call.heads()[2]),
+    "groups": lambda call: (
+        call.grouped and (call.heads()[0] % call.heads()[1] or call.heads()[1] != call.heads()[2])
+    ),
     "heads": lambda call: not call.grouped and len(set(call.heads())) > 1,
     "lengths": lambda call: 0 in (call.q.size(-2), call.k.size(-2)),
     "strides": lambda call: call.has_gaps(singles=True),
@@ -259,7 +281,8 @@ _CHECKS: dict[str, Callable[[_Facts], Any]] = {
     "flash_training": lambda call: call.beyond_training(),
     "flash_causal": lambda call: call.causal and call.q.size(-2) != call.k.size(-2),
     "cudnn_determinism": lambda _: (
-        torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
     ),
     "cudnn_mask": lambda call: not call.cudnn_takes_mask(),
     "cudnn_dropout": lambda call: call.dropout * 16 % 1,
@@ -270,7 +293,9 @@ _CHECKS: dict[str, Callable[[_Facts], Any]] = {
 """Check -> whether it refuses a call."""
 
 _DENSE = frozenset({"batches", "groups", "heads", "lengths", "strides", "mem_efficient_strides"})
-"""What torch checks of dense tensors only. Jagged ones are checked further by torch/nested/_internal/sdpa.py."""
+"""What torch checks of dense tensors only. Jagged ones are checked further by
+torch/nested/_internal/sdpa.py.
+"""
 
 
 def refusal(kernel: str, call: SDPAParams) -> str | None:
@@ -292,7 +317,8 @@ def refusal(kernel: str, call: SDPAParams) -> str | None:
 def chosen(call: Any) -> str:
     """Return the kernel that torch would choose for a call, ``"math"`` if that of no library.
 
-    cuDNN's is not the first on GPUs of capability 9.0 and 10.0: torch prefers it there from cuDNN 9.15 on, and
+    cuDNN's is not the first on GPUs of capability 9.0 and 10.0: torch prefers it there from cuDNN
+    9.15 on, and
     ``torch.backends.cudnn.version()`` reports an older one.
     """
     key = _key_of(call)
@@ -305,15 +331,31 @@ def chosen(call: Any) -> str:
 
 
 _choices: dict[Any, str] = {}
-"""What decides about a call -> the kernel. The checks take longer than the node of autograd that asks for it."""
+"""What decides about a call -> the kernel. The checks take longer than the node of autograd that
+asks for it.
+"""
 
 
 def _key_of(call: Any) -> Any:
     enabled = torch._C._get_flash_sdp_enabled(), torch._C._get_mem_efficient_sdp_enabled()
-    settings = torch._C._get_math_sdp_enabled(), torch._C._get_cudnn_sdp_enabled(), torch.is_grad_enabled()
-    determinism = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    given = [call.query, call.key, call.value, *([] if call.attn_mask is None else [call.attn_mask])]
-    alike = tuple((each.shape, each.stride(), each.dtype, each.requires_grad, each.is_cpu) for each in given)
+    settings = (
+        torch._C._get_math_sdp_enabled(),
+        torch._C._get_cudnn_sdp_enabled(),
+        torch.is_grad_enabled(),
+    )
+    determinism = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    given = [
+        call.query,
+        call.key,
+        call.value,
+        *([] if call.attn_mask is None else [call.attn_mask]),
+    ]
+    alike = tuple(
+        (each.shape, each.stride(), each.dtype, each.requires_grad, each.is_cpu) for each in given
+    )
     rest = policy.capability(call.query), call.dropout, call.is_causal, call.enable_gqa
     return enabled, settings, determinism, tuple(torch._C._get_sdp_priority_order()), alike, rest
 
@@ -345,17 +387,21 @@ def can_use(kernel: str, call: SDPAParams, debug: bool) -> bool:
 
 
 def check(call: SDPAParams) -> None:
-    """Raise torch's error if no kernel can compute a call of the device, with torch's warnings about each.
+    """Raise torch's error if no kernel can compute a call of the device, with torch's warnings
+    about each.
 
-    To be asked of many heads or batches, each of which takes a row of a kernel's grid, and where the program has
-    switched "math" off, which computes every call.
+    To be asked of many heads or batches, each of which takes a row of a kernel's grid, and where
+    the program has switched "math" off, which computes every call.
     """
     kernels = _SPOKEN
     able = [kernel for kernel in kernels if refusal(kernel, call) is None]
     if able:
         # Flash attention has batches along the second axis of its grid and heads along the third.
         if max(call.query.shape[0 if "flash" in able else 1 : 2]) > MOST_ROWS:
-            raise cuda_error(INVALID_VALUE, f"A grid has at most {MOST_ROWS} blocks along its second and third axis.")
+            raise cuda_error(
+                INVALID_VALUE,
+                f"A grid has at most {MOST_ROWS} blocks along its second and third axis.",
+            )
         return
     if torch._C._get_math_sdp_enabled():
         return

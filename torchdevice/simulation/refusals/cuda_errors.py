@@ -15,7 +15,8 @@ INITIALIZATION = ("initialization error", "cudaErrorInitializationError")
 
 _AFTER_AN_ERROR_OF_CUDA = (
     "\n"
-    "Search for `{name}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html "
+    "Search for `{name}' in "
+    "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html "
     "for more information.\n"
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "
     "below might be incorrect.\n"
@@ -28,6 +29,8 @@ def cuda_error(kind: tuple[str, str], note: str) -> torch.AcceleratorError:
     """Return the error that torch raises for one of CUDA's, with a note on the cause."""
     of_cuda, name = kind
     # What torch adds to CUDA's own text: c10/cuda/CUDAException.cpp, CUDAMiscFunctions.cpp.
-    error = torch.AcceleratorError(f"CUDA error: {of_cuda}{_AFTER_AN_ERROR_OF_CUDA.format(name=name)}")
+    error = torch.AcceleratorError(
+        f"CUDA error: {of_cuda}{_AFTER_AN_ERROR_OF_CUDA.format(name=name)}"
+    )
     add_note(error, note)
     return error

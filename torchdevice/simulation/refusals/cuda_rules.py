@@ -1,6 +1,7 @@
 """The rules of CUDA's kernels and libraries.
 
-Each rule says where it comes from: a file below ``aten/src/ATen/native`` of torch, whose ``TORCH_CHECK`` it repeats.
+Each rule says where it comes from: a file below ``aten/src/ATen/native`` of torch, whose
+``TORCH_CHECK`` it repeats.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ _FLOAT8 = (8, 9)
 
 
 def _type(tensor: torch.Tensor) -> str:
-    """Return the name of a tensor's legacy type, as errors spell it (c10/core/DispatchKey.cpp where it has none)."""
+    """Return the name of a tensor's legacy type, as errors spell it (c10/core/DispatchKey.cpp where
+    it has none).
+    """
     if dtype_of(tensor) is torch.bfloat16:
         return "CUDABFloat16Type" if tensor.get_device() >= 0 else "CPUBFloat16Type"
-    return f"torch.{'cuda.' if tensor.get_device() >= 0 else ''}{scalar_type(dtype_of(tensor))}Tensor"
+    return (
+        f"torch.{'cuda.' if tensor.get_device() >= 0 else ''}{scalar_type(dtype_of(tensor))}Tensor"
+    )
 
 
 def _parameters(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
@@ -44,7 +49,9 @@ def _parameters(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
 
 
 def _of_groups(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
-    """Refuse float32 for a lower input, which the CPU takes; of other dtypes the CPU's kernel has CUDA's text."""
+    """Refuse float32 for a lower input, which the CPU takes; of other dtypes the CPU's kernel has
+    CUDA's text.
+    """
     floats = [each for each in tensors(parameters) if dtype_of(each) is torch.float32]
     return _other_than(dtype_of(input), floats) if dtype_of(input) in _LOW else ""
 
@@ -55,18 +62,28 @@ _DTYPES_OF_CUDNN_BATCHES = (
 )
 
 
-def _of_batch(input: torch.Tensor, weight: Any = None, bias: Any = None, *rest: Any, **out: Any) -> str:
-    """Refuse parameters that have neither the input's dtype nor that of its sums, and for cuDNN such statistics."""
+def _of_batch(
+    input: torch.Tensor, weight: Any = None, bias: Any = None, *rest: Any, **out: Any
+) -> str:
+    """Refuse parameters that have neither the input's dtype nor that of its sums, and for cuDNN
+    such statistics.
+    """
     if weight is None:
         return ""
     own, kind = dtype_of(input), dtype_of(weight)
-    takes = (kind is torch.float32 or own is not torch.float16) and torch.bfloat16 not in (own, kind)
+    takes = (kind is torch.float32 or own is not torch.float16) and torch.bfloat16 not in (
+        own,
+        kind,
+    )
     if takes and input.dim() > 2 and torch._C._get_cudnn_enabled():
         return _of_cudnn_batch(input, weight, bias, *rest)
     wanted = torch.float32 if own in _LOW and kind is not own else own
     for name, each in (("weight", weight), ("bias", bias)):
         if each is not None and dtype_of(each) != wanted:
-            return f"Expected {name} to have type {scalar_type(wanted)} but got {scalar_type(dtype_of(each))}"
+            return (
+                f"Expected {name} to have type {scalar_type(wanted)} but got "
+                f"{scalar_type(dtype_of(each))}"
+            )
     return ""
 
 
@@ -74,7 +91,9 @@ _OF_BATCH = ("#1 'input'", "#2 'weight'", "#3 'bias'", "#4 'running_mean'", "#5 
 
 
 def _of_cudnn_batch(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> str:
-    """Refuse parameters and statistics of several dtypes, in the order in which torch compares them for cuDNN."""
+    """Refuse parameters and statistics of several dtypes, in the order in which torch compares them
+    for cuDNN.
+    """
     of_input, of_weight, *others = zip(_OF_BATCH, (input, weight, *rest), strict=False)
     pairs = [(of_weight, each) for each in others]
     if dtype_of(input) is not torch.float16:
@@ -87,14 +106,22 @@ def _of_cudnn_batch(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> st
 
 def _other_than(dtype: torch.dtype, parameters: Any) -> str:
     other = next((dtype_of(each) for each in tensors(parameters) if dtype_of(each) != dtype), None)
-    return "" if other is None else f"expected scalar type {scalar_type(dtype)} but found {scalar_type(other)}"
+    if other is None:
+        return ""
+    return f"expected scalar type {scalar_type(dtype)} but found {scalar_type(other)}"
 
 
-def _convolution(input: torch.Tensor, weight: torch.Tensor, bias: Any = None, *rest: Any, **out: Any) -> str:
+def _convolution(
+    input: torch.Tensor, weight: torch.Tensor, bias: Any = None, *rest: Any, **out: Any
+) -> str:
     # Every convolution comes by here: two comparisons decide most calls.
     for name, other in (("weight", weight), ("bias", bias)):
-        if other is not None and (dtype_of(other) != dtype_of(input) or other.is_cpu != input.is_cpu):
-            return f"Input type ({_type(input)}) and {name} type ({_type(other)}) should be the same"
+        if other is not None and (
+            dtype_of(other) != dtype_of(input) or other.is_cpu != input.is_cpu
+        ):
+            return (
+                f"Input type ({_type(input)}) and {name} type ({_type(other)}) should be the same"
+            )
     return ""
 
 
@@ -111,7 +138,8 @@ def _int_mm(self: torch.Tensor, mat2: torch.Tensor, **out: Any) -> Any:
 
 
 _PRODUCTS_WITHOUT_FLOAT8 = (
-    "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+"
+    "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or "
+    "ROCm MI300+"
 )
 
 
@@ -121,11 +149,17 @@ def _scaled_mm(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any)
         return _PRODUCTS_WITHOUT_FLOAT8
     one, other = "x".join(map(str, self.shape)), "x".join(map(str, mat2.shape))
     if self.size(1) % 16:
-        return f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: ({one})."
+        return (
+            "Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: "
+            f"({one})."
+        )
     if mat2.size(0) % 16 or mat2.size(1) % 16:
         return f"mat2 shape ({other}) must be divisible by 16"
     other_layout = capability == (9, 0) and (self.stride(1) != 1 or mat2.stride(0) != 1)
-    return other_layout and "Only multiplication of row-major and column-major matrices is supported by cuBLASLt"
+    return (
+        other_layout
+        and "Only multiplication of row-major and column-major matrices is supported by cuBLASLt"
+    )
 
 
 def _two_e5m2(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
@@ -134,7 +168,8 @@ def _two_e5m2(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) 
 
 
 _HALF_OF_CUFFT = (
-    "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, "
+    "cuFFT only supports dimensions whose sizes are powers of two when computing in half "
+    "precision, "
     "but got a signal size of{sizes}"
 )
 
@@ -143,7 +178,9 @@ def _odd_sizes(sizes: Any) -> Any:
     return any(size & (size - 1) for size in sizes) and _HALF_OF_CUFFT.format(sizes=list(sizes))
 
 
-def _fft(self: torch.Tensor, dim: list[int], normalization: int, last: Any = None, **out: Any) -> Any:
+def _fft(
+    self: torch.Tensor, dim: list[int], normalization: int, last: Any = None, **out: Any
+) -> Any:
     if dtype_of(self) not in _HALVES:
         return ""
     sizes = [self.size(each) for each in dim]
@@ -152,11 +189,15 @@ def _fft(self: torch.Tensor, dim: list[int], normalization: int, last: Any = Non
     return _odd_sizes(sizes)
 
 
-def _fft_of_reals(self: torch.Tensor, n: int | None = None, dim: int = -1, norm: str | None = None, **out: Any) -> Any:
+def _fft_of_reals(
+    self: torch.Tensor, n: int | None = None, dim: int = -1, norm: str | None = None, **out: Any
+) -> Any:
     return dtype_of(self) is torch.float16 and _odd_sizes([self.size(dim) if n is None else n])
 
 
-def _ffts_of_reals(self: torch.Tensor, s: Any = None, dim: Any = None, norm: Any = None, **out: Any) -> Any:
+def _ffts_of_reals(
+    self: torch.Tensor, s: Any = None, dim: Any = None, norm: Any = None, **out: Any
+) -> Any:
     if dtype_of(self) is not torch.float16:
         return ""
     if s:
@@ -171,7 +212,9 @@ _DRIVER_OF_SVD = (
 
 
 def _svd(A: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
-    return driver not in (None, "gesvd", "gesvdj", "gesvda") and _DRIVER_OF_SVD.format(driver=driver)
+    return driver not in (None, "gesvd", "gesvdj", "gesvda") and _DRIVER_OF_SVD.format(
+        driver=driver
+    )
 
 
 def _hermitian(LD: torch.Tensor, *rest: Any, hermitian: bool = False, **out: Any) -> Any:
@@ -179,7 +222,9 @@ def _hermitian(LD: torch.Tensor, *rest: Any, hermitian: bool = False, **out: Any
     return hermitian and dtype_of(LD).is_complex and f"torch.linalg.ldl_solve: {refused}"
 
 
-def _lstsq(self: torch.Tensor, b: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
+def _lstsq(
+    self: torch.Tensor, b: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any
+) -> Any:
     other = driver is not None and driver.lower() != "gels"
     return other and "torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA"
 
@@ -189,29 +234,40 @@ def _place(tensor: torch.Tensor) -> str:
 
 
 _NETWORK_OF_TWO_DTYPES = (
-    "Input and {name} tensors are not the same dtype, found input tensor with {own} and {name} tensor with {other}"
+    "Input and {name} tensors are not the same dtype, found input tensor with {own} and {name} "
+    "tensor with {other}"
 )
 
 
 _NETWORK_ON_TWO_DEVICES = (
-    "Input and {name} tensors are not at the same device, found input tensor at {own} and {name} tensor at {other}"
+    "Input and {name} tensors are not at the same device, found input tensor at {own} and {name} "
+    "tensor at {other}"
 )
 
 
 def _network(input: torch.Tensor, *args: Any) -> Any:
-    """Refuse states and weights on another device or of another dtype than the input's, and states with gaps."""
+    """Refuse states and weights on another device or of another dtype than the input's, and states
+    with gaps.
+    """
     if not is_on_cudnn(input):
         return ""
-    states = next(each for each in args if isinstance(each, list) or each.dim() > 1)  # after the sizes of batches
+    # After the sizes of batches.
+    states = next(each for each in args if isinstance(each, list) or each.dim() > 1)
     states = states if isinstance(states, list) else [states]
     weights = [each for each in args if isinstance(each, list)][-1]
     place, kind = _place(input), scalar_type(dtype_of(input))
-    for name, each in [("hidden", state) for state in states] + [("parameter", weight) for weight in weights]:
+    for name, each in [("hidden", state) for state in states] + [
+        ("parameter", weight) for weight in weights
+    ]:
         if _place(each) != place:
             return _NETWORK_ON_TWO_DEVICES.format(name=name, own=place, other=_place(each))
         if dtype_of(each) is not dtype_of(input):
-            return _NETWORK_OF_TWO_DTYPES.format(name=name, own=kind, other=scalar_type(dtype_of(each)))
-    gaps = [name for name, state in zip(("hx", "cx"), states, strict=False) if not state.is_contiguous()]
+            return _NETWORK_OF_TWO_DTYPES.format(
+                name=name, own=kind, other=scalar_type(dtype_of(each))
+            )
+    gaps = [
+        name for name, state in zip(("hx", "cx"), states, strict=False) if not state.is_contiguous()
+    ]
     return gaps and f"rnn: {gaps[0]} is not contiguous"
 
 
@@ -222,7 +278,10 @@ def _reduced(self: torch.Tensor, dim: int, index: Any, src: Any, reduce: str, **
         refused = ("amax", "amin", "prod")
     elif dtype.is_complex:
         refused = ("mean", "prod")
-    return reduce in refused and f"\"cuda_scatter_gather_base_kernel_func\" not implemented for '{scalar_type(dtype)}'"
+    return (
+        reduce in refused
+        and f"\"cuda_scatter_gather_base_kernel_func\" not implemented for '{scalar_type(dtype)}'"
+    )
 
 
 def _bags(weight: torch.Tensor, *rest: Any, **named: Any) -> str:
@@ -230,8 +289,12 @@ def _bags(weight: torch.Tensor, *rest: Any, **named: Any) -> str:
     return _other_than(dtype_of(weight), rest[5:6])
 
 
-def _integers(input: torch.Tensor, weight: Any, bias: Any, stride: Any, padding: Any, *rest: Any, **out: Any) -> Any:
-    """Refuse integers as cuDNN does, whose convolutions torch takes for all but large paddings of the output."""
+def _integers(
+    input: torch.Tensor, weight: Any, bias: Any, stride: Any, padding: Any, *rest: Any, **out: Any
+) -> Any:
+    """Refuse integers as cuDNN does, whose convolutions torch takes for all but large paddings of
+    the output.
+    """
     dtype, (_, transposed, output_padding, _) = dtype_of(input), rest[-4:]
     if dtype.is_floating_point or dtype.is_complex or not torch._C._get_cudnn_enabled():
         return ""
@@ -245,16 +308,26 @@ def _integers(input: torch.Tensor, weight: Any, bias: Any, stride: Any, padding:
 def _sparse_product(*given: torch.Tensor, **scalars: Any) -> Any:
     sparse, other = given[-2:]
     refused = sparse.is_sparse and not other.is_sparse and dtype_of(sparse) not in _SUMMED
-    return refused and f"\"addmm_sparse_cuda\" not implemented for '{scalar_type(dtype_of(sparse))}'"
+    return (
+        refused and f"\"addmm_sparse_cuda\" not implemented for '{scalar_type(dtype_of(sparse))}'"
+    )
 
 
-def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any) -> Any:
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any
+) -> Any:
     three, head = (query, key, value), query.size(-1)
     return (
-        ((policy.capability(query) or (8, 0)) < (8, 0) and "FlashAttention only supports Ampere GPUs or newer.")
+        (
+            (policy.capability(query) or (8, 0)) < (8, 0)
+            and "FlashAttention only supports Ampere GPUs or newer."
+        )
         or (dtype_of(query) not in _LOW and "FlashAttention only support fp16 and bf16 data type")
         or (len(set(map(dtype_of, three))) > 1 and "query and key must have the same dtype")
-        or (any(each.stride(-1) != 1 for each in three) and "Input tensor must have contiguous last dimension")
+        or (
+            any(each.stride(-1) != 1 for each in three)
+            and "Input tensor must have contiguous last dimension"
+        )
         or (head % 8 and "head_size must be a multiple of 8, this is ensured by padding!")
         or (head > 256 and "FlashAttention forward only supports head dimension at most 256")
     )
@@ -267,30 +340,72 @@ def _too_long(self: torch.Tensor, *args: Any, dim: int = -1, **named: Any) -> An
 
 
 RULES = by_operator(
-    Rule("convolution", _convolution, "Convolution.cpp: check_input_same_type_as_parameters", only=frozenset()),
-    Rule("native_layer_norm", _parameters, "cuda/layer_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
-    Rule("native_group_norm", _of_groups, "cuda/group_norm_kernel.cu: const_data_ptr<T>()", only=frozenset()),
     Rule(
-        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update",
+        "convolution",
+        _convolution,
+        "Convolution.cpp: check_input_same_type_as_parameters",
+        only=frozenset(),
+    ),
+    Rule(
+        "native_layer_norm",
+        _parameters,
+        "cuda/layer_norm_kernel.cu: const_data_ptr<T>()",
+        only=frozenset(),
+    ),
+    Rule(
+        "native_group_norm",
+        _of_groups,
+        "cuda/group_norm_kernel.cu: const_data_ptr<T>()",
+        only=frozenset(),
+    ),
+    Rule(
+        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
+        "_batch_norm_with_update",
         _of_batch,
         "cuda/Normalization.cu: is_mixed_type",
         only=frozenset(),
     ),
     Rule("_int_mm", _int_mm, "cuda/Blas.cpp: _int_mm_out_cuda"),
     Rule("_scaled_mm _scaled_mm_v2", _scaled_mm, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda"),
-    Rule("_scaled_mm _scaled_mm_v2", _two_e5m2, "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda", ValueError),
+    Rule(
+        "_scaled_mm _scaled_mm_v2",
+        _two_e5m2,
+        "cuda/ScaledBlas.cpp: _scaled_mm_out_cuda",
+        ValueError,
+    ),
     Rule("_fft_r2c _fft_c2c _fft_c2r", _fft, "cuda/CuFFTPlanCache.h: CuFFTConfig"),
-    Rule("fft_fft fft_ifft fft_rfft fft_ihfft", _fft_of_reals, "cuda/CuFFTPlanCache.h: CuFFTConfig"),
-    Rule("fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn", _ffts_of_reals, "cuda/CuFFTPlanCache.h"),
+    Rule(
+        "fft_fft fft_ifft fft_rfft fft_ihfft", _fft_of_reals, "cuda/CuFFTPlanCache.h: CuFFTConfig"
+    ),
+    Rule(
+        "fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn",
+        _ffts_of_reals,
+        "cuda/CuFFTPlanCache.h",
+    ),
     Rule("_linalg_svd", _svd, "cuda/linalg/BatchLinearAlgebraLib.cpp: svd_cusolver"),
     Rule("linalg_ldl_solve", _hermitian, "cuda/linalg/BatchLinearAlgebra.cpp: ldl_solve_kernel"),
-    Rule("histc", lambda self, *rest, **named: dtype_of(self) is torch.float16 and _NO_HALF, "cuda/SummaryOps.cu"),
+    Rule(
+        "histc",
+        lambda self, *rest, **named: dtype_of(self) is torch.float16 and _NO_HALF,
+        "cuda/SummaryOps.cu",
+    ),
     Rule("linalg_lstsq", _lstsq, "BatchLinearAlgebra.cpp: get_default_lstsq_driver"),
-    Rule("lstm gru rnn_tanh rnn_relu", _network, "RNN.h: check_attributes; cudnn/RNN.cpp: _cudnn_rnn"),
-    Rule("_embedding_bag _embedding_bag_forward_only", _bags, "cuda/EmbeddingBag.cu", only=frozenset()),
+    Rule(
+        "lstm gru rnn_tanh rnn_relu", _network, "RNN.h: check_attributes; cudnn/RNN.cpp: _cudnn_rnn"
+    ),
+    Rule(
+        "_embedding_bag _embedding_bag_forward_only",
+        _bags,
+        "cuda/EmbeddingBag.cu",
+        only=frozenset(),
+    ),
     Rule("convolution", _integers, "cudnn/ConvShared.cpp", only=_INTEGERS),
     Rule("scatter_reduce", _reduced, "cuda/ScatterGatherKernel.cu", NotImplementedError),
-    Rule("_flash_attention_forward _scaled_dot_product_flash_attention", _flash, "flash_attn/flash_api.cpp: mha_fwd"),
+    Rule(
+        "_flash_attention_forward _scaled_dot_product_flash_attention",
+        _flash,
+        "flash_attn/flash_api.cpp: mha_fwd",
+    ),
     Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
 )
 
@@ -300,9 +415,16 @@ _SOLVER_OF_SPARSE_TENSORS = (
 )
 
 
-_SOLVER = Rule("_spsolve", lambda *args, **named: _SOLVER_OF_SPARSE_TENSORS, "sparse/cuda/SparseBlasImpl.cpp")
+_SOLVER = Rule(
+    "_spsolve", lambda *args, **named: _SOLVER_OF_SPARSE_TENSORS, "sparse/cuda/SparseBlasImpl.cpp"
+)
 
-_PRODUCT = Rule("mm addmm _sparse_addmm", _sparse_product, "sparse/cuda/SparseCUDATensorMath.cu", NotImplementedError)
+_PRODUCT = Rule(
+    "mm addmm _sparse_addmm",
+    _sparse_product,
+    "sparse/cuda/SparseCUDATensorMath.cu",
+    NotImplementedError,
+)
 
 OF_SPARSE = by_operator(_PRODUCT, _SOLVER)
 """The rules of sparse tensors."""

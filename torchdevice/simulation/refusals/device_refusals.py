@@ -1,12 +1,17 @@
-"""What CUDA and MPS refuse of an operator: rules, those derived from torch's own tables, and assertions of values.
+"""What CUDA and MPS refuse of an operator: rules, those derived from torch's own tables, and
+assertions of values.
 
-Operators without a deterministic kernel are those that ``torch.use_deterministic_algorithms`` documents;
-``test_cuda_refusals.py`` reads its docstring. Those that the CPU has no deterministic kernel for either, such as
-``max_unpool2d``, refuse on their own. ``cumsum`` and the backward of ``ReflectionPad2d`` are documented still, but
-their alerts are gone from ``libtorch_cuda.so`` of torch 2.10 and 2.15, and so is the demand for
+Operators without a deterministic kernel are those that ``torch.use_deterministic_algorithms``
+documents;
+``test_cuda_refusals.py`` reads its docstring. Those that the CPU has no deterministic kernel for
+either, such as
+``max_unpool2d``, refuse on their own. ``cumsum`` and the backward of ``ReflectionPad2d`` are
+documented still, but their alerts are gone from ``libtorch_cuda.so`` of torch 2.10 and 2.15, and so
+is the demand for
 ``CUBLAS_WORKSPACE_CONFIG``.
 
-The rules of MPS name files below ``aten/src/ATen/native`` of torch. Those of CUDA are in ``cuda_rules.py``.
+The rules of MPS name files below ``aten/src/ATen/native`` of torch. Those of CUDA are in
+``cuda_rules.py``.
 """
 
 from __future__ import annotations
@@ -76,7 +81,9 @@ _CONCERNS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
 }
 """Operators that have a deterministic kernel for other arguments."""
 
-_RAISING = (torch.use_deterministic_algorithms.__doc__ or "").partition("operations will throw a")[2]
+_RAISING = (torch.use_deterministic_algorithms.__doc__ or "").partition("operations will throw a")[
+    2
+]
 """The part of the documentation that lists operators without a deterministic kernel."""
 
 OPERATORS: Mapping[str, str] = {
@@ -92,10 +99,13 @@ _FURTHER: Mapping[str, Sequence[str]] = {
     "addcmul": ("complex32",),
     "native_dropout_backward": ("bool", "complex128", "complex32", "complex64"),
 }
-"""Dtypes that the database does not know: an H200 refused them (``benchmarks/conformance.json``)."""
+"""Dtypes that the database does not know: an H200 refused them (``benchmarks/conformance.json``).
+"""
 
 GAPS: Mapping[str, list[str]] = data_files.read(__file__, "cuda_dtypes.json")
-"""Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py`` makes the table."""
+"""Operator -> the dtypes in which the CPU has a kernel and CUDA none. ``docs/make_cuda_dtypes.py``
+makes the table.
+"""
 
 _KERNELS: Mapping[str, str] = {
     "_cdist_forward": "cdist_cuda",
@@ -119,7 +129,8 @@ _KERNELS: Mapping[str, str] = {
     "upsample_bilinear2d": "upsample_bilinear2d_out_frame",
     "vdot": "dot",
 }
-"""The names that CUDA's kernels have in torch's errors (aten/src/ATen/native/cuda); another operator's is NAME_cuda.
+"""The names that CUDA's kernels have in torch's errors (aten/src/ATen/native/cuda); another
+operator's is NAME_cuda.
 
 They are in ``libtorch_cuda.so`` of torch 2.10 and 2.15."""
 
@@ -146,7 +157,9 @@ _ASSERTED = re.compile(
         )
     )
 )
-"""The CPU's texts for values that CUDA's kernels assert of. Values of a shape or an int are checked by the host."""
+"""The CPU's texts for values that CUDA's kernels assert of. Values of a shape or an int are checked
+by the host.
+"""
 
 ASSERTING = frozenset(
     {
@@ -191,15 +204,24 @@ ASSERTING = frozenset(
 
 
 def rules_of_cuda(op: Any) -> Iterator[Rule]:
-    """Yield the rules of an operator: those of the table, and those derived from torch's own tables."""
+    """Yield the rules of an operator: those of the table, and those derived from torch's own
+    tables.
+    """
     name = name_of(op)
     # Dynamically quantized layers are the host's.
-    if re.match("quantized::.*_dynamic", op.name()) or is_cpu_only(op.name().removeprefix("aten::")):
+    if re.match("quantized::.*_dynamic", op.name()) or is_cpu_only(
+        op.name().removeprefix("aten::")
+    ):
         yield Rule(
-            name, lambda *args, **kwargs: missing_on_cuda(op.name()), "native_functions.yaml", NotImplementedError
+            name,
+            lambda *args, **kwargs: missing_on_cuda(op.name()),
+            "native_functions.yaml",
+            NotImplementedError,
         )
     yield from cuda_rules.RULES.get(name, ())
-    dtypes = frozenset(getattr(torch, dtype) for dtype in (*GAPS.get(name, ()), *_FURTHER.get(name, ())))
+    dtypes = frozenset(
+        getattr(torch, dtype) for dtype in (*GAPS.get(name, ()), *_FURTHER.get(name, ()))
+    )
     if dtypes:
         refuses = functools.partial(_lacked, name, dtypes)
         yield Rule(name, refuses, "torch's database of operators", NotImplementedError, only=dtypes)
@@ -227,7 +249,9 @@ _NONDETERMINISTIC = (
 
 
 def _undetermined(name: str, op: Any, *args: Any, **kwargs: Any) -> str | None:
-    """Refuse a nondeterministic kernel, or warn, as the program asks. The texts are of aten/src/ATen/Context.cpp."""
+    """Refuse a nondeterministic kernel, or warn, as the program asks. The texts are of
+    aten/src/ATen/Context.cpp.
+    """
     if not (torch.are_deterministic_algorithms_enabled() and policy.stands_for_cuda()):
         return None
     if name in _CONCERNS and not _CONCERNS[name](given_to(op, args, kwargs)):
@@ -241,29 +265,40 @@ def _undetermined(name: str, op: Any, *args: Any, **kwargs: Any) -> str | None:
 def _lacked(name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any) -> str | None:
     """Refuse a dtype of a call's first tensor for which CUDA has no kernel."""
     first = next((each for each in args if isinstance(each, torch.Tensor)), None)
-    if first is None or dtype_of(first) not in dtypes or not all(each.numel() for each in tensors(args)):
+    if (
+        first is None
+        or dtype_of(first) not in dtypes
+        or not all(each.numel() for each in tensors(args))
+    ):
         return None
     kernel = _convolution(*args) if name == "convolution" else _KERNELS.get(name, f"{name}_cuda")
     return f"\"{kernel}\" not implemented for '{scalar_type(dtype_of(first))}'"
 
 
 def _convolution(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> str:
-    """Return the name of the kernel that torch chooses on CUDA without cuDNN (aten/src/ATen/native/Convolution.cpp)."""
+    """Return the name of the kernel that torch chooses on CUDA without cuDNN
+    (aten/src/ATen/native/Convolution.cpp).
+    """
     dilation, transposed, _, groups = rest[3:]
     dims = 3 if input.dim() == 5 else 2
     if transposed:
         return f"slow_conv_transpose{dims}d_out_cuda"
     if groups > 1 and groups == input.size(1) and weight.size(0) % groups == 0:
         return "conv_depthwise2d_forward_cuda" if dims == 2 else "conv_depthwise3d"
-    return "slow_conv_dilated<>" if dims == 3 or any(step != 1 for step in dilation) else "slow_conv2d_cuda"
+    if dims == 3 or any(step != 1 for step in dilation):
+        return "slow_conv_dilated<>"
+    return "slow_conv2d_cuda"
 
 
 _ON_CPU = "expected m1 and m2"
-"""How the CPU's error begins for products of two dtypes (aten/src/ATen/native/LinearAlgebra.cpp)."""
+"""How the CPU's error begins for products of two dtypes (aten/src/ATen/native/LinearAlgebra.cpp).
+"""
 
 
 def _asserts_of_one(op: Any, args: Any) -> bool:
-    """Return whether an operator that asserts of one value is given zero. The text is the program's own."""
+    """Return whether an operator that asserts of one value is given zero. The text is the program's
+    own.
+    """
     if name_of(op) not in ("_assert_async", "_functional_assert_async"):
         return False
     value = host_alias(args[0])
@@ -271,7 +306,9 @@ def _asserts_of_one(op: Any, args: Any) -> bool:
 
 
 def check_assertion(op: Any, args: Any, error: Exception) -> None:
-    """Raise the device's error where it is another than the CPU's. Where its kernel asserts, CUDA loses the device."""
+    """Raise the device's error where it is another than the CPU's. Where its kernel asserts, CUDA
+    loses the device.
+    """
     said = str(error).split("\n")[0]
     asserted = name_of(op) in ASSERTING and (_asserts_of_one(op, args) or _ASSERTED.match(said))
     if asserted and policy.stands_for_mps():
@@ -283,12 +320,17 @@ def check_assertion(op: Any, args: Any, error: Exception) -> None:
 
 
 MPS_GAPS: Mapping[str, list[str]] = data_files.read(__file__, "mps_dtypes.json")
-"""Operator -> the dtypes in which the CPU has a kernel and MPS none. ``docs/make_mps_dtypes.py`` makes the table."""
+"""Operator -> the dtypes in which the CPU has a kernel and MPS none. ``docs/make_mps_dtypes.py``
+makes the table.
+"""
 
 
 def _projected(input: torch.Tensor, *args: Any) -> Any:
     states = next(each for each in args if isinstance(each, list))
-    return states[0].size(2) != states[1].size(2) and "LSTM with projections is not currently supported with MPS."
+    return (
+        states[0].size(2) != states[1].size(2)
+        and "LSTM with projections is not currently supported with MPS."
+    )
 
 
 def _convolution_of_mps(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any) -> Any:
@@ -310,14 +352,25 @@ _POOLED_ON_MPS = (
 
 
 def _pooled(self: torch.Tensor, output_size: list[int], *args: Any, **out: Any) -> Any:
-    odd = any(size % wanted for size, wanted in zip(self.shape[-2:], output_size, strict=False) if wanted)
+    odd = any(
+        size % wanted for size, wanted in zip(self.shape[-2:], output_size, strict=False) if wanted
+    )
     return odd and _POOLED_ON_MPS
 
 
 MPS_RULES = by_operator(
     Rule("lstm", _projected, "mps/operations/RnnOps.mm: _lstm_mps"),
-    Rule("convolution", _convolution_of_mps, "mps/operations/Convolution.mm: _mps_convolution_impl and _transpose"),
-    Rule("convolution", _channels, "mps/operations/Convolution.mm: _mps_convolution_impl", NotImplementedError),
+    Rule(
+        "convolution",
+        _convolution_of_mps,
+        "mps/operations/Convolution.mm: _mps_convolution_impl and _transpose",
+    ),
+    Rule(
+        "convolution",
+        _channels,
+        "mps/operations/Convolution.mm: _mps_convolution_impl",
+        NotImplementedError,
+    ),
     Rule("_adaptive_avg_pool2d", _pooled, "mps/operations/AdaptivePooling.mm"),
     holds=policy.stands_for_mps,
 )
@@ -330,16 +383,28 @@ def rules_of_mps(op: Any) -> Iterator[Rule]:
     dtypes = frozenset(getattr(torch, dtype) for dtype in MPS_GAPS.get(name, ()))
     if dtypes:
         refuses = functools.partial(_lacked_by_mps, name, dtypes)
-        yield Rule(name, refuses, "torch's lists for its MPS tests", TypeError, policy.stands_for_mps)
+        yield Rule(
+            name, refuses, "torch's lists for its MPS tests", TypeError, policy.stands_for_mps
+        )
 
 
-def _lacked_by_mps(name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any) -> str | None:
+def _lacked_by_mps(
+    name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any
+) -> str | None:
     found = (dtype_of(each) for each in args if isinstance(each, torch.Tensor))
     return next((_message(name, dtype) for dtype in found if dtype in dtypes), None)
 
 
 def _message(name: str, dtype: torch.dtype) -> str:
-    """Return a text of MPS's: of its conversion of dtypes, or of its operations. Some kernels have another text."""
+    """Return a text of MPS's: of its conversion of dtypes, or of its operations. Some kernels have
+    another text.
+    """
     if dtype.is_complex:
-        return f"Trying to convert {scalar_type(dtype)} to the MPS backend but it does not have support for that dtype."
-    return f"Operation '{name}()' does not support input type '{str(dtype).removeprefix('torch.')}' in MPS backend."
+        return (
+            f"Trying to convert {scalar_type(dtype)} to the MPS backend but it does not have "
+            "support for that dtype."
+        )
+    return (
+        f"Operation '{name}()' does not support input type '{str(dtype).removeprefix('torch.')}' "
+        "in MPS backend."
+    )

@@ -1,7 +1,9 @@
-"""The names of CUDA's kernels in torch's errors for dtypes that neither the CPU nor CUDA has a kernel for.
+"""The names of CUDA's kernels in torch's errors for dtypes that neither the CPU nor CUDA has a
+kernel for.
 
-The names are those of aten/src/ATen/native/cuda and aten/src/ATen/native/sparse/cuda of torch 2.13. Long ones can be
-found in ``libtorch_cuda.so`` and ``libtorch_cuda_linalg.so`` of torch 2.14; the compiler keeps no text of short ones.
+The names are those of aten/src/ATen/native/cuda and aten/src/ATen/native/sparse/cuda of torch 2.13.
+Long ones can be found in ``libtorch_cuda.so`` and ``libtorch_cuda_linalg.so`` of torch 2.14; the
+compiler keeps no text of short ones.
 """
 
 from __future__ import annotations
@@ -102,7 +104,9 @@ def of_cuda(operator: str, kernel: str) -> str:
 
 
 def named(operator: str, error: Exception) -> Exception:
-    """Return an error of the CPU's about a dtype with the name of CUDA's kernel; any other error as it is."""
+    """Return an error of the CPU's about a dtype with the name of CUDA's kernel; any other error as
+    it is.
+    """
     found = _NOT_IMPLEMENTED.match(str(error))
     if found is None or not policy.stands_for_cuda():
         return error

@@ -1,7 +1,8 @@
 """Rules: calls that a real device's kernels refuse and the CPU's do not.
 
-A rule is a predicate over all arguments of an operator's call that returns the text of the error. The tables of rules
-are in ``cuda_rules.py`` and ``device_refusals.py``. The pipeline of an operator looks its rules up once.
+A rule is a predicate over all arguments of an operator's call that returns the text of the error.
+The tables of rules are in ``cuda_rules.py`` and ``device_refusals.py``. The pipeline of an operator
+looks its rules up once.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ class Rule(NamedTuple):
 
     Attributes:
         operators: Names of operators without overload, separated by spaces.
-        refuses: Takes the arguments of a call. Returns the error's text, or what is false where the call is accepted.
+        refuses: Takes the arguments of a call. Returns the error's text, or what is false where the
+            call is accepted.
         source: Where torch or the device's library says so.
         error: The class of the error.
         holds: Returns whether this thread's scope stands for the device of the rule.
-        only: The dtypes of the first tensor in which a call whose tensors have one dtype may be refused; None for all.
+        only: The dtypes of the first tensor in which a call whose tensors have one dtype may be
+            refused; None for all.
     """
 
     operators: str
@@ -43,18 +46,31 @@ class Rule(NamedTuple):
 
 @functools.cache
 def scalar_type(dtype: torch.dtype) -> str:
-    """Return how torch's errors spell a dtype (c10/core/ScalarType.h), as in the name of its legacy type."""
-    return torch.empty(0, dtype=dtype, device="cpu").type().removeprefix("torch.").removesuffix("Tensor")
+    """Return how torch's errors spell a dtype (c10/core/ScalarType.h), as in the name of its legacy
+    type.
+    """
+    return (
+        torch.empty(0, dtype=dtype, device="cpu")
+        .type()
+        .removeprefix("torch.")
+        .removesuffix("Tensor")
+    )
 
 
 def name_of(op: Any) -> str:
-    """Return an operator's name without overload, and without the underscore of a variant in place."""
+    """Return an operator's name without overload, and without the underscore of a variant in
+    place.
+    """
     name = op._schema.name.removeprefix("aten::")
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
-def by_operator(*rules: Rule, holds: Callable[[], bool] = policy.stands_for_cuda) -> dict[str, list[Rule]]:
-    """Return the rules of a device by the names of their operators. ``holds`` is that of all rules."""
+def by_operator(
+    *rules: Rule, holds: Callable[[], bool] = policy.stands_for_cuda
+) -> dict[str, list[Rule]]:
+    """Return the rules of a device by the names of their operators. ``holds`` is that of all
+    rules.
+    """
     found: dict[str, list[Rule]] = {}
     for rule in rules:
         for name in rule.operators.split():
@@ -63,14 +79,17 @@ def by_operator(*rules: Rule, holds: Callable[[], bool] = policy.stands_for_cuda
 
 
 def checks(rules: Iterable[Rule]) -> Refusals:
-    """Return functions of the arguments of a call, as a tuple and a dict, that raise what rules refuse."""
+    """Return functions of the arguments of a call, as a tuple and a dict, that raise what rules
+    refuse.
+    """
     return tuple(functools.partial(_check, rule.refuses, rule) for rule in rules)
 
 
 def _check(refuses: Callable[..., Any], rule: Rule, args: Any, kwargs: Any) -> None:
     if torch._C._get_tracing_state() is not None:  # sizes are tensors while `torch.jit.trace` runs
         return
-    # The scope is asked for last, because most calls end at the rule's cheaper test of the arguments.
+    # The scope is asked for last, because most calls end at the rule's cheaper test of the
+    # arguments.
     text = refuses(*args, **kwargs)
     if text and rule.holds():
         raise rule.error(text)

@@ -1,4 +1,6 @@
-"""The environment variables of MPS's allocator, as aten/src/ATen/mps/MPSAllocator.mm reads them at the first use."""
+"""The environment variables of MPS's allocator, as aten/src/ATen/mps/MPSAllocator.mm reads them at
+the first use.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,17 @@ _DEFAULTS = {_HIGH: 1.7, _LOW: 1.4}
 
 
 def high_ratio() -> float | None:
-    """Return the share of memory that the program may use, if a variable sets it. 0 stands for no limit.
+    """Return the share of memory that the program may use, if a variable sets it. 0 stands for no
+    limit.
 
     Raises:
-        RuntimeError: A ratio is out of range. The low one may not be above the high one, also where only the high one
-            is set.
+        RuntimeError: A ratio is out of range. The low one may not be above the high one, also where
+            only the high one is set.
     """
-    ratios = {name: _number(os.environ[name]) if name in os.environ else ratio for name, ratio in _DEFAULTS.items()}
+    ratios = {
+        name: _number(os.environ[name]) if name in os.environ else ratio
+        for name, ratio in _DEFAULTS.items()
+    }
     high, low = ratios[_HIGH], ratios[_LOW]
     if not 0 <= high <= _HIGHEST:
         raise RuntimeError(f"invalid high watermark ratio {high:g}")
@@ -29,7 +35,9 @@ def high_ratio() -> float | None:
 
 
 def _number(text: str) -> float:
-    """Return the number that a text begins with, as C's ``strtod`` does for the texts that people write."""
+    """Return the number that a text begins with, as C's ``strtod`` does for the texts that people
+    write.
+    """
     try:
         return float(text)
     except ValueError:

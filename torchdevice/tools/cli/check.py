@@ -28,7 +28,8 @@ _TEXTS = CommandTexts(
         "suppresses all findings\n"
         "of a line, and '# torchdevice: ignore[rule]' those of one rule. [tool.torchdevice.check] "
         "in pyproject.toml takes\n"
-        "target, select, ignore, exclude, per-file-ignores and baseline; the command line overrides "
+        "target, select, ignore, exclude, per-file-ignores and baseline; the command line "
+        "overrides "
         "it.\n"
         "\n"
         "examples:\n"
@@ -44,7 +45,10 @@ _TEXTS = CommandTexts(
         "--rules": {"action": "store_true", "help": "list the rules"},
         "--write-baseline": {"action": "store_true", "help": "write the findings to the baseline"},
         "--target": {"help": "mps, cpu, cuda, simulated:mps and such; default: cpu"},
-        "--all": {"action": "store_true", "help": "also show what runs as it is, and what is approximate"},
+        "--all": {
+            "action": "store_true",
+            "help": "also show what runs as it is, and what is approximate",
+        },
         "--baseline": {"metavar": "FILE", "help": "leave out the findings that this file lists"},
         "--select": {
             "action": "append",
@@ -94,7 +98,10 @@ def _check(options: argparse.Namespace) -> int:
         baseline = options.baseline or (project.baseline and project.folder / project.baseline)
         if options.write_baseline:
             if not baseline:
-                raise ValueError("--write-baseline names no file. Add --baseline FILE, or set it in pyproject.toml.")
+                raise ValueError(
+                    "--write-baseline names no file. Add --baseline FILE, or set it in "
+                    "pyproject.toml."
+                )
             configuration.write_baseline(Path(baseline), _with_verdict(findings, Verdict.CHANGE))
             return 0
         if baseline:
@@ -108,7 +115,8 @@ def _list_rules() -> None:
     from torchdevice.check import RULES
 
     for rule in RULES.values():
-        print(f"{rule.name}\n{textwrap.fill(rule.finds, 100, initial_indent='  ', subsequent_indent='  ')}")
+        print(rule.name)
+        print(textwrap.fill(rule.finds, 100, initial_indent="  ", subsequent_indent="  "))
 
 
 def _listed(target: Target) -> tuple[Verdict, ...]:
@@ -117,7 +125,9 @@ def _listed(target: Target) -> tuple[Verdict, ...]:
     from torchdevice.check.target import MAC
 
     # On a Mac most programs run as they are, so its owner asks what will be approximate.
-    return (Verdict.CHANGE, Verdict.APPROXIMATE) if target.column == MAC.column else (Verdict.CHANGE,)
+    if target.column == MAC.column:
+        return (Verdict.CHANGE, Verdict.APPROXIMATE)
+    return (Verdict.CHANGE,)
 
 
 def _with_verdict(findings: list[Finding], *verdicts: Verdict) -> list[Finding]:
@@ -126,7 +136,10 @@ def _with_verdict(findings: list[Finding], *verdicts: Verdict) -> list[Finding]:
 
 def _report_links(outside: list[str]) -> None:
     for link in outside:
-        said = f"{link!r} leads out of what is checked, to {os.path.realpath(link)!r}. Name that, too, to check it."
+        said = (
+            f"{link!r} leads out of what is checked, to {os.path.realpath(link)!r}. Name that, "
+            "too, to check it."
+        )
         print(f"torchdevice: not checked: {said}", file=sys.stderr)
 
 
@@ -140,15 +153,24 @@ def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[st
 
     selected, ignored = (
         {name for given in on_command_line for name in given.split(",")} or {*in_project}
-        for on_command_line, in_project in ((options.select, project.select), (options.ignore, project.ignore))
+        for on_command_line, in_project in (
+            (options.select, project.select),
+            (options.ignore, project.ignore),
+        )
     )
-    for name in sorted((selected | ignored | {*chain(*project.per_file_ignores.values())}) - set(RULES)):
+    for name in sorted(
+        (selected | ignored | {*chain(*project.per_file_ignores.values())}) - set(RULES)
+    ):
         meant = did_you_mean(name, RULES)
-        raise ValueError(f"there is no rule {name!r}{meant}. 'torchdevice check --rules' lists them.")
+        raise ValueError(
+            f"there is no rule {name!r}{meant}. 'torchdevice check --rules' lists them."
+        )
     return (selected or set(RULES)) - ignored
 
 
-def _show(findings: list[Finding], shown: list[Finding], files: int, options: argparse.Namespace) -> None:
+def _show(
+    findings: list[Finding], shown: list[Finding], files: int, options: argparse.Namespace
+) -> None:
     from torchdevice.check import formats
 
     if options.json:

@@ -1,4 +1,6 @@
-"""``torchdevice demo``: the story in the terminal. A program fails, runs, is planned, and shows its mistake."""
+"""``torchdevice demo``: the story in the terminal. A program fails, runs, is planned, and shows its
+mistake.
+"""
 
 from __future__ import annotations
 
@@ -78,11 +80,15 @@ _STORY = (
     ),
 )
 
-_NEXT = "Now yours: `torchdevice run YOUR_SCRIPT.py`. `torchdevice doctor` shows which device it will use."
+_NEXT = (
+    "Now yours: `torchdevice run YOUR_SCRIPT.py`. `torchdevice doctor` shows which device it will "
+    "use."
+)
 
 
 _TEXTS = CommandTexts(
-    description="Show in four commands what the package does, on files of its own. It takes 10 to 20 seconds."
+    description="Show in four commands what the package does, on files of its own. It takes 10 to "
+    "20 seconds."
 )
 
 
@@ -100,7 +106,9 @@ def _demo(options: argparse.Namespace) -> int:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             printed = pool.map(lambda step: "\n".join(_shown(step, folder)), _STORY)
             for step in _STORY:
-                styled_text.show([((f"# {step.said}", "dim"),), ((f"$ {step.words}", "bold green"),)])
+                styled_text.show(
+                    [((f"# {step.said}", "dim"),), ((f"$ {step.words}", "bold green"),)]
+                )
                 sys.stdout.flush()  # before the command has ended
                 print(next(printed).rstrip(), end="\n\n", flush=True)
     print(_NEXT)

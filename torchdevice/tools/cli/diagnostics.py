@@ -1,4 +1,6 @@
-"""What ``torchdevice doctor`` looks at. Each examination returns findings, and takes less time than importing torch."""
+"""What ``torchdevice doctor`` looks at. Each examination returns findings, and takes less time than
+importing torch.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Finding(NamedTuple):
 
     Attributes:
         subject: What was looked at, in a word.
-        status: ``"ok"``; ``"warning"`` for what works otherwise than one might expect; ``"problem"``.
+        status: ``"ok"``; ``"warning"`` for what works otherwise than one might expect;
+            ``"problem"``.
         said: What was found.
         remedy: What to do about it.
     """
@@ -54,7 +57,12 @@ def examine(target: str | None) -> list[Finding]:
     status = "warning" if building.trouble() else "ok"
     native = Finding("native", status, f"kernels of simulated devices: {building.said('auto')}")
     looks = (_build, _memory, _speed, _compiler, _patchers, _packages, _activation, _variables)
-    return [*_device(target), _targets(), native, *(finding for look in looks for finding in look())]
+    return [
+        *_device(target),
+        _targets(),
+        native,
+        *(finding for look in looks for finding in look()),
+    ]
 
 
 _WELL_KNOWN = ("t4", "rtx4090", "a100", "h100")
@@ -64,7 +72,11 @@ def _targets() -> Finding:
     """Return the devices and profiles, and a few of the many models. ``--json`` has all."""
     others = [name for name in known_targets() if name.removeprefix(f"{SIMULATED}:") not in MODELS]
     models = f"or one of {len(MODELS)} GPU models such as {', '.join(_WELL_KNOWN)}"
-    return Finding("targets", "ok", f"--target takes {', '.join(others)}, {models} (all of them: doctor --json)")
+    return Finding(
+        "targets",
+        "ok",
+        f"--target takes {', '.join(others)}, {models} (all of them: doctor --json)",
+    )
 
 
 def target_of(target: str | None) -> str:
@@ -84,28 +96,61 @@ def _device(target: str | None) -> list[Finding]:
         why = f"set by {_options.variable_of('target')}"
     else:
         better = [name for name in FAMILIES if not runtime(name).is_available()]
-        why = f"the best there is; not available: {', '.join(better)}" if better else "the best there is"
+        if better:
+            why = f"the best there is; not available: {', '.join(better)}"
+        else:
+            why = "the best there is"
     said = f"{found.target} would stand in: {found.name(0)} ({why})"
-    remedy = "to test as strictly as on a GPU: --target simulated:cuda" if found.degraded_notice else ""
+    if found.degraded_notice:
+        remedy = "to test as strictly as on a GPU: --target simulated:cuda"
+    else:
+        remedy = ""
     return [Finding("device", "ok", said, remedy)]
 
 
 def _build() -> list[Finding]:
     version = re.match(r"(\d+)\.(\d+)", torch.__version__)
     if version and (int(version[1]), int(version[2])) < (2, 10):
-        return [Finding("torch", "problem", f"torch {torch.__version__} is too old", "pip install 'torch>=2.10'")]
+        return [
+            Finding(
+                "torch",
+                "problem",
+                f"torch {torch.__version__} is too old",
+                "pip install 'torch>=2.10'",
+            )
+        ]
     if torch.version.cuda and not torch.cuda.is_available():
-        return [Finding("torch", "ok", f"a build for CUDA {torch.version.cuda}, without a GPU, which it does not need")]
-    kinds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": getattr(torch.version, "xpu", None)}
+        return [
+            Finding(
+                "torch",
+                "ok",
+                f"a build for CUDA {torch.version.cuda}, without a GPU, which it does not need",
+            )
+        ]
+    kinds = {
+        "CUDA": torch.version.cuda,
+        "ROCm": torch.version.hip,
+        "XPU": getattr(torch.version, "xpu", None),
+    }
     built = [f"{name} {version}" for name, version in kinds.items() if version]
-    return [Finding("torch", "ok", f"a build for {' and '.join(built)}" if built else "a build without accelerators")]
+    return [
+        Finding(
+            "torch",
+            "ok",
+            f"a build for {' and '.join(built)}" if built else "a build without accelerators",
+        )
+    ]
 
 
 def _memory() -> list[Finding]:
     memory = psutil.virtual_memory()
     said = f"{written(memory.available)} of {written(memory.total)} are free"
     if memory.available < 4 << 30:
-        return [Finding("memory", "warning", said, "a model of a GPU's size will not fit: use a smaller one")]
+        return [
+            Finding(
+                "memory", "warning", said, "a model of a GPU's size will not fit: use a smaller one"
+            )
+        ]
     return [Finding("memory", "ok", said)]
 
 
@@ -113,29 +158,45 @@ _SIDE = 256
 
 
 def _speed() -> list[Finding]:
-    """Compare how fast a program multiplies matrices in mixed precision on the CPU, in a scope, and without it."""
+    """Compare how fast a program multiplies matrices in mixed precision on the CPU, in a scope, and
+    without it.
+    """
     try:
         with activation.portable("cpu"):
             plain = _multiplication(None)
-            return [_speed_of(dtype, _multiplication(dtype) / plain) for dtype in (torch.bfloat16, torch.float16)]
-    except ValueError:  # a variable has a wrong value, so that no scope can be entered: `_variables` finds it
+            return [
+                _speed_of(dtype, _multiplication(dtype) / plain)
+                for dtype in (torch.bfloat16, torch.float16)
+            ]
+    except ValueError:
+        # A variable has a wrong value, so that no scope can be entered: `_variables` finds it.
         return []
 
 
 def _speed_of(dtype: torch.dtype, factor: float) -> Finding:
-    """Return what is found of autocast to a dtype in which a product takes ``factor`` times as long as in float32."""
+    """Return what is found of autocast to a dtype in which a product takes ``factor`` times as long
+    as in float32.
+    """
     name = str(dtype).removeprefix("torch.")
     times = max(factor, 1 / factor)
     compared = f"{times:.{0 if times > 10 else 1}f} times {'slower' if factor > 1 else 'faster'}"
     slow = factor > 2
     said = f"on a CPU target, autocast to {name} makes a matrix product {compared}"
-    return Finding(name, "warning" if slow else "ok", said, "turn mixed precision off on a CPU target" if slow else "")
+    return Finding(
+        name,
+        "warning" if slow else "ok",
+        said,
+        "turn mixed precision off on a CPU target" if slow else "",
+    )
 
 
 def _multiplication(dtype: torch.dtype | None) -> float:
-    """Return the seconds of the fastest of three products in one thread, in autocast to a dtype, after one more."""
+    """Return the seconds of the fastest of three products in one thread, in autocast to a dtype,
+    after one more.
+    """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several wait for each other, on a busy machine hundreds of times as long as they compute
+    # Several wait for each other, on a busy machine hundreds of times as long as they compute.
+    torch.set_num_threads(1)
     matrix = torch.ones(_SIDE, _SIDE)
     with torch.autocast("cuda", dtype or torch.float16, enabled=dtype is not None):
         times = timeit.repeat(lambda: matrix @ matrix, number=1, repeat=4)
@@ -149,16 +210,34 @@ def _compiler() -> list[Finding]:
     if found is not None:
         return [Finding("compiler", "ok", f"{found}, for torch.compile")]
     said = f"there is no {' or '.join(names)}, so torch.compile cannot make code"
-    return [Finding("compiler", "warning", said, "install g++ (or set CXX), or use torch.compile(backend='eager')")]
+    return [
+        Finding(
+            "compiler",
+            "warning",
+            said,
+            "install g++ (or set CXX), or use torch.compile(backend='eager')",
+        )
+    ]
 
 
 def _patchers() -> list[Finding]:
-    """Look for packages that replace parts of torch for the whole process. Nothing is imported for it."""
-    installed = sorted({name.partition(".")[0] for name in PATCHERS if _place_of(name.partition(".")[0])})
+    """Look for packages that replace parts of torch for the whole process. Nothing is imported for
+    it.
+    """
+    installed = sorted(
+        {name.partition(".")[0] for name in PATCHERS if _place_of(name.partition(".")[0])}
+    )
     if not installed:
-        return [Finding("patchers", "ok", "no other package that replaces parts of torch is installed")]
-    remedy = "leave its import out of programs that run in a scope; scopes refuse to be entered beside it"
-    return [Finding("patchers", "warning", f"{', '.join(installed)} replaces parts of torch", remedy)]
+        return [
+            Finding("patchers", "ok", "no other package that replaces parts of torch is installed")
+        ]
+    remedy = (
+        "leave its import out of programs that run in a scope; scopes refuse to be entered beside "
+        "it"
+    )
+    return [
+        Finding("patchers", "warning", f"{', '.join(installed)} replaces parts of torch", remedy)
+    ]
 
 
 def _place_of(package: str) -> ModuleSpec | None:
@@ -170,7 +249,9 @@ def _place_of(package: str) -> ModuleSpec | None:
 
 
 def _packages() -> list[Finding]:
-    """Compare the builds of torch's sister packages with torch's: one for CUDA fails to import beside one without."""
+    """Compare the builds of torch's sister packages with torch's: one for CUDA fails to import
+    beside one without.
+    """
     found = []
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version("torchdevice")
@@ -181,9 +262,20 @@ def _packages() -> list[Finding]:
         if cuda and cuda != torch.version.cuda:
             ours = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
             index = f"cu{torch.version.cuda.replace('.', '')}" if torch.version.cuda else "cpu"
-            remedy = f"pip install --force-reinstall {name} --index-url https://download.pytorch.org/whl/{index}"
-            found.append(Finding("packages", "problem", f"{name} is for CUDA {cuda}, and torch {ours}", remedy))
-    return found or [Finding("packages", "ok", "torchvision and torchaudio, where installed, are of torch's build")]
+            remedy = (
+                f"pip install --force-reinstall {name} --index-url "
+                f"https://download.pytorch.org/whl/{index}"
+            )
+            found.append(
+                Finding(
+                    "packages", "problem", f"{name} is for CUDA {cuda}, and torch {ours}", remedy
+                )
+            )
+    return found or [
+        Finding(
+            "packages", "ok", "torchvision and torchaudio, where installed, are of torch's build"
+        )
+    ]
 
 
 def _cuda_of(package: str) -> str | None:
@@ -202,15 +294,28 @@ def _cuda_of(package: str) -> str | None:
 
 
 def _activation() -> list[Finding]:
-    """Look at what lets other processes follow: the entry point that torch calls when it is imported."""
+    """Look at what lets other processes follow: the entry point that torch calls when it is
+    imported.
+    """
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         remedy = "unset it: child processes do not follow `torchdevice run` without it"
         return [Finding("children", "warning", "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set", remedy)]
     points = importlib.metadata.entry_points(group="torch.backends")
     if any(point.value == "torchdevice_autoload:activate" for point in points):
-        return [Finding("children", "ok", f"torch finds the package: {SWITCH}=1 and child processes work")]
+        return [
+            Finding(
+                "children", "ok", f"torch finds the package: {SWITCH}=1 and child processes work"
+            )
+        ]
     said = f"torch does not find the package: {SWITCH}=1 and child processes have no scope"
-    return [Finding("children", "problem", said, "install the package with pip, which registers it with torch")]
+    return [
+        Finding(
+            "children",
+            "problem",
+            said,
+            "install the package with pip, which registers it with torch",
+        )
+    ]
 
 
 _OTHERS = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ENABLE_MPS_FALLBACK", "NO_COLOR", "PYTHONPATH")
@@ -224,12 +329,16 @@ def _variables() -> list[Finding]:
     for name in sorted(own.keys() - known):
         near = difflib.get_close_matches(name, sorted(known), n=1)
         remedy = f"did you mean {near[0]}?" if near else "torchdevice run --help lists the options"
-        found.append(Finding("variables", "warning", f"{name} is not a variable of torchdevice", remedy))
+        found.append(
+            Finding("variables", "warning", f"{name} is not a variable of torchdevice", remedy)
+        )
     for check in (_options.from_environment, configure_logging):
         try:
             check()
         except ValueError as error:
             found.append(Finding("variables", "problem", str(error)))
     shown = {**own, **{name: os.environ[name] for name in _OTHERS if os.environ.get(name)}}
-    said = ", ".join(f"{name}={value}" for name, value in shown.items() if name in known or name in _OTHERS)
+    said = ", ".join(
+        f"{name}={value}" for name, value in shown.items() if name in known or name in _OTHERS
+    )
     return [*found, Finding("variables", "ok", f"in force: {said}" if said else "none is set")]

@@ -25,13 +25,18 @@ _TEXTS = CommandTexts(
         "  torchdevice doctor --json"
     ),
     arguments={
-        "--target": {"help": "such as mps, cpu or simulated:mps; left out, the one that would be chosen"},
+        "--target": {
+            "help": "such as mps, cpu or simulated:mps; left out, the one that would be chosen"
+        },
         "--report": {
             "nargs": "?",
             "const": True,
             "metavar": "FILE",
-            "help": "run the tests of torchdevice_selftest on the target, in about a minute, and print a text to send; "
-            "with =FILE write it. Needs pytest",
+            "help": (
+                "run the tests of torchdevice_selftest on the target, in about a minute, and print "
+                "a text to send; "
+                "with =FILE write it. Needs pytest"
+            ),
         },
         "--json": {"action": "store_true", "help": "print data"},
     },
@@ -53,11 +58,16 @@ def _doctor(options: argparse.Namespace) -> int:
     found = diagnostics.examine(options.target)
     well = all(finding.status != "problem" for finding in found)
     # A target that is not there runs no tests: the findings below say what is missing.
-    has_device = any(finding.subject == "device" and finding.status != "problem" for finding in found)
+    has_device = any(
+        finding.subject == "device" and finding.status != "problem" for finding in found
+    )
     if options.report is not None and has_device:
         with refusals(), switched_off():
             target = diagnostics.target_of(options.target)
-            print(f"torchdevice: running the tests of {doctor_report.TESTS} on {target}", file=sys.stderr)
+            print(
+                f"torchdevice: running the tests of {doctor_report.TESTS} on {target}",
+                file=sys.stderr,
+            )
             results = doctor_report.results(target)
         _write(doctor_report.text(target, found, results), options.report)
         print(f"torchdevice: {doctor_report.where_to_send()}", file=sys.stderr)

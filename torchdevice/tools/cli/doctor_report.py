@@ -1,4 +1,6 @@
-"""``torchdevice doctor --report``: what a device does with the tests of ``torchdevice_selftest``, to be sent."""
+"""``torchdevice doctor --report``: what a device does with the tests of ``torchdevice_selftest``,
+to be sent.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,31 @@ def results(target: str, tests: str = TESTS) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "results.xml")
         # -c: the configuration of the project in whose folder the command is typed is not asked.
-        options = ["-c", os.devnull, "--rootdir", folder, "-p", "no:cacheprovider", "-o", "junit_logging=system-out"]
-        command = [sys.executable, "-m", "pytest", *options, f"--junitxml={file}", "--pyargs", tests]
+        options = [
+            "-c",
+            os.devnull,
+            "--rootdir",
+            folder,
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "junit_logging=system-out",
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            *options,
+            f"--junitxml={file}",
+            "--pyargs",
+            tests,
+        ]
         path = os.pathsep.join(each for each in sys.path if each)
         variables = {**os.environ, "TORCHDEVICE_TARGET": target, "PYTHONPATH": path}
         variables.pop("TORCHDEVICE", None)
-        done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=variables, cwd=folder, capture_output=True, text=True, check=False
+        )
         cases = list(ElementTree.parse(file).iter("testcase")) if file.exists() else []
         if not cases:
             raise OSError(f"the tests on {target!r} did not run: {done.stdout}{done.stderr}")
@@ -65,9 +86,15 @@ def results(target: str, tests: str = TESTS) -> list[Result]:
 
 def _result(case: ElementTree.Element) -> Result:
     properties = {each.get("name"): each.get("value") for each in case.iter("property")}
-    feature = str(properties.get("feature") or case.get("name", "").removeprefix("test_").replace("_", " "))
+    feature = str(
+        properties.get("feature") or case.get("name", "").removeprefix("test_").replace("_", " ")
+    )
     # pytest puts a heading of dashes above the output of each phase.
-    said = "\n".join(line for line in (case.findtext("system-out") or "").splitlines() if not line.startswith("---"))
+    said = "\n".join(
+        line
+        for line in (case.findtext("system-out") or "").splitlines()
+        if not line.startswith("---")
+    )
     failures = [*case.findall("failure"), *case.findall("error")]
     outcome = "passed"
     if failures:
@@ -108,13 +135,20 @@ def system() -> str:
     parts = [platform.platform(), platform.machine()]
     if sys.platform == "darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        parts.append(subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip())
+        parts.append(
+            subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        )
     return ", ".join(parts)
 
 
 def where_to_send() -> str:
-    """Return the sentence that asks for the report, with the address of the issues where the metadata has it."""
+    """Return the sentence that asks for the report, with the address of the issues where the
+    metadata has it.
+    """
     listed = importlib.metadata.metadata("torchdevice-portable").get_all("Project-URL") or []
     addresses = dict(each.split(", ", 1) for each in listed)
     place = addresses.get("Issues", "the issues of torchdevice")
-    return f"Please send this text to {place}, also if everything passed. It names no file and no user of yours."
+    return (
+        f"Please send this text to {place}, also if everything passed. It names no file and no "
+        "user of yours."
+    )

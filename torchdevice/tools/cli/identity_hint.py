@@ -1,7 +1,8 @@
-"""A note on errors of programs that compare the type of a device, and give up where it is not CUDA's.
+"""A note on errors of programs that compare the type of a device, and give up where it is not
+CUDA's.
 
-On a real target a tensor reports the target's own device, so such a comparison is false. The error has the program's
-own words, and nothing in it points to the cause.
+On a real target a tensor reports the target's own device, so such a comparison is false. The error
+has the program's own words, and nothing in it points to the cause.
 """
 
 from __future__ import annotations
@@ -44,12 +45,19 @@ def add_to(error: BaseException, frames: TracebackType | None, scope: Scope | No
         entries.append(entries[-1].tb_next)
     last = entries[-1].tb_frame.f_code.co_filename
     said = linecache.getline(last, entries[-1].tb_lineno)
-    if is_library(last) or not re.search(r"\b(raise|assert)\b", said):  # the error is not in the program's words
+    # The error is not in the program's words.
+    if is_library(last) or not re.search(r"\b(raise|assert)\b", said):
         return
-    comparison = next(filter(None, (_comparison(entry, context.names.family) for entry in reversed(entries))), None)
+    comparison = next(
+        filter(None, (_comparison(entry, context.names.family) for entry in reversed(entries))),
+        None,
+    )
     if comparison is None:
         return
-    remedy = "--target simulated:cuda" if context.runtime.shares_host_memory else "--identity program"
+    if context.runtime.shares_host_memory:
+        remedy = "--target simulated:cuda"
+    else:
+        remedy = "--identity program"
     add_note(
         error,
         f"{os.path.basename(comparison.path)}:{comparison.line} compares a device's type, which is "
@@ -59,7 +67,9 @@ def add_to(error: BaseException, frames: TracebackType | None, scope: Scope | No
 
 
 def _comparison(entry: TracebackType, target: str) -> Finding | None:
-    """Return the last comparison in the function of a frame, at the line that it is at or shortly before it."""
+    """Return the last comparison in the function of a frame, at the line that it is at or shortly
+    before it.
+    """
     code, line = entry.tb_frame.f_code, entry.tb_lineno
     if is_library(code.co_filename) or not os.path.isfile(code.co_filename):
         return None
@@ -68,6 +78,8 @@ def _comparison(entry: TracebackType, target: str) -> Finding | None:
     begin = max(code.co_firstlineno, line - _FAR)
     with contextlib.suppress(OSError):
         found = checker.check_file(code.co_filename, Target.named(target), _RULES)
-        near = [finding for finding in found if finding.rule in _RULES and begin <= finding.line <= line]
+        near = [
+            finding for finding in found if finding.rule in _RULES and begin <= finding.line <= line
+        ]
         return near[-1] if near else None
     return None

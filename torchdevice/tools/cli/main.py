@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser().parse_args(argv)
         if not hasattr(options, "rest"):  # else the output is the program's
             if isinstance(sys.stdout, io.TextIOWrapper):
-                sys.stdout.reconfigure(errors="backslashreplace")  # for names of files that are not text
+                # For names of files that are not text.
+                sys.stdout.reconfigure(errors="backslashreplace")
             try:
                 return options.action(options)
             except KeyboardInterrupt:
@@ -45,7 +46,8 @@ def parser() -> CommandParser:
         prog="torchdevice",
         description="Run CUDA-written PyTorch programs where there is no CUDA.",
         epilog=(
-            "example:\n  torchdevice run train.py --epochs 3\n\n'torchdevice COMMAND --help' shows a command's flags."
+            "example:\n  torchdevice run train.py --epochs 3\n\n'torchdevice COMMAND --help' shows "
+            "a command's flags."
         ),
     )
     found.add_argument("--version", action="version", version=f"torchdevice {__version__}")

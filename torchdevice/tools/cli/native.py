@@ -12,7 +12,8 @@ from torchdevice.tools.cli.parsing import CommandTexts, add_command, refusals
 _TEXTS = CommandTexts(
     description="Build or remove the kernels of simulated devices in C++.",
     epilog=(
-        "Simulated devices compute by kernels in Python, or several times faster by kernels in C++. "
+        "Simulated devices compute by kernels in Python, or several times faster by kernels in "
+        "C++. "
         "These are built\n"
         "once for each torch and Python. Scopes use them unless --native never is given.\n"
         "\n"
@@ -20,7 +21,9 @@ _TEXTS = CommandTexts(
         "  torchdevice native build\n"
         "  torchdevice native clean"
     ),
-    arguments={"step": {"choices": ("build", "clean"), "metavar": "build|clean", "help": "what to do"}},
+    arguments={
+        "step": {"choices": ("build", "clean"), "metavar": "build|clean", "help": "what to do"}
+    },
 )
 
 

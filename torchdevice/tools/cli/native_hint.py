@@ -1,8 +1,9 @@
-"""A hint, after a long run on simulated devices, that native kernels would have taken at most half of its time.
+"""A hint, after a long run on simulated devices, that native kernels would have taken at most half
+of its time.
 
-The simulated allocator counts the results of kernels. For each of them a kernel in Python takes some microseconds
-longer than a native one, whatever the size of the tensors, and a short measurement at the end of the run shows how
-many microseconds that is on this machine.
+The simulated allocator counts the results of kernels. For each of them a kernel in Python takes
+some microseconds longer than a native one, whatever the size of the tensors, and a short
+measurement at the end of the run shows how many microseconds that is on this machine.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ SHARE = 0.5
 """The hint is given where native kernels would have saved this part of the time, or more."""
 
 NATIVE = 1.6
-"""How many times as long a small addition takes by a native kernel as on the CPU (docs/performance.md)."""
+"""How many times as long a small addition takes by a native kernel as on the CPU
+(docs/performance.md).
+"""
 
 _CALLS = 200
 
@@ -47,18 +50,22 @@ def give(scope: Scope) -> None:
     if context.options.native == "never" or building.is_built() or not _compiler():
         return
     count = sum(
-        torch.cuda.memory_stats(index)["allocation.all.allocated"] for index in range(torch.cuda.device_count())
+        torch.cuda.memory_stats(index)["allocation.all.allocated"]
+        for index in range(torch.cuda.device_count())
     )
     saved = count * saved_by_each(context.runtime.device(0))
     if saved >= SHARE * seconds and claim("native kernels would have halved the time"):
         logger.warning(
-            f"Kernels in Python took {saved / seconds:.0%} of this run's {seconds:.0f} s of processor time. "
+            f"Kernels in Python took {saved / seconds:.0%} of this run's {seconds:.0f} s of "
+            "processor time. "
             f"'torchdevice native build' compiles them once, in half a minute."
         )
 
 
 def saved_by_each(device: torch.device) -> float:
-    """Return how many seconds a native kernel saves, measured by small additions on a device and on the CPU."""
+    """Return how many seconds a native kernel saves, measured by small additions on a device and on
+    the CPU.
+    """
     here, there = _seconds_of(torch.ones(4)), _seconds_of(torch.ones(4).to(device))
     return max(0.0, there - NATIVE * here)
 

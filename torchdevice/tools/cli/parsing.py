@@ -1,4 +1,6 @@
-"""How the command line is parsed, beyond what argparse does, and how commands print tables and end."""
+"""How the command line is parsed, beyond what argparse does, and how commands print tables and
+end.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def output() -> Iterator[None]:
         finally:
             print(end="", flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes what is left at its end
+        # Python flushes what is left at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
 
 
@@ -58,7 +61,8 @@ class CommandTexts(NamedTuple):
         usage: How the command is called; None to show all its arguments.
         epilog: What stands below the arguments.
         arguments: Argument -> its keyword arguments in ``add_argument``.
-        headings: Heading of the help -> the arguments below it. Others stand among the common options.
+        headings: Heading of the help -> the arguments below it. Others stand among the common
+            options.
     """
 
     description: str
@@ -69,15 +73,21 @@ class CommandTexts(NamedTuple):
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Fills paragraphs to the width of the terminal, except those with indented lines, which are examples."""
+    """Fills paragraphs to the width of the terminal, except those with indented lines, which are
+    examples.
+    """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        filler = textwrap.TextWrapper(width, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+        filler = textwrap.TextWrapper(
+            width, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+        )
         filler.break_on_hyphens = False  # a flag stays one word
         filled = []
         for paragraph in text.split("\n\n"):
             has_examples = "\n  " in paragraph
-            filled.append(textwrap.indent(paragraph, indent) if has_examples else filler.fill(paragraph))
+            filled.append(
+                textwrap.indent(paragraph, indent) if has_examples else filler.fill(paragraph)
+            )
         return "\n\n".join(filled)
 
 
@@ -85,13 +95,15 @@ class CommandParser(argparse.ArgumentParser):
     """The parser of one command: it refuses what it does not know itself, with its own usage.
 
     Attributes:
-        ends_in_program: Whether the command ends in words of a program, which become ``rest`` in the namespace.
+        ends_in_program: Whether the command ends in words of a program, which become ``rest`` in
+            the namespace.
     """
 
     ends_in_program = False
 
     def __init__(self, *args: Any, **kwargs: Any):
-        # A flag must be spelled out, so that a new one never takes the meaning from an old one that was shortened.
+        # A flag must be spelled out, so that a new one never takes the meaning from an old one that
+        # was shortened.
         kwargs.setdefault("allow_abbrev", False)
         kwargs.setdefault("formatter_class", _HelpFormatter)
         super().__init__(*args, **kwargs)
@@ -119,9 +131,17 @@ class CommandParser(argparse.ArgumentParser):
                 return words[:index], words[index + 1 :]
             flag = self._option_string_actions.get(words[index])
             following = words[index + 1 : index + 2]
-            # A flag with an optional value takes it behind '='. Without this, the page or the data would be run.
-            if flag is not None and flag.nargs == "?" and following and following[0].endswith((".html", ".json")):
-                self.error(f"{following[0]!r} is not a program; write {words[index]}={following[0]}")
+            # A flag with an optional value takes it behind '='. Without this, the page or the data
+            # would be run.
+            if (
+                flag is not None
+                and flag.nargs == "?"
+                and following
+                and following[0].endswith((".html", ".json"))
+            ):
+                self.error(
+                    f"{following[0]!r} is not a program; write {words[index]}={following[0]}"
+                )
             index += 2 if flag is not None and flag.nargs is None else 1
         return words[:index], words[index:]
 
@@ -131,19 +151,23 @@ class CommandParser(argparse.ArgumentParser):
         if invalid:
             is_program = invalid[1].endswith(".py") or os.path.isfile(invalid[1])
             run = f" (did you mean `{self.prog} run {invalid[1]}`?)"
-            message += run if is_program else did_you_mean(invalid[1], re.findall(r"[\w-]+", invalid[2]))
+            message += (
+                run if is_program else did_you_mean(invalid[1], re.findall(r"[\w-]+", invalid[2]))
+            )
         super().error(printable.lines(message))
 
 
 def add_command(
     commands: Any, name: str, action: Callable[[Any], int], texts: CommandTexts, **types: Any
 ) -> CommandParser:
-    """Add a command to a command line. The list of commands shows the first sentence of its description.
+    """Add a command to a command line. The list of commands shows the first sentence of its
+    description.
 
     Args:
         commands: The commands of the command line.
         name: The command.
-        action: Runs it with what was parsed, and returns the exit status. ``parser`` in the namespace is its parser.
+        action: Runs it with what was parsed, and returns the exit status. ``parser`` in the
+            namespace is its parser.
         texts: Its help and its arguments.
         **types: Argument -> the function that makes its value from a text.
     """
@@ -174,12 +198,16 @@ _LEAST = 30
 
 
 def show_columns(rows: Sequence[Sequence[str]], indent: str = "") -> None:
-    """Print rows of texts as columns. The last one is wrapped between words, unless the output goes to a file."""
+    """Print rows of texts as columns. The last one is wrapped between words, unless the output goes
+    to a file.
+    """
     rows = [[printable.line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     screen = shutil.get_terminal_size((1 << 20, 0)).columns
     for row in rows:
-        first = indent + "".join(f"{cell:{width}}  " for cell, width in zip(row, widths, strict=False))
+        first = indent + "".join(
+            f"{cell:{width}}  " for cell, width in zip(row, widths, strict=False)
+        )
         wrapper = textwrap.TextWrapper(max(screen, len(first) + _LEAST), first, " " * len(first))
         wrapper.break_long_words = wrapper.break_on_hyphens = False
         print(wrapper.fill(row[-1]).rstrip() or first.rstrip())

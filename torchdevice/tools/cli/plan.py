@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _TEXTS = CommandTexts(
     description=(
-        "Report how much GPU memory a program needs, and which GPUs have that much. The program runs without values."
+        "Report how much GPU memory a program needs, and which GPUs have that much. The program "
+        "runs without values."
     ),
     usage=(
         "torchdevice plan [options] SCRIPT [args ...]\n"
@@ -44,7 +45,10 @@ _TEXTS = CommandTexts(
         "  torchdevice plan --json train.py > plan.json"
     ),
     arguments={
-        "--fits": {"metavar": "GPU", "help": "the status is 1 if the program does not fit this GPU, such as t4"},
+        "--fits": {
+            "metavar": "GPU",
+            "help": "the status is 1 if the program does not fit this GPU, such as t4",
+        },
         "--sweep": {
             "action": "append",
             "metavar": "NAME=VALUES",
@@ -57,28 +61,43 @@ _TEXTS = CommandTexts(
             "action": "store_true",
             "dest": "tries",
             "help": (
-                "plan the program also with gradient checkpointing, AdamW with 8-bit states, LoRA and FSDP, and show "
-                "what makes it fit; it must use transformers' Trainer or accelerate, or --model --train"
+                "plan the program also with gradient checkpointing, AdamW with 8-bit states, LoRA "
+                "and FSDP, and show "
+                "what makes it fit; it must use transformers' Trainer or accelerate, or --model "
+                "--train"
             ),
         },
         "--change": {
             "metavar": "CHANGE",
-            "help": "plan the program with one such change: checkpointing, 8-bit, lora, fsdp:N, or several joined by +",
+            "help": (
+                "plan the program with one such change: checkpointing, 8-bit, lora, fsdp:N, or "
+                "several joined by +"
+            ),
         },
         "--world-size": {
             "metavar": "N",
-            "help": "plan rank 0 of N, for a program that torchrun starts; the other ranks do not run",
+            "help": (
+                "plan rank 0 of N, for a program that torchrun starts; the other ranks do not run"
+            ),
         },
         "--interval": {
             "action": "store_true",
-            "help": "plan with the most and the fewest that masks, nonzero() and routers can select, and show both",
+            "help": (
+                "plan with the most and the fewest that masks, nonzero() and routers can select, "
+                "and show both"
+            ),
         },
         "--assume": {
             "choices": ("most", "fewest"),
             "default": "most",
-            "help": "what a result whose size depends on values holds (default: most, the upper bound)",
+            "help": (
+                "what a result whose size depends on values holds (default: most, the upper bound)"
+            ),
         },
-        "--json": {"action": "store_true", "help": "print data; what the program prints goes to stderr"},
+        "--json": {
+            "action": "store_true",
+            "help": "print data; what the program prints goes to stderr",
+        },
         "--markdown": {
             "action": "store_true",
             "help": "print Markdown, for a pull request; what the program prints goes to stderr",
@@ -86,7 +105,8 @@ _TEXTS = CommandTexts(
         "--model": {
             "metavar": "NAME",
             "help": (
-                "plan a model of transformers without a program: a folder with its config.json, a model in "
+                "plan a model of transformers without a program: a folder with its config.json, a "
+                "model in "
                 "the Hub's cache, or an architecture such as llama; nothing is fetched"
             ),
         },
@@ -111,10 +131,14 @@ _TEXTS = CommandTexts(
         "--baseline": {
             "metavar": "FILE",
             "help": (
-                "compare with the plan that this file has; the status is 1 if the program needs more than --grow allows"
+                "compare with the plan that this file has; the status is 1 if the program needs "
+                "more than --grow allows"
             ),
         },
-        "--write-baseline": {"action": "store_true", "help": "write what the program needs to the baseline"},
+        "--write-baseline": {
+            "action": "store_true",
+            "help": "write what the program needs to the baseline",
+        },
         "--grow": {
             "metavar": "PERCENT",
             "default": 1.0,
@@ -155,7 +179,14 @@ def add(commands: Any) -> None:
     without = ("verify", "verify_sample", "verify_only", "asynchronous", "compute", "values")
     run.take_program(
         add_command(
-            commands, "plan", _plan, _TEXTS, world_size=programs.number, sweep=_sweep, change=_change, **numbers
+            commands,
+            "plan",
+            _plan,
+            _TEXTS,
+            world_size=programs.number,
+            sweep=_sweep,
+            change=_change,
+            **numbers,
         ),
         without,
     )
@@ -169,7 +200,9 @@ def _number(text: str) -> int:
 
 def _percent(text: str) -> float:
     if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of percent. Use a number of 0 or more.")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of percent. Use a number of 0 or more."
+        )
     return float(text)
 
 
@@ -219,7 +252,9 @@ def _plan(options: argparse.Namespace) -> int:
 def _refuse_flags_of_models(options: argparse.Namespace) -> None:
     for name in model_words.FLAGS:
         if getattr(options, name):
-            options.parser.error(f"--{name} needs --model NAME; the flags of a program come after it")
+            options.parser.error(
+                f"--{name} needs --model NAME; the flags of a program come after it"
+            )
 
 
 def _stdout_for_data() -> TextIO:
@@ -230,14 +265,18 @@ def _stdout_for_data() -> TextIO:
 
 
 def _be_first_of_ranks(count: int) -> None:
-    """Set the variables by which torch's launcher tells a process that it is rank 0 of ``count``."""
+    """Set the variables by which torch's launcher tells a process that it is rank 0 of
+    ``count``.
+    """
     rank = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
     size = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
     os.environ.update(rank | size | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
 
 
 class _Exclusion(NamedTuple):
-    """A flag, the flags that cannot stand beside it, and the error where one does. Flags are attributes of options."""
+    """A flag, the flags that cannot stand beside it, and the error where one does. Flags are
+    attributes of options.
+    """
 
     flag: str
     others: tuple[str, ...]
@@ -248,7 +287,9 @@ _JUDGING = ("baseline", "write_baseline", "fits")
 
 _EXCLUSIONS = (
     _Exclusion(
-        "sweep", _JUDGING, "--sweep makes several plans, and --baseline and --fits judge one. Leave one of them out"
+        "sweep",
+        _JUDGING,
+        "--sweep makes several plans, and --baseline and --fits judge one. Leave one of them out",
     ),
     _Exclusion(
         "tries",
@@ -264,13 +305,17 @@ _EXCLUSIONS = (
 
 
 def _by_others(options: argparse.Namespace) -> Callable[[argparse.Namespace, str], int] | None:
-    """Return what has other processes make the plans; None where this process makes the only one."""
+    """Return what has other processes make the plans; None where this process makes the only
+    one.
+    """
     given = {name for name, value in vars(options).items() if value}
     for flag, others, error in _EXCLUSIONS:
         if flag in given and not given.isdisjoint(others):
             options.parser.error(error)
     if options.tries and options.model is not None and options.train is None:
-        options.parser.error("--try changes how a model is trained. Add --train full, or name a program")
+        options.parser.error(
+            "--try changes how a model is trained. Add --train full, or name a program"
+        )
     if options.interval:
         return plans.interval
     if options.sweep:
@@ -318,12 +363,17 @@ class _Progress:
         now = time.monotonic()
         if now - self._shown >= self.every:
             self._shown = now
-            said = f"{now - self._began:.0f} s, {blocks:,} blocks of memory, {written(most)} at the peak so far"
+            said = (
+                f"{now - self._began:.0f} s, {blocks:,} blocks of memory, {written(most)} at the "
+                "peak so far"
+            )
             print(f"torchdevice: {said} (Ctrl-C shows the plan)", file=sys.stderr)
 
 
 def _begin(ranks: int | None, output: _Output) -> Callable[[Report, SystemExit | None], Any]:
-    """Follow the memory of the devices from now on, and return what prints the plan at the end and returns it."""
+    """Follow the memory of the devices from now on, and return what prints the plan at the end and
+    returns it.
+    """
     from torchdevice.plan import peaks
 
     found = peaks.Peaks()
@@ -332,26 +382,38 @@ def _begin(ranks: int | None, output: _Output) -> Callable[[Report, SystemExit |
         found.progress = _Progress().show
 
     def show(report: Report, exited: SystemExit | None) -> dict[str, Any]:
-        plan = peaks.data(found, report, exited or getattr(sys, "last_value", None))  # what the interpreter printed
+        # What the interpreter printed.
+        plan = peaks.data(found, report, exited or getattr(sys, "last_value", None))
         if output.title:
             _call(plan, output.title)
         if output.options.change is not None:
             from torchdevice.plan import changes
 
-            plan |= {"change": str(output.options.change), "not changed": changes.missing(output.options.change)}
+            plan |= {
+                "change": str(output.options.change),
+                "not changed": changes.missing(output.options.change),
+            }
         refused = output.title and exited and not plan["devices"]  # the program said why
         if output.options.json or not refused:
             try:
                 plans.show(plan, output.options, output.file)
             except BrokenPipeError:  # nobody reads on, as after 'head'
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes what is left at its end
-        return {**plan, "over time": {f"cuda:{index}": found.timeline(index) for index in sorted(found.devices)}}
+                # Python flushes what is left at its end.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return {
+            **plan,
+            "over time": {
+                f"cuda:{index}": found.timeline(index) for index in sorted(found.devices)
+            },
+        }
 
     return show
 
 
 def _call(plan: dict[str, Any], title: str) -> None:
-    """Give a plan the name of what was planned, and take out the lines of the program, which is this package's."""
+    """Give a plan the name of what was planned, and take out the lines of the program, which is
+    this package's.
+    """
     plan["program"] = title
     for each in (*plan["devices"], *plan["assumed"]):
         each["lines"] = [line for line in each["lines"] if not line.startswith("<")]

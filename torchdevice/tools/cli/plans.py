@@ -1,4 +1,6 @@
-"""``torchdevice plan --sweep``, ``--baseline`` and ``--fits``: what is done with plans that other processes make."""
+"""``torchdevice plan --sweep``, ``--baseline`` and ``--fits``: what is done with plans that other
+processes make.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,22 @@ from torchdevice.tools.cli.parsing import output, refusals, show_columns
 if TYPE_CHECKING:
     from torchdevice.plan.change_words import Change
 
-_SWITCHES = {"--json", "--markdown", "--report", "--write-baseline", "--checkpointing", "--try", "--interval"}
+_SWITCHES = {
+    "--json",
+    "--markdown",
+    "--report",
+    "--write-baseline",
+    "--checkpointing",
+    "--try",
+    "--interval",
+}
 
-_OF_PARENT = {"--sweep", "--baseline", "--grow", "--fits"} | {f"--{name}" for name in ("model", *model_words.FLAGS)}
-"""Flags with a word after them, if no sign joins it, that the other processes do not get, and neither the switches."""
+_OF_PARENT = {"--sweep", "--baseline", "--grow", "--fits"} | {
+    f"--{name}" for name in ("model", *model_words.FLAGS)
+}
+"""Flags with a word after them, if no sign joins it, that the other processes do not get, and
+neither the switches.
+"""
 
 
 def sweep(options: argparse.Namespace, title: str) -> int:
@@ -33,15 +47,22 @@ def sweep(options: argparse.Namespace, title: str) -> int:
     sweeps = options.sweep
     combinations = sweeping.combinations(sweeps)
     plans: dict[int, dict[str, Any]] = {}
-    ended = sweeping.planned(sweeping.jobs_of(_words_of_children(options.own), options.rest, combinations))
+    ended = sweeping.planned(
+        sweeping.jobs_of(_words_of_children(options.own), options.rest, combinations)
+    )
     try:
         plans.update(styled_text.counted(ended, len(combinations), "plans made"))
     except sweeping.Interrupted:
-        print(f"torchdevice: interrupted after {len(plans)} of {len(combinations)} plans", file=sys.stderr)
+        print(
+            f"torchdevice: interrupted after {len(plans)} of {len(combinations)} plans",
+            file=sys.stderr,
+        )
     found = sweeping.data(sweeps, plans)
     with output():
         _show_sweep(options, found, sweeping.tables(found), title or " ".join(options.rest))
-    return int(len(plans) < len(combinations) or not all(each["finished"] for each in plans.values()))
+    return int(
+        len(plans) < len(combinations) or not all(each["finished"] for each in plans.values())
+    )
 
 
 def _words_of_children(own: Sequence[str]) -> list[str]:
@@ -76,7 +97,9 @@ def try_changes(options: argparse.Namespace, title: str) -> int:
     else:
         changes = change_words.tried_on_model(options.train)
         jobs = [
-            sweeping.Job([*own, *_optimizer_flag(each)], change_words.words_of_model(options.rest, each), {})
+            sweeping.Job(
+                [*own, *_optimizer_flag(each)], change_words.words_of_model(options.rest, each), {}
+            )
             for each in changes
         ]
     plans: dict[int, dict[str, Any]] = {}
@@ -90,12 +113,17 @@ def try_changes(options: argparse.Namespace, title: str) -> int:
         _show_sweep(options, {"tried": found}, tables, title or " ".join(options.rest))
     good = [each for each in found if each["finished"] and not each.get("not changed")]
     if model is not None:
-        good = [each for each in good if (model, fitting.YES) in [(gpu["model"], gpu["fits"]) for gpu in each["fits"]]]
+        good = [
+            each
+            for each in good
+            if (model, fitting.YES) in [(gpu["model"], gpu["fits"]) for gpu in each["fits"]]
+        ]
     return int(not good)
 
 
 def interval(options: argparse.Namespace, title: str) -> int:
-    """Plan a program with the most and with the fewest that values can select, and show the larger plan with both.
+    """Plan a program with the most and with the fewest that values can select, and show the larger
+    plan with both.
 
     Returns:
         The exit status: 1 if the larger plan did not finish.
@@ -129,7 +157,8 @@ def _optimizer_flag(change: Change) -> list[str]:
 
 
 def judge(options: argparse.Namespace, title: str) -> int:
-    """Plan a program in another process, and compare the plan with a baseline, and with the GPU that it is to fit.
+    """Plan a program in another process, and compare the plan with a baseline, and with the GPU
+    that it is to fit.
 
     Returns:
         The exit status: 1 if the program needs more than it may, or does not fit or finish.
@@ -139,10 +168,21 @@ def judge(options: argparse.Namespace, title: str) -> int:
     with refusals():
         if options.fits:
             options.fits = judging.checked_model(options.fits)
-        before = judging.read(options.baseline) if options.baseline and not options.write_baseline else None
+        if options.baseline and not options.write_baseline:
+            before = judging.read(options.baseline)
+        else:
+            before = None
         if options.write_baseline and not options.baseline:
             raise ValueError("--write-baseline names no file. Add --baseline FILE.")
-    command = [sys.executable, "-m", "torchdevice", "plan", "--json", *_words_of_children(options.own), *options.rest]
+    command = [
+        sys.executable,
+        "-m",
+        "torchdevice",
+        "plan",
+        "--json",
+        *_words_of_children(options.own),
+        *options.rest,
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     try:
         plan: dict[str, Any] = json.loads(done.stdout)
@@ -158,14 +198,20 @@ def judge(options: argparse.Namespace, title: str) -> int:
     return int(not plan["finished"] or any(each["failed"] for each in plan["judged"]))
 
 
-def _show_sweep(options: argparse.Namespace, found: Any, tables: Iterable[tuple[str, Any]], program: str) -> None:
+def _show_sweep(
+    options: argparse.Namespace, found: Any, tables: Iterable[tuple[str, Any]], program: str
+) -> None:
     """Print a sweep as text, JSON or Markdown."""
     from torchdevice.plan import rendering
 
     if options.json:
         print(json.dumps(found, indent=1))
         return
-    print(f"### Memory of `{program}`" if options.markdown else printable.line(f"torchdevice: plans of {program}"))
+    print(
+        f"### Memory of `{program}`"
+        if options.markdown
+        else printable.line(f"torchdevice: plans of {program}")
+    )
     for heading, rows in tables:
         if heading:
             print(f"\n{rendering.sentence(heading)}:" if options.markdown else f"\n{heading}")

@@ -1,4 +1,5 @@
-"""Which program a command line names, and ``--ranks N``: a program in N processes, started by torchrun's own launcher.
+"""Which program a command line names, and ``--ranks N``: a program in N processes, started by
+torchrun's own launcher.
 
 A command line names a script, a module, code, stdin, or a command such as ``torchrun``.
 """
@@ -29,8 +30,10 @@ class Program(NamedTuple):
     Attributes:
         argv: The program's ``sys.argv``, as Python sets it before the program begins.
         module: The name of a module that is to be run; else None.
-        path: The absolute path of a script, or of a folder or archive that holds a ``__main__.py``; or empty.
-        source: The program, as bytes or text, which may be compiled already; None for what runpy has to find.
+        path: The absolute path of a script, or of a folder or archive that holds a ``__main__.py``;
+            or empty.
+        source: The program, as bytes or text, which may be compiled already; None for what runpy
+            has to find.
         interpreter: Flags of Python, for which another interpreter must be started.
         is_command: Whether this is no program of Python's, and is to be started as a process.
     """
@@ -49,7 +52,8 @@ class Program(NamedTuple):
 
 
 def named(words: Sequence[str]) -> Program:
-    """Return the program that words name as they do after ``python``; or after ``python`` itself, or a command.
+    """Return the program that words name as they do after ``python``; or after ``python`` itself,
+    or a command.
 
     Raises:
         SystemExit: With status 2, as Python does, if the file cannot be read.
@@ -68,7 +72,9 @@ def named(words: Sequence[str]) -> Program:
     found = None if is_path else _command(first)
     if found is None:
         return _script(first, arguments)
-    return _script(found, arguments) if _is_python_script(found) else Program([found, *arguments], is_command=True)
+    if _is_python_script(found):
+        return _script(found, arguments)
+    return Program([found, *arguments], is_command=True)
 
 
 def _module_or_code(flag: str, words: list[str]) -> Program:
@@ -83,7 +89,9 @@ def _module_or_code(flag: str, words: list[str]) -> Program:
 
 
 def _taken_flags(arguments: list[str]) -> list[str]:
-    """Take the flags of the interpreter, with their values, off the beginning of the words, and return them."""
+    """Take the flags of the interpreter, with their values, off the beginning of the words, and
+    return them.
+    """
     flags: list[str] = []
     while arguments and re.match(r"-(?![mc]|$)", arguments[0]):
         flags.append(arguments.pop(0))
@@ -107,14 +115,19 @@ def _script(path: str, arguments: list[str]) -> Program:
 
 
 def _command(name: str) -> str | None:
-    """Return the path of a command: that of this interpreter's environment, which may not be activated, comes first."""
-    import sysconfig  # here, because the program may have a file of this name, see `run._import_beside`
+    """Return the path of a command: that of this interpreter's environment, which may not be
+    activated, comes first.
+    """
+    # Here, because the program may have a file of this name, see `run._import_beside`.
+    import sysconfig
 
     return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
 
 
 def _is_this_python(word: str) -> bool:
-    """Return whether a word names the interpreter: by its name alone, or by a path to the one that runs this."""
+    """Return whether a word names the interpreter: by its name alone, or by a path to the one that
+    runs this.
+    """
     if not _PYTHON.fullmatch(os.path.basename(word)):
         return False
     if os.path.dirname(word):
@@ -129,7 +142,8 @@ def _is_python_script(path: str) -> bool:
 
 
 def launched(options: argparse.Namespace) -> list[str]:
-    """Return the words that start a program in the ranks that were asked for, and give each rank a device.
+    """Return the words that start a program in the ranks that were asked for, and give each rank a
+    device.
 
     Raises:
         ValueError: The program is one that the launcher cannot start.
@@ -141,7 +155,9 @@ def launched(options: argparse.Namespace) -> list[str]:
         if count_of(options.target or os.environ.get(variable_of("target"), "")) is None:
             options.devices = options.ranks
     if options.ranks > 1:  # else the launcher says in five lines that it sets one thread
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.ranks)))
+        os.environ.setdefault(
+            "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.ranks))
+        )
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
     return [*launcher, *_program(options.rest)]
 
@@ -149,7 +165,9 @@ def launched(options: argparse.Namespace) -> list[str]:
 def number(text: str) -> int:
     """Return a number of ranks."""
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks. Use a whole number from 1.")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of ranks. Use a whole number from 1."
+        )
     return int(text)
 
 
@@ -158,5 +176,7 @@ def _program(words: Sequence[str]) -> list[str]:
     if first.startswith("-m"):
         return [*words] if first == "-m" else ["-m", first[2:], *arguments]
     if first.startswith("-") or not os.path.isfile(first):
-        raise ValueError(f"--ranks cannot start {first!r} in each rank. Name a SCRIPT, or -m MODULE.")
+        raise ValueError(
+            f"--ranks cannot start {first!r} in each rank. Name a SCRIPT, or -m MODULE."
+        )
     return [*words]

@@ -1,6 +1,8 @@
-"""What ``torchdevice run --ranks`` shows of its ranks when one has failed, or when a signal such as Ctrl-C ended them.
+"""What ``torchdevice run --ranks`` shows of its ranks when one has failed, or when a signal such as
+Ctrl-C ended them.
 
-The traceback of the rank that failed first comes first. The others have a line each, or share one where they agree.
+The traceback of the rank that failed first comes first. The others have a line each, or share one
+where they agree.
 """
 
 from __future__ import annotations
@@ -18,10 +20,15 @@ from torchdevice.kernel.python.environment import COLLECTED
 from torchdevice.kernel.python.interrupt_safe_exit import block
 from torchdevice.kernel.python.rank_notes import Failure
 
-_LOGGERS = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api")
+_LOGGERS = (
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.elastic.agent.server.api",
+)
 
 _SOONER = 1.0
-"""Seconds by which a rank that left no note may have ended before the launcher's time, which are whole seconds."""
+"""Seconds by which a rank that left no note may have ended before the launcher's time, which are
+whole seconds.
+"""
 
 
 @block
@@ -32,17 +39,25 @@ def shown(ranks: int) -> Iterator[None]:
         ranks: How many there are.
 
     Raises:
-        SystemExit: With status 1 where a rank failed, and that of the signal where one ended the launcher.
+        SystemExit: With status 1 where a rank failed, and that of the signal where one ended the
+            launcher.
     """
     os.environ[COLLECTED] = "1"
-    # What the launcher logs of signals and exit codes is said below, in one line for all ranks that agree.
+    # What the launcher logs of signals and exit codes is said below, in one line for all ranks that
+    # agree.
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_is_critical)
     try:
         yield
     except Exception as error:
-        ended = getattr(error, "failures", None) if type(error).__name__ == "ChildFailedError" else None
-        stopped = getattr(error, "sigval", None) if type(error).__name__ == "SignalException" else None
+        if type(error).__name__ == "ChildFailedError":
+            ended = getattr(error, "failures", None)
+        else:
+            ended = None
+        if type(error).__name__ == "SignalException":
+            stopped = getattr(error, "sigval", None)
+        else:
+            stopped = None
         if ended:
             lines, status = failed(ended), 1
         elif stopped is not None:
@@ -53,11 +68,12 @@ def shown(ranks: int) -> Iterator[None]:
         raise SystemExit(status) from None
 
 
-def _is_critical(record: logging.LogRecord) -> bool:  # a filter, because the launcher sets levels when it is imported
+# A filter, because the launcher sets levels when it is imported.
+def _is_critical(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.CRITICAL
 
 
-# ---- a rank has failed -----------------------------------------------------------------------------------------------
+# ---- a rank has failed ---------------------------------------------------------------------------
 
 
 def failed(ended: Mapping[int, Any]) -> Iterator[str]:
@@ -80,7 +96,11 @@ def failed(ended: Mapping[int, Any]) -> Iterator[str]:
     places = rank_notes.stacks()
     others = {}
     for rank in ended.keys() - {first}:
-        others[rank] = _of_other(notes[rank], known, killed) if rank in notes else _end(ended[rank], places.get(rank))
+        others[rank] = (
+            _of_other(notes[rank], known, killed)
+            if rank in notes
+            else _end(ended[rank], places.get(rank))
+        )
     for named, text in rank_notes.alike(others):
         yield f"torchdevice: {named}: {text}"
 
@@ -101,9 +121,12 @@ def _of_other(note: Failure, first: Failure | None, killed: str) -> str:
         return f"failed{_at(note)} with the same error"
     if not note.traceback:
         return f"ended{_at(note)} with {note.error}"
-    # NCCL's errors begin with a line of its source and end with the cause, after these words of torch.
+    # NCCL's errors begin with a line of its source and end with the cause, after these words of
+    # torch.
     error = note.error.rpartition("\nLast error:\n")[2].partition("\n")[0]
-    return f"failed{_at(note)}: {error.replace(rank_notes.UNEXPLAINED, killed) if killed else error}"
+    return (
+        f"failed{_at(note)}: {error.replace(rank_notes.UNEXPLAINED, killed) if killed else error}"
+    )
 
 
 def _end(failure: Any, place: str | None = None) -> str:
@@ -112,16 +135,24 @@ def _end(failure: Any, place: str | None = None) -> str:
     name = signal.Signals(-failure.exitcode).name
     if name == "SIGTERM":
         return f"ended by the launcher{f' at {place}' if place else ''}"
-    return f"killed by {name}" + (", as the system does where memory runs out" if name == "SIGKILL" else "")
+    return f"killed by {name}" + (
+        ", as the system does where memory runs out" if name == "SIGKILL" else ""
+    )
 
 
-# ---- a signal has ended the launcher ---------------------------------------------------------------------------------
+# ---- a signal has ended the launcher -------------------------------------------------------------
 
 
 def interrupted(ranks: int, by: signal.Signals) -> Iterator[str]:
     """Yield where each rank was when a signal ended the run."""
-    notes, waits, places, now = rank_notes.failures(), rank_notes.waits(), rank_notes.stacks(), time.time()
-    yield f"torchdevice: ended by {'Ctrl-C' if by is signal.SIGINT else by.name}. Where the ranks were:"
+    notes = rank_notes.failures()
+    waits = rank_notes.waits()
+    places = rank_notes.stacks()
+    now = time.time()
+    yield (
+        f"torchdevice: ended by {'Ctrl-C' if by is signal.SIGINT else by.name}. Where the ranks "
+        "were:"
+    )
     found = {}
     for rank in range(ranks):
         note = notes.get(rank)

@@ -1,4 +1,6 @@
-"""Where a command says what was rewritten, on a stream or in a file; ``torchdevice report``, which shows such files."""
+"""Where a command says what was rewritten, on a stream or in a file; ``torchdevice report``, which
+shows such files.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def output_file(*endings: str) -> Callable[[str], str]:
-    """Return what argparse calls for the name of a file that is to be written, and that has one of two endings."""
+    """Return what argparse calls for the name of a file that is to be written, and that has one of
+    two endings.
+    """
 
     def checked(path: str) -> str:
         if not path.endswith(endings):
@@ -34,14 +38,19 @@ def output_file(*endings: str) -> Callable[[str], str]:
 
 
 def add_report_flag(add: Callable[..., Any], flag: str = "--report") -> None:
-    """Add the flag that asks for a report, by ``add_argument`` of argparse or ``addoption`` of pytest."""
+    """Add the flag that asks for a report, by ``add_argument`` of argparse or ``addoption`` of
+    pytest.
+    """
     add(
         flag,
         type=output_file(".html", ".json"),
         nargs="?",
         const=True,
         metavar="FILE",
-        help=("print a report of rewritten calls at the end; with =FILE write a page (FILE.html) or data (FILE.json)"),
+        help=(
+            "print a report of rewritten calls at the end; with =FILE write a page (FILE.html) or "
+            "data (FILE.json)"
+        ),
     )
 
 
@@ -83,10 +92,15 @@ def _write(file: str, text: str, what: str) -> None:
 _TEXTS = CommandTexts(
     description="Show reports that 'torchdevice run --report=FILE.json' wrote, several as one.",
     epilog=(
-        "examples:\n  torchdevice report monday.json\n  torchdevice report monday.json tuesday.json --html both.html"
+        "examples:\n  torchdevice report monday.json\n  torchdevice report monday.json "
+        "tuesday.json --html both.html"
     ),
     arguments={
-        "files": {"nargs": "+", "metavar": "FILE.json", "help": "files that 'run --report=FILE.json' wrote"},
+        "files": {
+            "nargs": "+",
+            "metavar": "FILE.json",
+            "help": "files that 'run --report=FILE.json' wrote",
+        },
         "--html": {"metavar": "FILE", "help": "write one page instead of printing"},
         "--json": {"metavar": "FILE", "help": "write data instead of printing"},
     },
@@ -118,5 +132,6 @@ def _read(kind: Any, path: str) -> Any:
         return kind.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(
-            f"{path!r} is not a report of torchdevice. Name a file that 'torchdevice run --report=FILE.json' wrote."
+            f"{path!r} is not a report of torchdevice. Name a file that 'torchdevice run "
+            "--report=FILE.json' wrote."
         ) from None

@@ -1,8 +1,9 @@
 """``torchdevice run``: run a program in a scope, as ``python`` would run it.
 
-The command takes the place of the interpreter's own start: it sets ``sys.argv``, ``sys.path[0]`` and ``__main__``, and
-executes the program as the last thing the process does. Whatever the program raises goes on to the interpreter, which
-prints it, runs the handlers of ``atexit``, and chooses the exit status. The scope is never left, as under
+The command takes the place of the interpreter's own start: it sets ``sys.argv``, ``sys.path[0]``
+and ``__main__``, and executes the program as the last thing the process does. Whatever the program
+raises goes on to the interpreter, which prints it, runs the handlers of ``atexit``, and chooses the
+exit status. The scope is never left, as under
 ``TORCHDEVICE=1``, so that handlers and destructors at shutdown find CUDA too.
 """
 
@@ -54,7 +55,8 @@ _TEXTS = CommandTexts(
         "       torchdevice run [options] COMMAND [args ...]"
     ),
     epilog=(
-        "A COMMAND is torchrun, pytest, accelerate, python, or any other command that starts Python "
+        "A COMMAND is torchrun, pytest, accelerate, python, or any other command that starts "
+        "Python "
         "programs.\n"
         "\n"
         "examples:\n"
@@ -69,7 +71,8 @@ _TEXTS = CommandTexts(
         "--ranks": {
             "metavar": "N",
             "help": (
-                "start the SCRIPT or MODULE N times, as torchrun does on one machine; each rank has a "
+                "start the SCRIPT or MODULE N times, as torchrun does on one machine; each rank "
+                "has a "
                 "device, unless --devices or the target sets their number"
             ),
         }
@@ -93,13 +96,16 @@ def take_program(parser: CommandParser, without: Collection[str] = ()) -> None:
     parser._optionals.title = common[0]
     _options.add_flags(parser.add_argument, names=common[1])
     add_report_flag(parser.add_argument)
-    parser.add_argument("--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)")
+    parser.add_argument(
+        "--quiet", action="store_true", help="print no message (variable: TORCHDEVICE_LOG=ERROR)"
+    )
     for heading, names in others:
         shown = [name for name in names if name not in without]
         _options.add_flags(parser.add_argument_group(heading).add_argument, names=shown)
     parser.set_defaults(**dict.fromkeys(without))
     parser.set_defaults(plan=None, ranks=None)  # of the command that has none
-    parser.set_defaults(exited=None)  # the SystemExit of a program that ended with a status other than 0
+    # The SystemExit of a program that ended with a status other than 0.
+    parser.set_defaults(exited=None)
     parser.ends_in_program = True
 
 
@@ -108,12 +114,21 @@ def start(options: argparse.Namespace) -> int:
     if options.quiet:
         os.environ["TORCHDEVICE_LOG"] = "ERROR"
     if not options.rest:
-        options.parser.error("which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, or a COMMAND")
+        options.parser.error(
+            "which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, or a COMMAND"
+        )
     with refusals():
-        program = programs.named(options.rest if options.ranks is None else programs.launched(options))
+        program = programs.named(
+            options.rest if options.ranks is None else programs.launched(options)
+        )
     if program.interpreter:  # again, in an interpreter with these flags
         command = ["-m", "torchdevice", *options.parser.prog.split()[1:]]
-        return _become([*program.interpreter, *([*command, *options.own, *program.argv] if program.argv else [])])
+        return _become(
+            [
+                *program.interpreter,
+                *([*command, *options.own, *program.argv] if program.argv else []),
+            ]
+        )
     if program.is_command:
         return _start_command(options, program)
     if isinstance(program.source, bytes) and not _is_valid(program.source):
@@ -182,7 +197,9 @@ def _is_valid(source: bytes) -> bool:
 
 
 def _start_command(options: argparse.Namespace, program: Program) -> int:
-    """Run a command that is not Python's, with the variables by which Python processes that it starts follow."""
+    """Run a command that is not Python's, with the variables by which Python processes that it
+    starts follow.
+    """
     with refusals():
         from torchdevice.scope import activation
 
@@ -202,9 +219,11 @@ def _chosen(options: argparse.Namespace) -> _options.Options:
 
 
 def _import_beside(program: Program, options: argparse.Namespace) -> None:
-    """Import this package with Python's standard modules, where the program's folder has a file of the name of one.
+    """Import this package with Python's standard modules, where the program's folder has a file of
+    the name of one.
 
-    The program gets its own module of that name, as under Python. torch, which is imported here, gets the standard one.
+    The program gets its own module of that name, as under Python. torch, which is imported here,
+    gets the standard one.
     """
     hidden = _hidden_modules(_first_folder(program)) - sys.modules.keys()
     if not hidden:
@@ -239,7 +258,9 @@ def _hidden_modules(folder: str) -> set[str]:
     except OSError:  # an archive
         return set()
     packages = {
-        name for name in found & sys.stdlib_module_names if os.path.exists(os.path.join(folder, name, "__init__.py"))
+        name
+        for name in found & sys.stdlib_module_names
+        if os.path.exists(os.path.join(folder, name, "__init__.py"))
     }
     return packages | {name for name in sys.stdlib_module_names if f"{name}.py" in found}
 
@@ -254,10 +275,12 @@ def _first_folder(program: Program) -> str:
 
 
 def _set_first_path(program: Program) -> None:
-    """Replace the folder of this command, which the interpreter put first in ``sys.path``, by the program's.
+    """Replace the folder of this command, which the interpreter put first in ``sys.path``, by the
+    program's.
 
-    This comes before the import of torch, so that the program's own modules hide others from torch as they do under
-    Python. Under ``-P`` the interpreter adds no folder, except one that is run itself.
+    This comes before the import of torch, so that the program's own modules hide others from torch
+    as they do under Python. Under ``-P`` the interpreter adds no folder, except one that is run
+    itself.
     """
     added = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     if added:
@@ -271,9 +294,9 @@ def _set_first_path(program: Program) -> None:
 def _new_main(program: Program) -> dict[str, Any]:
     """Put a new ``__main__`` in place of this command's own, and return its globals.
 
-    Functions of the program pickle as ``__main__.name``, and from worker processes as ``__mp_main__.name``, which is
-    another name that multiprocessing gives to ``__main__``. This comes before the import of torch, which imports
-    multiprocessing.
+    Functions of the program pickle as ``__main__.name``, and from worker processes as
+    ``__mp_main__.name``, which is another name that multiprocessing gives to ``__main__``. This
+    comes before the import of torch, which imports multiprocessing.
     """
     _replaced.append(sys.modules["__main__"])
     before = vars(_replaced[-1])
@@ -295,21 +318,30 @@ def _new_main(program: Program) -> dict[str, Any]:
 
 
 _replaced: list[types.ModuleType] = []
-"""This command's own ``__main__``. At the end the interpreter writes into its globals, without a reference to them."""
+"""This command's own ``__main__``. At the end the interpreter writes into its globals, without a
+reference to them.
+"""
 
 
 def _loader(path: str, source: bytes | str) -> Any:
     if not path or isinstance(source, str):
         return importlib.machinery.BuiltinImporter  # as Python has it
     compiled = source.startswith(importlib.util.MAGIC_NUMBER)
-    kind = importlib.machinery.SourcelessFileLoader if compiled else importlib.machinery.SourceFileLoader
+    kind = (
+        importlib.machinery.SourcelessFileLoader
+        if compiled
+        else importlib.machinery.SourceFileLoader
+    )
     return kind("__main__", path)
 
 
 def _activate(options: argparse.Namespace, program: Program) -> None:
-    """Enable the scope for this process and those it starts, and have the report made if that was asked for."""
+    """Enable the scope for this process and those it starts, and have the report made if that was
+    asked for.
+    """
     os.environ.pop(SWITCH, None)  # otherwise the import of torch below would enable another scope
-    sanitized = os.environ.pop(_SANITIZER, None) is not None  # it makes the import fail in a build without CUDA
+    # It makes the import fail in a build without CUDA.
+    sanitized = os.environ.pop(_SANITIZER, None) is not None
     from torchdevice.scope import activation
     from torchdevice.torch_modules.apis import sanitizer
 
@@ -317,7 +349,11 @@ def _activate(options: argparse.Namespace, program: Program) -> None:
     if program.source is not None and not program.path and options.report is not None:
         from torchdevice.report import source
 
-        text = program.source if isinstance(program.source, str) else program.source.decode(errors="replace")
+        text = (
+            program.source
+            if isinstance(program.source, str)
+            else program.source.decode(errors="replace")
+        )
         source.remember(program.file, text)
     if sanitized:
         sanitizer.enable()
@@ -335,7 +371,8 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
 
         management_command.offer(scope.options, scope.runtime)
     is_reported = options.report is not None or run_folder.path() is None
-    verify = getattr(scope.options, "verify", None) if is_reported else None  # without the feature there is no option
+    # Without the feature there is no option.
+    verify = getattr(scope.options, "verify", None) if is_reported else None
     if options.report is not None or verify or options.plan:
         from torchdevice.report import processes
 
@@ -362,14 +399,17 @@ def _show(options: argparse.Namespace, verify: str | bool | None, report: Report
 
 def _execute(program: Program, main: dict[str, Any]) -> None:
     try:
-        # Frames of runpy stay in tracebacks, because Python shows them too. No other frame may come between this
-        # function and the program.
+        # Frames of runpy stay in tracebacks, because Python shows them too. No other frame may come
+        # between this function and the program.
         if program.module is not None:
             runpy._run_module_as_main(program.module)  # type: ignore[attr-defined]
         elif program.source is None:
             runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         elif isinstance(program.source, str):
-            text = textwrap.dedent(program.source) if sys.version_info >= (3, 14) else program.source  # as Python does
+            # As Python does.
+            text = (
+                textwrap.dedent(program.source) if sys.version_info >= (3, 14) else program.source
+            )
             exec(compile(text, program.file, "exec", dont_inherit=True), main)
         else:
             code = pkgutil.read_code(io.BytesIO(program.source))
@@ -394,20 +434,27 @@ def _note_comparison(error: BaseException, frames: types.TracebackType | None) -
 
 
 def _forget_file(program: Program, main: dict[str, Any]) -> None:
-    """Take the file's name out of the globals of a script, as Python does before handlers of exit run."""
+    """Take the file's name out of the globals of a script, as Python does before handlers of exit
+    run.
+    """
     for name in ("__file__", "__cached__") if isinstance(program.source, bytes) else ():
         main.pop(name, None)
 
 
-def _show_from(error: BaseException, frames: types.TracebackType | None, then: Callable[[], None]) -> None:
+def _show_from(
+    error: BaseException, frames: types.TracebackType | None, then: Callable[[], None]
+) -> None:
     """Let the interpreter print an uncaught exception without the frames above the given ones.
 
-    The interpreter also chooses the exit status and ends the process, so the exception must reach it. On its way the
-    exception collects frames of this command, and they are taken off when the interpreter calls its hook.
+    The interpreter also chooses the exit status and ends the process, so the exception must reach
+    it. On its way the exception collects frames of this command, and they are taken off when the
+    interpreter calls its hook.
     """
     hook = getattr(sys, "excepthook", sys.__excepthook__)
 
-    def show(kind: type[BaseException], value: BaseException, traceback: types.TracebackType | None) -> None:
+    def show(
+        kind: type[BaseException], value: BaseException, traceback: types.TracebackType | None
+    ) -> None:
         sys.excepthook = hook
         if value is error:
             traceback = sys.last_traceback = value.__traceback__ = frames

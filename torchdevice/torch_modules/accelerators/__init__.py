@@ -1,1 +1,3 @@
-"""The modules of accelerators beside CUDA: ``torch.xpu``, ``torch.mps`` and ``torch.accelerator``."""
+"""The modules of accelerators beside CUDA: ``torch.xpu``, ``torch.mps`` and
+``torch.accelerator``.
+"""

@@ -1,7 +1,7 @@
 """``torch.accelerator`` on all targets but XPU, for ``torch/accelerator``.
 
-The accelerator is the one that the program is written for: in a program written for CUDA, ``torch.accelerator`` answers
-as on a CUDA machine. On XPU torch's own functions answer.
+The accelerator is the one that the program is written for: in a program written for CUDA,
+``torch.accelerator`` answers as on a CUDA machine. On XPU torch's own functions answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from torchdevice.torch_modules.cuda import device_queries, memory, streams
 
 def _answer(function: Callable[..., Any], context: Context) -> Any:
     """Return a function's answer where torch does not count the target as an accelerator."""
-    return TORCHS_OWN if context.runtime.support.is_torch_accelerator else context.supplied.bound(function)
+    if context.runtime.support.is_torch_accelerator:
+        return TORCHS_OWN
+    return context.supplied.bound(function)
 
 
 def get_accelerator(context: Context, check: bool | None = None) -> torch.device:
@@ -42,7 +44,8 @@ def get_default_generator(context: Context, index: int) -> torch.Generator:
 
 
 def get_device_capability(context: Context, index: int) -> NoReturn:
-    """Raise torch's error, as on CUDA, which does not say what it supports (c10/core/impl/DeviceGuardImplInterface.h).
+    """Raise torch's error, as on CUDA, which does not say what it supports
+    (c10/core/impl/DeviceGuardImplInterface.h).
 
     Raises:
         RuntimeError: Always.
@@ -88,18 +91,24 @@ for _name, _function in _FUNCTIONS.items():
 
 @replaces(torch.accelerator._utils, "_get_device_index", native_to="cuda", by_value=True)
 def _accelerator_index(context: Context, original: Any, device: Any, optional: bool = False) -> int:
-    """``torch.accelerator._utils._get_device_index``, which refuses the devices that were rewritten to the target."""
+    """``torch.accelerator._utils._get_device_index``, which refuses the devices that were rewritten
+    to the target.
+    """
     if context.runtime.support.is_torch_accelerator:
         return original(device, optional)
     if isinstance(device, torch.device) and context.devices.is_targets(device):
         return context.thread.device_index
     if isinstance(device, str):
-        return device_queries.get_device_index(context, lambda device, *_: original(device, optional), device, optional)
+        return device_queries.get_device_index(
+            context, lambda device, *_: original(device, optional), device, optional
+        )
     return original(device, optional)
 
 
 @replaces(getattr(torch.accelerator, "Graph", None), "__new__", native_to="cuda")
-def _refuse_graph(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> Any:  # torch 2.12 and later
+def _refuse_graph(
+    context: Context, original: Any, cls: type, *args: Any, **kwargs: Any
+) -> Any:  # torch 2.12 and later
     if context.runtime.support.is_torch_accelerator:
         return original(cls, *args, **kwargs)
     thread_state.refuse("torch.accelerator.Graph", "Use torch.cuda.CUDAGraph.")

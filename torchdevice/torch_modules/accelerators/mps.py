@@ -1,7 +1,7 @@
 """``torch.mps`` on devices that are not Apple's, for ``torch/mps`` and ``torch/backends/mps``.
 
-Its functions work in a program written for MPS. In others they are absent, as on a machine without MPS, because a
-program that supports several accelerators uses the first one that it finds.
+Its functions work in a program written for MPS. In others they are absent, as on a machine without
+MPS, because a program that supports several accelerators uses the first one that it finds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 
-from torchdevice.kernel.bindings import Supplied, add, replaces, supplied_as, supplied_function, supplied_value
+from torchdevice.kernel.bindings import (
+    Supplied,
+    add,
+    replaces,
+    supplied_as,
+    supplied_function,
+    supplied_value,
+)
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.patching import TORCHS_OWN, without_cache, without_original
@@ -41,14 +48,20 @@ def is_available(context: Context) -> bool:
 
 supplied_value("torch._C._has_mps", native_to=_MPS, denies=False)(is_available)
 
-_LIKE_CUDA = {"is_in_bad_fork": "isInBadFork", "deviceSynchronize": "synchronize", "emptyCache": "emptyCache"}
+_LIKE_CUDA = {
+    "is_in_bad_fork": "isInBadFork",
+    "deviceSynchronize": "synchronize",
+    "emptyCache": "emptyCache",
+}
 """The functions of ``torch._C`` that do what functions of CUDA's do."""
 
 for _name, _of_cuda in _LIKE_CUDA.items():
     supplied_as(f"torch._C._mps_{_name}", f"torch._C._cuda_{_of_cuda}", native_to=_MPS)
 
 
-@supplied_function("_mps_is_on_macos_or_newer", Fidelity.APPROXIMATE, note="macOS 14.0", native_to=_MPS)
+@supplied_function(
+    "_mps_is_on_macos_or_newer", Fidelity.APPROXIMATE, note="macOS 14.0", native_to=_MPS
+)
 def is_on_macos_or_newer(context: Context, major: int, minor: int = 0) -> bool:
     """Return whether macOS 14.0 is that version or a newer one."""
     return (major, minor) <= MACOS
@@ -72,14 +85,18 @@ def get_default_generator(context: Context) -> torch.Generator:
     return context.runtime.default_generator(_index(context))
 
 
-@supplied_function("_mps_currentAllocatedMemory", native_to=_MPS, on={"cpu": memory.APPROXIMATE_FIGURES["cpu"]})
+@supplied_function(
+    "_mps_currentAllocatedMemory", native_to=_MPS, on={"cpu": memory.APPROXIMATE_FIGURES["cpu"]}
+)
 def current_allocated_memory(context: Context) -> int:
     """Return the bytes that tensors of the target occupy."""
     memory.report(context, "torch.mps.current_allocated_memory")
     return context.runtime.memory(_index(context)).allocated
 
 
-@supplied_function("_mps_driverAllocatedMemory", native_to=_MPS, on={"cpu": memory.APPROXIMATE_FIGURES["cpu"]})
+@supplied_function(
+    "_mps_driverAllocatedMemory", native_to=_MPS, on={"cpu": memory.APPROXIMATE_FIGURES["cpu"]}
+)
 def driver_allocated_memory(context: Context) -> int:
     """Return the bytes that the target's allocator has reserved."""
     memory.report(context, "torch.mps.driver_allocated_memory")
@@ -95,10 +112,11 @@ def recommended_max_memory(context: Context) -> int:
 @supplied_function("_mps_setMemoryFraction", native_to=_MPS, on=memory.LIMITS)
 def set_memory_fraction(context: Context, fraction: float) -> None:
     """Limit the memory of a simulated device. On other targets the fraction is only stored."""
-    memory.set_memory_fraction(context, fraction or None, context.thread.device_index)  # 0 lifts the limit
+    # 0 lifts the limit.
+    memory.set_memory_fraction(context, fraction or None, context.thread.device_index)
 
 
-# ---- events ----------------------------------------------------------------------------------------------------------
+# ---- events --------------------------------------------------------------------------------------
 
 
 _events: dict[int, EventStandIn] = {}
@@ -124,8 +142,14 @@ def _supply_method(name: str, method: str, note: str) -> None:
         return getattr(_events[event], method)()
 
 
-_supply_method("recordEvent", "record", "Record the present point of the target's work in an event.")
-_supply_method("waitForEvent", "wait", "Make later work wait. The target runs all work in the order of submission.")
+_supply_method(
+    "recordEvent", "record", "Record the present point of the target's work in an event."
+)
+_supply_method(
+    "waitForEvent",
+    "wait",
+    "Make later work wait. The target runs all work in the order of submission.",
+)
 _supply_method("queryEvent", "query", "Return whether the work before the event is done.")
 _supply_method("synchronizeEvent", "synchronize", "Wait for the work before the event.")
 
@@ -135,7 +159,8 @@ def elapsed_time_of_events(context: Context, start: int, end: int) -> float:
     """Return the milliseconds between two events.
 
     Raises:
-        RuntimeError: An event has no timing, or was not recorded, or the events were recorded in the other order.
+        RuntimeError: An event has no timing, or was not recorded, or the events were recorded in
+            the other order.
     """
     first, last = _events[start], _events[end]
     first.synchronize()
@@ -149,10 +174,16 @@ def elapsed_time_of_events(context: Context, start: int, end: int) -> float:
     return elapsed
 
 
-# ---- streams, which torch 2.15 and later have ------------------------------------------------------------------------
+# ---- streams, which torch 2.15 and later have ----------------------------------------------------
 
 
-@replaces(getattr(torch.mps, "streams", None), "current_stream", "default_stream", native_to=_MPS, by_value=True)
+@replaces(
+    getattr(torch.mps, "streams", None),
+    "current_stream",
+    "default_stream",
+    native_to=_MPS,
+    by_value=True,
+)
 def _only_stream(context: Context, original: Any) -> StreamStandIn:
     return current_stream(context, context.thread.device_index)
 
@@ -162,20 +193,19 @@ def set_stream(context: Context, stream: StreamStandIn) -> None:
     """Do nothing: all work is in one stream."""
 
 
-# ---- what torch's own Python asks of the module of any accelerator ---------------------------------------------------
+# ---- what torch's own Python asks of the module of any accelerator -------------------------------
 
 
 def _of_program(name: str, context: Context) -> Any:
-    """Return a name that ``torch.mps`` lacks, for programs written for another accelerator that run on MPS.
+    """Return a name that ``torch.mps`` lacks, for programs written for another accelerator that run
+    on MPS.
 
-    torch takes the module by the type of a tensor's device, in ``UntypedStorage.cuda`` and in checkpoints, which do not
-    keep random numbers without these names.
+    torch takes the module by the type of a tensor's device, in ``UntypedStorage.cuda`` and in
+    checkpoints, which do not keep random numbers without these names.
     """
-    return (
-        getattr(getattr(torch, context.program), name)
-        if name in context.runtime.support.lacks_in_module
-        else TORCHS_OWN
-    )
+    if name in context.runtime.support.lacks_in_module:
+        return getattr(getattr(torch, context.program), name)
+    return TORCHS_OWN
 
 
 for _name in ("device", "_initialized"):
@@ -183,10 +213,12 @@ for _name in ("device", "_initialized"):
     add(Supplied(f"torch.mps.{_name}", _value, Fidelity.EXACT, f"that of `torch.cuda.{_name}`"))
 
 
-# ---- tracing and Metal -----------------------------------------------------------------------------------------------
+# ---- tracing and Metal ---------------------------------------------------------------------------
 
 
-@supplied_function("_mps_profilerStartTrace", Fidelity.INERT, note="there are no OS signposts", native_to=_MPS)
+@supplied_function(
+    "_mps_profilerStartTrace", Fidelity.INERT, note="there are no OS signposts", native_to=_MPS
+)
 def profiler_start_trace(context: Context, mode: str, wait_until_completed: bool) -> None:
     """Do nothing: there are no OS signposts."""
 

@@ -1,4 +1,5 @@
-"""``torch.xpu`` on devices that are not Intel's, for ``torch/xpu``. Most names do what CUDA's in ``../cuda/`` do.
+"""``torch.xpu`` on devices that are not Intel's, for ``torch/xpu``. Most names do what CUDA's in
+``../cuda/`` do.
 
 ``torch.xpu.is_available()`` is True only in a program written for XPU (see
 :mod:`torchdevice.torch_modules.accelerators.mps`).
@@ -11,7 +12,13 @@ from typing import Any
 
 import torch
 
-from torchdevice.kernel.bindings import imported_by_value, replaces, supplied_as, supplied_function, supplied_value
+from torchdevice.kernel.bindings import (
+    imported_by_value,
+    replaces,
+    supplied_as,
+    supplied_function,
+    supplied_value,
+)
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.device_properties import XpuDeviceProperties
 from torchdevice.kernel.devices.device_strings import Spelling
@@ -30,22 +37,27 @@ def has_xpu(context: Context) -> bool:
 
 @supplied_function("_xpu_getDeviceCount", native_to=XPU, denies=ABSENT)
 def get_device_count(context: Context) -> int:
-    """Return the number of devices that the scope advertises; 0 in a program written for another accelerator."""
+    """Return the number of devices that the scope advertises; 0 in a program written for another
+    accelerator.
+    """
     return context.devices.count if context.program == XPU else 0
 
 
 @supplied_function("_xpu_synchronize", native_to=XPU)
 def synchronize(context: Context, index: int) -> None:
     """Wait for the target's work."""
-    context.runtime.synchronize(context.devices.target_index(context.devices.ordinal(Spelling(XPU, index))))
+    context.runtime.synchronize(
+        context.devices.target_index(context.devices.ordinal(Spelling(XPU, index)))
+    )
 
 
 supplied_value("torch.xpu.default_generators", native_to=XPU)(random.default_generators)
 
 _LIKE_CUDA = """
-    init isInBadFork getDevice setDevice exchangeDevice maybeExchangeDevice canDeviceAccessPeer sleep setStream
-    getCurrentStream getStreamFromExternal getCurrentRawStream isCurrentStreamCapturing emptyCache memoryStats
-    resetPeakMemoryStats resetAccumulatedMemoryStats getMemoryFraction setMemoryFraction memorySnapshot
+    init isInBadFork getDevice setDevice exchangeDevice maybeExchangeDevice canDeviceAccessPeer
+    sleep setStream getCurrentStream getStreamFromExternal getCurrentRawStream
+    isCurrentStreamCapturing emptyCache memoryStats resetPeakMemoryStats
+    resetAccumulatedMemoryStats getMemoryFraction setMemoryFraction memorySnapshot
     beginAllocateToPool beginAllocateCurrentThreadToPool endAllocateToPool releasePool
 """
 """The functions of ``torch._C`` that do what CUDA's of that name does."""

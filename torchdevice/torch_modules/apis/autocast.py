@@ -1,11 +1,13 @@
 """``torch.autocast("cuda")`` and its older spellings.
 
-The program's autocast object enables autocast for cuda, as torch wrote it, so that ``torch.is_autocast_enabled()`` and
-similar functions report that. With it autocast of the target is switched on and off, and CUDA's lists of operators
-(``autocast_lists.py``) where the target has others.
+The program's autocast object enables autocast for cuda, as torch wrote it, so that
+``torch.is_autocast_enabled()`` and similar functions report that. With it autocast of the target is
+switched on and off, and CUDA's lists of operators (``autocast_lists.py``) where the target has
+others.
 
-torch accepts any dtype for cuda; for other devices torch warns of some and leaves autocast off. The operators that
-autocast casts make no such difference, so autocast of the target accepts any dtype too.
+torch accepts any dtype for cuda; for other devices torch warns of some and leaves autocast off. The
+operators that autocast casts make no such difference, so autocast of the target accepts any dtype
+too.
 
 The dtype in which the target computes is chosen by :func:`dtype_on_target`.
 """
@@ -34,16 +36,21 @@ _NO_BACKEND = "privateuseone"
 
 _COMPANIONS = "_torchdevice_companions"
 
-# The function by which graphs of Dynamo enter autocast. Only torch 2.11 and later make objects of a class of their own.
+# The function by which graphs of Dynamo enter autocast. Only torch 2.11 and later make objects of a
+# class of their own.
 _ENTER_IN_GRAPH = autocast_mode._enter_autocast.__code__
 
-# torch.is_autocast_enabled() without a device asks about torch's accelerator, which is an out-of-tree backend where one
-# is registered, even if the target is another device. Before torch 2.14 it asks about CUDA.
+# torch.is_autocast_enabled() without a device asks about torch's accelerator, which is an
+# out-of-tree backend where one is registered, even if the target is another device. Before torch
+# 2.14 it asks about CUDA.
 _ASKS_ABOUT_ACCELERATOR = torch.__version__ >= "2.14"
 
 
-def dtype_on_target(context: Context, requested: torch.dtype, *, enabled: bool = True) -> torch.dtype:
-    """Return the dtype in which autocast of the target gives finite results where CUDA's does, and which it can hold.
+def dtype_on_target(
+    context: Context, requested: torch.dtype, *, enabled: bool = True
+) -> torch.dtype:
+    """Return the dtype in which autocast of the target gives finite results where CUDA's does, and
+    which it can hold.
 
     Raises:
         FidelityError: It is another dtype than the requested one, and the scope is strict.
@@ -64,19 +71,25 @@ def _finite_dtype(context: Context, requested: torch.dtype) -> torch.dtype:
         return requested
     if context.options.autocast != "auto":
         return getattr(torch, context.options.autocast)
-    # bfloat16 has float32's range. Without instructions for it, products are many times slower than in float32.
+    # bfloat16 has float32's range. Without instructions for it, products are many times slower than
+    # in float32.
     return torch.float32 if torch.bfloat16 in runtime.slow_product_dtypes else torch.bfloat16
 
 
 class _Enabled:
-    """Autocast of a device in any dtype. ``torch.autocast`` warns of some, and takes longer to make and to enter."""
+    """Autocast of a device in any dtype. ``torch.autocast`` warns of some, and takes longer to make
+    and to enter.
+    """
 
     def __init__(self, device_type: str, dtype: torch.dtype, enabled: bool):
         self._device_type, self._wanted = device_type, (enabled, dtype)
         self._before = self._wanted
 
     def __enter__(self) -> None:
-        self._before = torch.is_autocast_enabled(self._device_type), torch.get_autocast_dtype(self._device_type)
+        self._before = (
+            torch.is_autocast_enabled(self._device_type),
+            torch.get_autocast_dtype(self._device_type),
+        )
         self._set(*self._wanted)
 
     def __exit__(self, *raised: object) -> None:
@@ -88,12 +101,14 @@ class _Enabled:
 
 
 class _Companion(WhileInside):
-    """Autocast of other devices, enabled while the program's autocast is entered and the thread is in the scope.
+    """Autocast of other devices, enabled while the program's autocast is entered and the thread is
+    in the scope.
 
     Args:
         context: The context of the thread.
         requested: The program's autocast.
-        others: Autocast of the target and of the device that torch asks about, and CUDA's lists of operators.
+        others: Autocast of the target and of the device that torch asks about, and CUDA's lists of
+            operators.
     """
 
     def __init__(self, context: Context, requested: autocast, others: list[Any]):
@@ -105,7 +120,9 @@ class _Companion(WhileInside):
             for other in reversed(others):
                 other.__exit__(None, None, None)
 
-        super().__init__(context.thread, enter, leave, lambda: not torch.is_autocast_enabled(requested.device))
+        super().__init__(
+            context.thread, enter, leave, lambda: not torch.is_autocast_enabled(requested.device)
+        )
 
     def _pause(self) -> None:
         super()._pause()
@@ -141,22 +158,31 @@ def _exit(original: Any) -> Any:
 
 
 def _companion(context: Context | None, requested: autocast) -> _Companion | None:
-    """Return autocast of other devices; None where the program's autocast suffices or is for another device."""
-    enabled, entered = requested._enabled, thread_state.innermost()  # in a graph of Dynamo torch may answer for itself
+    """Return autocast of other devices; None where the program's autocast suffices or is for
+    another device.
+    """
+    # In a graph of Dynamo torch may answer for itself.
+    enabled, entered = requested._enabled, thread_state.innermost()
     if entered is not None:
         entered.runtime.supplied.begin_autocast()
     if requested.device == autocast_lists.SPARE:
         of_target = _Enabled(entered.device_type, requested.fast_dtype, enabled)
-        return _Companion(entered, requested, [of_target, autocast_lists.Region(entered.runtime, enabled)])
+        return _Companion(
+            entered, requested, [of_target, autocast_lists.Region(entered.runtime, enabled)]
+        )
     if context is None:
         return None
     device_type = context.device_type
-    # A program that writes torch.autocast(device.type) spells the target, because device was rewritten.
+    # A program that writes torch.autocast(device.type) spells the target, because device was
+    # rewritten.
     if requested.device not in (device_type, context.names.family, *context.names.families):
         return None
     dtype = dtype_on_target(context, requested.fast_dtype, enabled=enabled)
     chosen = dict.fromkeys((device_type, context.names.family), dtype)
-    if _ASKS_ABOUT_ACCELERATOR and (backend := torch._C._get_privateuse1_backend_name()) != _NO_BACKEND:
+    if (
+        _ASKS_ABOUT_ACCELERATOR
+        and (backend := torch._C._get_privateuse1_backend_name()) != _NO_BACKEND
+    ):
         chosen.setdefault(backend, requested.fast_dtype)
     if chosen.get(requested.device) is requested.fast_dtype:
         del chosen[requested.device]
@@ -170,16 +196,22 @@ def _companion(context: Context | None, requested: autocast) -> _Companion | Non
 def _init_in_graph(original: Any) -> Any:
     """``autocast.__init__``: let autocast of the target be in the dtype that the scope chose.
 
-    A graph of Dynamo makes it so, and a checkpoint, which recomputes in the dtype of the forward pass.
+    A graph of Dynamo makes it so, and a checkpoint, which recomputes in the dtype of the forward
+    pass.
     """
 
     @functools.wraps(original)
-    def __init__(self: autocast, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self: autocast, device_type: Any, dtype: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         state = thread_state.state
         context = state.context
-        in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH and (state.compiling or context is not None)
+        in_graph = sys._getframe(1).f_code is _ENTER_IN_GRAPH and (
+            state.compiling or context is not None
+        )
         chosen = (in_graph and dtype is not None) or _accepts(context, device_type, dtype)
-        # torch accepts float16 on every device. It refuses other dtypes, or reads the device's properties.
+        # torch accepts float16 on every device. It refuses other dtypes, or reads the device's
+        # properties.
         original(self, device_type, torch.float16 if chosen else dtype, *args, **kwargs)
         if chosen:
             self.fast_dtype = dtype
@@ -197,12 +229,16 @@ def _accepts(context: Context | None, device_type: Any, dtype: Any) -> bool:
     """Return whether a scope accepts a dtype of autocast without torch's check."""
     if context is None:
         return False
-    is_known = _accepted(context, device_type, dtype) in context.settings and context.driver.is_initialized
+    is_known = (
+        _accepted(context, device_type, dtype) in context.settings and context.driver.is_initialized
+    )
     return is_known or _is_what_is_computed_in(context, device_type, dtype)
 
 
 def _accepted(context: Context, device_type: Any, dtype: Any) -> tuple[Any, ...]:
-    """Return the name of the setting that says that torch has accepted a dtype on the current device."""
+    """Return the name of the setting that says that torch has accepted a dtype on the current
+    device.
+    """
     return "autocast accepts", device_type, dtype, context.thread.device_index
 
 

@@ -1,15 +1,17 @@
 """CUDA's lists of operators for autocast, on devices that torch has other lists for.
 
-Source: ``AT_FORALL_LOWER_PRECISION_FP`` and its neighbours in ATen/autocast_mode.h, which every torch wheel carries and
-from which torch itself registers CUDA and XPU. Where a device lacks a kernel for an operator of the lists, or has one
-that casts to another dtype, a kernel in Python is registered:
+Source: ``AT_FORALL_LOWER_PRECISION_FP`` and its neighbours in ATen/autocast_mode.h, which every
+torch wheel carries and from which torch itself registers CUDA and XPU. Where a device lacks a
+kernel for an operator of the lists, or has one that casts to another dtype, a kernel in Python is
+registered:
 
 - for a device without lists, which is the simulated one, under the device's own key;
-- for the CPU and MPS under :data:`SPARE`, the key of a device type without other kernels. A :class:`Region`
-  adds the key to those of its thread, so that no other thread and no other region runs these kernels.
+- for the CPU and MPS under :data:`SPARE`, the key of a device type without other kernels. A
+  :class:`Region` adds the key to those of its thread, so that no other thread and no other region
+  runs these kernels.
 
-A weight is cast once in an outermost region of autocast, as by ``cached_cast`` of aten/src/ATen/autocast_mode.cpp, so
-that its gradient comes through one cast.
+A weight is cast once in an outermost region of autocast, as by ``cached_cast`` of
+aten/src/ATen/autocast_mode.cpp, so that its gradient comes through one cast.
 """
 
 from __future__ import annotations
@@ -30,30 +32,43 @@ from torchdevice.kernel.registered_kernels import overload
 from torchdevice.kernel.torch_internals import registrations_for_dispatch_key
 
 SPARE = "ipu"
-"""The device type whose autocast stands for CUDA's lists on the CPU and on MPS, also in graphs of Dynamo."""
+"""The device type whose autocast stands for CUDA's lists on the CPU and on MPS, also in graphs of
+Dynamo.
+"""
 
 _SPARE_KEY = "AutocastIPU"
 
 _CAST_OTHERWISE = frozenset({"binary_cross_entropy", "conv_transpose3d.input", "grid_sampler"})
-"""Operators of CUDA's lists for which torch has a kernel for the CPU or MPS that casts to another dtype than CUDA's."""
+"""Operators of CUDA's lists for which torch has a kernel for the CPU or MPS that casts to another
+dtype than CUDA's.
+"""
 
 _KEPT = re.compile(r"cross_entropy_loss|fft_.*|stft.*|view_as_complex|polar")
-"""Operators outside CUDA's lists that torch's kernels for autocast of the CPU serve: one whose results have the same
-dtypes as without it, and those with complex results, which do not exist in bfloat16."""
+"""Operators outside CUDA's lists that torch's kernels for autocast of the CPU serve: one whose
+results have the same dtypes as without it, and those with complex results, which do not exist in
+bfloat16.
+"""
 
-_BY_CUDNN = [f"{name}.{given}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for given in ("input", "data")]
+_BY_CUDNN = [
+    f"{name}.{given}"
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    for given in ("input", "data")
+]
 _BY_CUDNN += ["cudnn_convolution", "cudnn_convolution_transpose"]
-"""Operators that CUDA casts besides those of the header: those that it runs by ``_cudnn_rnn``, which a file of its own
-casts (aten/src/ATen/cudnn/AutocastRNN.cpp), and cuDNN's convolutions (aten/src/ATen/autocast_mode.cpp)."""
+"""Operators that CUDA casts besides those of the header: those that it runs by ``_cudnn_rnn``,
+which a file of its own casts (aten/src/ATen/cudnn/AutocastRNN.cpp), and cuDNN's convolutions
+(aten/src/ATen/autocast_mode.cpp).
+"""
 
 _is_enabled, _set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
 _set_included = torch._C._dispatch_tls_set_dispatch_key_included
-_INCLUDED = getattr(torch._C.DispatchKey, _SPARE_KEY)  # not by name, which torch takes long to parse
+# Not by name, which torch takes long to parse.
+_INCLUDED = getattr(torch._C.DispatchKey, _SPARE_KEY)
 _is_cached_tensor = torch._C._is_cached_tensor  # type: ignore[attr-defined]
 _below_autocast = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU)
 
 
-# ---- regions ---------------------------------------------------------------------------------------------------------
+# ---- regions -------------------------------------------------------------------------------------
 
 
 _region = PerThread(kind=None)
@@ -93,7 +108,7 @@ def _use_for(kind: str | None) -> None:
     _set_included(_INCLUDED, kind is not None)
 
 
-# ---- registration ----------------------------------------------------------------------------------------------------
+# ---- registration --------------------------------------------------------------------------------
 
 
 def register(kind: str, key: str) -> None:
@@ -102,11 +117,16 @@ def register(kind: str, key: str) -> None:
 
 
 def _register_spare(own_key: Any) -> None:
-    """Register kernels for the operators that torch's kernels under a key cast differently from CUDA's."""
+    """Register kernels for the operators that torch's kernels under a key cast differently from
+    CUDA's.
+    """
     # Libraries such as torchvision register operators of their own there.
     all_own = (name.partition("::") for name in registrations_for_dispatch_key(own_key))
     own, listed = {name for library, _, name in all_own if library == "aten"}, policies().keys()
-    made = {name: _kernel(name, lambda: _region.kind, SPARE) for name in (listed - own) | _CAST_OTHERWISE}
+    made = {
+        name: _kernel(name, lambda: _region.kind, SPARE)
+        for name in (listed - own) | _CAST_OTHERWISE
+    }
     _register(_SPARE_KEY, {name: made[name] for name in made.keys() - _with_kernel})
     unlisted = [name for name in own - listed - _with_kernel if not _KEPT.fullmatch(name)]
     for name in unlisted:
@@ -116,7 +136,9 @@ def _register_spare(own_key: Any) -> None:
 
 
 _served: set[str | None] = set()
-"""The keys of torch's kernels for devices, beside which there are kernels here: only a region includes them."""
+"""The keys of torch's kernels for devices, beside which there are kernels here: only a region
+includes them.
+"""
 
 _with_kernel: set[str] = set()
 """The operators with a kernel under the spare key."""
@@ -130,7 +152,9 @@ def _register(key: str, kernels: dict[str, Callable[..., Any]]) -> None:
 
 @functools.cache
 def policies() -> dict[str, str]:
-    """Return the operators of CUDA's lists, by name with overload, and the macro of the header that lists each."""
+    """Return the operators of CUDA's lists, by name with overload, and the macro of the header that
+    lists each.
+    """
     header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
     found = dict.fromkeys(_BY_CUDNN, _LOWER)
     for macro in (_LOWER, _FLOAT32, _FLOAT32_RESULT, _WIDEST):
@@ -139,7 +163,12 @@ def policies() -> dict[str, str]:
         for name, variant in re.findall(r"_\((\w+)(?:, (\w+))?\)", lines[1]):
             if variant != "deprecated":
                 found[f"{name}.{variant}" if variant else name] = macro
-    return {**found, "norm.Scalar": _FLOAT32, "norm.ScalarOpt_dim": _FLOAT32, "binary_cross_entropy": _BANNED}
+    return {
+        **found,
+        "norm.Scalar": _FLOAT32,
+        "norm.ScalarOpt_dim": _FLOAT32,
+        "binary_cross_entropy": _BANNED,
+    }
 
 
 _LOWER, _FLOAT32 = "AT_FORALL_LOWER_PRECISION_FP", "AT_FORALL_FP32"
@@ -147,7 +176,7 @@ _FLOAT32_RESULT, _WIDEST = "AT_FORALL_FP32_SET_OPT_DTYPE", "AT_FORALL_PROMOTE"
 _BANNED = "banned"
 
 
-# ---- kernels ---------------------------------------------------------------------------------------------------------
+# ---- kernels -------------------------------------------------------------------------------------
 
 
 def _without_autocast(op: Any) -> Callable[..., Any]:
@@ -159,7 +188,9 @@ def _without_autocast(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _kernel(name: str, kind_of: Callable[[], str | None], registered_for: str) -> Callable[..., Any]:
+def _kernel(
+    name: str, kind_of: Callable[[], str | None], registered_for: str
+) -> Callable[..., Any]:
     """Return the kernel of an operator by its policy.
 
     Args:
@@ -176,16 +207,20 @@ def _kernel(name: str, kind_of: Callable[[], str | None], registered_for: str) -
         fit = _casting(op, _widest if registered_for == SPARE else _promoted)
     else:
         fit = _casting(op, _DTYPES.get(policy))
-    no_function, otherwise, call = torch._C.DisableTorchFunction, name in _CAST_OTHERWISE, _caller(op)
+    no_function = torch._C.DisableTorchFunction
+    otherwise = name in _CAST_OTHERWISE
+    call = _caller(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         kind: Any = kind_of()
-        is_on = kind is not None and _is_enabled(kind)  # not within torch's own kernels for autocast
+        # Not within torch's own kernels for autocast.
+        is_on = kind is not None and _is_enabled(kind)
         with no_function():
             if is_on or (otherwise and kind is not None):
                 args = fit(kind, args, kwargs)
-            # Not ExcludeDispatchKeyGuard, which takes longer than all else here. An interrupt at any line leaves
-            # autocast on, as it was before: the first call of each `finally` is made.
+            # Not ExcludeDispatchKeyGuard, which takes longer than all else here. An interrupt at
+            # any line leaves autocast on, as it was before: the first call of each `finally` is
+            # made.
             try:
                 try:
                     _set_enabled(registered_for, False)
@@ -202,30 +237,39 @@ def _kernel(name: str, kind_of: Callable[[], str | None], registered_for: str) -
 
 
 def _caller(op: Any) -> Callable[..., Any]:
-    """Return the function that calls an operator with what the dispatcher gave, which leaves out what is a default.
+    """Return the function that calls an operator with what the dispatcher gave, which leaves out
+    what is a default.
 
-    The defaults of the schema are meant. A function of Python may have others (the reduction of losses), or stand for
-    several overloads, and takes less time. It is called where there are no defaults.
+    The defaults of the schema are meant. A function of Python may have others (the reduction of
+    losses), or stand for several overloads, and takes less time. It is called where there are no
+    defaults.
     """
     has_defaults = any(argument.has_default_value() for argument in op._schema.arguments)
     named = getattr(torch._C._VariableFunctions, op._schema.name.removeprefix("aten::"), None)
     return op._op if has_defaults or named is None else named
 
 
-def _casting(op: Any, dtype_of: Callable[[str, Any], torch.dtype | None] | None) -> Callable[..., Any]:
-    """Return a function that casts the tensors of a call to one dtype. No operator of the lists has one by keyword.
+def _casting(
+    op: Any, dtype_of: Callable[[str, Any], torch.dtype | None] | None
+) -> Callable[..., Any]:
+    """Return a function that casts the tensors of a call to one dtype. No operator of the lists has
+    one by keyword.
 
     Args:
         op: The operator.
-        dtype_of: Returns the dtype for a device type and the tensors that every call has, not those in lists; None for
-            arguments that stay. Without it, float32.
+        dtype_of: Returns the dtype for a device type and the tensors that every call has, not those
+            in lists; None for arguments that stay. Without it, float32.
     """
     types = [str(argument.type) for argument in op._schema.arguments]
     tensors = [index for index, each in enumerate(types) if "Tensor" in each]
     required = [index for index, each in enumerate(types) if each == "Tensor"]
 
     def fit(kind: str, args: Any, kwargs: Any) -> Any:
-        dtype = torch.float32 if dtype_of is None else dtype_of(kind, [args[index] for index in required])
+        dtype = (
+            torch.float32
+            if dtype_of is None
+            else dtype_of(kind, [args[index] for index in required])
+        )
         if dtype is None:
             return args
         fitted = list(args)
@@ -253,9 +297,11 @@ def _float32_result(op: Any) -> Callable[..., Any]:
 
 
 def _widest(kind: str, tensors: Any) -> torch.dtype | None:
-    """Return the dtype for tensors of different dtypes: float32 where one is, else autocast's dtype.
+    """Return the dtype for tensors of different dtypes: float32 where one is, else autocast's
+    dtype.
 
-    Autocast's dtype may be another one than the program asked for, so tensors in either are accepted.
+    Autocast's dtype may be another one than the program asked for, so tensors in either are
+    accepted.
     """
     dtypes = {value.dtype for value in tensors if _is_eligible(value, kind)}
     if len(dtypes) < 2:
@@ -270,7 +316,8 @@ def _promoted(kind: str, tensors: Any) -> torch.dtype:
     """Return the dtype that ``at::autocast::promote_type`` finds for tensors.
 
     Raises:
-        RuntimeError: Before any tensor in float32 there is one in neither float32 nor autocast's dtype.
+        RuntimeError: Before any tensor in float32 there is one in neither float32 nor autocast's
+            dtype.
     """
     lower = found = torch.get_autocast_dtype(kind)
     for value in tensors:
@@ -306,7 +353,11 @@ def _is_eligible(value: Any, kind: str) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in _CAST and value.device.type == kind
 
 
-_CAST = {each for each in vars(torch).values() if isinstance(each, torch.dtype) and each.is_floating_point}
+_CAST = {
+    each
+    for each in vars(torch).values()
+    if isinstance(each, torch.dtype) and each.is_floating_point
+}
 _CAST.remove(torch.float64)
 
 
@@ -322,11 +373,15 @@ def _cast(value: Any, kind: str, dtype: torch.dtype) -> Any:
         if value.dtype is dtype or not _is_eligible(value, kind):
             return value
         return _cached_cast(value, dtype) if _is_weight(value, dtype) else _to(value, dtype)
-    return [_cast(each, kind, dtype) for each in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_cast(each, kind, dtype) for each in value]
+    return value
 
 
 _casts: dict[tuple[int, torch.dtype], tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
-"""The ``_cdata`` of a weight and a dtype -> the weight and its cast, until the outermost region of autocast ends."""
+"""The ``_cdata`` of a weight and a dtype -> the weight and its cast, until the outermost region of
+autocast ends.
+"""
 
 
 def clear_cache() -> None:
@@ -335,9 +390,11 @@ def clear_cache() -> None:
 
 
 def _is_weight(value: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether torch caches the cast of a tensor: of a leaf in float32 that requires a gradient.
+    """Return whether torch caches the cast of a tensor: of a leaf in float32 that requires a
+    gradient.
 
-    Outside of a scope on the device nothing tells where a region of autocast ends, so nothing is cached there.
+    Outside of a scope on the device nothing tells where a region of autocast ends, so nothing is
+    cached there.
     """
     context = thread_state.state.context
     return (

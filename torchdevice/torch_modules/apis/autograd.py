@@ -1,10 +1,12 @@
 """Puts the mode back while the autograd engine runs Python code of the program.
 
-torch takes the mode off the stack while it handles a torch function, such as ``Tensor.backward`` or an operator that
-saves a tensor. Without these patches the mode would not see the torch calls of custom ``Function.backward`` methods,
-hooks, checkpoint recomputation, hooks that pack saved tensors and custom functions under ``torch.func``.
+torch takes the mode off the stack while it handles a torch function, such as ``Tensor.backward`` or
+an operator that saves a tensor. Without these patches the mode would not see the torch calls of
+custom ``Function.backward`` methods, hooks, checkpoint recomputation, hooks that pack saved tensors
+and custom functions under ``torch.func``.
 
-The error that a device guard in Python had to take away goes on here, see ``simulation/device_guard.py``.
+The error that a device guard in Python had to take away goes on here, see
+``simulation/device_guard.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ taken = PerThread(error=None)
 
 @replaces(torch.autograd.Variable, "_execution_engine", makes=True)
 def _engine(original: Any) -> Any:
-    """Return an engine for torch's functions, and for programs that call it themselves, as pipelines do."""
+    """Return an engine for torch's functions, and for programs that call it themselves, as
+    pipelines do.
+    """
     engine = type("_ImperativeEngine", (type(original),), {})()
     engine.run_backward = per_context(original.run_backward, _run_backward)
     return engine
@@ -69,8 +73,9 @@ def _run_backward(context: Context, original: Any, tensors: Any, *args: Any, **k
 def _in_this_thread() -> contextlib.AbstractContextManager[None]:
     """Let the engine work in the calling thread, which is in the scope.
 
-    It would run the backward of an accelerator's operators in a thread of its own for each device, where no scope is
-    active: neither for the program's hooks and custom functions, nor for operators that run on the CPU.
+    It would run the backward of an accelerator's operators in a thread of its own for each device,
+    where no scope is active: neither for the program's hooks and custom functions, nor for
+    operators that run on the CPU.
     """
     if torch._C._is_multithreading_enabled():
         # The tensors may be of an outer scope.
@@ -86,14 +91,18 @@ class _OneThread:
     def __enter__(self) -> None:
         torch._C._set_multithreading_enabled(False)
 
-    __exit__ = Exit(lambda _: LeavingBy(functools.partial(torch._C._set_multithreading_enabled, True)))
+    __exit__ = Exit(
+        lambda _: LeavingBy(functools.partial(torch._C._set_multithreading_enabled, True))
+    )
 
 
 _ONE_THREAD, _NO_CHANGE = _OneThread(), contextlib.nullcontext()
 
 
 def _on_streams_of_forward(context: Context, roots: Any) -> contextlib.AbstractContextManager[None]:
-    """Run each node on the stream of its forward, ordered after the node before it and before the next."""
+    """Run each node on the stream of its forward, ordered after the node before it and before the
+    next.
+    """
     if not context.runtime.supplied.has_handles or not context.thread.streams.history.has_changes:
         return _NO_CHANGE
 
@@ -107,21 +116,29 @@ def _on_streams_of_forward(context: Context, roots: Any) -> contextlib.AbstractC
 
 
 _ENGINE = -1
-"""The number of the events by which the engine orders streams; those of the program are positive."""
+"""The number of the events by which the engine orders streams; those of the program are positive.
+"""
 
 
 @replaces(torch.autograd.graph.saved_tensors_hooks, "__init__")
-def _init_hooks(context: Context, original: Any, self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+def _init_hooks(
+    context: Context, original: Any, self: Any, pack_hook: Any, unpack_hook: Any
+) -> None:
     """``saved_tensors_hooks``: put the mode back while either hook runs."""
-    original(self, functools.partial(with_mode, context, pack_hook), functools.partial(with_mode, context, unpack_hook))
+    original(
+        self,
+        functools.partial(with_mode, context, pack_hook),
+        functools.partial(with_mode, context, unpack_hook),
+    )
 
 
 @replaces(torch.autograd.function.BackwardCFunction, "apply", "apply_boxed", optional=True)
 def _run_node(context: Context, original: Any, self: Any, *args: Any) -> Any:
     """Let the stream be that of a custom function's forward before its backward begins.
 
-    It would be so at the first question for the stream. But nodes that backward makes, as checkpoints do, are counted
-    to the stream before them, and the first of them is made before its kernel asks.
+    It would be so at the first question for the stream. But nodes that backward makes, as
+    checkpoints do, are counted to the stream before them, and the first of them is made before its
+    kernel asks.
     """
     context.thread.streams.get(0)
     return original(self, *args)
@@ -129,11 +146,14 @@ def _run_node(context: Context, original: Any, self: Any, *args: Any) -> Any:
 
 @rewrites(torch._functorch.autograd_function.custom_function_call)
 def _transformed(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A custom function under ``torch.func``, which torch treats as a torch function whose Python it calls itself."""
+    """A custom function under ``torch.func``, which torch treats as a torch function whose Python
+    it calls itself.
+    """
     function, *operands = args
     steps = {
         name: staticmethod(functools.partial(with_mode, context, getattr(function, name)))
         for name in _STEPS
-        if getattr(function, name) is not getattr(torch.autograd.Function, name)  # torch asks which are overridden
+        # Torch asks which are overridden.
+        if getattr(function, name) is not getattr(torch.autograd.Function, name)
     }
     return func(type(function.__name__, (function,), steps), *operands, **kwargs)

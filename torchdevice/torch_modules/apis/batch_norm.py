@@ -1,8 +1,9 @@
 """``SyncBatchNorm``, which torch allows on accelerators that have kernels for it: CUDA and XPU.
 
-The parts of batch normalisation that it calls are here for all other devices, made of operators that every device has.
-Arguments and results have the shapes of CUDA's, aten/src/ATen/native/cuda/Normalization.cu: statistics of C channels,
-for inputs of shape (N, C, ...). Statistics of float16 and bfloat16 are float32, as on CUDA.
+The parts of batch normalisation that it calls are here for all other devices, made of operators
+that every device has. Arguments and results have the shapes of CUDA's,
+aten/src/ATen/native/cuda/Normalization.cu: statistics of C channels, for inputs of shape (N, C,
+...). Statistics of float16 and bfloat16 are float32, as on CUDA.
 
 For ``torch/nn/modules/batchnorm.py``.
 """
@@ -28,13 +29,19 @@ _own_device = torch._C.TensorBase.device.__get__
 
 
 def _kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Register what an operator does on devices that torch has no kernel for, under the operator's name."""
+    """Register what an operator does on devices that torch has no kernel for, under the operator's
+    name.
+    """
     name = kernel.__name__
 
-    @rewrites(getattr(torch, name), getattr(torch.ops.aten, name), getattr(torch.ops.aten, name).default)
+    @rewrites(
+        getattr(torch, name), getattr(torch.ops.aten, name), getattr(torch.ops.aten, name).default
+    )
     def run(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # By the first argument, the input, which decides the kernel.
-        return kernel(*args, **kwargs) if args and _lacks_kernels(context, args[0]) else func(*args, **kwargs)
+        if args and _lacks_kernels(context, args[0]):
+            return kernel(*args, **kwargs)
+        return func(*args, **kwargs)
 
     KERNELS[name] = kernel
     return kernel
@@ -65,7 +72,9 @@ def _sum(x: Tensor) -> Tensor:
 def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and inverse standard deviation of each channel."""
     # `correction=0`: batch statistics divide by n.
-    variance, mean = torch.var_mean(_accumulated(x), [dim for dim in range(x.dim()) if dim != 1], correction=0)
+    variance, mean = torch.var_mean(
+        _accumulated(x), [dim for dim in range(x.dim()) if dim != 1], correction=0
+    )
     return mean, (variance + eps).rsqrt()
 
 
@@ -91,11 +100,14 @@ def batch_norm_gather_stats_with_counts(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Statistics of all processes together, from those of each: shapes (processes, C), and (processes,) for counts."""
+    """Statistics of all processes together, from those of each: shapes (processes, C), and
+    (processes,) for counts.
+    """
     weights = counts.to(means.dtype).view(-1, 1)
     number = weights.sum()
     mean = (means * weights).sum(0) / number
-    # The variance of each process, from the inverse deviation, and the distance of its mean from the common one.
+    # The variance of each process, from the inverse deviation, and the distance of its mean from
+    # the common one.
     squares = ((invstds**-2 - eps + (means - mean) ** 2) * weights).sum(0)
     if running_mean is not None:
         running_mean.mul_(1 - momentum).add_(mean, alpha=momentum)
@@ -109,7 +121,9 @@ def batch_norm_gather_stats_with_counts(
 def batch_norm_gather_stats(x: Tensor, means: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
     """The same, where each process has as many elements of a channel as the last argument says."""
     *same, count = more
-    return batch_norm_gather_stats_with_counts(x, means, *same, means.new_full((means.shape[0],), float(count)))
+    return batch_norm_gather_stats_with_counts(
+        x, means, *same, means.new_full((means.shape[0],), float(count))
+    )
 
 
 @_kernel
@@ -130,7 +144,9 @@ def batch_norm_backward_reduce(
     return (
         of_grad if for_input else None,
         of_product if for_input else None,
-        (of_product * invstd).to(weight.dtype if weight is not None else x.dtype) if for_weight else None,
+        (of_product * invstd).to(weight.dtype if weight is not None else x.dtype)
+        if for_weight
+        else None,
         # A copy, because `of_grad` itself is returned too.
         of_grad.to(weight.dtype if weight is not None else x.dtype).clone() if for_bias else None,
     )
@@ -150,23 +166,31 @@ def batch_norm_backward_elemt(
     """The gradient of the input, from the sums of all processes."""
     number = count.sum()
     centred = _accumulated(x) - _across(mean, x)
-    inner = _accumulated(grad) - _across(of_grad / number, x) - centred * _across(of_product * invstd**2 / number, x)
+    inner = (
+        _accumulated(grad)
+        - _across(of_grad / number, x)
+        - centred * _across(of_product * invstd**2 / number, x)
+    )
     scale = invstd if weight is None else invstd * weight
     return (inner * _across(scale, x)).to(x.dtype)
 
 
-# ---- what torch refuses ----------------------------------------------------------------------------------------------
+# ---- what torch refuses --------------------------------------------------------------------------
 
 
 class _OnAccelerator(Tensor):
-    """The input of a ``SyncBatchNorm``, which looks whether its input says that it is on an accelerator."""
+    """The input of a ``SyncBatchNorm``, which looks whether its input says that it is on an
+    accelerator.
+    """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         context = thread_state.state.context
-        return _own_device(self) if context is None else context.devices.of_program(context.thread.device_index)
+        if context is None:
+            return _own_device(self)
+        return context.devices.of_program(context.thread.device_index)
 
 
 @replaces(torch.nn.SyncBatchNorm, "forward", native_to="cuda")

@@ -1,8 +1,8 @@
 """Extensions in CUDA's or SYCL's C++, which run on no device that stands in: refused at the call.
 
-A scope makes torch look as if it was built for CUDA. The module therefore sees the machine as it is while it is
-imported, when it looks for a compiler, and does not begin a build that cannot succeed. Extensions in plain C++ are
-built as ever. For ``torch/utils/cpp_extension.py``.
+A scope makes torch look as if it was built for CUDA. The module therefore sees the machine as it is
+while it is imported, when it looks for a compiler, and does not begin a build that cannot succeed.
+Extensions in plain C++ are built as ever. For ``torch/utils/cpp_extension.py``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ def _jit_compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
 
 @replaces(_NAME, "CUDAExtension", native_to="cuda")
 @replaces(_NAME, "SyclExtension", native_to="xpu")
-def _extension(context: Context, original: Any, name: str, sources: Any, *args: Any, **kwargs: Any) -> Any:
+def _extension(
+    context: Context, original: Any, name: str, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
     """``CUDAExtension`` and ``SyclExtension``, by which ``setup.py`` describes one."""
     raise ExtensionRefusedError(name)

@@ -1,15 +1,19 @@
-"""What a program adds to torch's dispatcher: kernels of operators, subclasses of tensors and dispatch modes.
+"""What a program adds to torch's dispatcher: kernels of operators, subclasses of tensors and
+dispatch modes.
 
-The mode is put back while torch runs the program's own kernels, for ``torch/library.py``. A kernel for the program's
-accelerator also serves the target, in scopes: it is put in front of the target's. On a CPU target the kernel is called
-before a default kernel; an operator that has a kernel for the CPU keeps that one.
+The mode is put back while torch runs the program's own kernels, for ``torch/library.py``. A kernel
+for the program's accelerator also serves the target, in scopes: it is put in front of the target's.
+On a CPU target the kernel is called before a default kernel; an operator that has a kernel for the
+CPU keeps that one.
 
-A wrapper around a tensor of the program is made for that tensor's device. Where tensors report the program's
-accelerator, torch would be asked for a wrapper on that accelerator, which is not there. In a graph that ``make_fx`` or
+A wrapper around a tensor of the program is made for that tensor's device. Where tensors report the
+program's accelerator, torch would be asked for a wrapper on that accelerator, which is not there.
+In a graph that ``make_fx`` or
 ``torch.export`` traces, devices are spelled as the program's tensors report them.
 
-torch calls a program's own dispatch modes while the mode is off. What they call is rewritten, and what they are given
-names the devices that the program's tensors report. For ``torch/utils/_python_dispatch.py``.
+torch calls a program's own dispatch modes while the mode is off. What they call is rewritten, and
+what they are given names the devices that the program's tensors report. For
+``torch/utils/_python_dispatch.py``.
 """
 
 from __future__ import annotations
@@ -46,30 +50,48 @@ def _key_of(device_type: str) -> str:
     return key if hasattr(torch._C.DispatchKey, key) else "PrivateUse1"
 
 
-_libraries: weakref.WeakKeyDictionary[torch.library.Library, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
+_libraries: weakref.WeakKeyDictionary[torch.library.Library, dict[tuple[str, str], Any]] = (
+    weakref.WeakKeyDictionary()
+)
 """Those with kernels for a program's accelerator -> the kernels, by prefix and operator."""
 
 
 @replaces(torch.library.Library, "impl")
 def _impl(
-    context: Context, original: Any, self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any
+    context: Context,
+    original: Any,
+    self: Any,
+    op_name: Any,
+    fn: Any,
+    dispatch_key: str = "",
+    **options: Any,
 ) -> None:
-    """``Library.impl``: register a kernel that runs with the mode of the scope in which it is called."""
+    """``Library.impl``: register a kernel that runs with the mode of the scope in which it is
+    called.
+    """
     # A kernel of torch's stays as it is.
-    kernel = per_context(fn, with_mode) if isinstance(fn, types.FunctionType) and not _is_torchs(fn) else fn
+    if isinstance(fn, types.FunctionType) and not _is_torchs(fn):
+        kernel = per_context(fn, with_mode)
+    else:
+        kernel = fn
     original(self, op_name, kernel, dispatch_key, **options)
     key = dispatch_key or self.dispatch_key
     prefix, _, rest = key.partition(_key_of(context.options.written_for))
     if key != prefix and not rest and prefix in _AUTOGRAD and not _is_torchs(fn):
         name = op_name if isinstance(op_name, str) else op_name.name()
         qualified = name if "::" in name else f"{self.ns}::{name}"
-        _libraries.setdefault(self, {})[prefix, qualified] = kernel, options.get("with_keyset", False)
+        _libraries.setdefault(self, {})[prefix, qualified] = (
+            kernel,
+            options.get("with_keyset", False),
+        )
     put(context)
 
 
 @replaces(torch._ops, "key_extractor", makes=True)
 def _without_front(original: Any) -> Any:
-    """Let the operators of higher order, whose kernels Python finds, not look for one in front: there is none."""
+    """Let the operators of higher order, whose kernels Python finds, not look for one in front:
+    there is none.
+    """
 
     @functools.wraps(original)
     def key_extractor(tensors: Any, key_mask: Any) -> Any:
@@ -85,7 +107,9 @@ def serves(op: Any) -> bool:
 
 
 def put(context: Context) -> None:
-    """Let the program's kernels for its accelerator serve a context's target. May be called again."""
+    """Let the program's kernels for its accelerator serve a context's target. May be called
+    again.
+    """
     if context.names.is_native:
         return
     key = _key_of(context.device_type)
@@ -96,9 +120,18 @@ def put(context: Context) -> None:
 
 
 def _stand_in(
-    prefix: str, name: str, key: str, keys: Any, own: Callable[..., Any], /, *args: Any, **kwargs: Any
+    prefix: str,
+    name: str,
+    key: str,
+    keys: Any,
+    own: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    """Run the kernel for the program's accelerator in a scope on a target with this key, elsewhere the target's own."""
+    """Run the kernel for the program's accelerator in a scope on a target with this key, elsewhere
+    the target's own.
+    """
     context = thread_state.state.context
     if context is None or context.names.is_native or _key_of(context.device_type) != key:
         return own(*args, **kwargs)
@@ -110,7 +143,9 @@ def _stand_in(
 
 
 def _kernel(prefix: str, name: str) -> tuple[Any, bool]:
-    """Return the last kernel of an operator among libraries that still exist, and whether it is given dispatch keys."""
+    """Return the last kernel of an operator among libraries that still exist, and whether it is
+    given dispatch keys.
+    """
     found: tuple[Any, bool] = None, False
     for library, kernels in list(_libraries.items()):
         if library.m is not None:
@@ -119,13 +154,17 @@ def _kernel(prefix: str, name: str) -> tuple[Any, bool]:
 
 
 def _is_torchs(kernel: Any) -> bool:
-    """Return whether a kernel is torch's own, which serves only the device that it was written for."""
+    """Return whether a kernel is torch's own, which serves only the device that it was written
+    for.
+    """
     module = getattr(kernel, "__module__", None) or ""
     return module.startswith("torch.") and module not in _AROUND_KERNELS
 
 
 _AROUND_KERNELS = frozenset({"torch.library", "torch._library.custom_ops", "torch._library.triton"})
-"""Modules whose functions call a kernel of the program that was given to ``register_kernel`` or ``triton_op``."""
+"""Modules whose functions call a kernel of the program that was given to ``register_kernel`` or
+``triton_op``.
+"""
 
 
 _NAMES = frozenset({"device", "device_for_backend_keys", "fake_device", "_fake_device"})
@@ -134,14 +173,19 @@ _NAMES = frozenset({"device", "device_for_backend_keys", "fake_device", "_fake_d
 @replaces(torch.Tensor, "_make_wrapper_subclass", makes=True)
 @replaces(FakeTensor, "__new__", makes=True)
 def _on_target(original: Callable[..., Any]) -> Any:
-    """Return a static method that gets the target's device in place of each device among its arguments."""
+    """Return a static method that gets the target's device in place of each device among its
+    arguments.
+    """
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context
         if context is None:
             return original(*args, **kwargs)
-        args = tuple(_redirected(context, value) if isinstance(value, torch.device) else value for value in args)
+        args = tuple(
+            _redirected(context, value) if isinstance(value, torch.device) else value
+            for value in args
+        )
         for name in kwargs.keys() & _NAMES:
             kwargs[name] = _redirected(context, kwargs[name])
         return original(*args, **kwargs)
@@ -169,13 +213,21 @@ def _argument(context: Context, original: Any, self: Any, value: Any) -> Any:
 
 @replaces(FakeTensor, "device", makes=True)
 def _device_property(original: Any) -> property:
-    """Replace ``FakeTensor.device``: it shows the program's device where that of any other tensor does."""
+    """Replace ``FakeTensor.device``: it shows the program's device where that of any other tensor
+    does.
+    """
 
     def device(tensor: Any) -> torch.device:
         found: torch.device = original.__get__(tensor)
         context = thread_state.state.context
-        shows = context is not None and context.shown_as is not None and not is_torch_function_all_disabled()
-        return context.devices.shown(found) if context is not None and shows and of_this_thread() is not None else found
+        shows = (
+            context is not None
+            and context.shown_as is not None
+            and not is_torch_function_all_disabled()
+        )
+        if context is not None and shows and of_this_thread() is not None:
+            return context.devices.shown(found)
+        return found
 
     return property(device, original.__set__)
 
@@ -183,7 +235,9 @@ def _device_property(original: Any) -> property:
 # Before torch 2.13 it is an attribute of each tensor.
 @replaces(FakeTensor, "fake_device", makes=True, optional=True)
 def _fake_device_property(original: Any) -> property:
-    """Replace ``FakeTensor.fake_device``: programs see in it what ``device`` shows, and torch computes with it."""
+    """Replace ``FakeTensor.fake_device``: programs see in it what ``device`` shows, and torch
+    computes with it.
+    """
 
     def fake_device(tensor: Any) -> torch.device:
         asks_within_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
@@ -194,14 +248,21 @@ def _fake_device_property(original: Any) -> property:
 
 
 _ATTRIBUTE = "__torch_dispatch__"
-"""The attribute of a mode that takes the place of its method while the mode is entered in a scope."""
+"""The attribute of a mode that takes the place of its method while the mode is entered in a scope.
+"""
 
 
 @replaces(TorchDispatchMode, "__enter__")
 def _enter(context: Context, original: Any, self: TorchDispatchMode) -> Any:
-    if not type(self).__module__.startswith(("torch.", "torchdevice.")) and _ATTRIBUTE not in vars(self):
+    if not type(self).__module__.startswith(("torch.", "torchdevice.")) and _ATTRIBUTE not in vars(
+        self
+    ):
         # A method, because torch refuses what is not bound to the mode.
-        setattr(self, _ATTRIBUTE, MethodType(functools.partial(_dispatch, getattr(self, _ATTRIBUTE)), self))
+        setattr(
+            self,
+            _ATTRIBUTE,
+            MethodType(functools.partial(_dispatch, getattr(self, _ATTRIBUTE)), self),
+        )
     return original(self)
 
 
@@ -213,7 +274,9 @@ def _exit(context: Context, original: Any, self: TorchDispatchMode, *raised: Any
     return result
 
 
-def _dispatch(own: Any, self: TorchDispatchMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+def _dispatch(
+    own: Any, self: TorchDispatchMode, func: Any, types: Any, args: Any = (), kwargs: Any = None
+) -> Any:
     """Call ``__torch_dispatch__`` of a mode of the program's, in the scope of the thread."""
     context = thread_state.state.context
     if context is None:

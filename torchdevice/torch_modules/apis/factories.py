@@ -1,7 +1,8 @@
 """Factories with a peculiar way of taking a device, and constructors that the mode does not see.
 
-The latter are those of storages, for ``torch/storage.py``, and of generators. Every other factory is found by its
-schema, see ``calls/rewriters.py``: a new one of torch needs nothing here. A default device that
+The latter are those of storages, for ``torch/storage.py``, and of generators. Every other factory
+is found by its schema, see ``calls/rewriters.py``: a new one of torch needs nothing here. A default
+device that
 ``torch.set_default_device`` sets in a scope ends when the thread leaves the scope.
 """
 
@@ -24,14 +25,21 @@ from torchdevice.calls.rewriters import rewrites, with_device_keyword
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import REPLACED, replaces
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.patching import Callback, ReplacedInImporters, per_context, subclass_in_place_of
+from torchdevice.kernel.patching import (
+    Callback,
+    ReplacedInImporters,
+    per_context,
+    subclass_in_place_of,
+)
 from torchdevice.kernel.thread_values import WhileInside
 
 
 @replaces(torch.TypedStorage, "__init__")
 @replaces(torch, "range")
 def with_device(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a constructor with its keyword argument ``device`` rewritten, and pin only where the target pins."""
+    """Call a constructor with its keyword argument ``device`` rewritten, and pin only where the
+    target pins.
+    """
     device = kwargs.get("device")
     if device is not None:
         kwargs["device"] = context.redirect(device) or device
@@ -41,11 +49,17 @@ def with_device(context: Context, original: Any, *args: Any, **kwargs: Any) -> A
 
 
 @replaces(torch.UntypedStorage, "__new__")
-def _untyped_storage(context: Context, original: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-    """``torch.UntypedStorage.__new__``: rewrite the device, and let the runtime make storages of the target."""
+def _untyped_storage(
+    context: Context, original: Any, *args: Any, device: Any = None, **kwargs: Any
+) -> Any:
+    """``torch.UntypedStorage.__new__``: rewrite the device, and let the runtime make storages of
+    the target.
+    """
     if device is None:
         return original(*args, **kwargs)
-    device = context.redirect(device) or (device if isinstance(device, torch.device) else torch.device(device))
+    device = context.redirect(device) or (
+        device if isinstance(device, torch.device) else torch.device(device)
+    )
     if device.type == context.device_type:
         return context.runtime.supplied.new_storage(original, *args, device=device, **kwargs)
     return original(*args, device=device, **kwargs)
@@ -53,12 +67,15 @@ def _untyped_storage(context: Context, original: Any, *args: Any, device: Any = 
 
 @replaces(torch.storage, "_get_device_from_module")
 def _device_of_module(context: Context, original: Any, module: str) -> str:
-    """``_get_device_from_module``: return the target for the module of types such as ``torch.cuda.FloatStorage``."""
+    """``_get_device_from_module``: return the target for the module of types such as
+    ``torch.cuda.FloatStorage``.
+    """
     found = original(module)
     device = context.redirect(found)
     if context.shown_as is not None or device is None:
         return found
-    return str(device) if device.index else device.type  # torch compares it with the type of a storage's device
+    # Torch compares it with the type of a storage's device.
+    return str(device) if device.index else device.type
 
 
 _NEEDS_TARGET = frozenset(
@@ -72,21 +89,27 @@ _NEEDS_TARGET = frozenset(
 
 
 def _read_device(context: Context, original: Any, storage: Any) -> torch.device:
-    """``UntypedStorage.device``: under ``identity="program"`` the program's device, as ``Tensor.device`` answers."""
+    """``UntypedStorage.device``: under ``identity="program"`` the program's device, as
+    ``Tensor.device`` answers.
+    """
     device = original(storage)
     if context.shown_as is None or device.type != context.device_type or not rewrites_calls():
         return device
-    caller = sys._getframe(2).f_globals.get("__name__")  # frame 1 is the function that per_context() made
+    # Frame 1 is the function that per_context() made.
+    caller = sys._getframe(2).f_globals.get("__name__")
     return device if caller in _NEEDS_TARGET else context.devices.shown(device)
 
 
 def rewrites_calls() -> bool:
     """Return whether torch calls of this thread are rewritten now.
 
-    They are not while the mode handles a call. Then torch itself works on the target and needs the target's device.
+    They are not while the mode handles a call. Then torch itself works on the target and needs the
+    target's device.
     """
     stack = _get_current_function_mode_stack()
-    return thread_state.state.mode is not None or any(isinstance(mode, thread_state.ContextMode) for mode in stack)
+    return thread_state.state.mode is not None or any(
+        isinstance(mode, thread_state.ContextMode) for mode in stack
+    )
 
 
 @replaces(torch.UntypedStorage, "device", makes=True)
@@ -119,9 +142,17 @@ _MAY_SHARE = frozenset({torch.as_tensor, torch.asarray})
 
 @replaces(DeviceContext, "__torch_function__")
 def _inject(
-    context: Context, original: Any, self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    context: Context,
+    original: Any,
+    self: Any,
+    func: Any,
+    types: Any,
+    args: Any = (),
+    kwargs: Any = None,
 ) -> Any:
-    """``DeviceContext.__torch_function__``: rewrite the device that it adds to a call which the mode does not see."""
+    """``DeviceContext.__torch_function__``: rewrite the device that it adds to a call which the
+    mode does not see.
+    """
     kwargs = kwargs or {}
     if rewrites_calls() or kwargs.get("device") is not None or func not in _device_constructors():
         return original(self, func, types, args, kwargs)
@@ -136,17 +167,23 @@ def _inject(
 @replaces(torch.nested, "nested_tensor", "as_nested_tensor")
 @replaces(torch._C._nested, "nested_tensor")  # type: ignore[attr-defined]  # where that was imported by value
 def _nested(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """``nested_tensor`` and its sibling, which no mode sees: in a dtype that the target can hold."""
+    """``nested_tensor`` and its sibling, which no mode sees: in a dtype that the target can
+    hold.
+    """
     try:
         return with_device(context, original, *args, **kwargs)
     except TypeError as error:
         if not float64_policy.refused(context, error):
             raise
-    return float64_policy.again(context, functools.partial(with_device, context, original), args, kwargs)
+    return float64_policy.again(
+        context, functools.partial(with_device, context, original), args, kwargs
+    )
 
 
 @replaces(torch, "from_dlpack", by_value=True)
-def _from_dlpack(context: Context, original: Any, ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+def _from_dlpack(
+    context: Context, original: Any, ext_tensor: Any, *args: Any, **kwargs: Any
+) -> Any:
     """``from_dlpack``: mark the new storage with the side of the source, whose memory it shares."""
     result = original(ext_tensor, *args, **kwargs)
     if not context.runtime.shares_host_memory:
@@ -156,7 +193,9 @@ def _from_dlpack(context: Context, original: Any, ext_tensor: Any, *args: Any, *
 
 
 DEFAULT_TYPE = "default tensor type"
-"""Setting: the legacy tensor type that is the default, until one of the CPU's is; see ``legacy_types``."""
+"""Setting: the legacy tensor type that is the default, until one of the CPU's is; see
+``legacy_types``.
+"""
 
 
 def _default() -> torch.device | None:
@@ -180,13 +219,18 @@ class _DefaultDevice(WhileInside):
 
 @replaces(torch, "set_default_device")
 def _set_default_device(context: Context, original: Any, device: Any) -> None:
-    """``torch.set_default_device``: the first call in a scope remembers the default device to restore."""
+    """``torch.set_default_device``: the first call in a scope remembers the default device to
+    restore.
+    """
     thread = context.thread
     # at_exit holds bound methods, whose __self__ shows whether there is one already.
-    if not any(isinstance(getattr(each, "__self__", None), _DefaultDevice) for each in thread.at_exit):
+    if not any(
+        isinstance(getattr(each, "__self__", None), _DefaultDevice) for each in thread.at_exit
+    ):
         _DefaultDevice(context, original).begin()
     if device is None and DEFAULT_TYPE in context.settings:
-        device = context.devices.current  # where factories then make tensors is what the default type says
+        # Where factories then make tensors is what the default type says.
+        device = context.devices.current
     original(device)
 
 
@@ -200,9 +244,14 @@ def _new(cls: type, device: Any = "cpu") -> torch.Generator:
         asked, target = device, context.redirect(device)
         device = target or torch.device(asked)
         # On a CPU target a generator of the host may have other numbers than one of the device.
-        is_hosts = context.runtime.shares_host_memory and moves.side_meant(context, asked, target) is moves.Side.HOST
+        is_hosts = (
+            context.runtime.shares_host_memory
+            and moves.side_meant(context, asked, target) is moves.Side.HOST
+        )
         if device.type == context.device_type and not is_hosts:
-            return context.runtime.supplied.generator(device.index or 0, _Original if cls is Generator else cls)
+            return context.runtime.supplied.generator(
+                device.index or 0, _Original if cls is Generator else cls
+            )
     return _Original(device) if cls is Generator else _Original.__new__(cls, device)  # type: ignore[call-arg]
 
 
@@ -210,12 +259,15 @@ Generator = subclass_in_place_of(_Original, _new)
 
 
 def _reduce(generator: torch.Generator) -> Any:
-    """Pickle a generator with torch's own class. torch's ``__reduce__`` names the present ``torch.Generator``."""
+    """Pickle a generator with torch's own class. torch's ``__reduce__`` names the present
+    ``torch.Generator``.
+    """
     _, *rest = _Original.__reduce__(generator)
     return _Original, *rest
 
 
-Generator.__reduce__ = _reduce  # for subclasses of a program, which torch pickles as torch.Generator
+# For subclasses of a program, which torch pickles as torch.Generator.
+Generator.__reduce__ = _reduce
 
 
 def _reduce_class(cls: type) -> Any:
@@ -235,4 +287,6 @@ def _unregister() -> None:
         copyreg.dispatch_table.pop(_Original, None)
 
 
-REPLACED.extend([ReplacedInImporters(torch, "Generator", lambda _: Generator), Callback(_register, _unregister)])
+REPLACED.extend(
+    [ReplacedInImporters(torch, "Generator", lambda _: Generator), Callback(_register, _unregister)]
+)

@@ -1,9 +1,10 @@
 """Python's ``platform`` on a simulated Mac: a Mac's operating system and processor.
 
-Programs that support Macs split ``platform.mac_ver()[0]`` or compare ``platform.system()``. They get a Mac's answers.
-torch, Python's own library and installed packages get the truth: they ask in order to choose the instructions,
-compilers and libraries of the computer that runs them (truststore loads macOS's Security framework). So does everybody
-with the option ``platform="host"``. ``sys.platform`` is data, and stays as it is.
+Programs that support Macs split ``platform.mac_ver()[0]`` or compare ``platform.system()``. They
+get a Mac's answers. torch, Python's own library and installed packages get the truth: they ask in
+order to choose the instructions, compilers and libraries of the computer that runs them (truststore
+loads macOS's Security framework). So does everybody with the option ``platform="host"``.
+``sys.platform`` is data, and stays as it is.
 """
 
 from __future__ import annotations
@@ -31,9 +32,14 @@ _ASK_THE_HOST = frozenset({"torch", "triton"})
 
 
 def _answers_as_mac(asking: FrameType | None) -> bool:
-    """Return whether this thread is on a simulated Mac and its innermost frame but ours is the program's."""
+    """Return whether this thread is on a simulated Mac and its innermost frame but ours is the
+    program's.
+    """
     contexts = [entry.context for entry in thread_state.state.entries if entry.context is not None]
-    if not any(context.runtime.supplied.is_mac and context.options.platform == "target" for context in contexts):
+    if not any(
+        context.runtime.supplied.is_mac and context.options.platform == "target"
+        for context in contexts
+    ):
         return False
     while asking is not None and asking.f_code.co_filename.startswith(PACKAGE):
         asking = asking.f_back
@@ -62,7 +68,9 @@ def _platform_of_mac(terse: bool) -> str:
 
 
 def _replace_text(name: str, of_mac: str) -> None:
-    """Let a function of ``platform`` that takes nothing answer with a Mac's text on a simulated Mac."""
+    """Let a function of ``platform`` that takes nothing answer with a Mac's text on a simulated
+    Mac.
+    """
 
     @replaces(platform, name)
     def answer(context: Context, original: Any) -> str:

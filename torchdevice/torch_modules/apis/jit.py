@@ -1,4 +1,5 @@
-"""TorchScript: rewrites the devices of a graph when it is scripted or loaded, because no mode sees the graph run.
+"""TorchScript: rewrites the devices of a graph when it is scripted or loaded, because no mode sees
+the graph run.
 
 The graph stays rewritten after the scope, because torch caches what it scripted.
 """
@@ -24,7 +25,9 @@ _DOUBLES = {7: torch.float64, 10: torch.complex128}
 
 @replaces(torch.jit._script, "script", makes=True, by_value=True)
 @in_every_thread
-def _script(original: Any, obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
+def _script(
+    original: Any, obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any
+) -> Any:
     """``torch.jit.script``, which finds the names that a class uses in the frame of its caller."""
     # The frames of this function and of the one that takes the place of torch's.
     scripted = original(obj, optimize, _frames_up + 2, *args, **kwargs)
@@ -32,7 +35,9 @@ def _script(original: Any, obj: Any, optimize: Any = None, _frames_up: int = 0, 
     return scripted if context is None else _rewritten(context, scripted)
 
 
-@replaces(importlib.import_module("torch.jit._builtins"), "_find_builtin", makes=True, by_value=True)
+@replaces(
+    importlib.import_module("torch.jit._builtins"), "_find_builtin", makes=True, by_value=True
+)
 @in_every_thread
 def _find_builtin(original: Any, function: Any) -> Any:
     """The table in which the compiler looks up the operator of a function of torch, by identity."""
@@ -40,12 +45,20 @@ def _find_builtin(original: Any, function: Any) -> Any:
 
 
 @replaces(torch.jit._serialization, "load", by_value=True)
-def _load(context: Context, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """``torch.jit.load``: load onto the target where the program gives no ``map_location``, and rewrite devices."""
-    device = context.devices.current if map_location is None else context.redirect(map_location) or map_location
+def _load(
+    context: Context, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """``torch.jit.load``: load onto the target where the program gives no ``map_location``, and
+    rewrite devices.
+    """
+    if map_location is None:
+        device = context.devices.current
+    else:
+        device = context.redirect(map_location) or map_location
     loaded = original(f, device, *args, **kwargs)
     for graph in _graphs(loaded):
-        torch._C._jit_pass_inline(graph)  # torch cannot look the functions of a loaded program up by name
+        # Torch cannot look the functions of a loaded program up by name.
+        torch._C._jit_pass_inline(graph)
     return _rewritten(context, loaded)
 
 
@@ -72,7 +85,9 @@ def _graphs(scripted: Any) -> Iterator[Any]:
 def _graphs_of_class(script_class: Any) -> Iterator[Any]:
     """Yield the graphs of the methods of a TorchScript class. Enums have no graphs."""
     for name in [] if script_class is None else script_class.method_names():
-        method = torch.jit._state._python_cu.find_function(f"{script_class.qualified_name()}.{name}")
+        method = torch.jit._state._python_cu.find_function(
+            f"{script_class.qualified_name()}.{name}"
+        )
         if method is not None:
             yield method.graph
 
@@ -90,7 +105,9 @@ class _Rewriting:
         self._replacements = torch.jit.CompilationUnit(functions)
 
     def rewrite(self, graph: Any) -> None:
-        """Rewrite the devices of a graph: constants, devices made from text, attributes, arguments, and ``.cuda()``."""
+        """Rewrite the devices of a graph: constants, devices made from text, attributes, arguments,
+        and ``.cuda()``.
+        """
         for value in list(graph.inputs()):
             if str(value.type()) == "Device":
                 self._exchange(graph, value)
@@ -115,7 +132,9 @@ class _Rewriting:
             self._fit_dtype(graph, node)
 
     def _rewrite_class_of(self, node: Any) -> None:
-        """Rewrite the class whose method a node calls: it may have been compiled only because it is used here."""
+        """Rewrite the class whose method a node calls: it may have been compiled only because it is
+        used here.
+        """
         cls: Any = next(iter(node.inputs())).type()
         if isinstance(cls, torch._C.ClassType) and cls.qualified_name() not in self._seen:
             self._seen.add(cls.qualified_name())
@@ -131,26 +150,38 @@ class _Rewriting:
                 node.s_("value", str(device))
         elif node.hasAttribute("name") and kind not in self._seen:
             self._seen.add(kind)
-            called = torch.jit._state._python_cu.find_function(kind)  # the type of a function is its qualified name
+            # The type of a function is its qualified name.
+            called = torch.jit._state._python_cu.find_function(kind)
             if called is not None:
                 self.rewrite(called.graph)
 
     def _fit_dtype(self, graph: Any, node: Any) -> None:
-        """Fit the dtype of an operator that names both a device and a dtype, as constants of the graph."""
+        """Fit the dtype of an operator that names both a device and a dtype, as constants of the
+        graph.
+        """
         if "device" not in node.schema() or " dtype" not in node.schema():
             return
-        named = {each.name: place for place, each in enumerate(torch._C.parse_schema(node.schema()).arguments)}
+        named = {
+            each.name: place
+            for place, each in enumerate(torch._C.parse_schema(node.schema()).arguments)
+        }
         if not {"device", "dtype"} <= named.keys():
             return
         inputs = list(node.inputs())
         device, dtype = (_constant(inputs[named[name]]) for name in ("device", "dtype"))
-        if isinstance(device, torch.device) and dtype in _DOUBLES and self._context.devices.is_targets(device):
+        if (
+            isinstance(device, torch.device)
+            and dtype in _DOUBLES
+            and self._context.devices.is_targets(device)
+        ):
             graph.setInsertPoint(node)
             fitting = graph.insertConstant(float64_policy.fit(self._context, _DOUBLES[dtype]))
             node.replaceInput(named["dtype"], fitting)
 
     def _replace(self, graph: Any, node: Any, name: str) -> None:
-        """Replace a node by the function of that name in ``_REPLACEMENTS``, applied to the node's first inputs."""
+        """Replace a node by the function of that name in ``_REPLACEMENTS``, applied to the node's
+        first inputs.
+        """
         graph.setInsertPoint(node)
         function = getattr(self._replacements, name).inlined_graph
         (made,) = graph.insertGraph(function, list(node.inputs())[: len(list(function.inputs()))])

@@ -1,7 +1,8 @@
 """The legacy tensor types, such as ``torch.cuda.FloatTensor``.
 
-In a build without CUDA torch's own types only raise. Threads in a scope see stand-in classes instead: calling one makes
-a tensor on the target, and ``isinstance`` tests for a tensor of its dtype and layout on the target.
+In a build without CUDA torch's own types only raise. Threads in a scope see stand-in classes
+instead: calling one makes a tensor on the target, and ``isinstance`` tests for a tensor of its
+dtype and layout on the target.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from torchdevice.kernel.patching import Installation, Replaced, per_context
 from torchdevice.kernel.thread_values import WhileInside
 from torchdevice.torch_modules.apis.factories import DEFAULT_TYPE
 
-_LEGACY_CONSTRUCTOR = "legacy constructor expects device type: {expected} but device type: {given} was passed"
+_LEGACY_CONSTRUCTOR = (
+    "legacy constructor expects device type: {expected} but device type: {given} was passed"
+)
 
 
 class LegacyTensorType(type):
@@ -58,18 +61,24 @@ class LegacyTensorType(type):
         context = thread_state.state.context
         if context is None:
             name = f"{cls.__module__}.{cls.__name__}"
-            raise TypeError(f"{name} makes tensors in a scope only. Call it in torchdevice.portable().")
+            raise TypeError(
+                f"{name} makes tensors in a scope only. Call it in torchdevice.portable()."
+            )
         device = kwargs.pop("device", None)
         on_target = context.devices.current if device is None else context.redirect(device)
         if on_target is None:
-            raise RuntimeError(_LEGACY_CONSTRUCTOR.format(expected="cuda", given=torch.device(device).type))
+            raise RuntimeError(
+                _LEGACY_CONSTRUCTOR.format(expected="cuda", given=torch.device(device).type)
+            )
         cpu_type = getattr(torch.sparse if cls.is_sparse else torch, cls.__name__)
         # Made on the CPU by torch's own constructor, whose arguments are many.
         return torch.Tensor.to(cpu_type(*args, **kwargs), on_target)
 
 
 STAND_INS = {
-    f"{module}.{name}": LegacyTensorType(name, (), {"dtype": dtype, "layout": layout, "__module__": module})
+    f"{module}.{name}": LegacyTensorType(
+        name, (), {"dtype": dtype, "layout": layout, "__module__": module}
+    )
     for module, layout in (("torch.cuda", torch.strided), ("torch.cuda.sparse", torch.sparse_coo))
     for name, dtype in LEGACY_DTYPES.items()
     if hasattr(importlib.import_module(module), name)
@@ -97,27 +106,43 @@ def _set_default_tensor_type(context: Context, original: Any, kind: Any) -> None
 
 
 class _DefaultType(WhileInside):
-    """A CUDA type as the default one: factories and ``torch.Tensor(...)`` make tensors on the target.
+    """A CUDA type as the default one: factories and ``torch.Tensor(...)`` make tensors on the
+    target.
 
-    Of the constructors of tensors only ``torch.Tensor`` goes by the default type. It is replaced while there is such a
-    default in a scope, because it is not a torch function that a mode sees.
+    Of the constructors of tensors only ``torch.Tensor`` goes by the default type. It is replaced
+    while there is such a default in a scope, because it is not a torch function that a mode sees.
     """
 
     def __init__(self, context: Context):
-        hold, drop = functools.partial(_CONSTRUCTOR.hold, self), functools.partial(_CONSTRUCTOR.drop, self)
+        hold = functools.partial(_CONSTRUCTOR.hold, self)
+        drop = functools.partial(_CONSTRUCTOR.drop, self)
         # The program may set another default type in another thread.
-        super().__init__(context.thread, hold, drop, lambda: context.settings.get(DEFAULT_TYPE) is not self)
+        super().__init__(
+            context.thread, hold, drop, lambda: context.settings.get(DEFAULT_TYPE) is not self
+        )
 
 
 def _new_tensor(
-    context: Context, original: Any, cls: type[torch.Tensor], *args: Any, device: Any = None, **kwargs: Any
+    context: Context,
+    original: Any,
+    cls: type[torch.Tensor],
+    *args: Any,
+    device: Any = None,
+    **kwargs: Any,
 ) -> torch.Tensor:
-    """``torch.Tensor(...)``: on the target, unless it shows a tensor or a storage that is somewhere already."""
+    """``torch.Tensor(...)``: on the target, unless it shows a tensor or a storage that is somewhere
+    already.
+    """
     given = args[0] if args else kwargs.get("data")
     has_place = isinstance(given, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
     if DEFAULT_TYPE not in context.settings or has_place or not _NAMES_OF_PLACED.isdisjoint(kwargs):
-        return original(cls, *args, **kwargs) if device is None else original(cls, *args, device=device, **kwargs)
-    target = context.devices.current if device is None else context.redirect(device) or torch.device(device)
+        if device is None:
+            return original(cls, *args, **kwargs)
+        return original(cls, *args, device=device, **kwargs)
+    if device is None:
+        target = context.devices.current
+    else:
+        target = context.redirect(device) or torch.device(device)
     if target.type != context.device_type:
         # torch's words
         raise RuntimeError(_LEGACY_CONSTRUCTOR.format(expected=context.program, given=target.type))
@@ -134,13 +159,21 @@ _NAMES_OF_PLACED = frozenset({"other", "storage", "cdata"})
 """Parameters of ``torch.Tensor`` for what is somewhere already."""
 
 _CONSTRUCTOR = Installation(
-    lambda: [Replaced(torch.Tensor, "__new__", lambda original: staticmethod(per_context(original, _new_tensor)))]
+    lambda: [
+        Replaced(
+            torch.Tensor,
+            "__new__",
+            lambda original: staticmethod(per_context(original, _new_tensor)),
+        )
+    ]
 )
 
 
 @rewrites(torch.Tensor.type)
 def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.type``: a dtype, a legacy class such as ``torch.cuda.HalfTensor``, or the name of one."""
+    """``Tensor.type``: a dtype, a legacy class such as ``torch.cuda.HalfTensor``, or the name of
+    one.
+    """
     wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
     if wanted is None:
         return _type_name(context, args[0], func(*args))
@@ -157,9 +190,11 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
 
 
 class _TypeName(str):
-    """The name of the type of a tensor that says the target, as ``isinstance`` takes it for the requested type too.
+    """The name of the type of a tensor that says the target, as ``isinstance`` takes it for the
+    requested type too.
 
-    Programs sort gradients by such names, and would find none of their own. As a key it is what it says.
+    Programs sort gradients by such names, and would find none of their own. As a key it is what it
+    says.
 
     Attributes:
         requested: The name that the tensor has on the program's accelerator.

@@ -1,8 +1,8 @@
 """Code of libraries that knows the device type ``"cuda"`` only, or arrays of its own only.
 
-Lightning raises where a device that it made as ``torch.device("cuda")`` is not of the type ``"cuda"``, and accelerate
-leaves mixed precision off there. Both keep the target's device, which the tensors of the scope report too. Only the
-functions that check see the program's device.
+Lightning raises where a device that it made as ``torch.device("cuda")`` is not of the type
+``"cuda"``, and accelerate leaves mixed precision off there. Both keep the target's device, which
+the tensors of the scope report too. Only the functions that check see the program's device.
 
 The simulator of CUDA in numba takes NumPy arrays. It gets tensors as such.
 """
@@ -27,12 +27,17 @@ def _as_program(context: Context, device: Any) -> Any:
     """Return the program's spelling for a device of the target, and any other device unchanged."""
     if not isinstance(device, torch.device) or not context.devices.is_targets(device):
         return device
-    if context.runtime.shares_host_memory and moves.side_meant(context, device, None) is not moves.Side.DEVICE:
+    if (
+        context.runtime.shares_host_memory
+        and moves.side_meant(context, device, None) is not moves.Side.DEVICE
+    ):
         return device
-    return context.devices.of_program(context.thread.device_index if device.index is None else device.index)
+    return context.devices.of_program(
+        context.thread.device_index if device.index is None else device.index
+    )
 
 
-# ---- Lightning -------------------------------------------------------------------------------------------------------
+# ---- Lightning -----------------------------------------------------------------------------------
 
 
 def _setup_device(context: Context, original: Any, self: Any, device: torch.device) -> None:
@@ -44,14 +49,19 @@ for _package in ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "p
     replaces(_class, "setup_device", native_to="cuda", sees_scope=True)(_setup_device)
 
 
-# ---- accelerate ------------------------------------------------------------------------------------------------------
+# ---- accelerate ----------------------------------------------------------------------------------
 
 
 _checking = PerThread(is_on=False)
 
 
 @replaces("accelerate.accelerator:Accelerator", "__init__", native_to="cuda", sees_scope=True)
-@replaces("accelerate.accelerator", "get_mixed_precision_context_manager", native_to="cuda", sees_scope=True)
+@replaces(
+    "accelerate.accelerator",
+    "get_mixed_precision_context_manager",
+    native_to="cuda",
+    sees_scope=True,
+)
 def _while_checking(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function of accelerate in which the device of its state is the program's."""
     with having(_checking, is_on=True):
@@ -59,11 +69,14 @@ def _while_checking(context: Context, original: Any, *args: Any, **kwargs: Any) 
 
 
 class _DeviceOfState:
-    """The attribute ``device`` of accelerate's states. It is in the state's dictionary; a check sees the program's."""
+    """The attribute ``device`` of accelerate's states. It is in the state's dictionary; a check
+    sees the program's.
+    """
 
     def __get__(self, state: Any, owner: type) -> Any:
         if state is None or "device" not in vars(state):
-            raise AttributeError("device")  # as without the attribute; Python then calls __getattr__ of a state
+            # As without the attribute; Python then calls __getattr__ of a state.
+            raise AttributeError("device")
         device = vars(state)["device"]
         context = thread_state.state.context
         return _as_program(context, device) if _checking.is_on and context is not None else device
@@ -78,10 +91,13 @@ class _DeviceOfState:
 @later("accelerate.state", sees_scope=True)
 def _patches_of_state(module: Any) -> list[Patch]:
     attribute, states = _DeviceOfState(), (module.PartialState, module.AcceleratorState)
-    return [Replaced(owner, "device", lambda original: attribute, may_be_absent=True) for owner in states]
+    return [
+        Replaced(owner, "device", lambda original: attribute, may_be_absent=True)
+        for owner in states
+    ]
 
 
-# ---- numba, with NUMBA_ENABLE_CUDASIM=1 ------------------------------------------------------------------------------
+# ---- numba, with NUMBA_ENABLE_CUDASIM=1 ----------------------------------------------------------
 
 
 _interface: Any = torch.Tensor.__cuda_array_interface__
@@ -112,7 +128,9 @@ def _is_cuda_array(context: Context, original: Any, obj: Any) -> bool:
 
 
 def _as_cuda_array(context: Context, original: Any, obj: Any, sync: bool = True) -> Any:
-    """``numba.cuda.as_cuda_array``, which the simulator lacks: its array, which kernels take for the tensor."""
+    """``numba.cuda.as_cuda_array``, which the simulator lacks: its array, which kernels take for
+    the tensor.
+    """
     if not _is_cuda_array(context, None, obj):
         raise TypeError("*obj* doesn't implement the cuda array interface.")
     memory = context.runtime.supplied.host_alias(obj)
@@ -128,9 +146,13 @@ def _array(memory: torch.Tensor) -> Any:
         return sys.modules["numba.cuda.simulator.cudadrv.devicearray"].FakeCUDAArray(memory.numpy())
 
 
-@replaces("numba.cuda.simulator.kernel:FakeCUDAKernel", "__call__", native_to="cuda", sees_scope=True)
+@replaces(
+    "numba.cuda.simulator.kernel:FakeCUDAKernel", "__call__", native_to="cuda", sees_scope=True
+)
 def _launch(context: Context, original: Any, kernel: Any, *args: Any) -> Any:
-    """Run a kernel on the memory of tensors, which the simulator would index element by element, by torch."""
+    """Run a kernel on the memory of tensors, which the simulator would index element by element, by
+    torch.
+    """
     given = [getattr(each, "tensor", each) for each in args]
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
     if not all(_is_cuda_array(context, None, each) for each in tensors):
@@ -140,7 +162,9 @@ def _launch(context: Context, original: Any, kernel: Any, *args: Any) -> Any:
 
     def run(memory: list[torch.Tensor]) -> None:
         arrays = map(_array, memory)
-        original(kernel, *(next(arrays) if isinstance(each, torch.Tensor) else each for each in given))
+        original(
+            kernel, *(next(arrays) if isinstance(each, torch.Tensor) else each for each in given)
+        )
 
     host_functions.call(context, run, tensors)
 
@@ -149,4 +173,7 @@ def _launch(context: Context, original: Any, kernel: Any, *args: Any) -> Any:
 def _patches_of_numba(module: Any) -> list[Patch]:
     own = {"is_cuda_array": _is_cuda_array, "as_cuda_array": _as_cuda_array}
     lacked = [name for name in own if not hasattr(module, name)]
-    return [replaced_function(module, name, own[name], native_to="cuda", may_be_absent=True) for name in lacked]
+    return [
+        replaced_function(module, name, own[name], native_to="cuda", may_be_absent=True)
+        for name in lacked
+    ]

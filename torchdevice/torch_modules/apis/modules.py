@@ -1,11 +1,13 @@
-"""Moves and copies of modules, and the fast paths of attention, for ``torch/nn``; optimizers, for ``torch/optim``.
+"""Moves and copies of modules, and the fast paths of attention, for ``torch/nn``; optimizers, for
+``torch/optim``.
 
-torch allows ``capturable=True`` of optimizers on a list of devices, and groups their tensors by devices, which it reads
-in C++.
+torch allows ``capturable=True`` of optimizers on a list of devices, and groups their tensors by
+devices, which it reads in C++.
 
-torch also allows ``flex_attention`` on a list of devices, and with a gradient on fewer. Its eager form runs on any
-device, with a gradient too: it is what CUDA runs where the call is not compiled. Where the call is compiled and
-Inductor has no backward for the target, ``torch_modules/compile/dynamo.py`` runs the graph as it is.
+torch also allows ``flex_attention`` on a list of devices, and with a gradient on fewer. Its eager
+form runs on any device, with a gradient too: it is what CUDA runs where the call is not compiled.
+Where the call is compiled and Inductor has no backward for the target,
+``torch_modules/compile/dynamo.py`` runs the graph as it is.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from torchdevice.torch_modules.apis.factories import rewrites_calls
 
 
 @replaces(torch.nn.Module, "_apply")
-def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+def _apply(
+    context: Context, original: Any, self: torch.nn.Module, *args: Any, **kwargs: Any
+) -> torch.nn.Module:
     """``Module._apply``, by which a module moves its parameters and buffers.
 
-    Where a move may have nothing to do, a parameter keeps its memory if nothing else holds that memory
-    (:mod:`torchdevice.calls.moves`).
+    Where a move may have nothing to do, a parameter keeps its memory if nothing else holds that
+    memory (:mod:`torchdevice.calls.moves`).
     """
     if not (context.runtime.shares_host_memory or context.devices.are_folded):
         return original(self, *args, **kwargs)
@@ -46,34 +50,43 @@ def _apply(context: Context, original: Any, self: torch.nn.Module, *args: Any, *
 
 @replaces(torch.nn.Parameter, "__deepcopy__")
 def _deepcopy(context: Context, original: Any, self: torch.nn.Parameter, memo: Any) -> Any:
-    """``Parameter.__deepcopy__``: mark the copy with the parameter's side, because a copy may never be moved itself."""
+    """``Parameter.__deepcopy__``: mark the copy with the parameter's side, because a copy may never
+    be moved itself.
+    """
     result = original(self, memo)
     return moves.followed(self, result) if context.runtime.shares_host_memory else result
 
 
 @replaces(torch.overrides, "has_torch_function", makes=True, by_value=True)
 class _HasTorchFunction(EntryPoint):
-    """``torch.overrides.has_torch_function``, by which attention and encoders choose whether they take a fast path.
+    """``torch.overrides.has_torch_function``, by which attention and encoders choose whether they
+    take a fast path.
 
-    It is True where any mode is on torch's stack, and the scope's is none of the program's. The paths differ in more
-    than time: after the fast one an encoder's results are 0 at padded places, and only it takes nested tensors.
-    Modules that import it by value, such as ``torch.nn.functional``, hand calls over to the scope's mode by it.
+    It is True where any mode is on torch's stack, and the scope's is none of the program's. The
+    paths differ in more than time: after the fast one an encoder's results are 0 at padded places,
+    and only it takes nested tensors. Modules that import it by value, such as
+    ``torch.nn.functional``, hand calls over to the scope's mode by it.
     """
 
     def __call__(self, /, relevant_args: Any) -> bool:
         answer: bool = self.original(relevant_args)
         if not answer or "has_torch_function" in sys._getframe(1).f_globals:
             return answer
-        only_ours = all(isinstance(mode, thread_state.ContextMode) for mode in thread_state.stacked_modes())
+        only_ours = all(
+            isinstance(mode, thread_state.ContextMode) for mode in thread_state.stacked_modes()
+        )
         # The classes to which torch hands calls over.
         kinds = {*map(type, relevant_args)} - {torch.Tensor}
-        return not only_ours or any(getattr(each, "__torch_function__", _DISABLED) is not _DISABLED for each in kinds)
+        return not only_ours or any(
+            getattr(each, "__torch_function__", _DISABLED) is not _DISABLED for each in kinds
+        )
 
 
 _DISABLED = torch._C._disabled_torch_function_impl
 
 
-_OPTIMIZER = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes it as an attribute
+# Torch.optim deletes it as an attribute.
+_OPTIMIZER = importlib.import_module("torch.optim.optimizer")
 
 
 @replaces(_OPTIMIZER, "_get_capturable_supported_devices", native_to="cuda", by_value=True)
@@ -88,13 +101,18 @@ def _groups(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     found = original(*args, **kwargs)
     if context.shown_as is None or not rewrites_calls():
         return found
-    return {(context.devices.shown(device), dtype): group for (device, dtype), group in found.items()}
+    return {
+        (context.devices.shown(device), dtype): group for (device, dtype), group in found.items()
+    }
 
 
 def _validate_device(context: Context, original: Any, query: Any, key: Any, value: Any) -> None:
     if native_device(query).type != context.device_type:
         original(query, key, value)
-    elif any(each.requires_grad for each in (query, key, value)) and not context.runtime.support.compiles_flex_backward:
+    elif (
+        any(each.requires_grad for each in (query, key, value))
+        and not context.runtime.support.compiles_flex_backward
+    ):
         context.report("flex_attention with a gradient", "its eager form", Fidelity.EXACT)
 
 
@@ -105,6 +123,8 @@ def _make(original: Any) -> Any:
 
 @replaces("torch._higher_order_ops.flex_attention", "create_fw_bw_graph")
 def _create_graph(context: Context, original: Any, *args: Any) -> Any:
-    """Derive ``score_mod`` with torch's own mode, by which a tensor is an index: compiled code takes all modes off."""
+    """Derive ``score_mod`` with torch's own mode, by which a tensor is an index: compiled code
+    takes all modes off.
+    """
     with torch._C._EnableTorchFunction():
         return original(*args)

@@ -1,7 +1,8 @@
 """The profilers: CUDA activity shows the target's times.
 
-torch times CUDA's kernels through NVIDIA's CUPTI. On a target whose calls return when the work is done, an operator's
-device time is its CPU time. On an asynchronous target (MPS) device times stay 0.
+torch times CUDA's kernels through NVIDIA's CUPTI. On a target whose calls return when the work is
+done, an operator's device time is its CPU time. On an asynchronous target (MPS) device times stay
+0.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _OPERATOR = re.compile(r"\w+::\w+")
 
 
 class _Reported(str):
-    """The device of a profiler that was reported where the program made it: a schedule makes more later."""
+    """The device of a profiler that was reported where the program made it: a schedule makes more
+    later.
+    """
 
 
 class DeviceEvent(FunctionEvent):
@@ -34,11 +37,15 @@ class DeviceEvent(FunctionEvent):
     @property
     def device_time_total(self) -> float:
         """Microseconds of the event's operator and of the operators that it calls."""
-        return self.self_device_time_total + sum(child.device_time_total for child in self.cpu_children)
+        return self.self_device_time_total + sum(
+            child.device_time_total for child in self.cpu_children
+        )
 
     @property
     def self_device_time_total(self) -> float:
-        """Microseconds of the event's operator without the operators that it calls; 0 for ranges and functions."""
+        """Microseconds of the event's operator without the operators that it calls; 0 for ranges
+        and functions.
+        """
         return self.self_cpu_time_total if _OPERATOR.fullmatch(self.name) else 0
 
 
@@ -67,20 +74,29 @@ def _init_autograd(context: Context, original: Any, self: Any, *args: Any, **kwa
         if not isinstance(device, _Reported):
             _report(context)
         if not context.runtime.is_asynchronous:
-            self._parse_kineto_results = functools.partial(_with_device_times, self, self._parse_kineto_results)
+            self._parse_kineto_results = functools.partial(
+                _with_device_times, self, self._parse_kineto_results
+            )
 
 
 def _report(context: Context) -> None:
-    context.report("the profiler's CUDA activity", f"times of the {context.names.family} target", Fidelity.APPROXIMATE)
+    context.report(
+        "the profiler's CUDA activity",
+        f"times of the {context.names.family} target",
+        Fidelity.APPROXIMATE,
+    )
 
 
 def _with_device_times(profiler: Any, parse: Any, *args: Any, **kwargs: Any) -> list[FunctionEvent]:
-    """Parse the recorded events and give them device times. The profiler may call this after the scope."""
+    """Parse the recorded events and give them device times. The profiler may call this after the
+    scope.
+    """
     profiler.use_device = "cuda"
     events = parse(*args, **kwargs)
     for event in events:
         event.__class__ = DeviceEvent
-        event.is_legacy = True  # makes the table sum the device times of operators instead of kernels
+        # Makes the table sum the device times of operators instead of kernels.
+        event.is_legacy = True
     return events
 
 

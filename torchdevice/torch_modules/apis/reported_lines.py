@@ -1,11 +1,13 @@
 """Errors and warnings that Python reports at lines of the program, without this package's frames.
 
-An error may become a text in a logger or in a worker process: workers of data loaders and processes of
+An error may become a text in a logger or in a worker process: workers of data loaders and processes
+of
 ``torch.multiprocessing`` send such a text to the process that waits for them.
 
-A warning names a line, which Python takes from the stack, by number: torch's C++ from the innermost frame of Python,
-torch's Python mostly from its caller. Where that frame is this package's, or that of torch's function which asks a
-mode, the warning is given again at the program's line, so that filters and the rule "once per line" see the program.
+A warning names a line, which Python takes from the stack, by number: torch's C++ from the innermost
+frame of Python, torch's Python mostly from its caller. Where that frame is this package's, or that
+of torch's function which asks a mode, the warning is given again at the program's line, so that
+filters and the rule "once per line" see the program.
 """
 
 from __future__ import annotations
@@ -27,9 +29,17 @@ from torchdevice.kernel.python.uncaught_errors import trim
 
 @replaces(traceback.TracebackException, "__init__")
 def _read(
-    context: Context, original: Any, self: Any, exc_type: Any, exc_value: Any, exc_traceback: Any, **options: Any
+    context: Context,
+    original: Any,
+    self: Any,
+    exc_type: Any,
+    exc_value: Any,
+    exc_traceback: Any,
+    **options: Any,
 ) -> None:
-    """``TracebackException.__init__``, by which Python's functions read an error. Frames other than its own stay."""
+    """``TracebackException.__init__``, by which Python's functions read an error. Frames other than
+    its own stay.
+    """
     own = getattr(exc_value, "__traceback__", None)
     trim(exc_value)
     frames = exc_value.__traceback__ if own is not None and exc_traceback is own else exc_traceback
@@ -42,9 +52,12 @@ def _is_ours(file: str) -> bool:
 
 @replaces(warnings, "_showwarnmsg")
 def _show(context: Context, original: Any, message: Any) -> None:
-    """``warnings._showwarnmsg``, through which every warning passes that the filters let through."""
+    """``warnings._showwarnmsg``, through which every warning passes that the filters let
+    through.
+    """
     if _is_ours(message.filename):
-        # Python forgets that it gave the warning, so that it gives it at other lines of the program too.
+        # Python forgets that it gave the warning, so that it gives it at other lines of the program
+        # too.
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == message.filename:

@@ -1,7 +1,8 @@
 """``torch.cuda._sanitizer`` and the events on which it runs, for ``torch/cuda/_gpu_trace.py``.
 
-In a build with CUDA, ``torch._C._activate_gpu_trace`` lets C++ call the registered functions from then on. Here the
-calls come from the scope's streams and events and from the allocator of the simulated device.
+In a build with CUDA, ``torch._C._activate_gpu_trace`` lets C++ call the registered functions from
+then on. Here the calls come from the scope's streams and events and from the allocator of the
+simulated device.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from torchdevice.torch_modules.cuda.streams import handle_of
 
 
 class Trace(Observer):
-    """Calls what is registered with ``torch.cuda._gpu_trace``, with the handles of streams and events."""
+    """Calls what is registered with ``torch.cuda._gpu_trace``, with the handles of streams and
+    events.
+    """
 
     def device_synchronized(self, index: int) -> None:
         gpu_trace.DeviceSynchronizationCallbacks.fire_callbacks()
@@ -65,7 +68,10 @@ class _Activation:
 def activate_gpu_trace(context: Context) -> None:
     """Call what is registered with ``torch.cuda._gpu_trace`` from now on."""
     if not context.runtime.supplied.has_handles:
-        thread_state.refuse("torch._C._activate_gpu_trace", "Use a simulated device: simulate() or --target simulated.")
+        thread_state.refuse(
+            "torch._C._activate_gpu_trace",
+            "Use a simulated device: simulate() or --target simulated.",
+        )
     _Activation.asked = True
     begin(context)
 
@@ -84,11 +90,15 @@ def end(context: Context) -> None:
 
 
 # It asks tensors whether they are on CUDA.
-replaces("torch.cuda._sanitizer:CUDASanitizerDispatchMode", "__torch_dispatch__", sees_scope=True)(with_mode)
+replaces("torch.cuda._sanitizer:CUDASanitizerDispatchMode", "__torch_dispatch__", sees_scope=True)(
+    with_mode
+)
 
 
 def enable() -> None:
-    """Enable torch's sanitizer, as ``TORCH_CUDA_SANITIZER`` does in a build with CUDA while torch is imported."""
+    """Enable torch's sanitizer, as ``TORCH_CUDA_SANITIZER`` does in a build with CUDA while torch
+    is imported.
+    """
     import torch.cuda._sanitizer
 
     torch.cuda._sanitizer.enable_cuda_sanitizer()

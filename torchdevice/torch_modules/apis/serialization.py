@@ -1,6 +1,7 @@
 """``torch.load`` and ``torch.save`` of storages tagged cuda, mps or xpu.
 
-``torch.serialization.register_package`` registers functions for both. The entry is removed with the last scope.
+``torch.serialization.register_package`` registers functions for both. The entry is removed with the
+last scope.
 """
 
 from __future__ import annotations
@@ -28,10 +29,15 @@ _PRIORITY = 5  # torch asks in ascending order; its own entries have 10 (cpu) an
 def _tag(storage: Any) -> str | None:
     """Return the tag of a saved storage of a simulated device, or None to let torch choose the tag.
 
-    The tag names the accelerator that the device simulates, so that other machines can load the file.
+    The tag names the accelerator that the device simulates, so that other machines can load the
+    file.
     """
     context, kind = thread_state.state.context, storage.device.type
-    if context is None or context.runtime.supplied.location_tag == context.device_type or kind != context.device_type:
+    if (
+        context is None
+        or context.runtime.supplied.location_tag == context.device_type
+        or kind != context.device_type
+    ):
         return None
     return f"{context.runtime.supplied.location_tag}:{storage.device.index}"
 
@@ -44,20 +50,31 @@ _DEVICE_NOT_THERE = (
 
 
 def _deserialize(storage: Any, location: str) -> Any:
-    """Return the storage on the device that stands in for its tag, or None to let torch ask its next entry."""
+    """Return the storage on the device that stands in for its tag, or None to let torch ask its
+    next entry.
+    """
     context = thread_state.state.context
     if context is None:
         return None
     spelling = parse(location)
     if spelling is not None:
-        if context.devices.count and spelling.index is not None and not context.devices.accepts(spelling.index):
+        if (
+            context.devices.count
+            and spelling.index is not None
+            and not context.devices.accepts(spelling.index)
+        ):
             kind, count = spelling.accelerator.upper(), context.devices.count
             raise RuntimeError(_DEVICE_NOT_THERE.format(kind=kind, count=count, **vars(spelling)))
         # A file is not the program: the same program wrote it, on another target.
         known = spelling.accelerator in (context.names.family, *context.names.families)
-        device = context.redirect(location if known else str(Spelling(context.program, spelling.index)))
+        device = context.redirect(
+            location if known else str(Spelling(context.program, spelling.index))
+        )
     else:  # map_location may be a device that is rewritten already
-        rewritten = location.partition(":")[0] == context.device_type and not context.runtime.shares_host_memory
+        rewritten = (
+            location.partition(":")[0] == context.device_type
+            and not context.runtime.shares_host_memory
+        )
         device = torch.device(location) if rewritten else None
     if device is None:
         return None
@@ -68,9 +85,11 @@ def _deserialize(storage: Any, location: str) -> Any:
 
 @replaces(serialization, "_get_restore_location")
 def _restore_location(context: Context, original: Any, map_location: Any) -> Any:
-    """Return a function that puts each loaded storage on its device, and on a CPU target marks the storage's side.
+    """Return a function that puts each loaded storage on its device, and on a CPU target marks the
+    storage's side.
 
-    Without a mark, loaded memory would count as the host's, as NumPy's does, also where the program meant the device.
+    Without a mark, loaded memory would count as the host's, as NumPy's does, also where the program
+    meant the device.
     """
     restore = functools.partial(_restored, context, original(map_location), map_location)
     if not context.runtime.shares_host_memory:
@@ -79,16 +98,21 @@ def _restore_location(context: Context, original: Any, map_location: Any) -> Any
     return lambda storage, location: moves.mark_unmarked(restore(storage, location), side)
 
 
-def _restored(context: Context, restore: Any, map_location: Any, storage: Any, location: str) -> Any:
+def _restored(
+    context: Context, restore: Any, map_location: Any, storage: Any, location: str
+) -> Any:
     """Put a storage on its device: one of a family that the program does not use by torch itself.
 
-    That is a family that the program names, or the file where a program runs on its own accelerator: without this
-    package it would find the same.
+    That is a family that the program names, or the file where a program runs on its own
+    accelerator: without this package it would find the same.
     """
     natively = map_location is None and context.runtime.supplied.location_tag == context.program
     named = location if natively else map_location
     spelling = parse(named) if isinstance(named, (str, torch.device)) else None
-    foreign = spelling is not None and spelling.accelerator not in (context.names.family, *context.names.families)
+    foreign = spelling is not None and spelling.accelerator not in (
+        context.names.family,
+        *context.names.families,
+    )
     with thread_state.suspended() if foreign else contextlib.nullcontext():
         return restore(storage, location)
 
@@ -98,18 +122,29 @@ _whole: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @replaces(torch._utils, "_rebuild_tensor")
-def _rebuild(context: Context, original: Any, storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
-    """``torch._utils._rebuild_tensor``: on a target that lacks the dtype, convert the storage, once for all views."""
+def _rebuild(
+    context: Context, original: Any, storage: Any, offset: int, size: Any, stride: Any
+) -> torch.Tensor:
+    """``torch._utils._rebuild_tensor``: on a target that lacks the dtype, convert the storage, once
+    for all views.
+    """
     untyped = storage._untyped_storage
-    if storage.dtype not in context.dtypes.unsupported or untyped.device.type != context.device_type:
+    if (
+        storage.dtype not in context.dtypes.unsupported
+        or untyped.device.type != context.device_type
+    ):
         return original(storage, offset, size, stride)
     whole = _whole.get(untyped)
     if whole is None:
         host = torch.empty(0, dtype=storage.dtype, device="cpu").set_(untyped.cpu())
-        whole = _whole[untyped] = float64_policy.place(context, host, context.devices.at(untyped.device.index or 0))
+        whole = _whole[untyped] = float64_policy.place(
+            context, host, context.devices.at(untyped.device.index or 0)
+        )
     if isinstance(whole, HostDouble):
         return whole.as_strided(size, stride, offset)
-    return torch.empty(0, dtype=whole.dtype, device=whole.device).set_(whole.untyped_storage(), offset, size, stride)
+    return torch.empty(0, dtype=whole.dtype, device=whole.device).set_(
+        whole.untyped_storage(), offset, size, stride
+    )
 
 
 _PACKAGE = _PRIORITY, _tag, _deserialize

@@ -1,9 +1,10 @@
 """torch's own test case, and the tests that torch makes for each device type.
 
-The test case looks after each test for modes that the test left on the stack. It compares the length of the stack with
-that in ``setUp``, or with 0 where a class's ``setUp`` does not call torch's, and takes off what is too much. The modes
-of scopes are not counted: a scope may be entered around all tests, or in a test and left by a cleanup, which runs after
-the comparison. For ``torch/testing/_internal/common_utils.py`` and ``common_device_type.py``.
+The test case looks after each test for modes that the test left on the stack. It compares the
+length of the stack with that in ``setUp``, or with 0 where a class's ``setUp`` does not call
+torch's, and takes off what is too much. The modes of scopes are not counted: a scope may be entered
+around all tests, or in a test and left by a cleanup, which runs after the comparison. For
+``torch/testing/_internal/common_utils.py`` and ``common_device_type.py``.
 """
 
 from __future__ import annotations
@@ -42,8 +43,14 @@ def _count(test: Any, modes: int) -> None:
         setattr(test, _LENGTH, getattr(test, _LENGTH) + modes)
 
 
-@replaces("torch.testing._internal.common_device_type", "get_desired_device_type_test_bases", sees_scope=True)
+@replaces(
+    "torch.testing._internal.common_device_type",
+    "get_desired_device_type_test_bases",
+    sees_scope=True,
+)
 def _test_bases(context: Context, original: Any, *args: Any, **kwargs: Any) -> list[Any]:
-    """Leave out-of-tree accelerators out: the one that the program is written for is there, and stands for them."""
+    """Leave out-of-tree accelerators out: the one that the program is written for is there, and
+    stands for them.
+    """
     out_of_tree = original.__globals__["PrivateUse1TestBase"]
     return [base for base in original(*args, **kwargs) if base is not out_of_tree]

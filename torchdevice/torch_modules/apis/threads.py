@@ -1,6 +1,8 @@
-"""Threads inherit the scope of the code that starts them. Tasks of an executor inherit that of the submitting code.
+"""Threads inherit the scope of the code that starts them. Tasks of an executor inherit that of the
+submitting code.
 
-The worker threads of an executor inherit no scope, because they outlive the submitting code and run tasks of others.
+The worker threads of an executor inherit no scope, because they outlive the submitting code and run
+tasks of others.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ _INHERIT_NO_SCOPE = (
     "multiprocessing.resource_sharer",
     "tqdm._monitor",
 )
-"""Modules whose threads inherit no scope: they never call torch, and may run until the process ends."""
+"""Modules whose threads inherit no scope: they never call torch, and may run until the process
+ends.
+"""
 
 
 @replaces(threading.Thread, "start")
 def _start(context: Context, original: Any, self: threading.Thread) -> None:
-    """``Thread.start``: run the thread in the scope. It sets ``run`` on the thread until the thread runs."""
+    """``Thread.start``: run the thread in the scope. It sets ``run`` on the thread until the thread
+    runs.
+    """
     target = getattr(self, "_target", None)
     if getattr(type(self) if target is None else target, "__module__", None) in _INHERIT_NO_SCOPE:
         return original(self)
@@ -41,7 +47,8 @@ def _start(context: Context, original: Any, self: threading.Thread) -> None:
 
     def run_in_scope() -> None:
         restore()
-        with inherited:  # in this function: leaving a scope takes the frame of its caller out of tracebacks
+        # In this function: leaving a scope takes the frame of its caller out of tracebacks.
+        with inherited:
             run()
 
     try:
@@ -65,14 +72,17 @@ def _in_scope(context: Context, function: Callable[..., Any]) -> Callable[..., A
 
 
 @replaces(ThreadPoolExecutor, "submit")
-def _submit(context: Context, original: Any, self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _submit(
+    context: Context, original: Any, self: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any
+) -> Any:
     """``ThreadPoolExecutor.submit``: run the task in the scope."""
     return original(self, _in_scope(context, fn), *args, **kwargs)
 
 
 @replaces(ThreadPoolExecutor, "_adjust_thread_count")
 def _start_worker(context: Context, original: Any, self: ThreadPoolExecutor) -> None:
-    """``ThreadPoolExecutor._adjust_thread_count``: start a worker outside the scope, but run its initializer in it.
+    """``ThreadPoolExecutor._adjust_thread_count``: start a worker outside the scope, but run its
+    initializer in it.
 
     The pool passes the initializer to the worker here, and holds its lock meanwhile.
     """

@@ -1,8 +1,10 @@
-"""Patches of Dynamo: what it sees of a scope while it traces, and how it compiles graphs and runs compiled code.
+"""Patches of Dynamo: what it sees of a scope while it traces, and how it compiles graphs and runs
+compiled code.
 
-Dynamo and Inductor ask about a device through torch's ``DeviceInterface``, of which scopes register one for their
-devices. ``torch.cuda`` answers for the target in a scope. So a target for which torch has no interface gets that of
-CUDA, except for the answers about Triton. The interfaces are registered while scopes are active.
+Dynamo and Inductor ask about a device through torch's ``DeviceInterface``, of which scopes register
+one for their devices. ``torch.cuda`` answers for the target in a scope. So a target for which torch
+has no interface gets that of CUDA, except for the answers about Triton. The interfaces are
+registered while scopes are active.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ from torchdevice.torch_modules.cuda.streams import current_stream
 
 
 def _exchange(name: str) -> Callable[[Any], Any]:
-    """Return the ``make`` of a patch for ``torch.cuda._<name>_device``, which answers also while a backend traces."""
+    """Return the ``make`` of a patch for ``torch.cuda._<name>_device``, which answers also while a
+    backend traces.
+    """
 
     def exchange(device: int) -> int:
         context = thread_state.answering()
@@ -62,26 +66,35 @@ def stand_in(runtime: Runtime) -> type:
     """Return the interface of a device for which torch has none."""
     cuda = _registry().CudaInterface
 
-    # CUDA's answers hold, because `torch.cuda` answers for the target in a scope; the rest is overridden.
+    # CUDA's answers hold, because `torch.cuda` answers for the target in a scope; the rest is
+    # overridden.
     class StandInInterface(cuda):  # type: ignore[misc, valid-type]
         class Worker(cuda.Worker):  # type: ignore[misc, name-defined]
-            get_device_properties = staticmethod(lambda device=None: torch.cuda.get_device_properties(device))
+            get_device_properties = staticmethod(
+                lambda device=None: torch.cuda.get_device_properties(device)
+            )
 
-        is_available, device_count = staticmethod(runtime.is_available), staticmethod(runtime.device_count)
+        is_available = staticmethod(runtime.is_available)
+        device_count = staticmethod(runtime.device_count)
         # Compiled code passes it to kernels, which have no streams here.
         get_raw_stream = staticmethod(lambda device_idx: 0)
         is_triton_capable = staticmethod(lambda device=None: False)
 
         @classmethod
         def raise_if_triton_unavailable(cls, device: Any = None) -> None:
-            raise RuntimeError(f"Triton makes no code for {runtime.target!r}. Use backend='aot_eager' or the CPU.")
+            raise RuntimeError(
+                f"Triton makes no code for {runtime.target!r}. Use backend='aot_eager' or the CPU."
+            )
 
-    StandInInterface.__name__ = f"{runtime.device_type.capitalize()}Interface"  # shown in Dynamo's logs and errors
+    # Shown in Dynamo's logs and errors.
+    StandInInterface.__name__ = f"{runtime.device_type.capitalize()}Interface"
     return StandInInterface
 
 
 class _DynamoPatches(Late):
-    """The patches of Dynamo, installed as soon as it is imported, and the interfaces of active scopes."""
+    """The patches of Dynamo, installed as soon as it is imported, and the interfaces of active
+    scopes.
+    """
 
     def __init__(self) -> None:
         super().__init__("torch._dynamo", lambda _: self._make())
@@ -89,12 +102,14 @@ class _DynamoPatches(Late):
         self._interfaces: dict[str, Any] = {}  # those that were added to torch's
 
     def install(self) -> None:
-        # Without this module `_make` has nothing to patch: Dynamo is not imported, or not completely.
+        # Without this module `_make` has nothing to patch: Dynamo is not imported, or not
+        # completely.
         if "torch._dynamo.output_graph" not in sys.modules:
             return
         if not self._in_place:
             super().install()
-            # Outside the scope: torch registers an interface for each device that `torch.cuda` counts.
+            # Outside the scope: torch registers an interface for each device that `torch.cuda`
+            # counts.
             with thread_state.suspended():
                 if not _registry()._device_initialized:
                     _registry().init_device_reg()
@@ -103,14 +118,18 @@ class _DynamoPatches(Late):
         if context is not None:
             self._add_interfaces(context.runtime, context.devices.count)
             # Dynamo finds torch's own generators by their exact class, a key of its table.
-            cls, builder = context.runtime.supplied.generator_type, torch._dynamo.variables.builder.VariableBuilder
+            cls = context.runtime.supplied.generator_type
+            builder = torch._dynamo.variables.builder.VariableBuilder
             if cls not in builder._type_dispatch():
-                self.patches.append(Added(builder._type_dispatch(), {cls: builder.wrap_user_defined}))
+                self.patches.append(
+                    Added(builder._type_dispatch(), {cls: builder.wrap_user_defined})
+                )
                 self.patches[-1].install()
 
     def _make(self) -> list[Patch]:
         output_graph, variables = sys.modules["torch._dynamo.output_graph"], torch._dynamo.variables
-        tensor, autocast = variables.tensor.TensorVariable, variables.ctx_manager.AutocastModeVariable
+        tensor = variables.tensor.TensorVariable
+        autocast = variables.ctx_manager.AutocastModeVariable
         interface, manager = _registry().CudaInterface, variables.ctx_manager.CUDADeviceVariable
         modes, tracing = variables.torch_function.SymbolicTorchFunctionState, variables.torch
         overridable, exchanges = tracing.get_overridable_functions(), ("exchange", "maybe_exchange")
@@ -120,9 +139,18 @@ class _DynamoPatches(Late):
             *_stream_patches(),
             replaced_function(torch._dynamo, "reset", truthfully),
             Replaced(torch._dynamo.trace_rules, "SKIP_DIRS_RE", _skipping_ours),
-            Replaced(torch._dynamo.trace_rules, "is_torch_inline_allowed", in_every_thread(_inline)),
-            Replaced(autocast, "create", lambda original: staticmethod(per_context(original, _traced_autocast))),
-            *(replaced_function(tensor, name, _read) for name in ("method_attr_device", "method_attr_is_cuda")),
+            Replaced(
+                torch._dynamo.trace_rules, "is_torch_inline_allowed", in_every_thread(_inline)
+            ),
+            Replaced(
+                autocast,
+                "create",
+                lambda original: staticmethod(per_context(original, _traced_autocast)),
+            ),
+            *(
+                replaced_function(tensor, name, _read)
+                for name in ("method_attr_device", "method_attr_is_cuda")
+            ),
             replaced_function(modes, "call_torch_function_mode", _call_higher_order),
             # Folded as a constant: the number is a part of the key that guards the code.
             Added(tracing.constant_fold_functions, {torch.cuda.device_count: None}),
@@ -130,19 +158,27 @@ class _DynamoPatches(Late):
             # torch 2.10 passes some factories to no mode.
             Added(overridable, _device_constructors() - overridable),
             *unstacked_mode.patches(),
-            # Functions that torch bound when Dynamo was imported; without CUDA in the build they raise. The second are
-            # those of torch 2.13 and later.
+            # Functions that torch bound when Dynamo was imported; without CUDA in the build they
+            # raise. The second are those of torch 2.13 and later.
             *(Replaced(interface, f"{name}_device", _exchange(name)) for name in exchanges),
-            *(Replaced(manager, f"_{name}_fn", _exchange(name), may_be_absent=True) for name in exchanges),
+            *(
+                Replaced(manager, f"_{name}_fn", _exchange(name), may_be_absent=True)
+                for name in exchanges
+            ),
         ]
 
     def _add_interfaces(self, runtime: Runtime, devices: int) -> None:
-        """Register the target of a scope, and the ``devices`` CUDA devices it advertises, without and with an index."""
+        """Register the target of a scope, and the ``devices`` CUDA devices it advertises, without
+        and with an index.
+        """
         registry = _registry()
         cuda = registry.CudaInterface
         target = registry.device_interfaces.get(runtime.device_type) or stand_in(runtime)
         # `dict.fromkeys` drops a family that is the device type itself, and keeps the order.
-        own = [(kind, target, runtime.device_count()) for kind in dict.fromkeys((runtime.device_type, runtime.family))]
+        own = [
+            (kind, target, runtime.device_count())
+            for kind in dict.fromkeys((runtime.device_type, runtime.family))
+        ]
         for kind, interface, count in (*own, ("cuda", cuda, devices)):
             for name in (kind, *(f"{kind}:{index}" for index in range(count))):
                 if name not in registry.device_interfaces:
@@ -164,7 +200,9 @@ WHEN_IMPORTED = LATER["torch._dynamo"] = _DynamoPatches()
 
 
 def _skipping_ours(skipped: re.Pattern[str]) -> re.Pattern[str]:
-    """Return the expression of the folders that Dynamo does not trace, with this package's among them."""
+    """Return the expression of the folders that Dynamo does not trace, with this package's among
+    them.
+    """
     return re.compile(rf"{skipped.pattern}|^[^\s<]*{re.escape(Path(PACKAGE).as_posix())}/")
 
 
@@ -195,10 +233,14 @@ def _guard_by_key(context: Context, original: Any, self: Any) -> Any:
 
 
 def _stream_patches() -> list[Patch]:
-    utils, guards, names = torch._dynamo.utils, torch._dynamo.guards, unstacked_mode.names_in_guards()
+    utils = torch._dynamo.utils
+    guards = torch._dynamo.guards
+    names = unstacked_mode.names_in_guards()
     found: list[Patch] = [
         # Torch would use `torch._C.Stream`, which makes no stand-ins.
-        replaced_function(utils, "build_stream", lambda _, original, args, kwargs: torch.Stream(*args, **kwargs)),
+        replaced_function(
+            utils, "build_stream", lambda _, original, args, kwargs: torch.Stream(*args, **kwargs)
+        ),
         replaced_function(utils, "build_event", _build_event),
     ]
     for module in (utils, guards):
@@ -206,19 +248,27 @@ def _stream_patches() -> list[Patch]:
         if hasattr(module, "get_current_stream"):  # written in C in torch 2.15
             found.append(replaced_function(module, "get_current_stream", _current_stream))
     if "___get_current_stream" in names:
-        found.append(ReplacedItem(names, "___get_current_stream", lambda own: per_context(own, _current_stream)))
+        found.append(
+            ReplacedItem(
+                names, "___get_current_stream", lambda own: per_context(own, _current_stream)
+            )
+        )
     return found
 
 
 def without_modes(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run what a compiler runs while the program's modes are on the stack, where devices are the target's already."""
+    """Run what a compiler runs while the program's modes are on the stack, where devices are the
+    target's already.
+    """
     with torch._C.DisableTorchFunction():
         return original(*args, **kwargs)
 
 
 def _current_stream(context: Context, original: Any, device: torch.device) -> Any:
     """Return the current stream, which compiled code and its guards ask for at each call."""
-    return current_stream(context, context.thread.device_index if device.index is None else device.index)
+    return current_stream(
+        context, context.thread.device_index if device.index is None else device.index
+    )
 
 
 def _build_event(context: Context, original: Any, args: Any, kwargs: Any) -> Any:
@@ -228,35 +278,58 @@ def _build_event(context: Context, original: Any, args: Any, kwargs: Any) -> Any
 
 
 def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for ``AutocastModeVariable.create``: in a graph, autocast of an accelerator is that of the target."""
+    """Stand in for ``AutocastModeVariable.create``: in a graph, autocast of an accelerator is that
+    of the target.
+    """
     found = original(*args, **kwargs)
     # `target_values` are the arguments of the region as the graph will have them.
     device_type, dtype, enabled, *rest = found.target_values
-    if device_type not in context.names.families and dtype not in (None, torch.float16, torch.bfloat16):
+    if device_type not in context.names.families and dtype not in (
+        None,
+        torch.float16,
+        torch.bfloat16,
+    ):
         enabled = False  # as torch says, with a warning, where it is made outside a graph
     if device_type in context.names.families or device_type == context.device_type:
-        fitting = dtype_on_target(context, dtype or torch.get_autocast_dtype(device_type), enabled=enabled)
-        # The spare name makes the graph another one than that of a program which asks for the CPU's own lists.
-        named = context.device_type if context.runtime.support.autocast_key is None else autocast_lists.SPARE
+        fitting = dtype_on_target(
+            context, dtype or torch.get_autocast_dtype(device_type), enabled=enabled
+        )
+        # The spare name makes the graph another one than that of a program which asks for the CPU's
+        # own lists.
+        named = (
+            context.device_type
+            if context.runtime.support.autocast_key is None
+            else autocast_lists.SPARE
+        )
         found.target_values = [named, fitting, enabled, *rest]
     return found
 
 
 def _read(context: Context, original: Any, self: Any, tx: Any) -> Any:
-    """Where compiled code reads ``x.device`` or ``x.is_cuda``: as the scope's tensors say it, which the key covers."""
+    """Where compiled code reads ``x.device`` or ``x.is_cuda``: as the scope's tensors say it, which
+    the key covers.
+    """
     device = self.device
     # A device of another type, or no identity of the program: torch's own answer.
     if device is None or context.shown_as is None or device.type != context.device_type:
         return original(self, tx)
-    shown = context.devices.shown(device) if original.__name__ == "method_attr_device" else context.shown_as == "cuda"
+    shown = (
+        context.devices.shown(device)
+        if original.__name__ == "method_attr_device"
+        else context.shown_as == "cuda"
+    )
     return torch._dynamo.variables.VariableTracker.build(tx, shown)
 
 
-def _call_higher_order(context: Context, original: Any, self: Any, tx: Any, fn: Any, types: Any, *call: Any) -> Any:
-    """Stand in for ``SymbolicTorchFunctionState.call_torch_function_mode``: call higher-order operators with the mode.
+def _call_higher_order(
+    context: Context, original: Any, self: Any, tx: Any, fn: Any, types: Any, *call: Any
+) -> Any:
+    """Stand in for ``SymbolicTorchFunctionState.call_torch_function_mode``: call higher-order
+    operators with the mode.
 
-    torch takes a mode off the stack while the mode handles a call. The functions that a higher-order operator traces
-    in that time, such as the branches of ``torch.cond``, would be traced without it.
+    torch takes a mode off the stack while the mode handles a call. The functions that a
+    higher-order operator traces in that time, such as the branches of ``torch.cond``, would be
+    traced without it.
     """
     higher_order = torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable
     # The mode that handles the call is still the last one in Dynamo's picture of the stack.
@@ -267,19 +340,25 @@ def _call_higher_order(context: Context, original: Any, self: Any, tx: Any, fn: 
 
 
 def truthfully(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call ``original`` as if no scope were active, so that a compiler sees the machine as it is."""
+    """Call ``original`` as if no scope were active, so that a compiler sees the machine as it
+    is.
+    """
     with thread_state.suspended(compiling=True):
         return original(*args, **kwargs)
 
 
-def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compile a graph. Compiled code runs without modes, except Inductor's, which needs none where none is stacked."""
+def _call_compiler(
+    context: Context, original: Any, self: Any, gm: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Compile a graph. Compiled code runs without modes, except Inductor's, which needs none where
+    none is stacked.
+    """
     compiler = self.compiler_fn
     # A backend may be wrapped by several of Dynamo's decorators.
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
-    # From 2.13 on, Dynamo registers an accelerator's current stream before it traces anything else. Compiled code whose
-    # graph uses no stream would look that up at each call.
+    # From 2.13 on, Dynamo registers an accelerator's current stream before it traces anything else.
+    # Compiled code whose graph uses no stream would look that up at each call.
     registry: Any = torch._dynamo.graph_bytecode_inputs
     registered = registry.index_to_bytecode_constructor
     graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
@@ -294,14 +373,22 @@ def _call_compiler(context: Context, original: Any, self: Any, gm: Any, *args: A
         if isinstance(refused, FidelityError):
             raise unstacked_mode.GraphRefusedError(refused.requested, refused.done) from None
         raise
-    if thread_state.state.traced is not None and isinstance(compiler, torch._TorchCompileInductorWrapper):
+    if thread_state.state.traced is not None and isinstance(
+        compiler, torch._TorchCompileInductorWrapper
+    ):
         return compiled
     return functools.update_wrapper(functools.partial(without_modes, context, compiled), compiled)
 
 
 def obstacle(context: Context, gm: torch.fx.GraphModule) -> str:
-    """Return why Inductor does not compile a graph, which then runs operator by operator; "" where it does."""
-    found = "" if _has_code_for(context, gm) else f"Inductor makes no code for {context.runtime.target!r}"
+    """Return why Inductor does not compile a graph, which then runs operator by operator; "" where
+    it does.
+    """
+    found = (
+        ""
+        if _has_code_for(context, gm)
+        else f"Inductor makes no code for {context.runtime.target!r}"
+    )
     return found or context.runtime.obstacle(gm, context)
 
 

@@ -1,12 +1,14 @@
 """``torch.compile`` and ``torch.export``, whose compilers see the machine as it is.
 
-Dynamo traces the program's code and must see what the program sees. The compilers that get its graphs, the modules of
-these compilers while they are imported, and the functions that ask whether Triton can be used must see no CUDA: no CUDA
-code is to be made, and torch keeps the answers for the rest of the process.
+Dynamo traces the program's code and must see what the program sees. The compilers that get its
+graphs, the modules of these compilers while they are imported, and the functions that ask whether
+Triton can be used must see no CUDA: no CUDA code is to be made, and torch keeps the answers for the
+rest of the process.
 
-Dynamo puts a launch of a Triton kernel into its graph, as it does on CUDA, and Inductor orders it by what the kernel
-reads and writes. Only the code of the launch is another one: Inductor compiles the kernel for a GPU, here torch's own
-operator calls it among the code that Inductor makes for the CPU.
+Dynamo puts a launch of a Triton kernel into its graph, as it does on CUDA, and Inductor orders it
+by what the kernel reads and writes. Only the code of the launch is another one: Inductor compiles
+the kernel for a GPU, here torch's own operator calls it among the code that Inductor makes for the
+CPU.
 """
 
 from __future__ import annotations
@@ -33,12 +35,16 @@ from torchdevice.torch_modules.compile.dynamo import obstacle, truthfully, witho
 @replaces(torch, "compile")
 def _compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     for option in () if context.runtime.support.makes_kernels else _asked_of_triton(kwargs):
-        context.report(f"torch.compile with {option}", "nothing: there is no Triton", Fidelity.INERT)
+        context.report(
+            f"torch.compile with {option}", "nothing: there is no Triton", Fidelity.INERT
+        )
     return original(*args, **kwargs)
 
 
 def _asked_of_triton(kwargs: dict[str, Any]) -> list[str]:
-    """Return the options in these arguments of ``torch.compile`` that have an effect on Triton code only."""
+    """Return the options in these arguments of ``torch.compile`` that have an effect on Triton code
+    only.
+    """
     backend = kwargs.get("backend", "inductor")
     if backend != "inductor":
         return ["backend cudagraphs"] if backend == "cudagraphs" else []
@@ -49,23 +55,32 @@ def _asked_of_triton(kwargs: dict[str, Any]) -> list[str]:
 
 
 def _compile_model(context: Context, original: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compile a graph of the program's, which every way to Inductor passes but that of a graph of ATen operators."""
+    """Compile a graph of the program's, which every way to Inductor passes but that of a graph of
+    ATen operators.
+    """
     ahead = importlib.import_module("torch._inductor.virtualized").V.aot_compilation
     # torch calls itself with what flattens the inputs of a graph.
     if isinstance(gm, torch.fx.GraphModule) and _runs_by_operators(context, gm, ahead=ahead):
         return gm
     # AOT Autograd's cache stores Inductor's own results only.
-    keeps = torch._functorch.config.enable_autograd_cache and context.runtime.supplied.compile_graph is None
+    keeps = (
+        torch._functorch.config.enable_autograd_cache
+        and context.runtime.supplied.compile_graph is None
+    )
     with torch._functorch.config.patch(enable_autograd_cache=keeps):
         return original(gm, *args, **kwargs)
 
 
 def _compile_one(context: Context, original: Any, gm: Any, inputs: Any, **options: Any) -> Any:
-    """Compile a graph of ATen operators, forward or backward, which every way to Inductor passes."""
+    """Compile a graph of ATen operators, forward or backward, which every way to Inductor
+    passes.
+    """
     if _runs_by_operators(context, gm):
         return torch._functorch.aot_autograd.make_boxed_func(gm.forward)  # type: ignore[attr-defined]
     own = context.runtime.supplied.compile_graph
-    return own(original, gm, inputs, **options) if own is not None else original(gm, inputs, **options)
+    if own is not None:
+        return own(original, gm, inputs, **options)
+    return original(gm, inputs, **options)
 
 
 _ENTRIES = ("compile_fx", "compile_fx_backward")
@@ -76,17 +91,25 @@ def _runs_by_operators(context: Context, gm: Any, *, ahead: bool = False) -> boo
     """Return whether Inductor does not compile a graph, which is then reported."""
     for node in gm.graph.nodes:  # the program may have traced it, and seen its own devices
         given = node.args, node.kwargs
-        node.args, node.kwargs = pytree.tree_map_only(torch.device, lambda each: context.redirect(each) or each, given)
+        node.args, node.kwargs = pytree.tree_map_only(
+            torch.device, lambda each: context.redirect(each) or each, given
+        )
     found = obstacle(context, gm)
     if found and ahead:
-        raise NotSupportedError("AOTInductor", f"Package the model in torchdevice.portable('cpu'), since {found}.")
+        raise NotSupportedError(
+            "AOTInductor", f"Package the model in torchdevice.portable('cpu'), since {found}."
+        )
     if found:
-        context.report("torch.compile with inductor", f"operator by operator: {found}", Fidelity.APPROXIMATE)
+        context.report(
+            "torch.compile with inductor", f"operator by operator: {found}", Fidelity.APPROXIMATE
+        )
     return bool(found)
 
 
 def _by_codegen_of_cpu(context: Context, original: Any, device: str) -> Any:
-    """``get_scheduling_for_device``: graphs of a device without code of its own are compiled for the CPU."""
+    """``get_scheduling_for_device``: graphs of a device without code of its own are compiled for
+    the CPU.
+    """
     if context.runtime.supplied.compile_graph and device == context.device_type:
         # The class: torch has a function for the CPU, and refuses that for any other device.
         return importlib.import_module("torch._inductor.codegen.cpp").CppScheduling
@@ -100,14 +123,18 @@ def _run_package(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
 
 @replaces("torch._dynamo.compiled_autograd:AutogradCompilerInstance", "begin_capture")
 def _begin_capture(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Let compiled autograd trace a graph that is compiled: with the target's devices, not the program's."""
+    """Let compiled autograd trace a graph that is compiled: with the target's devices, not the
+    program's.
+    """
     tracer = self.fx_tracer
     tracer.create_arg = functools.partial(original_of(type(tracer).create_arg), tracer)
     return without_modes(context, original, self, *args, **kwargs)
 
 
 def for_compiler(owner: Any, name: str, replacement: Any) -> Replaced:
-    """Return a patch of a function of a compiler, which works for a context while torch answers for itself."""
+    """Return a patch of a function of a compiler, which works for a context while torch answers for
+    itself.
+    """
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -142,7 +169,9 @@ def _patches_of_codegen(module: ModuleType) -> list[Patch]:
 replaces("torch._inductor.output_code:CompiledFxGraph", "__call__")(without_modes)
 
 # Ranks tell each other what they compile, by a collective that names the program's device.
-replaces("torch._dynamo.output_graph:OutputGraph", "run_compiler_collective", native_to="cuda")(with_mode)
+replaces("torch._dynamo.output_graph:OutputGraph", "run_compiler_collective", native_to="cuda")(
+    with_mode
+)
 
 _TRITON = importlib.import_module("torch.utils._triton")
 
@@ -157,9 +186,13 @@ _LAUNCH = "triton_kernel_wrapper_mutation"
 
 @replaces("torch._dynamo.variables.builder:VariableBuilder", "_wrap")
 def _wrap(context: Context, original: Any, self: Any, value: Any) -> Any:
-    """Trace a kernel. Dynamo asks ``has_triton()`` whether it is one, which is false for a compiler."""
+    """Trace a kernel. Dynamo asks ``has_triton()`` whether it is one, which is false for a
+    compiler.
+    """
     triton = sys.modules.get("triton")
-    if triton is None or not isinstance(value, (triton.runtime.JITFunction, triton.runtime.Autotuner)):
+    if triton is None or not isinstance(
+        value, (triton.runtime.JITFunction, triton.runtime.Autotuner)
+    ):
         return original(self, value)
     builder = importlib.import_module("torch._dynamo.variables.builder")
     self.install_guards(builder.GuardBuilder.ID_MATCH)
@@ -180,15 +213,20 @@ def _codegen(context: Context, original: Any, self: Any, wrapper: Any) -> None:
         original(self, wrapper)
         return
     of_node = self.fx_node.kwargs
-    shown = {name: wrapper.val_to_arg_str(self.get_kwargs_value(name)) for name in of_node["kwargs"]}
+    shown = {
+        name: wrapper.val_to_arg_str(self.get_kwargs_value(name)) for name in of_node["kwargs"]
+    }
     arguments = ", ".join(f"{name!r}: {value}" for name, value in shown.items())
     wrapper.writeline(
         f"torch.ops.higher_order.{_LAUNCH}(kernel_idx={of_node['kernel_idx']}, "
-        f"constant_args_idx={of_node['constant_args_idx']}, grid={wrapper.val_to_arg_str(self.grid)}, "
+        f"constant_args_idx={of_node['constant_args_idx']}, "
+        f"grid={wrapper.val_to_arg_str(self.grid)}, "
         f"tma_descriptor_metadata={{}}, kwargs={{{arguments}}})"
     )
 
 
 def _cacheable(context: Context, original: Any, self: Any) -> bool:
-    """Keep the code out of the caches on disk: it has numbers of torch's table of kernels, which is the process's."""
+    """Keep the code out of the caches on disk: it has numbers of torch's table of kernels, which is
+    the process's.
+    """
     return original(self) and "triton_kernel" not in self.name()

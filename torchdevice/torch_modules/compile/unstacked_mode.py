@@ -1,8 +1,9 @@
 """Patches of Dynamo for ``engine="wrap"``, whose mode is beside torch's stack.
 
-Dynamo traces the modes on torch's stack and guards on them. While Dynamo traces, these patches add the thread's mode to
-the modes it traces, with a source of its own for guards, so that compiled code needs no mode on the stack. Dynamo
-traces a wrapped entry point as its original function; the call is rewritten by the mode.
+Dynamo traces the modes on torch's stack and guards on them. While Dynamo traces, these patches add
+the thread's mode to the modes it traces, with a source of its own for guards, so that compiled code
+needs no mode on the stack. Dynamo traces a wrapped entry point as its original function; the call
+is rewritten by the mode.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ from torch.overrides import _get_current_function_mode_stack
 from torchdevice.calls import wrap
 from torchdevice.errors import FidelityError
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.patching import Added, Patch, Replaced, ReplacedItem, in_every_thread, replaced_function
+from torchdevice.kernel.patching import (
+    Added,
+    Patch,
+    Replaced,
+    ReplacedItem,
+    in_every_thread,
+    replaced_function,
+)
 from torchdevice.kernel.python.per_thread import having
 from torchdevice.kernel.thread_state import ContextMode, state
 
 _BESIDE = 1 << 20
-"""The stack index by which :func:`_mode_at` finds the mode beside the stack. Dynamo adds or subtracts small numbers."""
+"""The stack index by which :func:`_mode_at` finds the mode beside the stack. Dynamo adds or
+subtracts small numbers.
+"""
 
 
 class GraphRefusedError(FidelityError):
@@ -34,10 +44,12 @@ class GraphRefusedError(FidelityError):
 def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Trace a frame while what Dynamo itself runs, with fake tensors, calls no mode.
 
-    A frame in which a strict scope refuses something is not compiled, so that the program's own line raises the error.
+    A frame in which a strict scope refuses something is not compiled, so that the program's own
+    line raises the error.
     """
     try:
-        # Wrappers call nothing meanwhile; guards find the mode under `traced`. Frames are traced inside each other.
+        # Wrappers call nothing meanwhile; guards find the mode under `traced`. Frames are traced
+        # inside each other.
         with having(state, mode=None, traced=state.mode):
             return original(*args, **kwargs)
     except GraphRefusedError:
@@ -48,29 +60,40 @@ def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
 
 
 def _see_mode(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """Stand in for ``SymbolicTorchFunctionState.__init__``: add the mode beside the stack as the topmost mode."""
+    """Stand in for ``SymbolicTorchFunctionState.__init__``: add the mode beside the stack as the
+    topmost mode.
+    """
     original(self, *args, **kwargs)
     if state.traced is not None:
         source = torch._dynamo.source.TorchFunctionModeStackSource(_BESIDE)
         # Lazy, so that Dynamo guards on the mode only where the frame uses it.
-        self.mode_stack.append(torch._dynamo.variables.lazy.LazyVariableTracker.create(state.traced, source=source))
+        self.mode_stack.append(
+            torch._dynamo.variables.lazy.LazyVariableTracker.create(state.traced, source=source)
+        )
 
 
 def source_of_mode() -> Any:
-    """Return the source by which guards of the traced frame find this thread's mode; None without a mode."""
+    """Return the source by which guards of the traced frame find this thread's mode; None without a
+    mode.
+    """
     source = torch._dynamo.source.TorchFunctionModeStackSource
     if state.traced is not None:
         return source(_BESIDE)
     stack = _get_current_function_mode_stack()
-    serving = (i for i, mode in enumerate(stack) if isinstance(mode, ContextMode) and mode.context is not None)
+    serving = (
+        i
+        for i, mode in enumerate(stack)
+        if isinstance(mode, ContextMode) and mode.context is not None
+    )
     return next((source(index) for index in serving), None)
 
 
 class _DefaultDevice:
-    """``torch.utils._device.CURRENT_DEVICE``, which equals no other value in a thread with a mode beside the stack.
+    """``torch.utils._device.CURRENT_DEVICE``, which equals no other value in a thread with a mode
+    beside the stack.
 
-    Dynamo guards all compiled code on the default device. So code that was compiled outside a scope does not run
-    inside, where no other guard of that code would fail.
+    Dynamo guards all compiled code on the default device. So code that was compiled outside a scope
+    does not run inside, where no other guard of that code would fail.
     """
 
     def __init__(self, original: Any):
@@ -80,7 +103,9 @@ class _DefaultDevice:
         if state.mode is not None or state.traced is not None:
             # Equal to itself only, so guards of code from outside fail in this thread.
             return other is self
-        return bool(self.original == (other.original if isinstance(other, _DefaultDevice) else other))
+        return bool(
+            self.original == (other.original if isinstance(other, _DefaultDevice) else other)
+        )
 
     def __hash__(self) -> int:
         return hash(self.original)
@@ -90,11 +115,17 @@ class _DefaultDevice:
 
 
 def _guard_default_device(original: Any, self: Any, guard: Any) -> Any:
-    """Stand in for ``GuardBuilder.DEFAULT_DEVICE``: in a thread without a mode beside the stack guard torch's value."""
+    """Stand in for ``GuardBuilder.DEFAULT_DEVICE``: in a thread without a mode beside the stack
+    guard torch's value.
+    """
     module: Any = torch.utils._device
     present: Any = module.CURRENT_DEVICE
     # In the other threads torch's own value is to be guarded, not this object.
-    if not isinstance(present, _DefaultDevice) or state.mode is not None or state.traced is not None:
+    if (
+        not isinstance(present, _DefaultDevice)
+        or state.mode is not None
+        or state.traced is not None
+    ):
         return original(self, guard)
     with having(module, CURRENT_DEVICE=present.original):
         return original(self, guard)
@@ -112,7 +143,9 @@ def _mode_at(original: Any) -> Any:
 
 
 def _set_stack(context: Context, original: Any, stack: list[Any]) -> None:
-    """Set torch's stack for compiled code, without the mode that was traced but belongs beside the stack."""
+    """Set torch's stack for compiled code, without the mode that was traced but belongs beside the
+    stack.
+    """
     # Compiled code restores the stack that was traced, and the mode was never on it.
     original([mode for mode in stack if mode is not state.mode])
 
@@ -123,7 +156,8 @@ def names_in_guards() -> dict[str, Any]:
 
 
 def _wrap_original(builder: Any, entry: wrap.EntryPoint) -> Any:
-    # With the source of the original: the guard of a function's defaults takes nothing but functions.
+    # With the source of the original: the guard of a function's defaults takes nothing but
+    # functions.
     source = torch._dynamo.source.AttrSource(builder.source, "original")
     return type(builder)(builder.tx, source)._wrap(entry.original)
 
@@ -135,16 +169,24 @@ def _create_original(tx: Any, entry: wrap.EntryPoint) -> Any:
 def patches() -> list[Patch]:
     """Return the patches of Dynamo, once it is imported."""
     dynamo: Any = torch._dynamo
-    modes, builders, classes = dynamo.variables.torch_function, dynamo.variables.builder, tuple(wrap.kinds())
+    modes = dynamo.variables.torch_function
+    builders = dynamo.variables.builder
+    classes = tuple(wrap.kinds())
     return [
         ReplacedItem(names_in_guards(), "___get_torch_function_mode_stack_at", _mode_at),
         replaced_function(dynamo.convert_frame, "trace_frame", _trace_frame),
         replaced_function(modes.SymbolicTorchFunctionState, "__init__", _see_mode),
-        *(Replaced(module, "get_torch_function_mode_stack_at", _mode_at) for module in (dynamo.utils, dynamo.guards)),
+        *(
+            Replaced(module, "get_torch_function_mode_stack_at", _mode_at)
+            for module in (dynamo.utils, dynamo.guards)
+        ),
         replaced_function(dynamo.utils, "set_torch_function_mode_stack", _set_stack),
         Replaced(torch.utils._device, "CURRENT_DEVICE", _DefaultDevice),
-        Replaced(dynamo.guards.GuardBuilder, "DEFAULT_DEVICE", in_every_thread(_guard_default_device)),
-        # Dynamo traces entry points as their original functions. It looks its builders up by the exact class.
+        Replaced(
+            dynamo.guards.GuardBuilder, "DEFAULT_DEVICE", in_every_thread(_guard_default_device)
+        ),
+        # Dynamo traces entry points as their original functions. It looks its builders up by the
+        # exact class.
         Added(builders.VariableBuilder._type_dispatch(), dict.fromkeys(classes, _wrap_original)),
         Added(builders.SourcelessBuilder._type_handlers, dict.fromkeys(classes, _create_original)),
     ]

@@ -1,8 +1,10 @@
-"""What the capture of a CUDA graph forbids, in CUDA's words (the runtime API's manual: stream management).
+"""What the capture of a CUDA graph forbids, in CUDA's words (the runtime API's manual: stream
+management).
 
-A capture follows the streams that take part in it: the one on which it began, and each that has waited for an event
-which was recorded in it. The host may not wait for such a stream or event, such a stream may not wait for work outside
-the capture, and the first stream must have waited for all others when the capture ends.
+A capture follows the streams that take part in it: the one on which it began, and each that has
+waited for an event which was recorded in it. The host may not wait for such a stream or event, such
+a stream may not wait for work outside the capture, and the first stream must have waited for all
+others when the capture ends.
 """
 
 from __future__ import annotations
@@ -50,9 +52,11 @@ def not_while_capturing(attempt: str | None = None, *, pageable: bool = False) -
     """Raise if this thread is capturing a graph.
 
     Args:
-        attempt: What a generator was asked, as torch's error begins (aten/src/ATen/cuda/CUDAGraphsUtils.cuh). None for
-            what CUDA itself refuses, which spoils the capture.
-        pageable: Whether memory of the host is copied that is not pinned, which torch itself refuses from 2.11 on.
+        attempt: What a generator was asked, as torch's error begins
+            (aten/src/ATen/cuda/CUDAGraphsUtils.cuh). None for what CUDA itself refuses, which
+            spoils the capture.
+        pageable: Whether memory of the host is copied that is not pinned, which torch itself
+            refuses from 2.11 on.
     """
     capture = current_capture()
     if capture is None:
@@ -75,8 +79,8 @@ class CaptureOrder(Observer):
         context: The context of the capture.
         capture: The capture, whose ``failed`` becomes True where CUDA would invalidate it.
         stream: The stream on which it begins.
-        mode: ``"global"``, ``"thread_local"`` or ``"relaxed"``: whose calls are refused that may be unsafe, those of
-            all threads, of the capturing thread, or none.
+        mode: ``"global"``, ``"thread_local"`` or ``"relaxed"``: whose calls are refused that may be
+            unsafe, those of all threads, of the capturing thread, or none.
 
     Attributes:
         clocks: Each stream that takes part -> the last kernel of each that it knows to be done.
@@ -98,11 +102,15 @@ class CaptureOrder(Observer):
         return clock is not None
 
     def check_end(self) -> None:
-        """Raise if the capture ends on another stream, or before its first stream has waited for all others."""
+        """Raise if the capture ends on another stream, or before its first stream has waited for
+        all others.
+        """
         if self._context.thread.stream() != self._first:
             raise RuntimeError("Capture must end on the same stream it began on.")
         known = self.clocks[self._first]
-        if any(known.get(stream, 0) < clock.get(stream, 0) for stream, clock in self.clocks.items()):
+        if any(
+            known.get(stream, 0) < clock.get(stream, 0) for stream, clock in self.clocks.items()
+        ):
             self._refuse(UNJOINED)
 
     def _refuse(self, kind: str) -> None:

@@ -1,4 +1,5 @@
-"""Copies and sums between the devices of one process, for ``torch/nn/parallel/comm.py`` and ``torch/cuda/comm.py``.
+"""Copies and sums between the devices of one process, for ``torch/nn/parallel/comm.py`` and
+``torch/cuda/comm.py``.
 
 The refusals and their texts follow ``torch/csrc/cuda/comm.cpp``.
 """
@@ -32,19 +33,25 @@ def _device_of(context: Context, index: int) -> torch.device:
 
 def _require_on_device(context: Context, tensor: torch.Tensor, text: str, index: int) -> None:
     # On a target that is the CPU no tensor is known to be on the host.
-    on_host = not context.runtime.shares_host_memory and native_device(tensor).type != context.device_type
+    on_host = (
+        not context.runtime.shares_host_memory and native_device(tensor).type != context.device_type
+    )
     _require(not on_host, text, i=index, device=native_device(tensor))
 
 
 @supplied_function("_broadcast")
-def comm_broadcast(context: Context, tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
+def comm_broadcast(
+    context: Context, tensor: torch.Tensor, devices: Sequence[int]
+) -> list[torch.Tensor]:
     """Return the tensor itself for its own device and copies for the others.
 
     Several ordinals may mean one device of the target. The tensor itself is for the first of these.
     """
     targets = [(device, _device_of(context, device)) for device in devices]
     home = next((device for device, target in targets if target == native_device(tensor)), None)
-    return [tensor if device == home else tensor.to(target, copy=True) for device, target in targets]
+    return [
+        tensor if device == home else tensor.to(target, copy=True) for device, target in targets
+    ]
 
 
 _BROADCAST_OUT_OF_SHAPE = (
@@ -54,17 +61,26 @@ _BROADCAST_OUT_OF_SHAPE = (
 
 
 _OUTPUT_ON_THE_HOST = (
-    "Expected all output tensors to be CUDA tensors, but output tensor at index {i} has device '{device}'"
+    "Expected all output tensors to be CUDA tensors, but output tensor at index {i} has device "
+    "'{device}'"
 )
 
 
 @supplied_function("_broadcast_out")
-def comm_broadcast_out(context: Context, tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def comm_broadcast_out(
+    context: Context, tensor: torch.Tensor, out: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """Copy the tensor into each of ``out`` and return these."""
     source = list(tensor.shape)
     for i, each in enumerate(out):
         _require_on_device(context, each, _OUTPUT_ON_THE_HOST, i)
-        _require(each.shape == tensor.shape, _BROADCAST_OUT_OF_SHAPE, i=i, shape=list(each.shape), source=source)
+        _require(
+            each.shape == tensor.shape,
+            _BROADCAST_OUT_OF_SHAPE,
+            i=i,
+            shape=list(each.shape),
+            source=source,
+        )
     return [each.copy_(tensor, non_blocking=True) for each in out]
 
 
@@ -75,9 +91,14 @@ _COALESCED_ON_ANOTHER_DEVICE = "All tensors must be on devices[0]: {index}"
 def comm_broadcast_coalesced(
     context: Context, tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
 ) -> list[list[torch.Tensor]]:
-    """Return all tensors for each device: the tensors themselves for the first device, copies for the others."""
+    """Return all tensors for each device: the tensors themselves for the first device, copies for
+    the others.
+    """
     first = _device_of(context, devices[0])
-    there = all(native_device(tensor) == first for tensor in tensors) or context.runtime.shares_host_memory
+    there = (
+        all(native_device(tensor) == first for tensor in tensors)
+        or context.runtime.shares_host_memory
+    )
     _require(there, _COALESCED_ON_ANOTHER_DEVICE, index=devices[0])
     copies = [comm_broadcast(context, tensor, devices) for tensor in tensors]
     return [list(on_device) for on_device in zip(*copies, strict=True)] or [[] for _ in devices]
@@ -121,7 +142,11 @@ def comm_scatter(
     _require(bool(devices), _SCATTERED_TO_NOTHING, what="device")
     sizes = len(devices) if chunk_sizes is None else len(chunk_sizes)
     _require(len(devices) == sizes, _SCATTERED_IN_OTHER_CHUNKS, devices=len(devices), sizes=sizes)
-    chunks = list(tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim))
+    chunks = list(
+        tensor.chunk(len(devices), dim)
+        if chunk_sizes is None
+        else tensor.split(list(chunk_sizes), dim)
+    )
     # Not strict: chunk() returns fewer chunks than devices where the dimension is shorter.
     for i, (chunk, device) in enumerate(zip(chunks, devices, strict=False)):
         target = _device_of(context, device)
@@ -138,14 +163,19 @@ _SCATTERED_OUT_OF_SHAPE = (
 
 
 _SCATTERED_OUT_OF_SIZE = (
-    "Total size for output tensors along scatter dim {dim} does not match the source tensor size at "
+    "Total size for output tensors along scatter dim {dim} does not match the source tensor size "
+    "at "
     "dim {dim}. Expected {expected}, but got total size {total}"
 )
 
 
 @supplied_function("_scatter_out")
 def comm_scatter_out(
-    context: Context, tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int, streams: Any = None
+    context: Context,
+    tensor: torch.Tensor,
+    out: Sequence[torch.Tensor],
+    dim: int,
+    streams: Any = None,
 ) -> list[torch.Tensor]:
     """Split the tensor along ``dim`` and copy one chunk into each of ``out``."""
     _require(bool(out), _SCATTERED_TO_NOTHING, what="output tensor")
@@ -154,9 +184,17 @@ def comm_scatter_out(
     for i, each in enumerate(out):
         _require_on_device(context, each, _OUTPUT_ON_THE_HOST, i)
         shapes = {"shape": list(each.shape), "source": list(tensor.shape)}
-        _require(_without(dim, each) == _without(dim, tensor), _SCATTERED_OUT_OF_SHAPE, i=i, dim=dim, **shapes)
+        _require(
+            _without(dim, each) == _without(dim, tensor),
+            _SCATTERED_OUT_OF_SHAPE,
+            i=i,
+            dim=dim,
+            **shapes,
+        )
     sizes, expected = [each.size(dim) for each in out], tensor.size(dim)
-    _require(sum(sizes) == expected, _SCATTERED_OUT_OF_SIZE, dim=dim, expected=expected, total=sum(sizes))
+    _require(
+        sum(sizes) == expected, _SCATTERED_OUT_OF_SIZE, dim=dim, expected=expected, total=sum(sizes)
+    )
     for i, (each, chunk) in enumerate(zip(out, tensor.split(sizes, dim), strict=True)):
         with _on_stream(streams, i, each.get_device()):
             each.copy_(chunk, non_blocking=True)
@@ -176,7 +214,9 @@ _GATHERED_DIMENSIONS = (
 )
 
 
-_INPUT_ON_THE_HOST = "Expected all input tensors to be CUDA tensors, but tensor at index {i} has device '{device}'"
+_INPUT_ON_THE_HOST = (
+    "Expected all input tensors to be CUDA tensors, but tensor at index {i} has device '{device}'"
+)
 
 
 _GATHERED_FROM_NOTHING = "Expected at least one tensor to gather from"
@@ -189,7 +229,13 @@ def _shape_of_all(context: Context, tensors: Sequence[torch.Tensor], dim: int) -
     for i, tensor in enumerate(tensors):
         _require_on_device(context, tensor, _INPUT_ON_THE_HOST, i)
         shape = list(tensor.shape)
-        _require(len(shape) == len(expected), _GATHERED_DIMENSIONS, i=i, dims=len(shape), expected=len(expected))
+        _require(
+            len(shape) == len(expected),
+            _GATHERED_DIMENSIONS,
+            i=i,
+            dims=len(shape),
+            expected=len(expected),
+        )
         expected[dim] = tensor.size(dim)
         _require(shape == expected, _GATHERED_OF_SHAPE, i=i, shape=shape, expected=expected)
     expected[dim] = sum(tensor.size(dim) for tensor in tensors)
@@ -200,7 +246,9 @@ def _shape_of_all(context: Context, tensors: Sequence[torch.Tensor], dim: int) -
 def comm_gather(
     context: Context, tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None
 ) -> torch.Tensor:
-    """Concatenate the tensors along ``dim`` on the destination; None means the current device, -1 the CPU."""
+    """Concatenate the tensors along ``dim`` on the destination; None means the current device, -1
+    the CPU.
+    """
     _shape_of_all(context, tensors, dim)
     index = context.thread.device_index if destination is None else destination
     device = torch.device("cpu") if index == -1 else _device_of(context, index)
@@ -211,17 +259,23 @@ _GATHERED_OUT_OF_SHAPE = "Expected out tensor to have shape {expected}, but got 
 
 
 @supplied_function("_gather_out")
-def comm_gather_out(context: Context, tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
+def comm_gather_out(
+    context: Context, tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int
+) -> torch.Tensor:
     """Copy the tensors one after the other along ``dim`` into ``out``, and return ``out``."""
     expected, shape = _shape_of_all(context, tensors, dim), list(out.shape)
     _require(shape == expected, _GATHERED_OUT_OF_SHAPE, shape=shape, expected=expected)
-    for part, tensor in zip(out.split([each.size(dim) for each in tensors], dim), tensors, strict=True):
+    for part, tensor in zip(
+        out.split([each.size(dim) for each in tensors], dim), tensors, strict=True
+    ):
         part.copy_(tensor)
     return out
 
 
 @replaces(torch.nn.parallel.comm, "reduce_add", native_to="cuda", by_value=True)
-def _reduce_add(context: Context, original: Any, inputs: Any, destination: Any = None) -> torch.Tensor:
+def _reduce_add(
+    context: Context, original: Any, inputs: Any, destination: Any = None
+) -> torch.Tensor:
     if not context.runtime.shares_host_memory:
         return original(inputs, destination)
     return sum(inputs[1:], inputs[0])  # torch's own function refuses CPU tensors

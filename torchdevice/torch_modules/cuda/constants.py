@@ -1,6 +1,8 @@
-"""Names that are the same on every stand-in device: constants, versions of CUDA and NCCL, and names that raise.
+"""Names that are the same on every stand-in device: constants, versions of CUDA and NCCL, and names
+that raise.
 
-``_UNSUPPORTED`` lists names without an equivalent on a stand-in device, such as raw pointers and allocators: names of
+``_UNSUPPORTED`` lists names without an equivalent on a stand-in device, such as raw pointers and
+allocators: names of
 ``torch._C``, which are supplied, and functions of torch's Python. Each raises with a remedy.
 """
 
@@ -34,7 +36,9 @@ def _supply(name: str, fidelity: Fidelity, value: Any, note: str) -> None:
         supplied_value(name, fidelity)(constant)
         return
     prefix = name.split("_")[1]
-    supplied_function(name, fidelity, note=note, native_to=prefix if prefix in FAMILIES else "cuda")(constant)
+    supplied_function(
+        name, fidelity, note=note, native_to=prefix if prefix in FAMILIES else "cuda"
+    )(constant)
 
 
 _NO_HOST_MEMORY = {
@@ -50,10 +54,19 @@ _NO_HOST_MEMORY = {
 
 _CONSTANTS: Mapping[Fidelity, Mapping[str, tuple[Any, str]]] = {
     Fidelity.EXACT: {
-        "torch._C._has_cuda": (True, "Return True, so that ``torch.backends.cuda.is_built()`` does."),
+        "torch._C._has_cuda": (
+            True,
+            "Return True, so that ``torch.backends.cuda.is_built()`` does.",
+        ),
         "torch._C._has_gds": (False, "Return False: files cannot be read into storages."),
-        "_cuda_getAllocatorBackend": ("native", 'Return `"native"`, the name of CUDA\'s default allocator.'),
-        "_cuda_hostMemoryStats": (_NO_HOST_MEMORY, "Return zeros: no page-locked host memory is allocated."),
+        "_cuda_getAllocatorBackend": (
+            "native",
+            'Return `"native"`, the name of CUDA\'s default allocator.',
+        ),
+        "_cuda_hostMemoryStats": (
+            _NO_HOST_MEMORY,
+            "Return zeros: no page-locked host memory is allocated.",
+        ),
         "_cuda_memoryMetadataSupported": (False, "Return False: recorded events carry no labels."),
         "_cuda_resetAccumulatedHostMemoryStats": (None, "Do nothing: the figures are always 0."),
         "_cuda_resetPeakHostMemoryStats": (None, "Do nothing: the figures are always 0."),
@@ -62,7 +75,10 @@ _CONSTANTS: Mapping[Fidelity, Mapping[str, tuple[Any, str]]] = {
         "_xpu_getArchFlags": (None, "Return None: no code for a GPU was compiled."),
     },
     Fidelity.DECLARED: {
-        "torch._C._has_cudnn": (True, "Return True, so that ``torch.backends.cudnn`` lets programs set its flags.")
+        "torch._C._has_cudnn": (
+            True,
+            "Return True, so that ``torch.backends.cudnn`` lets programs set its flags.",
+        )
     },
     Fidelity.INERT: {
         "_cuda_clearCublasWorkspaces": (None, "there are no cuBLAS workspaces"),
@@ -118,7 +134,8 @@ def nccl_version_suffix(context: Context) -> bytes:
     return b""
 
 
-# False, so that torch sums the tensors of several devices without NCCL, whose collectives are refused.
+# False, so that torch sums the tensors of several devices without NCCL, whose collectives are
+# refused.
 replaces(torch.cuda.nccl, "is_available")(lambda *_: False)
 
 
@@ -143,7 +160,9 @@ def _refuse(name: str, remedy: str, family: str) -> None:
     owner = _found(path)
     # Modules import functions by value; methods are found by their class.
     of_module = isinstance(owner, ModuleType)
-    replaces(owner, attribute, native_to=family, optional=True, by_value=of_module)(without_original(refuse))
+    replaces(owner, attribute, native_to=family, optional=True, by_value=of_module)(
+        without_original(refuse)
+    )
 
 
 def _found(dotted: str) -> Any:
@@ -201,7 +220,8 @@ _UNSUPPORTED = (
     ),
     _Unsupported(
         (
-            "Trees of CUDA graphs restore the accelerator's allocator by it, and no compiler makes them "
+            "Trees of CUDA graphs restore the accelerator's allocator by it, and no compiler makes "
+            "them "
             "for a target. Use torch.cuda.graph or torch.cuda.make_graphed_callables."
         ),
         ("torch._C._cuda_beginAllocateCurrentStreamToPool",),
@@ -211,7 +231,8 @@ _UNSUPPORTED = (
         ("torch._C._cuda_jiterator_compile_and_launch_kernel",),
     ),
     _Unsupported(
-        "NCCL needs CUDA. Use torch.distributed, or torch.cuda.comm for the devices of one process.",
+        "NCCL needs CUDA. Use torch.distributed, or torch.cuda.comm for the devices of one "
+        "process.",
         (
             "torch._C._nccl_init_rank",
             "torch._C._nccl_unique_id",
@@ -228,7 +249,8 @@ _UNSUPPORTED = (
     ),
     _Unsupported(
         (
-            "GPUDirect Storage reads files into a GPU's memory. Read the file into a CPU tensor, such "
+            "GPUDirect Storage reads files into a GPU's memory. Read the file into a CPU tensor, "
+            "such "
             "as by torch.from_file, and copy that."
         ),
         (
@@ -241,7 +263,8 @@ _UNSUPPORTED = (
         ),
     ),
     _Unsupported(
-        "TunableOp tunes products of GPU matrices, so there are no results to keep. Leave the call out.",
+        "TunableOp tunes products of GPU matrices, so there are no results to keep. Leave the call "
+        "out.",
         (
             "torch._C._cuda_tunableop_set_filename",
             "torch._C._cuda_tunableop_get_filename",
@@ -264,7 +287,8 @@ _UNSUPPORTED = (
         ),
     ),
     _Unsupported(
-        "NVIDIA's management library measures it on NVIDIA's GPUs only. Leave it out, or use psutil.",
+        "NVIDIA's management library measures it on NVIDIA's GPUs only. Leave it out, or use "
+        "psutil.",
         (
             "torch.cuda.temperature",
             "torch.cuda.power_draw",
@@ -286,15 +310,25 @@ _UNSUPPORTED = (
         ),
         family="xpu",
     ),
-    _Unsupported("Share an event between threads, not processes.", ("torch.cuda.Event.from_ipc_handle",)),
+    _Unsupported(
+        "Share an event between threads, not processes.", ("torch.cuda.Event.from_ipc_handle",)
+    ),
     _Unsupported(
         "There is no graph of SYCL. Leave it out; the operators run one by one.",
-        ("torch._C._xpu_graph_pool_handle", "torch.xpu.graphs._xpu_graph_pool_handle", "torch.xpu.XPUGraph.__new__"),
+        (
+            "torch._C._xpu_graph_pool_handle",
+            "torch.xpu.graphs._xpu_graph_pool_handle",
+            "torch.xpu.XPUGraph.__new__",
+        ),
         family="xpu",
     ),
     _Unsupported(
         "The history of allocations has no labels. Leave it out.",
-        ("torch._C._cuda_annotateMemory", "torch._C._cuda_setMemoryMetadata", "torch._C._cuda_getMemoryMetadata"),
+        (
+            "torch._C._cuda_annotateMemory",
+            "torch._C._cuda_setMemoryMetadata",
+            "torch._C._cuda_getMemoryMetadata",
+        ),
     ),
     _Unsupported(
         "The history of allocations is one of programs written for CUDA. Leave it out.",

@@ -17,7 +17,9 @@ from torchdevice.torch_modules.cuda.streams import create_external
 
 
 class CudaError(enum.IntEnum):
-    """The result codes of the CUDA runtime. Any number is one: torch makes them of what functions return."""
+    """The result codes of the CUDA runtime. Any number is one: torch makes them of what functions
+    return.
+    """
 
     success = 0
 
@@ -48,15 +50,18 @@ _TEXTS = {
 }
 """The texts of ``cudaGetErrorString`` (driver_types.h of the CUDA toolkit)."""
 
-_INVALID_HANDLE, _ALREADY_REGISTERED, _NOT_REGISTERED = CudaError(400), CudaError(712), CudaError(713)
+_INVALID_HANDLE = CudaError(400)
+_ALREADY_REGISTERED = CudaError(712)
+_NOT_REGISTERED = CudaError(713)
 
 
 @replaces(torch.cuda, "_cudart", makes=True)
 class Cudart:
     """The CUDA runtime module, as ``torch.cuda.cudart()`` returns it.
 
-    All threads share the attribute ``torch.cuda._cudart``. A thread in a scope gets the stand-in's functions. Other
-    threads get those of the build's own module, which is None in a build without CUDA.
+    All threads share the attribute ``torch.cuda._cudart``. A thread in a scope gets the stand-in's
+    functions. Other threads get those of the build's own module, which is None in a build without
+    CUDA.
     """
 
     def __init__(self, original: Any):
@@ -69,7 +74,9 @@ class Cudart:
         if name == "cudaError":
             return CudaError
         if name not in _CUDART:
-            thread_state.refuse(f"torch.cuda.cudart().{name}", "It needs the CUDA runtime. Use a torch function.")
+            thread_state.refuse(
+                f"torch.cuda.cudart().{name}", "It needs the CUDA runtime. Use a torch function."
+            )
         return context.supplied.bound(_CUDART[name])
 
     def __bool__(self) -> bool:
@@ -96,7 +103,10 @@ def _host_register(context: Context, address: int, size: int, flags: int) -> Cud
 def _stream_create(context: Context, place: int) -> CudaError:
     """Write the handle of a new stream to an address."""
     if not context.runtime.supplied.has_handles:
-        thread_state.refuse("torch.cuda.cudart().cudaStreamCreate", "There is no cudaStream_t. Use torch.cuda.Stream.")
+        thread_state.refuse(
+            "torch.cuda.cudart().cudaStreamCreate",
+            "There is no cudaStream_t. Use torch.cuda.Stream.",
+        )
     word_at(int(place)).value = create_external(context)
     return CudaError.success
 
@@ -107,7 +117,11 @@ _CUDART: dict[str, Callable[..., Any]] = {
     "cudaProfilerStart": _success,
     "cudaProfilerStop": _success,
     "cudaHostRegister": _host_register,
-    "cudaHostUnregister": lambda context, address: _done(context.pinned.registered.pop(address, None), _NOT_REGISTERED),
+    "cudaHostUnregister": lambda context, address: _done(
+        context.pinned.registered.pop(address, None), _NOT_REGISTERED
+    ),
     "cudaStreamCreate": _stream_create,
-    "cudaStreamDestroy": lambda context, handle: _done(context.streams.handles.pop(handle, None), _INVALID_HANDLE),
+    "cudaStreamDestroy": lambda context, handle: _done(
+        context.streams.handles.pop(handle, None), _INVALID_HANDLE
+    ),
 }

@@ -1,4 +1,6 @@
-"""The number of devices, the current one and their properties, for ``torch/cuda/__init__.py`` and ``_utils.py``."""
+"""The number of devices, the current one and their properties, for ``torch/cuda/__init__.py`` and
+``_utils.py``.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +23,38 @@ from torchdevice.kernel.devices.device_properties import DeviceProperties
 from torchdevice.kernel.devices.device_strings import Spelling, parse
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.lowlevel import lazy_initialization
-from torchdevice.kernel.patching import ABSENT, Callback, replaced_function, without_cache, without_original
+from torchdevice.kernel.patching import (
+    ABSENT,
+    Callback,
+    replaced_function,
+    without_cache,
+    without_original,
+)
 from torchdevice.torch_modules.cuda import memory, sleeping
 
 
 @supplied_function("_cuda_getDeviceCount", denies=ABSENT)
 def get_device_count(context: Context) -> int:
     """Return the number of devices that the scope advertises."""
-    if sys._getframe(1).f_code is torch.cuda.is_available.__code__:  # torch documents that this one calls the driver
+    # Torch documents that this one calls the driver.
+    if sys._getframe(1).f_code is torch.cuda.is_available.__code__:
         context.driver.touch()
     return context.devices.count
 
 
 @supplied_function("_cuda_init")
 def init(context: Context) -> None:
-    """Note that the program has used the accelerator in this process, and check what CUDA checks at first use."""
+    """Note that the program has used the accelerator in this process, and check what CUDA checks at
+    first use.
+    """
     context.driver.initialize()
 
 
 @supplied_function("_cuda_isInBadFork")
 def is_in_bad_fork(context: Context) -> bool:
-    """Return whether this process was forked from one that had used the accelerator, which then does not work here."""
+    """Return whether this process was forked from one that had used the accelerator, which then
+    does not work here.
+    """
     return context.driver.is_in_bad_fork
 
 
@@ -64,7 +77,9 @@ def set_device(context: Context, device: int) -> None:
 @supplied_function("_cuda_exchangeDevice _cuda_maybeExchangeDevice")
 @supplied_function("torch.cuda._exchange_device torch.cuda._maybe_exchange_device")
 def exchange_device(context: Context, device: int) -> int:
-    """Set the current device and return the previous ordinal. A negative ordinal sets nothing and returns -1."""
+    """Set the current device and return the previous ordinal. A negative ordinal sets nothing and
+    returns -1.
+    """
     if device < 0:
         return -1
     previous = context.thread.device_index
@@ -88,7 +103,9 @@ def can_device_access_peer(context: Context, device: int, peer_device: int) -> b
 @supplied_function("_cuda_getArchFlags", Fidelity.DECLARED)
 def get_arch_flags(context: Context) -> str:
     """Return the architectures of the devices' compute capabilities, such as ``"sm_80"``."""
-    found = sorted({context.devices.figure("capability", index) for index in range(context.devices.count)})
+    found = sorted(
+        {context.devices.figure("capability", index) for index in range(context.devices.count)}
+    )
     return " ".join("sm_{}{}".format(*each) for each in found)
 
 
@@ -107,7 +124,9 @@ def synchronize_device(context: Context, index: int) -> None:
 
 @supplied_function("_cuda_sleep")
 def sleep(context: Context, cycles: int) -> None:
-    """Let the stream of a simulated device be busy, or the host sleep, for that many cycles of a 1 GHz clock."""
+    """Let the stream of a simulated device be busy, or the host sleep, for that many cycles of a 1
+    GHz clock.
+    """
     if context.runtime.supplied.has_handles:
         sleeping.sleep(context, cycles)
     else:
@@ -117,8 +136,8 @@ def sleep(context: Context, cycles: int) -> None:
 def properties_of(context: Context, device: int) -> DeviceProperties:
     """Return the properties of the program's device with an ordinal.
 
-    They are kept: ``torch.autocast`` reads them each time, and reading the machine's memory takes longer than a small
-    step of training.
+    They are kept: ``torch.autocast`` reads them each time, and reading the machine's memory takes
+    longer than a small step of training.
     """
     if (_PROPERTIES, device) not in context.settings:
         context.settings[_PROPERTIES, device] = _read_properties(context, device)
@@ -129,7 +148,8 @@ _PROPERTIES = "device properties"
 
 
 def _read_properties(context: Context, device: int) -> DeviceProperties:
-    given, capability = context.devices.figure("properties", device) or {}, context.devices.figure("capability", device)
+    given = context.devices.figure("properties", device) or {}
+    capability = context.devices.figure("capability", device)
     name = given.get("name") or context.runtime.name(context.devices.target_index(device))
     measured = DeviceProperties(
         name=name,
@@ -153,10 +173,12 @@ supplied_value("torch.cuda._CudaDeviceProperties")(cuda_device_properties)
 
 
 class InitializedFlag:
-    """``torch.cuda._initialized``: true in threads that are in a scope, torch's own value in the others.
+    """``torch.cuda._initialized``: true in threads that are in a scope, torch's own value in the
+    others.
 
-    Once the flag is true, ``torch.cuda.device_count()`` caches its answer for the whole process. So the flag is false
-    where that function reads it, and the number of a scope's devices is never cached.
+    Once the flag is true, ``torch.cuda.device_count()`` caches its answer for the whole process. So
+    the flag is false where that function reads it, and the number of a scope's devices is never
+    cached.
     """
 
     def __init__(self, original: Any, module: Any):
@@ -182,7 +204,9 @@ class InitializedFlag:
 def get_device_index(
     context: Context, original: Any, device: Any, optional: bool = False, allow_cpu: bool = False
 ) -> int:
-    """``torch.cuda._utils._get_device_index``, which refuses the devices that the mode has rewritten to the target."""
+    """``torch.cuda._utils._get_device_index``, which refuses the devices that the mode has
+    rewritten to the target.
+    """
     if device is None and optional:
         return context.thread.device_index
     if type(device) is int:
@@ -196,7 +220,9 @@ def get_device_index(
         return spelling.index
     if optional:
         return context.thread.device_index
-    raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+    raise ValueError(
+        f"Expected a torch.device with a specified index or an integer, but got:{device}"
+    )
 
 
 def _index_on_target(context: Context, device: torch.device, allow_cpu: bool) -> int:
@@ -215,7 +241,9 @@ def _init(context: Context, original: Any) -> None:
 
 
 def _lazy_init(context: Context, original: Any) -> None:
-    """``_lazy_init``, with which most functions of the module begin: it has nothing to do but to refuse a fork."""
+    """``_lazy_init``, with which most functions of the module begin: it has nothing to do but to
+    refuse a fork.
+    """
     if context.driver.user != os.getpid() and context.driver.is_in_bad_fork:
         original()
 
@@ -227,7 +255,8 @@ def _device_properties(context: Context, original: Any, index: int) -> DevicePro
 
 @replaces(torch, "get_device_module", native_to="cuda")
 def _get_device_module(context: Context, original: Any, device: Any = None) -> Any:
-    """``torch.get_device_module``: the module of the accelerator that the program spelled, not of the target.
+    """``torch.get_device_module``: the module of the accelerator that the program spelled, not of
+    the target.
 
     The module of a target, such as ``torch.cpu``, lacks functions that the program calls.
     """
@@ -243,12 +272,16 @@ def _get_device_module(context: Context, original: Any, device: Any = None) -> A
     return without_cache(context, original, device)
 
 
-replaces(torch._utils, "_get_current_device_index", native_to="cuda")(lambda context, _: context.thread.device_index)
+replaces(torch._utils, "_get_current_device_index", native_to="cuda")(
+    lambda context, _: context.thread.device_index
+)
 replaces(torch.cuda, "_is_in_bad_fork")(without_original(is_in_bad_fork))
 
 
 def processor_utilization(context: Context, name: str) -> float:
-    """Return the percentage of time in which the CPU's cores worked, in place of what ``name`` measures."""
+    """Return the percentage of time in which the CPU's cores worked, in place of what ``name``
+    measures.
+    """
     import psutil
 
     context.report(name, "processor utilization", Fidelity.APPROXIMATE)
@@ -261,16 +294,21 @@ def _utilization(context: Context, original: Any, device: Any = None) -> int:
 
 
 def replaces_functions(module: Any, properties: Callable[..., Any]) -> None:
-    """Replace functions of an accelerator's module: its flag, the properties of its devices, and their ordinals."""
+    """Replace functions of an accelerator's module: its flag, the properties of its devices, and
+    their ordinals.
+    """
     replaces(module, "_initialized", makes=True)(lambda original: InitializedFlag(original, module))
     replaces(module, "_lazy_init", by_value=True)(_lazy_init)
     # There only once torch has initialised the accelerator.
-    REPLACED.append(replaced_function(module, "_get_device_properties", properties, may_be_absent=True))
+    REPLACED.append(
+        replaced_function(module, "_get_device_properties", properties, may_be_absent=True)
+    )
     replaces(module._utils, "_get_device_index", by_value=True)(get_device_index)
 
 
 replaces_functions(torch.cuda, _device_properties)
-replaces(torch.cuda, "_cached_device_count", makes=True)(lambda _: None)  # device_count() asks again in a scope
+# Device_count() asks again in a scope.
+replaces(torch.cuda, "_cached_device_count", makes=True)(lambda _: None)
 _nothing: Callable[[], None] = type(None)  # without a frame of Python
 REPLACED.append(Callback(_nothing, lazy_initialization.forget))
 # Its cached answers are those of the target, so they are dropped with the last scope.

@@ -1,12 +1,13 @@
 """Capture and replay of operators, the mechanism of CUDA graphs.
 
-During a capture a dispatch mode records every operator below autograd with its arguments and results. A replay runs the
-operators again, with new results in the memory of the recorded results, which the program and later operators use. On
-CUDA nothing is computed during a capture, so the end of a capture restores the tensors of the program that the
-operators wrote to.
+During a capture a dispatch mode records every operator below autograd with its arguments and
+results. A replay runs the operators again, with new results in the memory of the recorded results,
+which the program and later operators use. On CUDA nothing is computed during a capture, so the end
+of a capture restores the tensors of the program that the operators wrote to.
 
-A CUDA graph holds addresses, not tensors. So a capture records other tensors with the same memory, as they are when
-their operator has run: ``squeeze_`` or ``resize_`` may change the program's tensors later.
+A CUDA graph holds addresses, not tensors. So a capture records other tensors with the same memory,
+as they are when their operator has run: ``squeeze_`` or ``resize_`` may change the program's
+tensors later.
 """
 
 from __future__ import annotations
@@ -30,28 +31,47 @@ _aten = torch.ops.aten
 
 
 _WAITS_FOR_THE_DEVICE = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-"""Tags of operators that cannot be captured, because the host needs a value or the size of the result."""
+"""Tags of operators that cannot be captured, because the host needs a value or the size of the
+result.
+"""
 
 
 _INDEXING = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
-"""Operators that cannot be captured where an index is a mask, because the host needs the size of the result."""
+"""Operators that cannot be captured where an index is a mask, because the host needs the size of
+the result.
+"""
 
 
-_COPYING = frozenset({_aten._ctc_loss, _aten._linalg_svd, _aten.bincount, _aten.linalg_matrix_exp, _aten.linalg_pinv})
+_COPYING = frozenset(
+    {_aten._ctc_loss, _aten._linalg_svd, _aten.bincount, _aten.linalg_matrix_exp, _aten.linalg_pinv}
+)
 """Operators that copy from or to memory of the host which is not pinned."""
 
 
 _READ_BY_THE_HOST = frozenset(
     {
-        *(_aten._linalg_check_errors, _aten._linalg_eigh, _aten._to_sparse, _aten.linalg_eig, _aten.linalg_eigvals),
+        *(
+            _aten._linalg_check_errors,
+            _aten._linalg_eigh,
+            _aten._to_sparse,
+            _aten.linalg_eig,
+            _aten.linalg_eigvals,
+        ),
         *(_aten.normal.Tensor_Tensor, _aten.normal.float_Tensor),
     }
 )
-"""Operators that wait for the device: for errors of ``torch.linalg``, for sizes, or to check values."""
+"""Operators that wait for the device: for errors of ``torch.linalg``, for sizes, or to check
+values.
+"""
 
 
 _UNINITIALISED = frozenset(
-    {_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default}
+    {
+        _aten.empty.memory_format,
+        _aten.empty_strided.default,
+        _aten.empty_like.default,
+        _aten.new_empty.default,
+    }
 )
 
 
@@ -79,22 +99,33 @@ class _Step(NamedTuple):
             for known, new in zip(self.made, made_now, strict=True):
                 known.copy_(new)
 
-    def kernel(self, host_alias: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[], Any]:
-        """Return what does as :meth:`run`, where it can by one kernel of the CPU in the recorded memory.
+    def kernel(
+        self, host_alias: Callable[[torch.Tensor], torch.Tensor | None]
+    ) -> Callable[[], Any]:
+        """Return what does as :meth:`run`, where it can by one kernel of the CPU in the recorded
+        memory.
 
-        It can where all tensors are of ``_EASY`` dtypes, for which no device has rules of its own, and one is written.
+        It can where all tensors are of ``_EASY`` dtypes, for which no device has rules of its own,
+        and one is written.
         """
         if not isinstance(self.op, torch._ops.OpOverload) or self.op in _UNINITIALISED:
             return self.run
         op = _with_out(self.op) if self.made else self.op
         given = list(tensors((self.args, self.kwargs, self.made)))
         easy = all(_is_dense(each) and each.dtype in _EASY for each in given)
-        if op is None or not easy or len(op._schema.returns) != 1 or torch.Tag.nondeterministic_seeded in op.tags:
+        if (
+            op is None
+            or not easy
+            or len(op._schema.returns) != 1
+            or torch.Tag.nondeterministic_seeded in op.tags
+        ):
             return self.run
         aliases = {id(each): host_alias(each) for each in given}
         if any(each is None for each in aliases.values()):
             return self.run
-        args, kwargs, made = mapped((self.args, self.kwargs, self.made), lambda each: aliases.get(id(each), each))
+        args, kwargs, made = mapped(
+            (self.args, self.kwargs, self.made), lambda each: aliases.get(id(each), each)
+        )
         if made:
             kwargs = {**kwargs, "out": made[0]}
         return functools.partial(op._op, *args, **kwargs)
@@ -103,15 +134,20 @@ class _Step(NamedTuple):
 _EASY = frozenset({torch.float32, torch.float64})
 
 _CPU_KERNELS = ("CPU", "CompositeExplicitAutograd")
-"""The keys of kernels that write to ``out``: the CPU's own, and those that copy to it, as ``relu.out`` does."""
+"""The keys of kernels that write to ``out``: the CPU's own, and those that copy to it, as
+``relu.out`` does.
+"""
 
 _RESIZING = frozenset({"aten::mse_loss"})
-"""Operators whose kernel gives ``out`` another size on its way (torch 2.15), and so another memory."""
+"""Operators whose kernel gives ``out`` another size on its way (torch 2.15), and so another memory.
+"""
 
 
 @functools.cache
 def _with_out(op: Any) -> Any:
-    """Return the overload of an operator that writes its only result to ``out`` by a kernel of the CPU, or None."""
+    """Return the overload of an operator that writes its only result to ``out`` by a kernel of the
+    CPU, or None.
+    """
     if op._schema.name in _RESIZING:
         return None
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -149,12 +185,13 @@ class Capture(TorchDispatchMode):
 
     Args:
         runtime: The device whose work is captured.
-        generators: The generators of the graph's random numbers: the device's default generator and those that the
-            program registered.
+        generators: The generators of the graph's random numbers: the device's default generator and
+            those that the program registered.
 
     Attributes:
         failed: Whether the program called an operator that cannot be captured.
-        memory: The blocks that are allocated during the capture, as an observer of memory adds them.
+        memory: The blocks that are allocated during the capture, as an observer of memory adds
+            them.
         order: The streams that take part. Whoever enters the mode sets it.
         steps: The operators that were recorded.
     """
@@ -165,7 +202,8 @@ class Capture(TorchDispatchMode):
     def __init__(self, runtime: Runtime, generators: Sequence[torch.Generator]):
         super().__init__()
         self._runtime = runtime
-        # None on the CPU, where the program's work on the host cannot be told from the work that CUDA would capture.
+        # None on the CPU, where the program's work on the host cannot be told from the work that
+        # CUDA would capture.
         self._device_type = None if runtime.shares_host_memory else runtime.device_type
         self._kernels: list[Callable[[], Any]] = []
         self.failed = False
@@ -175,7 +213,8 @@ class Capture(TorchDispatchMode):
         self.steps: list[_Step] = []
         self._made: set[int] = set()
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._number: tuple[Any, Any] = None, None  # the last tensor that was made of a number, and the number
+        # The last tensor that was made of a number, and the number.
+        self._number: tuple[Any, Any] = None, None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -204,25 +243,35 @@ class Capture(TorchDispatchMode):
     def _filled(self, func: Any, args: Any) -> tuple[Any, Any]:
         """Return ``masked_fill_`` for ``x[mask] = number``, and any other call as it is.
 
-        So CUDA does it where the number is the host's, without asking the device how many places there are
-        (``canDispatchToMaskedFill`` of aten/src/ATen/native/TensorAdvancedIndexing.cpp).
+        So CUDA does it where the number is the host's, without asking the device how many places
+        there are (``canDispatchToMaskedFill`` of aten/src/ATen/native/TensorAdvancedIndexing.cpp).
         """
-        if func is not _aten.index_put_.default or len(args) != 3:  # with a fourth argument it may accumulate
+        # With a fourth argument it may accumulate.
+        if func is not _aten.index_put_.default or len(args) != 3:
             return func, args
         written, (*before, mask), value = args
         number = None
         if value is self._number[0]:
             number = self._number[1]
-        elif value.get_device() < 0 <= written.get_device() and value.numel() == 1:  # a number of the host's
+        elif value.get_device() < 0 <= written.get_device() and value.numel() == 1:
+            # A number of the host's.
             number = value.item()
-        if number is None or any(each is not None for each in before) or mask.dtype is not torch.bool:
+        if (
+            number is None
+            or any(each is not None for each in before)
+            or mask.dtype is not torch.bool
+        ):
             return func, args
         all_of_inner = (..., *(None,) * (written.dim() - len(before) - mask.dim()))
         return _aten.masked_fill_.Scalar, (written, mask[all_of_inner], number)
 
     def _refuse_waiting(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Raise CUDA's error for an operator that makes the host wait for the device, such as those of ``item()``."""
-        if self._device_type is None or not any(native_device(t).type == self._device_type for t in tensors(args)):
+        """Raise CUDA's error for an operator that makes the host wait for the device, such as those
+        of ``item()``.
+        """
+        if self._device_type is None or not any(
+            native_device(t).type == self._device_type for t in tensors(args)
+        ):
             return
         indices = list(tensors(args[1])) if func in _INDEXING else []
         if self._copies(func, args, kwargs, indices):
@@ -232,7 +281,9 @@ class Capture(TorchDispatchMode):
 
     def _copies(self, func: Any, args: Any, kwargs: Any, indices: list[torch.Tensor]) -> bool:
         """Return whether an operator copies between the device and pageable memory of the host."""
-        if func.overloadpacket in _COPYING or any(native_device(t).type != self._device_type for t in indices):
+        if func.overloadpacket in _COPYING or any(
+            native_device(t).type != self._device_type for t in indices
+        ):
             return True
         if func is _aten.histc.default:
             return not any(args[2:])  # it looks for the bounds
@@ -242,51 +293,70 @@ class Capture(TorchDispatchMode):
         return device.type != self._device_type and not kwargs.get("non_blocking")
 
     def _refuse_generator(self, args: Any, kwargs: Any) -> None:
-        """Raise CUDA's error for an operator that draws from a generator which is not registered with the graph."""
+        """Raise CUDA's error for an operator that draws from a generator which is not registered
+        with the graph.
+        """
         generator, device = kwargs.get("generator"), kwargs.get("device")
         if generator is None or self._device_type is None:
             return
         devices = [device] if device is not None else map(native_device, tensors(args))
         known = any(each._cdata == generator._cdata for each, _ in self._random_states)  # type: ignore[attr-defined]
         if not known and any(each.type == self._device_type for each in devices):
-            raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
+            raise RuntimeError(
+                "Attempt to increase offset for a CUDA generator not in capture mode."
+            )
 
     @block
     def _undeclared_writes(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
-        """Keep copies of tensors of the program to which an operator writes although its schema does not declare it.
+        """Keep copies of tensors of the program to which an operator writes although its schema
+        does not declare it.
 
-        ``native_batch_norm`` does this, and operators of the program may. Such a write is found by comparing values,
-        because kernels of an out-of-tree device do not increment a tensor's version counter.
+        ``native_batch_norm`` does this, and operators of the program may. Such a write is found by
+        comparing values, because kernels of an out-of-tree device do not increment a tensor's
+        version counter.
         """
         # An operator all of whose results are arguments or views declares its writes.
         if all(declared.alias_info is not None for declared in func._schema.returns):
             yield
             return
         theirs = [tensor for tensor in tensors((args, kwargs)) if self._may_be_written(tensor)]
-        before = [(tensor.detach(), self._runtime.supplied.copy_outside(tensor)) for tensor in theirs]
+        before = [
+            (tensor.detach(), self._runtime.supplied.copy_outside(tensor)) for tensor in theirs
+        ]
         yield
         with thread_state.suspended():  # it is not the program that reads the values
-            self._before.extend((tensor, held) for tensor, held in before if not same_bits(tensor, held))
+            self._before.extend(
+                (tensor, held) for tensor, held in before if not same_bits(tensor, held)
+            )
 
     def _may_be_written(self, tensor: torch.Tensor) -> bool:
         if not _is_dense(tensor) or tensor.is_quantized or tensor.is_meta or not tensor.numel():
             return False
         # An expanded tensor has elements in common, and torch refuses to write to it.
-        expanded = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        expanded = any(
+            size > 1 and not stride
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
         return not expanded and tensor.untyped_storage()._cdata not in self._made
 
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         made = _made_by(func, result)
-        self._made.update(tensor.untyped_storage()._cdata for tensor in made if tensor.layout is torch.strided)
+        self._made.update(
+            tensor.untyped_storage()._cdata for tensor in made if tensor.layout is torch.strided
+        )
         # A view need not be made again: its memory is written by a recorded operator.
         if made or any(map(is_written, func._schema.arguments)):
             self.steps.append(_Step(func, *mapped((args, kwargs, made), self._recorded)))
 
     def _recorded(self, value: Any) -> Any:
-        """Return what a step keeps of a value: of a tensor one in its memory, whose size the program cannot change."""
+        """Return what a step keeps of a value: of a tensor one in its memory, whose size the
+        program cannot change.
+        """
         if type(value) in _PLAIN and not value.is_nested:
             return self._runtime.supplied.same_memory(value)
-        return self._runtime.supplied.numbers_of(value) if isinstance(value, torch._C.Generator) else value
+        if isinstance(value, torch._C.Generator):
+            return self._runtime.supplied.numbers_of(value)
+        return value
 
     def do(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function that has no result, as each replay does at this place."""
@@ -299,48 +369,73 @@ class Capture(TorchDispatchMode):
         return used - _addresses([step.made for step in self.steps], self._device_type)
 
     def put_back(self) -> None:
-        """Restore the program's tensors and generators to their states at the beginning of the capture."""
+        """Restore the program's tensors and generators to their states at the beginning of the
+        capture.
+        """
         for generator, state in self._random_states:
             generator.set_state(state)
         with as_kernels_do():
             # In reverse, so that the oldest copy is written last.
             for tensor, before in reversed(self._before):
-                # FSDP frees its parameters' memory by the sizes of their storages, also in a capture.
+                # FSDP frees its parameters' memory by the sizes of their storages, also in a
+                # capture.
                 if tensor.untyped_storage().nbytes():
                     tensor.copy_(before)
         self._before.clear()
 
     def check_memory(self) -> None:
-        """Refuse the graph where the program has freed its memory meanwhile, on a device that has no other for it."""
+        """Refuse the graph where the program has freed its memory meanwhile, on a device that has
+        no other for it.
+        """
         given = tensors([(step.args, step.kwargs) for step in self.steps])
-        if any(each.numel() and not each.untyped_storage().nbytes() for each in given if _is_dense(each)):
+        if any(
+            each.numel() and not each.untyped_storage().nbytes()
+            for each in given
+            if _is_dense(each)
+        ):
             remedy = "Run the program without CUDA graphs, or on a simulated device."
-            thread_state.refuse("torch.cuda.graph over memory that is freed by storage.resize_(0)", remedy)
+            thread_state.refuse(
+                "torch.cuda.graph over memory that is freed by storage.resize_(0)", remedy
+            )
 
     def replay(self) -> None:
         """Run the operators again and write their results to the memory of the recorded results."""
         context = thread_state.state.context
         # Whoever looks at each kernel of a device is to see those of a replay.
         policy = None if context is None else context.policy
-        asks = context is None or (policy is not None and policy.asks) or getattr(context.options, "verify", None)
+        asks = (
+            context is None
+            or (policy is not None and policy.asks)
+            or getattr(context.options, "verify", None)
+        )
         with as_kernels_do():
             if not (asks or self._kernels):
-                self._kernels = [step.kernel(self._runtime.supplied.host_alias) for step in self.steps]
+                self._kernels = [
+                    step.kernel(self._runtime.supplied.host_alias) for step in self.steps
+                ]
             for run in [step.run for step in self.steps] if asks else self._kernels:
                 run()
 
 
 def _addresses(values: Any, device_type: str | None) -> set[int]:
     dense = (each for each in tensors(values) if each.layout is torch.strided)
-    return {each.untyped_storage().data_ptr() for each in dense if native_device(each).type == device_type}
+    return {
+        each.untyped_storage().data_ptr()
+        for each in dense
+        if native_device(each).type == device_type
+    }
 
 
 def _made_by(op: Any, result: Any) -> list[torch.Tensor]:
-    """Return the results of an operator that are new tensors: no arguments and no views of arguments."""
+    """Return the results of an operator that are new tensors: no arguments and no views of
+    arguments.
+    """
     returns = op._schema.returns
     # An operator with one result returns it bare; with none it returns None.
     results = (result,) if len(returns) == 1 else result or ()
-    new = [each for declared, each in zip(returns, results, strict=True) if declared.alias_info is None]
+    new = [
+        each for declared, each in zip(returns, results, strict=True) if declared.alias_info is None
+    ]
     return list(tensors(new))
 
 

@@ -18,7 +18,12 @@ from torchdevice.kernel.devices.device_memory import PrivatePools, new_id
 from torchdevice.kernel.journal.callers import program_line, warn_at
 from torchdevice.kernel.patching import Callback
 from torchdevice.kernel.stand_ins import refuse_to_pickle
-from torchdevice.torch_modules.cuda.capture_rules import INVALIDATED, NOT_PERMITTED, CaptureOrder, error
+from torchdevice.torch_modules.cuda.capture_rules import (
+    INVALIDATED,
+    NOT_PERMITTED,
+    CaptureOrder,
+    error,
+)
 from torchdevice.torch_modules.cuda.graph_capture import Capture
 
 
@@ -33,7 +38,8 @@ _HOOKED = ("capture_start", "capture_end", "post_instantiate", "replay_start", "
 
 
 _EMPTY_GRAPH = (
-    "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
+    "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on "
+    "wrong device or stream."
 )
 
 
@@ -44,7 +50,8 @@ _REPLAY_OF_NO_CAPTURE = "Called CUDAGraph::replay without a preceding successful
 
 
 _CAPTURED_TWICE = (
-    "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
+    "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new "
+    "instance."
 )
 
 
@@ -73,13 +80,16 @@ class GraphStandIn:
         self._retained: list[Any] = []
         self._generators: list[torch.Generator] = []
         self._is_debugged = False
-        self._recorded_exec_ids: set[int] = set()  # torch.cuda.graph adds to it (torch 2.15 and later)
+        # Torch.cuda.graph adds to it (torch 2.15 and later).
+        self._recorded_exec_ids: set[int] = set()
         for moment in _HOOKED:
             # Ordered: hooks run in the order in which they were registered.
             setattr(self, f"_{moment}_hooks", collections.OrderedDict())
 
     def __repr__(self) -> str:
-        return f"<{self.__class__.__module__}.{self.__class__.__qualname__} object at {id(self):#x}>"
+        return (
+            f"<{self.__class__.__module__}.{self.__class__.__qualname__} object at {id(self):#x}>"
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Return torch's own methods that register hooks (torch 2.14 and later)."""
@@ -90,7 +100,9 @@ class GraphStandIn:
 
     def _run_hooks(self, moment: str) -> None:
         """Run the hooks that are registered for all graphs, then those of this graph."""
-        global_hooks = getattr(torch.cuda.graphs, f"_global_{moment.removeprefix('post_')}_hooks", None)
+        global_hooks = getattr(
+            torch.cuda.graphs, f"_global_{moment.removeprefix('post_')}_hooks", None
+        )
         if global_hooks:
             stand_in: Any = self  # for hooks that are annotated with torch's own class
             torch.cuda.graphs._run_global_hooks(global_hooks, stand_in)  # type: ignore[attr-defined]
@@ -102,15 +114,22 @@ class GraphStandIn:
         self._retained.append(value)
 
     def register_generator_state(self, generator: torch.Generator) -> None:
-        """Let the graph draw from another generator, which a capture does not advance and each replay does."""
+        """Let the graph draw from another generator, which a capture does not advance and each
+        replay does.
+        """
         # By identity: generators define no equality of their own.
         if not any(known is generator for known in self._generators):
             self._generators.append(generator)
 
     def capture_begin(
-        self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = False
+        self,
+        pool: Any = None,
+        capture_error_mode: str = "global",
+        check_input_liveness: bool = False,
     ) -> None:
-        """Record operators from now on. :meth:`capture_end` restores the program's tensors to which they write."""
+        """Record operators from now on. :meth:`capture_end` restores the program's tensors to which
+        they write.
+        """
         thread = self._context.thread
         if thread.capture is not None:
             raise error(NOT_PERMITTED)
@@ -129,7 +148,9 @@ class GraphStandIn:
         self._end_order = self._context.observers.add(self._capture.order)
         # A capture that the program never ends must not stay with the thread.
         thread.at_exit.append(self._abandon)
-        context, capture, self._pools = self._context, self._capture, runtime.supplied.private_pools(index)
+        context = self._context
+        capture = self._capture
+        self._pools = runtime.supplied.private_pools(index)
         if self._pools is not None:  # what the capture allocates comes from the graph's pool
             # A second capture of the graph gives up the pool of the first.
             self._release()
@@ -183,13 +204,17 @@ class GraphStandIn:
         self._run_hooks("post_instantiate")
 
     def replay(self) -> None:
-        """Run the recorded operators again and write their results to the memory of the recorded results."""
+        """Run the recorded operators again and write their results to the memory of the recorded
+        results.
+        """
         if self._captured is None:
             raise RuntimeError(_REPLAY_OF_NO_CAPTURE)
         self._run_hooks("replay_start")
         try:
             self._captured.replay()
-            self._context.observers.tell("graph_replayed", id(self), self._pool, self._context.thread.device_index)
+            self._context.observers.tell(
+                "graph_replayed", id(self), self._pool, self._context.thread.device_index
+            )
         finally:
             self._run_hooks("replay_end")
 
@@ -201,7 +226,9 @@ class GraphStandIn:
         self._release()
 
     def pool(self) -> Any:
-        """Return the identifier of the memory pool from which a simulated device allocates during the capture."""
+        """Return the identifier of the memory pool from which a simulated device allocates during
+        the capture.
+        """
         if self._captured is None:
             raise RuntimeError(_POOL_OF_NO_CAPTURE)
         return self._pool
@@ -221,20 +248,28 @@ class GraphStandIn:
 
     def raw_cuda_graph(self) -> NoReturn:
         """Raise: there is no ``cudaGraph_t``."""
-        thread_state.refuse("torch.cuda.CUDAGraph.raw_cuda_graph", "There is no cudaGraph_t. Use replay().")
+        thread_state.refuse(
+            "torch.cuda.CUDAGraph.raw_cuda_graph", "There is no cudaGraph_t. Use replay()."
+        )
 
     raw_cuda_graph_exec = get_graph_data = raw_cuda_graph
 
 
 @replaces(torch.cuda.CUDAGraph, "__new__")
-def _new_graph(context: Context, original: Any, cls: type, keep_graph: bool = False) -> GraphStandIn:
+def _new_graph(
+    context: Context, original: Any, cls: type, keep_graph: bool = False
+) -> GraphStandIn:
     return GraphStandIn(context)
 
 
-_forget_stream = functools.partial(setattr, torch.cuda.graph, "default_capture_stream", None)  # in C
+# In C.
+_forget_stream = functools.partial(setattr, torch.cuda.graph, "default_capture_stream", None)
 REPLACED.append(Callback(_forget_stream, _forget_stream))
 imported_by_value(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing _graph_pool_handle")
 
 
-# torch 2.14 takes any answer of the package cuda-bindings but one for the driver's, also where there is no driver.
-replaces("torch.cuda._graph_annotations", "_is_tools_id_unavailable", native_to="cuda")(lambda *_: True)
+# torch 2.14 takes any answer of the package cuda-bindings but one for the driver's, also where
+# there is no driver.
+replaces("torch.cuda._graph_annotations", "_is_tools_id_unavailable", native_to="cuda")(
+    lambda *_: True
+)

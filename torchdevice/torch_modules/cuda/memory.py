@@ -1,8 +1,9 @@
 """Memory figures, limits and pools, for ``torch/cuda/memory.py``.
 
-The target's runtime measures the figures. Where they are not an allocator's own (CPU, MPS), each line of the program
-that asks for them is reported as approximate. A figure that a runtime cannot measure, such as the number of
-allocations, is 0. Simulated devices have pools; on other targets they raise.
+The target's runtime measures the figures. Where they are not an allocator's own (CPU, MPS), each
+line of the program that asks for them is reported as approximate. A figure that a runtime cannot
+measure, such as the number of allocations, is 0. Simulated devices have pools; on other targets
+they raise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ import torch
 
 from torchdevice.calls.error_texts import class_for_out_of_memory
 from torchdevice.kernel import thread_state
-from torchdevice.kernel.bindings import imported_by_value, replaces, supplied_function, supplied_value
+from torchdevice.kernel.bindings import (
+    imported_by_value,
+    replaces,
+    supplied_function,
+    supplied_value,
+)
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.device_memory import PoolId, PrivatePools, Stat, new_id
 from torchdevice.kernel.devices.device_strings import Spelling
@@ -71,7 +77,10 @@ SNAPSHOT_SETTINGS: Mapping[str, Any] = {
 
 APPROXIMATE_FIGURES = {
     "cpu": (Fidelity.APPROXIMATE, "Figures of the process's heap. Counts of allocations are 0."),
-    "mps": (Fidelity.APPROXIMATE, "MPS's figures. The peak is the largest figure read, counts of allocations are 0."),
+    "mps": (
+        Fidelity.APPROXIMATE,
+        "MPS's figures. The peak is the largest figure read, counts of allocations are 0.",
+    ),
 }
 """The fidelity of memory figures on targets whose allocator keeps none."""
 
@@ -83,7 +92,9 @@ LIMITS = {
 """The fidelity of a memory limit on targets other than simulated ones."""
 
 
-NO_SETTINGS = dict.fromkeys(("cpu", "mps"), (Fidelity.INERT, "Checks the settings, which have no effect."))
+NO_SETTINGS = dict.fromkeys(
+    ("cpu", "mps"), (Fidelity.INERT, "Checks the settings, which have no effect.")
+)
 """The fidelity of settings of the allocator on targets that have another."""
 
 
@@ -94,13 +105,16 @@ def out_of_memory_error(context: Context) -> type[RuntimeError]:
 
 
 def _figures(current: int = 0, peak: int = 0) -> dict[str, int]:
-    """Return the figures of one key. The sums of allocations are the least that explain the peak."""
+    """Return the figures of one key. The sums of allocations are the least that explain the
+    peak.
+    """
     return {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
 
 
 def _target_index(context: Context, device: int) -> int:
     if not context.devices.accepts(device):
-        raise RuntimeError(f"Invalid device argument {device}: did you call init?")  # CUDACachingAllocator.cpp
+        # CUDACachingAllocator.cpp.
+        raise RuntimeError(f"Invalid device argument {device}: did you call init?")
     return context.devices.target_index(device)
 
 
@@ -112,7 +126,9 @@ def report(context: Context, name: str, told: str = "figures of the {} process")
 
 @supplied_function("_cuda_memoryStats", on=APPROXIMATE_FIGURES)
 def memory_stats(context: Context, device: int) -> dict[str, Any]:
-    """Return the runtime's figures under CUDA's keys. Figures that the runtime cannot measure are 0."""
+    """Return the runtime's figures under CUDA's keys. Figures that the runtime cannot measure are
+    0.
+    """
     report(context, "torch.cuda.memory_stats")
     index = _target_index(context, device)
     memory = context.runtime.memory(index)
@@ -153,18 +169,26 @@ def empty_cache(context: Context) -> None:
 
 @supplied_function("_accelerator_setAllocatorSettings", on=NO_SETTINGS)
 def set_allocator_settings(context: Context, env: str) -> None:
-    """Change the settings of the simulated devices' allocator. On other targets torch only checks them."""
+    """Change the settings of the simulated devices' allocator. On other targets torch only checks
+    them.
+    """
     if not context.runtime.supplied.set_allocator(env):
-        context.report("torch.cuda.memory._set_allocator_settings", "checked, not used", Fidelity.INERT)
+        context.report(
+            "torch.cuda.memory._set_allocator_settings", "checked, not used", Fidelity.INERT
+        )
         with thread_state.suspended():
             allocator_texts.parse(env)
 
 
 @supplied_function("_cuda_setMemoryFraction", on=LIMITS)
 def set_memory_fraction(context: Context, fraction: float | None, device: int) -> None:
-    """Limit the memory of a simulated device or of MPS. On other targets the fraction is only stored."""
+    """Limit the memory of a simulated device or of MPS. On other targets the fraction is only
+    stored.
+    """
     if not context.runtime.limit_memory(_target_index(context, device), fraction):
-        context.report("torch.cuda.set_per_process_memory_fraction", "stored, no limit", Fidelity.APPROXIMATE)
+        context.report(
+            "torch.cuda.set_per_process_memory_fraction", "stored, no limit", Fidelity.APPROXIMATE
+        )
     context.settings[MEMORY_FRACTION, device] = fraction
 
 
@@ -175,7 +199,9 @@ def get_memory_fraction(context: Context, device: int) -> float:
 
 
 def total(context: Context, device: int) -> int:
-    """Return the bytes of memory of a device: the scope's property ``total_memory``, or the target's memory."""
+    """Return the bytes of memory of a device: the scope's property ``total_memory``, or the
+    target's memory.
+    """
     given = (context.devices.figure("properties", device) or {}).get("total_memory")
     return given or context.runtime.total_memory(_target_index(context, device))
 
@@ -188,7 +214,9 @@ def mem_get_info(context: Context, device: int) -> tuple[int, int]:
 
 
 def _figure(field: str) -> Callable[..., int]:
-    """Return the replacement of a function that reads one figure; torch makes and sorts a table of all for it."""
+    """Return the replacement of a function that reads one figure; torch makes and sorts a table of
+    all for it.
+    """
 
     def read(context: Context, original: Any, device: Any = None) -> int:
         # As in torch, which takes CUDA for not initialised there. The cheap comparison comes first.
@@ -199,7 +227,9 @@ def _figure(field: str) -> Callable[..., int]:
         if device is None:
             index = context.devices.target_index(context.thread.device_index)
         else:
-            index = _target_index(context, torch.cuda._utils._get_device_index(device, optional=True))
+            index = _target_index(
+                context, torch.cuda._utils._get_device_index(device, optional=True)
+            )
         return getattr(context.runtime.memory(index), field)
 
     return read
@@ -232,7 +262,9 @@ class MemPoolStandIn:
         weakref.finalize(self, _end, pools, self.id).atexit = False
 
     def __repr__(self) -> str:
-        return f"<{self.__class__.__module__}.{self.__class__.__qualname__} object at {id(self):#x}>"
+        return (
+            f"<{self.__class__.__module__}.{self.__class__.__qualname__} object at {id(self):#x}>"
+        )
 
     def use_count(self) -> int:
         """Return how many objects and routes keep the pool."""
@@ -250,18 +282,31 @@ def _end(pools: PrivatePools, owner: PoolId) -> None:
 
 def _pools(context: Context, device: int) -> PrivatePools:
     found = context.runtime.supplied.private_pools(context.devices.target_index(device))
-    return found if found is not None else thread_state.refuse(f"torch.{context.program}.MemPool", POOL)
+    if found is not None:
+        return found
+    return thread_state.refuse(f"torch.{context.program}.MemPool", POOL)
 
 
 @replaces(torch.cuda.MemPool, "__new__")
 def new_pool(
-    context: Context, original: Any, cls: type, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False
+    context: Context,
+    original: Any,
+    cls: type,
+    allocator: Any = None,
+    use_on_oom: bool = False,
+    no_split: bool = False,
 ) -> MemPoolStandIn:
     """``MemPool``: a new pool of the current device, by the rules of the device's allocator."""
     pools = _pools(context, context.thread.device_index)
-    for name, given in {"allocator": allocator, "use_on_oom": use_on_oom, "no_split": no_split}.items():
+    for name, given in {
+        "allocator": allocator,
+        "use_on_oom": use_on_oom,
+        "no_split": no_split,
+    }.items():
         if given:
-            thread_state.refuse(f"torch.{context.program}.MemPool({name}={given!r})", "Leave the argument out.")
+            thread_state.refuse(
+                f"torch.{context.program}.MemPool({name}={given!r})", "Leave the argument out."
+            )
     return MemPoolStandIn(getattr(torch, context.program), pools)
 
 
@@ -278,7 +323,9 @@ def begin_allocate_to_pool(context: Context, device: int, mempool_id: PoolId) ->
 
 
 @supplied_function("_cuda_beginAllocateCurrentThreadToPool", on=NO_POOLS)
-def begin_allocate_current_thread_to_pool(context: Context, device: int, mempool_id: PoolId) -> None:
+def begin_allocate_current_thread_to_pool(
+    context: Context, device: int, mempool_id: PoolId
+) -> None:
     """Serve this thread's allocations on a device from a pool."""
     thread = threading.get_ident()
     _begin(context, device, mempool_id, lambda: threading.get_ident() == thread)
@@ -304,11 +351,19 @@ def checkpoint_state(context: Context, device: int, id: PoolId) -> tuple[PoolId,
 
 @supplied_function("_cuda_setCheckpointPoolState", on=NO_POOLS)
 def set_checkpoint_pool_state(
-    context: Context, device: int, state: tuple[PoolId, Any], stale_storages: list[int], storages: list[int]
+    context: Context,
+    device: int,
+    state: tuple[PoolId, Any],
+    stale_storages: list[int],
+    storages: list[int],
 ) -> None:
-    """Let the segments of a pool be divided as they were. Blocks that no tensor has are freed by their address."""
+    """Let the segments of a pool be divided as they were. Blocks that no tensor has are freed by
+    their address.
+    """
     if storages:
-        thread_state.refuse("torch._C._cuda_setCheckpointPoolState(storages)", "Give no storages that get blocks.")
+        thread_state.refuse(
+            "torch._C._cuda_setCheckpointPoolState(storages)", "Give no storages that get blocks."
+        )
     pools = _pools(context, device)
     stale = {torch.UntypedStorage._new_with_weak_ptr(each).data_ptr() for each in stale_storages}
     for address, block in pools.restore(*state, stale).items():
@@ -316,7 +371,9 @@ def set_checkpoint_pool_state(
 
 
 @supplied_function("_cuda_checkPoolLiveAllocations", on=NO_POOLS)
-def check_pool_live_allocations(context: Context, device: int, pool: PoolId, ptrs: set[int]) -> bool:
+def check_pool_live_allocations(
+    context: Context, device: int, pool: PoolId, ptrs: set[int]
+) -> bool:
     """Return whether the tensors in a pool have these addresses, and no others."""
     return bool(_pools(context, device).live_in(pool) == {*ptrs})
 
@@ -326,7 +383,12 @@ def _raw(context: Context) -> dict[int, Callable[[], object]]:
     return context.settings.setdefault(_raw, {})  # type: ignore[no-any-return]
 
 
-BUFFERS = {"mps": (Fidelity.APPROXIMATE, "The address names a buffer of Metal, which other code cannot read by it.")}
+BUFFERS = {
+    "mps": (
+        Fidelity.APPROXIMATE,
+        "The address names a buffer of Metal, which other code cannot read by it.",
+    )
+}
 
 
 @supplied_function("_cuda_cudaCachingAllocator_raw_alloc", on=BUFFERS)
@@ -346,6 +408,9 @@ def raw_delete(context: Context, mem_ptr: int) -> None:
     _raw(context).pop(mem_ptr)()
 
 
-_BY_VALUE = "_cuda_beginAllocateCurrentThreadToPool _cuda_beginAllocateToPool _cuda_endAllocateToPool _cuda_releasePool"
+_BY_VALUE = (
+    "_cuda_beginAllocateCurrentThreadToPool _cuda_beginAllocateToPool _cuda_endAllocateToPool "
+    "_cuda_releasePool"
+)
 
 imported_by_value(torch.cuda.memory, _BY_VALUE)

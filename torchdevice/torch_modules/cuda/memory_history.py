@@ -1,12 +1,14 @@
 """The history of allocations, for ``torch.cuda.memory._record_memory_history``.
 
-A device with an allocator of its own tells a :class:`History` of each allocation. On other targets an
-``OperatorWatcher`` (``kernel/devices/operator_watcher.py``) tells it of the storages that operators of one thread
-return. Such a watcher sees neither the temporary memory of a kernel nor the storages that existed before it started.
+A device with an allocator of its own tells a :class:`History` of each allocation. On other targets
+an
+``OperatorWatcher`` (``kernel/devices/operator_watcher.py``) tells it of the storages that operators
+of one thread return. Such a watcher sees neither the temporary memory of a kernel nor the storages
+that existed before it started.
 
-Torch gathers the stacks, of Python, of TorchScript and, where asked for, of C++, as it does for CUDA's allocator.
-Gathering is quick. Names and lines are looked up when they are asked for: those of C++ take seconds for the first stack
-of a process.
+Torch gathers the stacks, of Python, of TorchScript and, where asked for, of C++, as it does for
+CUDA's allocator. Gathering is quick. Names and lines are looked up when they are asked for: those
+of C++ take seconds for the first stack of a process.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _gather = torch._C._profiler.gather_traceback
 _look_up = torch._C._profiler.symbolize_tracebacks
 
 _KERNEL = "torch::impl::dispatch::PythonKernelHolder"
-"""The C++ frame that calls a kernel in Python. The frames inside of it are this package's and the interpreter's."""
+"""The C++ frame that calls a kernel in Python. The frames inside of it are this package's and the
+interpreter's.
+"""
 
 _GATHERING = ("torch::unwind", "torch::CapturedTraceback")
 
@@ -59,9 +63,13 @@ class Stack:
 
 
 def look_up(stacks: Iterable[Stack]) -> None:
-    """Look up the frames of several stacks. For C++ this is quicker than to look up one after the other."""
+    """Look up the frames of several stacks. For C++ this is quicker than to look up one after the
+    other.
+    """
     unknown = [stack for stack in stacks if stack._captured is not None]
-    for stack, frames in zip(unknown, _look_up([stack._captured for stack in unknown]), strict=True):
+    for stack, frames in zip(
+        unknown, _look_up([stack._captured for stack in unknown]), strict=True
+    ):
         stack._frames, stack._captured = _of_the_program(frames), None
 
 
@@ -75,7 +83,9 @@ def can_unwind() -> bool:
 
 
 def _of_the_program(frames: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    kernel = next((at for at, frame in enumerate(frames, 1) if frame["name"].startswith(_KERNEL)), 0)
+    kernel = next(
+        (at for at, frame in enumerate(frames, 1) if frame["name"].startswith(_KERNEL)), 0
+    )
     outside = (frame for frame in frames[kernel:] if not frame["filename"].startswith(PACKAGE))
     return [frame for frame in outside if not frame["name"].startswith(_GATHERING)]
 
@@ -94,14 +104,20 @@ class History(Observer):
         self.configure("state", None, 1, frozenset())
 
     def configure(
-        self, kept: str, context: str | None, entries: int, skipped: frozenset[str], *, cpp: bool = False
+        self,
+        kept: str,
+        context: str | None,
+        entries: int,
+        skipped: frozenset[str],
+        *,
+        cpp: bool = False,
     ) -> None:
         """Set what is recorded from now on.
 
         Args:
             kept: ``"all"`` to keep events; ``"state"`` to keep only the blocks in use.
-            context: The events whose stack is kept: None for none, ``"state"`` for blocks in use, ``"alloc"`` for
-                allocations too, ``"all"`` for frees too.
+            context: The events whose stack is kept: None for none, ``"state"`` for blocks in use,
+                ``"alloc"`` for allocations too, ``"all"`` for frees too.
             entries: The number of events that are kept; older events are dropped.
             skipped: The kinds of events that are not kept.
             cpp: Whether stacks have the frames of C++.
@@ -152,12 +168,15 @@ class History(Observer):
         """Return the stack of this thread if it is kept in the present context."""
         return Stack(self._cpp) if self._context in contexts else None
 
-    def _record(self, action: str, block: Block, stack: Stack | None, free: int | None = None) -> None:
+    def _record(
+        self, action: str, block: Block, stack: Stack | None, free: int | None = None
+    ) -> None:
         if action in self._skipped:
             return
         entry = {
             "action": action,
-            # A simulated block has a place in its segment; elsewhere the address of the values is all there is.
+            # A simulated block has a place in its segment; elsewhere the address of the values is
+            # all there is.
             "addr": block.address if block.place is None else block.place,
             "data_ptr": block.address,
             "size": block.size,
@@ -176,7 +195,9 @@ class History(Observer):
         self._entries.append((block.device, entry))
 
     def frames(self, address: int) -> list[dict[str, Any]] | None:
-        """Return the stack at a block's allocation, innermost frame first; None for a block that is not recorded."""
+        """Return the stack at a block's allocation, innermost frame first; None for a block that is
+        not recorded.
+        """
         if address not in self._blocks:
             return None
         _, stack = self._blocks[address]
@@ -185,7 +206,9 @@ class History(Observer):
     def look_up(self) -> None:
         """Look up the frames of all stacks."""
         with self._lock:
-            stacks = [entry["frames"] for _, entry in self._entries] + [stack for _, stack in self._blocks.values()]
+            stacks = [entry["frames"] for _, entry in self._entries] + [
+                stack for _, stack in self._blocks.values()
+            ]
         look_up(stack for stack in stacks if stack is not None)
 
     def traces(self, count: int) -> list[list[dict[str, Any]]]:
@@ -204,7 +227,8 @@ _HELD_BY_PYTHON = "tensors of the {} process that Python holds"
 
 
 APPROXIMATE_SNAPSHOT = dict.fromkeys(
-    ("cpu", "mps"), (Fidelity.APPROXIMATE, "Covers tensors that Python holds and results of operators.")
+    ("cpu", "mps"),
+    (Fidelity.APPROXIMATE, "Covers tensors that Python holds and results of operators."),
 )
 """The fidelity of snapshots and the history on targets whose allocator records none."""
 
@@ -231,7 +255,11 @@ def record_memory_history(
 ) -> None:
     """Start to record allocations with their stack, or stop."""
     _check(enabled, ("state", "all"), "expected state to be 'state', 'all', or None")
-    _check(context, ("state", "alloc", "all"), "expected context to be 'state', 'alloc', 'all', or None")
+    _check(
+        context,
+        ("state", "alloc", "all"),
+        "expected context to be 'state', 'alloc', 'all', or None",
+    )
     _check(stacks, ("python", "all"), "expected stacks to be 'python', or 'all'")
     history = _history(active)
     if enabled is None or clear_history:
@@ -242,11 +270,14 @@ def record_memory_history(
     memory.report(active, "torch.cuda.memory._record_memory_history", _HELD_BY_PYTHON)
     cpp = stacks == "all" and can_unwind()
     if stacks == "all" and not cpp:
-        active.report("torch.cuda.memory._record_memory_history", "stacks without C++", Fidelity.APPROXIMATE)
+        active.report(
+            "torch.cuda.memory._record_memory_history", "stacks without C++", Fidelity.APPROXIMATE
+        )
     history.configure(enabled, context, max_entries, frozenset(skip_actions or ()), cpp=cpp)
     if _STOP not in active.settings:
         stop = active.settings[_STOP] = active.observers.add(history)
-        # Not _stop() alone: where another thread has stopped the recording, this thread's stack still has the watcher.
+        # Not _stop() alone: where another thread has stopped the recording, this thread's stack
+        # still has the watcher.
         active.thread.at_exit += [lambda: _stop(active), stop]
 
 
@@ -261,12 +292,16 @@ def record_memory_history_legacy(
     clear_history: bool = False,
     *rest: Any,
 ) -> None:
-    """Start to record allocations, or stop, with the older arguments of ``_record_memory_history``."""
+    """Start to record allocations, or stop, with the older arguments of
+    ``_record_memory_history``.
+    """
     stacks_of = None
     if record_context:
         stacks_of = "all" if trace_alloc_record_context else "state"
     kept = "all" if enabled else None
-    record_memory_history(context, kept, stacks_of, "python", trace_alloc_max_entries, clear_history)
+    record_memory_history(
+        context, kept, stacks_of, "python", trace_alloc_max_entries, clear_history
+    )
 
 
 def _stop(context: Context) -> None:
@@ -289,7 +324,8 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
     history.look_up()
     wanted = None if pool is None or tuple(pool[:2]) == (0, 0) else tuple(pool[:2])
     devices = range(context.runtime.device_count())
-    with garbage_collection.paused():  # which would begin several times over, to find that all of this is in use
+    # Which would begin several times over, to find that all of this is in use.
+    with garbage_collection.paused():
         return {
             "segments": [
                 _segment(segment, history)
@@ -312,7 +348,11 @@ def _segment(segment: Segment, history: History) -> dict[str, Any]:
     blocks = [{**part._asdict(), "frames": history.frames(part.data_ptr) or []} for part in parts]
     active = [part for part in parts if part.state != "inactive"]
     return {
-        **{name: value for name, value in segment._asdict().items() if name not in ("is_large", "parts")},
+        **{
+            name: value
+            for name, value in segment._asdict().items()
+            if name not in ("is_large", "parts")
+        },
         "address": parts[0].address,
         "total_size": sum(part.size for part in parts),
         "allocated_size": sum(part.size for part in active if part.state == "active_allocated"),
@@ -331,8 +371,12 @@ def allocation_traceback(context: Context, address: int) -> list[dict[str, Any]]
 
 
 @supplied_function("_cuda_attach_out_of_memory_observer")
-def attach_out_of_memory_observer(context: Context, observer: Callable[[int, int, int, int], None]) -> None:
-    """Call ``observer(device, bytes requested, bytes of the device, bytes free)`` when memory runs out."""
+def attach_out_of_memory_observer(
+    context: Context, observer: Callable[[int, int, int, int], None]
+) -> None:
+    """Call ``observer(device, bytes requested, bytes of the device, bytes free)`` when memory runs
+    out.
+    """
     context.observers.add(_OutOfMemory(observer))
 
 

@@ -17,7 +17,8 @@ _profiler_enabled = torch._C._autograd._profiler_enabled
 
 
 class Nvtx(threading.local):
-    """Stands in for the NVTX library: ``torch.profiler`` shows its ranges and markers as ``record_function`` ranges.
+    """Stands in for the NVTX library: ``torch.profiler`` shows its ranges and markers as
+    ``record_function`` ranges.
 
     Depths and identifiers are numbered as NVTX numbers them. Ranges nest per thread.
     """
@@ -72,7 +73,9 @@ def _end(profiled: Any) -> None:
 
 @replaces(torch.cuda.nvtx, "_nvtx", makes=True)
 class _NvtxByScope:
-    """``torch.cuda.nvtx._nvtx``: the stand-in in threads that are in a scope, torch's own object in the others."""
+    """``torch.cuda.nvtx._nvtx``: the stand-in in threads that are in a scope, torch's own object in
+    the others.
+    """
 
     def __init__(self, original: Any):
         self._original = original
@@ -84,5 +87,9 @@ class _NvtxByScope:
             return getattr(self._original, name)
         # torch's name for `rangePushA` is `range_push`.
         asked = re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name.removesuffix("A"))
-        context.report(f"torch.cuda.nvtx.{asked}", "what torch.profiler shows as record_function", Fidelity.INERT)
+        context.report(
+            f"torch.cuda.nvtx.{asked}",
+            "what torch.profiler shows as record_function",
+            Fidelity.INERT,
+        )
         return getattr(self._ours, name)

@@ -12,9 +12,14 @@ from torchdevice.kernel.context import Context
 
 @supplied_value("torch.cuda.default_generators")
 def default_generators(context: Context) -> tuple[torch.Generator, ...]:
-    """Return a default generator for each advertised device. A target with one device repeats its generator."""
+    """Return a default generator for each advertised device. A target with one device repeats its
+    generator.
+    """
     devices = context.devices
-    return tuple(context.runtime.default_generator(devices.target_index(each)) for each in range(devices.count))
+    return tuple(
+        context.runtime.default_generator(devices.target_index(each))
+        for each in range(devices.count)
+    )
 
 
 _CUDA_STATE_BYTES = 16
@@ -22,11 +27,15 @@ _CUDA_STATE_BYTES = 16
 
 
 @replaces(torch.cuda.random, "set_rng_state", by_value=True)
-def _set_rng_state(context: Context, original: Any, new_state: torch.Tensor, device: Any = "cuda") -> None:
+def _set_rng_state(
+    context: Context, original: Any, new_state: torch.Tensor, device: Any = "cuda"
+) -> None:
     own = context.runtime.default_generator(context.devices.current.index or 0).get_state().numel()
     if new_state.numel() == _CUDA_STATE_BYTES != own:
         raise RuntimeError(
-            f"A random state of {_CUDA_STATE_BYTES} bytes is that of a CUDA generator, and the generator of "
-            f"{context.names.family!r} cannot continue it. Use torch.manual_seed() instead of restoring the state."
+            f"A random state of {_CUDA_STATE_BYTES} bytes is that of a CUDA generator, and the "
+            "generator of "
+            f"{context.names.family!r} cannot continue it. Use torch.manual_seed() instead of "
+            "restoring the state."
         )
     original(new_state, device)

@@ -1,7 +1,9 @@
-"""Settings of CUDA libraries, for ``torch/backends/cuda``, ``torch/backends/cudnn`` and ``torch/cuda/tunable.py``.
+"""Settings of CUDA libraries, for ``torch/backends/cuda``, ``torch/backends/cudnn`` and
+``torch/cuda/tunable.py``.
 
-The libraries are absent, so a setting is stored for the scope and read back. The defaults were read from a CUDA build
-of torch 2.15. cuDNN is reported as available, and computes nothing but on a simulated GPU.
+The libraries are absent, so a setting is stored for the scope and read back. The defaults were read
+from a CUDA build of torch 2.15. cuDNN is reported as available, and computes nothing but on a
+simulated GPU.
 """
 
 from __future__ import annotations
@@ -19,11 +21,16 @@ from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.patching import ReplacedItem
 
 _STORED: dict[str, dict[str, Any]] = {
-    "the target has one linear algebra library": {"_set_linalg_preferred_backend": torch._C._LinalgBackend.Default},
+    "the target has one linear algebra library": {
+        "_set_linalg_preferred_backend": torch._C._LinalgBackend.Default
+    },
     "the target has one BLAS": {"_set_blas_preferred_backend": torch._C._BlasBackend.Default},
     "the allocator stays enabled": {"_cuda_cudaCachingAllocator_enable": True},
     "nothing is checked": {"_cuda_set_sync_debug_mode": 0},
-    "there is no cuDNN": {"_cuda_set_cudnn_benchmark_limit": 10, "_cudnn_set_conv_benchmark_empty_cache": True},
+    "there is no cuDNN": {
+        "_cuda_set_cudnn_benchmark_limit": 10,
+        "_cudnn_set_conv_benchmark_empty_cache": True,
+    },
     "there are no cuBLAS workspaces": {
         "_cuda_setCublasWorkspaceSize": 8519680,
         "_cuda_setCublasLtWorkspaceSize": 1048576,
@@ -39,9 +46,11 @@ _STORED: dict[str, dict[str, Any]] = {
         "_cuda_tunableop_set_cublaslt_requested_algo_count": 8,
     },
 }
-"""Why a value is only stored -> its setter in ``torch._C`` -> what the getter returns before the setter was called.
+"""Why a value is only stored -> its setter in ``torch._C`` -> what the getter returns before the
+setter was called.
 
-The size of cuBLAS's workspace is that of ``:4096:2:16:8``, the default of aten/src/ATen/cuda/CublasHandlePool.cpp."""
+The size of cuBLAS's workspace is that of ``:4096:2:16:8``, the default of
+aten/src/ATen/cuda/CublasHandlePool.cpp."""
 
 
 def _store(setter: str, default: Any, why: str) -> None:
@@ -52,7 +61,9 @@ def _store(setter: str, default: Any, why: str) -> None:
         return context.settings.get(setter, default)
 
     supplied_function(setter, Fidelity.INERT, note=f"stored; {why}")(set_)
-    getter = re.sub("^_cudnn", "_cuda", setter).replace("_set", "_get").replace("_enable", "_is_enabled")
+    getter = (
+        re.sub("^_cudnn", "_cuda", setter).replace("_set", "_get").replace("_enable", "_is_enabled")
+    )
     supplied_function(getter, note="Return the value that was stored, or CUDA's default.")(get)
 
 
@@ -63,7 +74,9 @@ for _why, _defaults in _STORED.items():
 
 for _name in ("CublasWorkspaceSize", "CublasLtWorkspaceSize"):
 
-    @supplied_function(f"_cuda_reset{_name}", note="Drop the size that was stored, so that CUDA's default applies.")
+    @supplied_function(
+        f"_cuda_reset{_name}", note="Drop the size that was stored, so that CUDA's default applies."
+    )
     def _reset(context: Context, set_: str = f"_cuda_set{_name}") -> None:
         context.settings.pop(set_, None)
 
@@ -100,15 +113,18 @@ class _PlanCaches(list[Any]):
         return _plan_cache(index)
 
 
-REPLACED.append(ReplacedItem(vars(torch.backends.cuda.cufft_plan_cache), "caches", lambda _: _PlanCaches()))
+REPLACED.append(
+    ReplacedItem(vars(torch.backends.cuda.cufft_plan_cache), "caches", lambda _: _PlanCaches())
+)
 
 
 class _BenchmarkLimit:
-    """``torch.backends.cudnn.benchmark_limit``, stored for each context. Outside of scopes it is torch's own.
+    """``torch.backends.cudnn.benchmark_limit``, stored for each context. Outside of scopes it is
+    torch's own.
 
     Args:
-        own: torch's property, which has kept the functions of a build with cuDNN: replacing these does not reach it.
-            None in a build without cuDNN.
+        own: torch's property, which has kept the functions of a build with cuDNN: replacing these
+            does not reach it. None in a build without cuDNN.
     """
 
     def __init__(self, own: Any):
@@ -131,11 +147,16 @@ class _BenchmarkLimit:
 
 
 CUDNN = 91002
-"""cuDNN 9.10.2 as ``torch.backends.cudnn.version()`` packs it: 10,000 x major + 100 x minor + patch."""
+"""cuDNN 9.10.2 as ``torch.backends.cudnn.version()`` packs it: 10,000 x major + 100 x minor +
+patch.
+"""
 
 
 def _asks_of(kernel: str) -> None:
-    note = f"Return whether CUDA's kernel {kernel!r} could compute attention; False where no CUDA is simulated."
+    note = (
+        f"Return whether CUDA's kernel {kernel!r} could compute attention; False where no CUDA is "
+        "simulated."
+    )
 
     @supplied_function(f"_can_use_{kernel}_attention", note=note)
     def can_use(context: Context, params: Any, debug: bool = False) -> bool:
@@ -152,14 +173,23 @@ replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: _L
 
 @replaces(torch.backends.cudnn, "is_acceptable", native_to="cuda")
 def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> bool:
-    """Return False also for a tensor that reports CUDA, but is on no simulated GPU: no cuDNN could compute with it."""
+    """Return False also for a tensor that reports CUDA, but is on no simulated GPU: no cuDNN could
+    compute with it.
+    """
     known = tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
-    return context.runtime.supplied.has_handles and torch._C._get_cudnn_enabled() and known and not tensor.is_cpu
+    return (
+        context.runtime.supplied.has_handles
+        and torch._C._get_cudnn_enabled()
+        and known
+        and not tensor.is_cpu
+    )
 
 
 # Modules ask this for weights that are on cuDNN.
 replaces(torch, "_use_cudnn_rnn_flatten_weight", native_to="cuda")(lambda *_: True)
 
 _MODES = ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")  # in the order of cuDNN's cudnnRNNMode_t
-replaces("torch.backends.cudnn.rnn", "get_cudnn_mode", native_to="cuda")(lambda _, original, mode: _MODES.index(mode))
+replaces("torch.backends.cudnn.rnn", "get_cudnn_mode", native_to="cuda")(
+    lambda _, original, mode: _MODES.index(mode)
+)
 replaces(torch.backends.cudnn, "version", native_to="cuda")(lambda *_: CUDNN)

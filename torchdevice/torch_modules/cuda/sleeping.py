@@ -1,9 +1,10 @@
 """The times of streams on a device whose kernels are done when their call returns.
 
-On CUDA the host goes on while kernels run. Here a stream has a time until which it is busy: it sleeps so long, or a
-kernel took so long, after what the stream was busy with. Events that are recorded in it, and streams that wait for
-these, are not done before that time. The host's clock stands still while a kernel computes, so that kernels of two
-streams lie beside each other; whoever waits for them waits until the later one ends.
+On CUDA the host goes on while kernels run. Here a stream has a time until which it is busy: it
+sleeps so long, or a kernel took so long, after what the stream was busy with. Events that are
+recorded in it, and streams that wait for these, are not done before that time. The host's clock
+stands still while a kernel computes, so that kernels of two streams lie beside each other; whoever
+waits for them waits until the later one ends.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ CYCLES_PER_SECOND = 1e9
 
 
 class Sleeping(Observer):
-    """The times until which the streams of one context are busy, in seconds of the host's clock, :meth:`now`."""
+    """The times until which the streams of one context are busy, in seconds of the host's clock,
+    :meth:`now`.
+    """
 
     def __init__(self) -> None:
         self._hidden = 0.0  # for how long kernels have computed while nobody waited for them
@@ -38,7 +41,9 @@ class Sleeping(Observer):
         return time.perf_counter() - self._hidden
 
     def late(self, stream: Stream) -> float:
-        """Return by how many seconds an event that is recorded now comes later than ``time.perf_counter()`` says."""
+        """Return by how many seconds an event that is recorded now comes later than
+        ``time.perf_counter()`` says.
+        """
         return max(-self._hidden, self.busy_until(stream) - time.perf_counter())
 
     def busy_until(self, stream: Stream) -> float:
@@ -61,7 +66,12 @@ class Sleeping(Observer):
         self._wait_until(self.busy_until(stream))
 
     def device_synchronized(self, index: int) -> None:
-        self._wait_until(max((until for stream, until in [*self._until.items()] if stream[0] == index), default=0.0))
+        self._wait_until(
+            max(
+                (until for stream, until in [*self._until.items()] if stream[0] == index),
+                default=0.0,
+            )
+        )
 
     def _wait_until(self, moment: float) -> None:
         left = max(0.0, moment - self.now())

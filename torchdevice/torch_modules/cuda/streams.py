@@ -1,10 +1,12 @@
 """Streams and events, for ``torch/cuda/streams.py``, ``torch.Stream`` and ``torch.Event``.
 
-A target runs all work in the order of submission, so a stream is only an id, and waiting for a stream does nothing.
-Each thread has a current stream for each device. Events record real points of the target's work.
+A target runs all work in the order of submission, so a stream is only an id, and waiting for a
+stream does nothing. Each thread has a current stream for each device. Events record real points of
+the target's work.
 
-The C base classes of torch's streams and events cannot be instantiated without a driver, so their ``__new__`` returns a
-stand-in instead. A stand-in is a ``torch.Stream`` or ``torch.Event`` whose ``__class__`` is the CUDA class, so that
+The C base classes of torch's streams and events cannot be instantiated without a driver, so their
+``__new__`` returns a stand-in instead. A stand-in is a ``torch.Stream`` or ``torch.Event`` whose
+``__class__`` is the CUDA class, so that
 ``isinstance`` holds for both.
 """
 
@@ -35,7 +37,9 @@ from torchdevice.torch_modules.cuda import device_queries, sleeping
 
 @supplied_function("_cuda_getCurrentStream")
 def get_current_stream(context: Context, device: int) -> tuple[int, int, int]:
-    """Return the id of this thread's current stream on the device, the device's ordinal, and its type."""
+    """Return the id of this thread's current stream on the device, the device's ordinal, and its
+    type.
+    """
     stream_id = context.thread.streams.get(device)
     if stream_id is None:  # the program has not changed it, and the ordinal may be wrong
         _check(context, device)
@@ -51,18 +55,24 @@ def get_default_stream(context: Context, device: int) -> tuple[int, int, int]:
 
 @supplied_function("_cuda_getCurrentRawStream")
 def get_current_raw_stream(context: Context, device: int) -> int:
-    """Return the null pointer for the default stream. Raise for another stream, unless streams have handles."""
+    """Return the null pointer for the default stream. Raise for another stream, unless streams have
+    handles.
+    """
     stream_id, _, _ = get_current_stream(context, device)
     if context.runtime.supplied.has_handles:
         return handle_of((device, stream_id))
     if stream_id:
-        thread_state.refuse("torch._C._cuda_getCurrentRawStream", "There is no cudaStream_t. Use torch.cuda.Stream.")
+        thread_state.refuse(
+            "torch._C._cuda_getCurrentRawStream", "There is no cudaStream_t. Use torch.cuda.Stream."
+        )
     return 0
 
 
 @supplied_function("_cuda_getStreamFromExternal")
 def get_stream_from_external(context: Context, pointer: int, device: int) -> tuple[int, int, int]:
-    """Return the default stream for a null pointer, and the stream of a handle. Raise for another pointer."""
+    """Return the default stream for a null pointer, and the stream of a handle. Raise for another
+    pointer.
+    """
     if pointer and context.runtime.supplied.has_handles and pointer in context.streams.handles:
         index, stream_id = context.streams.handles[pointer]
         return stream_id, index, DEVICE_TYPES[context.program]
@@ -75,15 +85,20 @@ def get_stream_from_external(context: Context, pointer: int, device: int) -> tup
 
 
 def handle_of(stream: Stream) -> int:
-    """Return the handle of a simulated device's stream: 0 for a default stream, as in CUDA. It is no address."""
+    """Return the handle of a simulated device's stream: 0 for a default stream, as in CUDA. It is
+    no address.
+    """
     index, number = stream
-    # The ordinal counts from 1 in the upper half, so that no handle of device 0 is a plain small number.
+    # The ordinal counts from 1 in the upper half, so that no handle of device 0 is a plain small
+    # number.
     return (index + 1) << 32 | number if number else 0
 
 
 def _check(context: Context, device: int) -> None:
     if not context.devices.accepts(device):  # worded as in c10/cuda/CUDAStream.cpp
-        raise RuntimeError(f"Device index value {device} is out of index range [0, {context.devices.count})")
+        raise RuntimeError(
+            f"Device index value {device} is out of index range [0, {context.devices.count})"
+        )
 
 
 @supplied_function("_cuda_setStream")
@@ -109,7 +124,8 @@ _event_numbers = itertools.count(1)
 
 @dataclasses.dataclass(frozen=True)
 class NoPointer:
-    """Stands in for a ``cudaStream_t``. Programs print it and compare it; it is no address, and none can be had of it.
+    """Stands in for a ``cudaStream_t``. Programs print it and compare it; it is no address, and
+    none can be had of it.
 
     Args:
         number: The id of the stream.
@@ -134,18 +150,23 @@ class NoPointer:
 
 
 class StreamStandIn(torch.Stream):
-    """A stream of the program. All streams of a target run their work in one order, the order of submission."""
+    """A stream of the program. All streams of a target run their work in one order, the order of
+    submission.
+    """
 
     __reduce_ex__ = refuse_to_pickle
 
     module: Any = torch.cuda
     torch_device_type = DEVICE_TYPES["cuda"]
-    highest_priority, lowest_priority = -3, 0  # torch has four priorities; the lowest number is the highest
+    # Torch has four priorities; the lowest number is the highest.
+    highest_priority, lowest_priority = -3, 0
     handle, pointer = "cuda_stream", "cudaStream_t"
     priority: int
     _context: Context
 
-    def __new__(cls, context: Context, stream_id: int, device_index: int, priority: int = 0) -> StreamStandIn:
+    def __new__(
+        cls, context: Context, stream_id: int, device_index: int, priority: int = 0
+    ) -> StreamStandIn:
         self = super().__new__(  # type: ignore[call-arg]
             cls, stream_id=stream_id, device_index=device_index, device_type=cls.torch_device_type
         )
@@ -153,7 +174,8 @@ class StreamStandIn(torch.Stream):
         self._context = context
         return self
 
-    # `torch.cuda.Stream(...)` calls `__init__` with the program's arguments, which `__new__` has used already.
+    # `torch.cuda.Stream(...)` calls `__init__` with the program's arguments, which `__new__` has
+    # used already.
     def __init__(self, *args: Any, **kwargs: Any):
         pass
 
@@ -162,7 +184,8 @@ class StreamStandIn(torch.Stream):
 
     @property
     def native_handle(self) -> Any:
-        """The ``cudaStream_t``: 0 for the default stream, as in CUDA. For another, an object to print and compare.
+        """The ``cudaStream_t``: 0 for the default stream, as in CUDA. For another, an object to
+        print and compare.
 
         On a simulated device, a number that ``ExternalStream`` takes back and that is no address.
         """
@@ -170,7 +193,9 @@ class StreamStandIn(torch.Stream):
             return handle_of(self._identity)
         if self.stream_id == 0:
             return 0
-        return NoPointer(self.stream_id, f"{self.module.__name__}.Stream.{self.handle}", self.pointer)
+        return NoPointer(
+            self.stream_id, f"{self.module.__name__}.Stream.{self.handle}", self.pointer
+        )
 
     cuda_stream = native_handle  # under CUDA's name
 
@@ -190,7 +215,9 @@ class StreamStandIn(torch.Stream):
         return self._context.thread.capture is not None
 
     def query(self) -> bool:
-        """Return whether the work of the stream is done; that of all streams, except on simulated devices."""
+        """Return whether the work of the stream is done; that of all streams, except on simulated
+        devices.
+        """
         times = sleeping.times(self._context)
         is_busy = times is not None and times.busy_until(self._identity) > times.now()
         done = not is_busy and self._context.runtime.mark(self._target_index, timing=False).query()
@@ -229,7 +256,10 @@ class StreamStandIn(torch.Stream):
         return before
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, torch.Stream) and self._identity == (other.device_index, other.stream_id)
+        return isinstance(other, torch.Stream) and self._identity == (
+            other.device_index,
+            other.stream_id,
+        )
 
     def __hash__(self) -> int:
         return hash(self._identity)
@@ -266,7 +296,8 @@ class EventStandIn(torch.Event):
         interprocess: bool = False,
         external: bool = False,
     ) -> EventStandIn:
-        self = super().__new__(cls, device="cpu")  # without a driver torch makes no event of another device
+        # Without a driver torch makes no event of another device.
+        self = super().__new__(cls, device="cpu")
         self._context = context
         self._timing = enable_timing
         self._number = next(_event_numbers)
@@ -289,7 +320,8 @@ class EventStandIn(torch.Event):
 
     @property
     def cuda_event(self) -> int:
-        """The ``cudaEvent_t``: 0 before the event is recorded, as in CUDA. Raises afterwards, because there is none.
+        """The ``cudaEvent_t``: 0 before the event is recorded, as in CUDA. Raises afterwards,
+        because there is none.
 
         On a simulated device, a number that is no address.
         """
@@ -309,15 +341,22 @@ class EventStandIn(torch.Event):
             RuntimeError: The event was recorded on another device before.
         """
         context = self._context
-        on = index, _ = context.thread.stream() if stream is None else (stream.device_index, stream.stream_id)
+        on = index, _ = (
+            context.thread.stream() if stream is None else (stream.device_index, stream.stream_id)
+        )
         if self._recorded_on is not None and self._recorded_on != index:
-            raise RuntimeError(f"Event device {self._recorded_on} does not match recording stream's device {index}.")
+            raise RuntimeError(
+                f"Event device {self._recorded_on} does not match recording stream's device "
+                f"{index}."
+            )
         for observer in context.observers.order:
             if self._recorded_on is None:
                 observer.event_created(self._number)
             observer.event_recorded(self._number, on)
         self._recorded_on = index
-        self._mark = context.runtime.mark(index and context.devices.target_index(index), timing=self._timing)
+        self._mark = context.runtime.mark(
+            index and context.devices.target_index(index), timing=self._timing
+        )
         if (
             self._timing
             and context.runtime.supplied.has_handles
@@ -330,14 +369,21 @@ class EventStandIn(torch.Event):
             self._done_at, self._late = times.busy_until(on), times.late(on) * 1e3
 
     def wait(self, stream: Any = None) -> None:
-        """Make later work of a stream wait for the event; all work runs in one order, so that costs nothing."""
+        """Make later work of a stream wait for the event; all work runs in one order, so that costs
+        nothing.
+        """
         if self._mark is not None:
-            on = self._context.thread.stream() if stream is None else (stream.device_index, stream.stream_id)
+            if stream is None:
+                on = self._context.thread.stream()
+            else:
+                on = (stream.device_index, stream.stream_id)
             for observer in self._context.observers.order:
                 observer.event_waited(self._number, on)
 
     def query(self) -> bool:
-        """Return whether the work before the recorded point is done; True if no point was recorded."""
+        """Return whether the work before the recorded point is done; True if no point was
+        recorded.
+        """
         if self._mark is None:
             return True
         times = sleeping.times(self._context)
@@ -371,21 +417,32 @@ class EventStandIn(torch.Event):
         if not (self.query() and end_event.query()):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")
         if self._recorded_on != end_event._recorded_on:
-            raise torch.AcceleratorError("CUDA error: invalid resource handle")  # the error of cudaEventElapsedTime
+            # The error of cudaEventElapsedTime.
+            raise torch.AcceleratorError("CUDA error: invalid resource handle")
         return self._mark.elapsed_time(end_event._mark) + end_event._late - self._late
 
     def ipc_handle(self) -> bytes:
         """Raise: an event has no handle that another process could open."""
-        thread_state.refuse("torch.cuda.Event.ipc_handle", "Share an event between threads, not processes.")
+        thread_state.refuse(
+            "torch.cuda.Event.ipc_handle", "Share an event between threads, not processes."
+        )
 
     def __repr__(self) -> str:
-        return f"<{self.module.__name__}.Event {'recorded' if self._mark is not None else 'uninitialized'}>"
+        return (
+            f"<{self.module.__name__}.Event "
+            f"{'recorded' if self._mark is not None else 'uninitialized'}>"
+        )
 
 
 def new_stream(
-    context: Context, device: Any = None, priority: int = 0, made: type[StreamStandIn] = StreamStandIn, **kwargs: Any
+    context: Context,
+    device: Any = None,
+    priority: int = 0,
+    made: type[StreamStandIn] = StreamStandIn,
+    **kwargs: Any,
 ) -> StreamStandIn:
-    """Return a stand-in for a new stream, or for the stream that ``stream_id`` or ``stream_ptr`` names.
+    """Return a stand-in for a new stream, or for the stream that ``stream_id`` or ``stream_ptr``
+    names.
 
     Args:
         context: The active context.
@@ -396,7 +453,8 @@ def new_stream(
     """
     context.driver.initialize()
     if "stream_id" in kwargs:
-        stream_id, index = kwargs["stream_id"], kwargs.get("device_index", context.thread.device_index)
+        stream_id = kwargs["stream_id"]
+        index = kwargs.get("device_index", context.thread.device_index)
         # The cached stand-in, so that `current_stream() is current_stream()`.
         known = context.streams.last.get((made, stream_id, index))
         return known or _remembered(context, made(context, stream_id, index))
@@ -420,7 +478,9 @@ def current_stream(context: Context, index: int) -> StreamStandIn:
 
 
 def create_external(context: Context) -> int:
-    """Return the handle of a new stream on the current device, as ``cudaStreamCreate`` does for other libraries."""
+    """Return the handle of a new stream on the current device, as ``cudaStreamCreate`` does for
+    other libraries.
+    """
     stream = context.thread.device_index, next(_ids)
     context.streams.handles[handle_of(stream)] = stream
     return handle_of(stream)
@@ -440,7 +500,12 @@ _KNOWN_STREAMS = 64
 
 @replaces(torch.cuda.ExternalStream, "__new__")
 def _new_external_stream(
-    context: Context, original: Any, cls: type, stream_ptr: int = 0, device: Any = None, **kwargs: Any
+    context: Context,
+    original: Any,
+    cls: type,
+    stream_ptr: int = 0,
+    device: Any = None,
+    **kwargs: Any,
 ) -> StreamStandIn:
     index = torch.cuda._utils._get_device_index(device, optional=True)
     stream_id, device_index, _ = get_stream_from_external(context, stream_ptr, index)
@@ -448,7 +513,8 @@ def _new_external_stream(
 
 
 def _generic(original: type, make: Callable[..., Any]) -> type:
-    """Return a subclass of ``torch.Stream`` or ``torch.Event``, whose ``__new__`` calls ``make(context, device, ...)``.
+    """Return a subclass of ``torch.Stream`` or ``torch.Event``, whose ``__new__`` calls
+    ``make(context, device, ...)``.
 
     It does so where the device is None or the program's accelerator.
     """
@@ -457,7 +523,8 @@ def _generic(original: type, make: Callable[..., Any]) -> type:
     def new(cls: type, device: Any = None, **kwargs: Any) -> Any:
         context: Any = thread_state.state.context
         own = context is not None and context.names.family != "cuda" and "stream_id" not in kwargs
-        # A device argument that is None, spells an accelerator, or is a device rewritten to the target.
+        # A device argument that is None, spells an accelerator, or is a device rewritten to the
+        # target.
         rewritten = own and isinstance(device, torch.device) and context.devices.is_targets(device)
         if own and (device is None or rewritten or context.redirect(device) is not None):
             return make(context, device, **kwargs)
@@ -471,13 +538,20 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
     """Let stand-ins be made by an accelerator's stream and event classes."""
 
     @replaces(stream.module.Stream, "__new__")
-    def make_stream(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> StreamStandIn:
-        # `torch.cuda.current_stream` names the stream that it wants, which programs ask for all the time.
-        known = context.streams.last.get((stream, kwargs.get("stream_id", -1), kwargs.get("device_index", -1)))
+    def make_stream(
+        context: Context, original: Any, cls: type, *args: Any, **kwargs: Any
+    ) -> StreamStandIn:
+        # `torch.cuda.current_stream` names the stream that it wants, which programs ask for all the
+        # time.
+        known = context.streams.last.get(
+            (stream, kwargs.get("stream_id", -1), kwargs.get("device_index", -1))
+        )
         return known or new_stream(context, *args, made=stream, **kwargs)
 
     @replaces(stream.module.Event, "__new__")
-    def make_event(context: Context, original: Any, cls: type, *args: Any, **kwargs: Any) -> EventStandIn:
+    def make_event(
+        context: Context, original: Any, cls: type, *args: Any, **kwargs: Any
+    ) -> EventStandIn:
         return event(context, *args, **kwargs)
 
     @replaces(stream.module.StreamContext, "__init__")
@@ -502,13 +576,20 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
     # Torch's class may lack it without a driver.
     REPLACED.append(
         replaced_function(
-            stream.module.Stream, "priority_range", lambda *_: stream.priority_range(), may_be_absent=True
+            stream.module.Stream,
+            "priority_range",
+            lambda *_: stream.priority_range(),
+            may_be_absent=True,
         )
     )
 
 
 replaces_classes(StreamStandIn, EventStandIn)
-replaces(torch, "Stream", makes=True, by_value=True)(lambda original: _generic(original, new_stream))
+replaces(torch, "Stream", makes=True, by_value=True)(
+    lambda original: _generic(original, new_stream)
+)
 replaces(torch, "Event", makes=True, by_value=True)(
-    lambda original: _generic(original, lambda context, device, **named: EventStandIn(context, **named))
+    lambda original: _generic(
+        original, lambda context, device, **named: EventStandIn(context, **named)
+    )
 )

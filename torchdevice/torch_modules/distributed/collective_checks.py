@@ -1,12 +1,15 @@
-"""Errors in place of hangs: ranks that call different collectives, and ranks that wait for each other for ever.
+"""Errors in place of hangs: ranks that call different collectives, and ranks that wait for each
+other for ever.
 
-Before each collective the ranks of a group compare 4 bytes each, made of what must be alike: the collective, dtypes,
-numbers of elements, the operation, the root. Where they differ, the ranks exchange what they called, and all raise.
+Before each collective the ranks of a group compare 4 bytes each, made of what must be alike: the
+collective, dtypes, numbers of elements, the operation, the root. Where they differ, the ranks
+exchange what they called, and all raise.
 
-A rank that has waited for some seconds leaves a note in the store beside the group: what it waits for, and how many
-collectives of each group it has begun, and how many tensors to send to and to receive from each rank. From the notes of
-all ranks follows which of them can never go on. A rank without a note is taken to be computing, however long that
-takes, so that no program which would go on is ended.
+A rank that has waited for some seconds leaves a note in the store beside the group: what it waits
+for, and how many collectives of each group it has begun, and how many tensors to send to and to
+receive from each rank. From the notes of all ranks follows which of them can never go on. A rank
+without a note is taken to be computing, however long that takes, so that no program which would go
+on is ended.
 """
 
 from __future__ import annotations
@@ -32,13 +35,15 @@ from torchdevice.kernel.journal import callers
 from torchdevice.kernel.python import rank_notes, uncaught_errors
 from torchdevice.kernel.thread_state import state
 
-PATIENCE = datetime.timedelta(seconds=2)  # longer than ranks usually wait for each other, short enough for a person
+# Longer than ranks usually wait for each other, short enough for a person.
+PATIENCE = datetime.timedelta(seconds=2)
 """The time before a waiting rank leaves a note, and between two readings of the notes."""
 
 _SIZES = re.compile(r"\[[0-9, ]*\]")
 
 _END = "end"
-"""The key in the store under which the first rank that ends says how, before its connections close."""
+"""The key in the store under which the first rank that ends says how, before its connections close.
+"""
 
 _GRACE = 0.5
 """The seconds that a rank has to say why it gives up."""
@@ -63,15 +68,22 @@ class Call(NamedTuple):
     line: callers.Site | None = None
 
     def digest(self) -> torch.Tensor:
-        """Return one number in int64 that is the bitwise "and" of those of all ranks only where their calls fit."""
-        # To reduce one number takes a sixth of the time of gathering bytes, with eight ranks on two cores.
-        # Bits and their opposites: a bit that differs is 0 in both for all. Once in four billion calls none differs.
+        """Return one number in int64 that is the bitwise "and" of those of all ranks only where
+        their calls fit.
+        """
+        # To reduce one number takes a sixth of the time of gathering bytes, with eight ranks on two
+        # cores. Bits and their opposites: a bit that differs is 0 in both for all. Once in four
+        # billion calls none differs.
         found = hashlib.blake2b(repr((self.name, self.alike)).encode(), digest_size=4).digest()
-        return torch.frombuffer(bytearray(found + bytes(255 - each for each in found)), dtype=torch.int64)
+        return torch.frombuffer(
+            bytearray(found + bytes(255 - each for each in found)), dtype=torch.int64
+        )
 
     def __str__(self) -> str:
         # "float32[2, 3]", short enough for one line per rank.
-        given = ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in self.tensors)
+        given = ", ".join(
+            f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in self.tensors
+        )
         how = ", ".join(each for each in self.alike if isinstance(each, str))
         what = self.name + (f" of {given}" if given else "") + (f", {how}" if how else "")
         return f"{what}, at {self.line or callers.site_of(callers.program_line())}{_where()}"
@@ -79,17 +91,27 @@ class Call(NamedTuple):
 
 def _where() -> str:
     """Return on which host this rank is, where a launcher started ranks on several hosts."""
-    return f" on {socket.gethostname()}" if os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE") else ""
+    if os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE"):
+        return f" on {socket.gethostname()}"
+    return ""
 
 
 def mismatch(group: str, calls: Sequence[str]) -> dist.DistBackendError:
-    """Return the error for ranks of a group that called different collectives, in the order of their ranks."""
-    listed = "".join(f"\n  rank {rank} of the group calls {call}" for rank, call in enumerate(calls))
+    """Return the error for ranks of a group that called different collectives, in the order of
+    their ranks.
+    """
+    listed = "".join(
+        f"\n  rank {rank} of the group calls {call}" for rank, call in enumerate(calls)
+    )
     remedy = "Let every rank call the same collectives in the same order."
     if len({_SIZES.sub("", call) for call in calls}) == 1:
-        remedy = "Only the sizes differ. Give tensors with as many elements on every rank, padded to the largest."
+        remedy = (
+            "Only the sizes differ. Give tensors with as many elements on every rank, padded to "
+            "the largest."
+        )
     return dist.DistBackendError(
-        f"The ranks of the group {group!r} called collectives that do not fit together, which on CUDA hangs or gives "
+        f"The ranks of the group {group!r} called collectives that do not fit together, which on "
+        "CUDA hangs or gives "
         f"wrong data:{listed}\n{remedy}"
     )
 
@@ -127,7 +149,8 @@ class Note(NamedTuple):
 
 
 def stuck(notes: Mapping[int, Note]) -> list[int]:
-    """Return the ranks that can never go on: each waits for one that waits elsewhere and can never go on.
+    """Return the ranks that can never go on: each waits for one that waits elsewhere and can never
+    go on.
 
     Args:
         notes: The notes of the ranks that wait, by rank. They must have been valid at one moment.
@@ -144,7 +167,11 @@ def _can_go_on(notes: Mapping[int, Note], rank: int, left: set[int]) -> bool:
     """Return whether a rank can go on, where those that are left can not."""
     awaited = notes[rank].awaited
     others = [other for other in awaited.ranks if other != rank]
-    done = {other: sum(notes[other].begun.get(key, 0) for key in awaited.keys) for other in others if other in left}
+    done = {
+        other: sum(notes[other].begun.get(key, 0) for key in awaited.keys)
+        for other in others
+        if other in left
+    }
     if awaited.of_one:
         # One that may still come is enough.
         return len(done) < len(others) or sum(done.values()) >= awaited.times
@@ -176,22 +203,28 @@ class Waiting:
         """Tell the other ranks that this one ends, and how."""
         with contextlib.suppress(RuntimeError):  # the store has ended with another rank
             if not self._store.check([_END]):
-                ended = uncaught_errors.told_failure() or f"ended{self._hooks.exit_said if self._hooks else ''}"
+                ended = (
+                    uncaught_errors.told_failure()
+                    or f"ended{self._hooks.exit_said if self._hooks else ''}"
+                )
                 self._store.set(_END, f"rank {self.rank}{_where()} {ended}")
 
     def first_end(self, mine: str) -> str:
-        """Return why the ranks are no longer connected, in a few words: how a rank ended, or that one has given up.
+        """Return why the ranks are no longer connected, in a few words: how a rank ended, or that
+        one has given up.
 
         Args:
             mine: Why this rank has given up; empty where it has only lost its connections.
         """
         ended = mine or rank_notes.UNEXPLAINED
         with contextlib.suppress(RuntimeError):  # the store has ended with a rank
-            # A rank that gives up closes its connections before it can say so. `wait` would log that nothing came.
+            # A rank that gives up closes its connections before it can say so. `wait` would log
+            # that nothing came.
             until = time.monotonic() + _GRACE
             while not mine and not self._store.check([_END]) and time.monotonic() < until:
                 time.sleep(_GRACE / 20)
-            # Told for a rank that could not, so that this one, which ends now too, is not taken for the first.
+            # Told for a rank that could not, so that this one, which ends now too, is not taken for
+            # the first.
             if not self._store.check([_END]):
                 self._store.set(_END, ended)
             return self._store.get(_END).decode()
@@ -219,7 +252,8 @@ class Waiting:
         """Wait for other ranks.
 
         Args:
-            ended: Waits as long as this rank is patient, and returns whether what it waits for has ended.
+            ended: Waits as long as this rank is patient, and returns whether what it waits for has
+                ended.
             call: The collective that this rank has called.
             awaited: Returns what the other ranks have to begin.
 
@@ -231,18 +265,22 @@ class Waiting:
         if ended():
             return
         rank_notes.leave_wait(str(call), began)
-        # The number makes each note another one, so that two equal readings prove that nothing happened.
+        # The number makes each note another one, so that two equal readings prove that nothing
+        # happened.
         self._write(Note(self._number + 1, str(call), awaited(), dict(self._begun)))
         while not ended():
             notes = self._read()
             found = stuck(notes)
-            # Read twice, because ranks go on while their notes are read: what was the same both times held in between.
-            # Only a rank that is stuck itself raises; the others read the same notes and raise too.
+            # Read twice, because ranks go on while their notes are read: what was the same both
+            # times held in between. Only a rank that is stuck itself raises; the others read the
+            # same notes and raise too.
             if self.rank in found and notes == self._read():
-                # Wait until the others have read this too, because a rank that ends takes the store with it.
+                # Wait until the others have read this too, because a rank that ends takes the store
+                # with it.
                 what = json.dumps({rank: notes[rank] for rank in found})
                 self._store.set(f"{self.rank} knows {what}", "")
-                with contextlib.suppress(dist.DistError):  # one of them has ended, or is not to be scheduled
+                # One of them has ended, or is not to be scheduled.
+                with contextlib.suppress(dist.DistError):
                     # Long enough for each of them to read the notes again.
                     self._store.wait([f"{rank} knows {what}" for rank in found], 5 * PATIENCE)
                 raise _deadlock(notes, found, self._size)
@@ -250,7 +288,9 @@ class Waiting:
         rank_notes.leave_wait(None)
 
     def waiting_ranks(self) -> str:
-        """Return a line for each rank, with what it waits for; nothing where this rank has left no note."""
+        """Return a line for each rank, with what it waits for; nothing where this rank has left no
+        note.
+        """
         if not self._noted:
             return ""
         try:
@@ -260,7 +300,8 @@ class Waiting:
 
     def _write(self, note: Note | None) -> None:
         self._number, self._noted = self._number + 1, note is not None
-        alone = len(self._threads) == 1  # another thread of this rank may go on, and let others go on
+        # Another thread of this rank may go on, and let others go on.
+        alone = len(self._threads) == 1
         self._store.set(str(self.rank), json.dumps(note if alone else None))
 
     def _read(self) -> dict[int, Note]:
@@ -289,10 +330,13 @@ def ended(work: Any) -> bool:
 def _deadlock(notes: Mapping[int, Note], found: Sequence[int], size: int) -> dist.DistBackendError:
     return dist.DistBackendError(
         f"The ranks {list(found)} wait for each other and can never go on:{_listed(notes, size)}\n"
-        "Let every rank of a group call the same collectives in the same order, and receive what another sends."
+        "Let every rank of a group call the same collectives in the same order, and receive what "
+        "another sends."
     )
 
 
 def _listed(notes: Mapping[int, Note], size: int) -> str:
-    says = (f"waits in {notes[rank].what}" if rank in notes else "does not wait" for rank in range(size))
+    says = (
+        f"waits in {notes[rank].what}" if rank in notes else "does not wait" for rank in range(size)
+    )
     return "".join(f"\n  rank {rank} {each}" for rank, each in enumerate(says))

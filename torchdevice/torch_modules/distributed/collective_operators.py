@@ -1,7 +1,7 @@
 """Collectives as torch's ``c10d`` operators, which dispatch modes, profilers and tracers see.
 
-torch's own group in C++ calls the operators. Their kernels would ask that group for a backend in C++, so a mode below
-all others of the thread runs the collective of a group in Python instead.
+torch's own group in C++ calls the operators. Their kernels would ask that group for a backend in
+C++, so a mode below all others of the thread runs the collective of a group in Python instead.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
     Args:
         group: The group.
         name: The name of its method.
-        collective: Is called with the group, the operator's tensors, or lists of them, and its other arguments by name.
-            It returns work.
+        collective: Is called with the group, the operator's tensors, or lists of them, and its
+            other arguments by name. It returns work.
         reduce_op: The operation, which Python cannot read from the operator's argument.
     """
 
     def __init__(self, group: Any, name: str, collective: Callable[..., Any], reduce_op: Any):
         super().__init__()
-        self._group, self._name, self._collective, self._reduce_op = group, name, collective, reduce_op
+        self._group = group
+        self._name = name
+        self._collective = collective
+        self._reduce_op = reduce_op
         self.works: list[Any] = []
 
     @classmethod
@@ -49,13 +52,18 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
         return False  # torch would import Dynamo in every distributed program
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the work, after the tensors that the operator changes if its schema returns them."""
-        # A class of tensors that takes operators apart comes first: it may have no memory of its own.
+        """Return the work, after the tensors that the operator changes if its schema returns
+        them.
+        """
+        # A class of tensors that takes operators apart comes first: it may have no memory of its
+        # own.
         if any(kind is not torch.Tensor for kind in kinds):
             return NotImplemented
         if func.namespace != "c10d":  # the tensor that torch makes for a barrier
             return dispatch_modes.run(func, args, kwargs or {})
-        group = next(place for place, each in enumerate(args) if isinstance(each, torch.ScriptObject))
+        group = next(
+            place for place, each in enumerate(args) if isinstance(each, torch.ScriptObject)
+        )
         values = {each.name: each.default_value for each in func._schema.arguments}
         values.update(zip(values, args, strict=False))
         values["reduce_op"] = self._reduce_op
@@ -63,7 +71,9 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
         with torch._C.DisableTorchFunction():  # again: the handler of a mode above has enabled it
             tensors, opts = args[:group], types.SimpleNamespace(**values)
             collective = functools.partial(self._collective, self._group, *tensors, opts)
-            self.works.append(flight_recorder.recorded(self._group, self._name, tensors, opts, collective))
+            self.works.append(
+                flight_recorder.recorded(self._group, self._name, tensors, opts, collective)
+            )
         boxed = _held(self.works[-1]).boxed()
         return (args[0], boxed) if len(func._schema.returns) > 1 else boxed
 
@@ -80,8 +90,8 @@ class _Held(dist.ProcessGroup):
 def _held(work: Any) -> Any:
     """Return work for torch's C++, which may hold it longer than the program does.
 
-    Of work of Python C++ keeps its own part alone, whose ``wait`` never ends. Where torch asks a group of Python for
-    work, it holds both parts (pytorch/pytorch#146376).
+    Of work of Python C++ keeps its own part alone, whose ``wait`` never ends. Where torch asks a
+    group of Python for work, it holds both parts (pytorch/pytorch#146376).
     """
     if type(work) is dist.distributed_c10d.Work:
         return work
@@ -94,7 +104,8 @@ def as_operator(collective: Callable[..., Any], name: str = "") -> Callable[...,
     """Return a method of a group, in every form of torch's method, which calls the operator.
 
     Args:
-        collective: Is called with the group, the operator's tensors and its other arguments, see :class:`_Kernel`.
+        collective: Is called with the group, the operator's tensors and its other arguments, see
+            :class:`_Kernel`.
         name: The name of the method of torch's group, by default that of the collective.
     """
 
@@ -124,9 +135,12 @@ def _reduce_op(values: Sequence[Any]) -> Any:
 
 @block
 def _innermost(mode: _python_dispatch.TorchDispatchMode) -> Iterator[None]:
-    """Put a mode below all others of this thread's stack, but for those that stand for torch's compilers."""
+    """Put a mode below all others of this thread's stack, but for those that stand for torch's
+    compilers.
+    """
     above = _stack()
-    if any(each.is_infra_mode() for each in above):  # they compute shapes only, or record the operator
+    # They compute shapes only, or record the operator.
+    if any(each.is_infra_mode() for each in above):
         yield
         return
     try:

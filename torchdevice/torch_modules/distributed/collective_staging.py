@@ -1,9 +1,11 @@
-"""The CPU tensors that stand for tensors of the target during a collective: one-dimensional, numbers or bytes.
+"""The CPU tensors that stand for tensors of the target during a collective: one-dimensional,
+numbers or bytes.
 
-The thread that calls a collective makes them. The exchange with the other ranks needs nothing of a scope, so that it
-can go on in another thread while the program computes, as with ``async_op=True``. That thread does one after the other,
-since the ranks of a group do theirs in one order. The program waits for them by their works, by its next collective of
-the group that does not go on, and where it waits for the whole device, as NCCL's own stream is one of the device's.
+The thread that calls a collective makes them. The exchange with the other ranks needs nothing of a
+scope, so that it can go on in another thread while the program computes, as with ``async_op=True``.
+That thread does one after the other, since the ranks of a group do theirs in one order. The program
+waits for them by their works, by its next collective of the group that does not go on, and where it
+waits for the whole device, as NCCL's own stream is one of the device's.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Staging:
     Args:
         group: The group of the collective.
         name: The collective.
-        connects: Whether all ranks take part, so that they can tell each other on which devices they are.
+        connects: Whether all ranks take part, so that they can tell each other on which devices
+            they are.
     """
 
     def __init__(self, group: NcclGroup, name: str, *, connects: bool = True):
@@ -44,7 +47,8 @@ class Staging:
 
         Args:
             tensor: A tensor of the target.
-            written: Whether what the collective writes there is written to the tensor by :meth:`write_back`.
+            written: Whether what the collective writes there is written to the tensor by
+                :meth:`write_back`.
         """
         # Outside autograd: torch's collectives are not differentiated either.
         tensor = tensor.detach()
@@ -64,11 +68,15 @@ class Staging:
         return flat
 
     def bytes(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
-        """Return the bytes of a tensor's elements as one-dimensional CPU tensor, see :meth:`numbers`."""
+        """Return the bytes of a tensor's elements as one-dimensional CPU tensor, see
+        :meth:`numbers`.
+        """
         return self.numbers(tensor, written=written).view(torch.uint8)
 
     def write_back(self) -> None:
-        """Bring what was written into the tensors of the target that do not share their memory with the CPU."""
+        """Bring what was written into the tensors of the target that do not share their memory with
+        the CPU.
+        """
         for tensor, flat in self._copied:
             tensor.copy_(flat.view(tensor.shape))
 
@@ -84,10 +92,13 @@ class Collective(Staging):
         alike: Further values that must be the same on all ranks.
     """
 
-    def __init__(self, group: NcclGroup, opts: Any, name: str, tensors: Sequence[torch.Tensor], *alike: Any):
+    def __init__(
+        self, group: NcclGroup, opts: Any, name: str, tensors: Sequence[torch.Tensor], *alike: Any
+    ):
         super().__init__(group, name)
         # Ranks must agree on dtypes in any case.
-        parts_differ = name in ("all_gather", "all_to_all")  # in numbers of elements, from rank to rank
+        # In numbers of elements, from rank to rank.
+        parts_differ = name in ("all_gather", "all_to_all")
         dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in tensors]
         # In these only the root's tensors are sent.
         if name not in ("broadcast", "scatter") or opts.root_rank == group.rank():
@@ -96,7 +107,8 @@ class Collective(Staging):
         self._call = collective_checks.Call(name, tensors, (dtypes, *map(_named, alike)))
 
     def run(self, result: Any, exchange: Callable[[], object]) -> Any:
-        """Return work with a result, once all ranks are in the collective, or at once where the program goes on.
+        """Return work with a result, once all ranks are in the collective, or at once where the
+        program goes on.
 
         Args:
             result: The tensors of the target.
@@ -108,12 +120,18 @@ class Collective(Staging):
             # What another thread says names the line all the same.
             call = call._replace(line=callers.site_of(callers.program_line()))
             mode = torch.inference_mode(torch.is_inference_mode_enabled())
-            run = functools.partial(self._exchange, call, mode(exchange), operator.methodcaller("wait"))
+            run = functools.partial(
+                self._exchange, call, mode(exchange), operator.methodcaller("wait")
+            )
             return Work(result, [Ongoing(group, call, times, run)])
         if group.ongoing is not None:
             group.ongoing.settle()
         self._exchange(
-            call, exchange, lambda work: group.wait_for(functools.partial(collective_checks.ended, work), call, times)
+            call,
+            exchange,
+            lambda work: group.wait_for(
+                functools.partial(collective_checks.ended, work), call, times
+            ),
         )
         # After an error nothing is written to the tensors.
         self.write_back()
@@ -124,11 +142,18 @@ class Collective(Staging):
         """Return whether the program goes on before the other ranks have come."""
         # Copies, hooks and captures are of the thread that has called the collective.
         context = thread_state.state.context
-        is_of_thread = self._copied or self._group.hooks or (context is not None and context.thread.capture is not None)
+        is_of_thread = (
+            self._copied
+            or self._group.hooks
+            or (context is not None and context.thread.capture is not None)
+        )
         return self._opts.async_op and self._group.size() > 1 and not is_of_thread
 
     def _exchange(
-        self, call: collective_checks.Call, exchange: Callable[[], object], wait: Callable[[Any], object]
+        self,
+        call: collective_checks.Call,
+        exchange: Callable[[], object],
+        wait: Callable[[Any], object],
     ) -> None:
         group = self._group
         with group.naming(self._name):
@@ -153,7 +178,13 @@ class Ongoing(Observer):
         exchange: Does the collective. It uses nothing of a scope.
     """
 
-    def __init__(self, group: NcclGroup, call: collective_checks.Call, times: int, exchange: Callable[[], object]):
+    def __init__(
+        self,
+        group: NcclGroup,
+        call: collective_checks.Call,
+        times: int,
+        exchange: Callable[[], object],
+    ):
         self._group, self._call, self._times = group, call, times
         self._context = thread_state.state.context
         before = None if group.ongoing is None else group.ongoing._result
@@ -178,7 +209,9 @@ class Ongoing(Observer):
             self._group.abort(reason)
             raise dist.DistBackendError(reason)
         try:
-            has_ended = functools.partial(gloo_waits.ended, self._result, collective_checks.PATIENCE)
+            has_ended = functools.partial(
+                gloo_waits.ended, self._result, collective_checks.PATIENCE
+            )
             self._group.wait_for(has_ended, self._call, self._times)
         finally:
             self._drop()
@@ -192,7 +225,9 @@ class Ongoing(Observer):
         self.settle()
 
     def settle(self) -> None:
-        """Wait until it has ended. Its error is for :meth:`wait` to raise, unless it can never end."""
+        """Wait until it has ended. Its error is for :meth:`wait` to raise, unless it can never
+        end.
+        """
         try:
             self.wait()
         except Exception:

@@ -1,4 +1,6 @@
-"""``torch.nn.DataParallel`` and ``DistributedDataParallel`` on targets that torch does not support in them."""
+"""``torch.nn.DataParallel`` and ``DistributedDataParallel`` on targets that torch does not support
+in them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS
 
 
 # Not as an attribute: torch.nn.parallel.data_parallel is a function of that name.
-@replaces(importlib.import_module("torch.nn.parallel.data_parallel"), "_get_available_device_type", native_to="cuda")
+@replaces(
+    importlib.import_module("torch.nn.parallel.data_parallel"),
+    "_get_available_device_type",
+    native_to="cuda",
+)
 def _available_device_type(context: Context, original: Any) -> str | None:
     """Return None on a CPU target, so that ``DataParallel`` runs the module once."""
     if not context.runtime.shares_host_memory:
@@ -35,34 +41,48 @@ def _init_ddp(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """``DistributedDataParallel``: replace ``device_ids`` and ``output_device`` that name no device of the target.
+    """``DistributedDataParallel``: replace ``device_ids`` and ``output_device`` that name no device
+    of the target.
 
-    torch refuses them for a CPU module. They may be ordinals of devices that the scope advertises beyond the real ones;
-    then the device of the module takes their place, because torch moves inputs to it.
+    torch refuses them for a CPU module. They may be ordinals of devices that the scope advertises
+    beyond the real ones; then the device of the module takes their place, because torch moves
+    inputs to it.
     """
-    if not context.runtime.takes_device_ids or context.devices.count > context.runtime.device_count():
+    if (
+        not context.runtime.takes_device_ids
+        or context.devices.count > context.runtime.device_count()
+    ):
         # An ordinal beyond the real devices would be refused by torch, and on a CPU every ordinal.
         device_ids, output_device = _of_module(context, module) if device_ids else None, None
     original(self, module, device_ids, output_device, *args, **kwargs)
     context.runtime.supplied.serve_reducer(self)
-    if FAKE_RANKS in context.settings:  # the futures of a fake group have no result, which the reducer needs
+    # The futures of a fake group have no result, which the reducer needs.
+    if FAKE_RANKS in context.settings:
         self.register_comm_hook(None, lambda _, bucket: done(bucket.buffer()))
 
 
 @replaces("torch._C._distributed_c10d:Logger", "set_runtime_stats_and_log", native_to="cuda")
 def _log_times(context: Context, original: Any, self: Any) -> None:
-    """``Logger.set_runtime_stats_and_log``: torch warns that it cannot measure a step's times on other devices."""
+    """``Logger.set_runtime_stats_and_log``: torch warns that it cannot measure a step's times on
+    other devices.
+    """
     if context.runtime.shares_host_memory:
         original(self)
 
 
 @replaces(DistributedDataParallel, "_register_builtin_comm_hook", native_to="cuda")
-def _register_builtin_comm_hook(context: Context, original: Any, self: Any, comm_hook_type: Any) -> None:
-    """Register the hook that torch has in Python too: the C++ ones take only results of groups in C++."""
+def _register_builtin_comm_hook(
+    context: Context, original: Any, self: Any, comm_hook_type: Any
+) -> None:
+    """Register the hook that torch has in Python too: the C++ ones take only results of groups in
+    C++.
+    """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     # `None` stands for the default group; DDP's own group may be another one.
-    self.register_comm_hook(self.process_group, getattr(default_hooks, f"{comm_hook_type.name.lower()}_hook"))
+    self.register_comm_hook(
+        self.process_group, getattr(default_hooks, f"{comm_hook_type.name.lower()}_hook")
+    )
 
 
 def _of_module(context: Context, module: Any) -> list[int] | None:

@@ -1,7 +1,8 @@
 """NCCL's flight recorder, the last collectives of this process, and their names in profiles.
 
 Source of the names and of the format: ``ProcessGroupNCCL.cpp`` and ``FlightRecorder.hpp`` of
-``torch/csrc/distributed/c10d``. Torch's analyser (``torchfrtrace``) reads the format. Times are the host's.
+``torch/csrc/distributed/c10d``. Torch's analyser (``torchfrtrace``) reads the format. Times are the
+host's.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ from torchdevice.torch_modules.cuda.constants import NCCL
 _VERSION = "2.10"
 
 _SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""The variables that say how many collectives are recorded, none by default: torch's names now and before."""
+"""The variables that say how many collectives are recorded, none by default: torch's names now and
+before.
+"""
 
 _FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""The variables that name the file to which a rank writes what it recorded when it cannot go on, less the rank."""
+"""The variables that name the file to which a rank writes what it recorded when it cannot go on,
+less the rank.
+"""
 
 _NAMES = {
     "allreduce": "all_reduce",
@@ -49,32 +54,52 @@ _NAMES = {
 _between_two = frozenset(("send", "recv", "recv_anysource"))
 
 
-def recorded(group: Any, name: str, tensors: Sequence[Any], opts: Any, collective: Callable[[], Any]) -> Any:
-    """Do a collective, or send or receive a tensor, for the recorder and the profiler to see, and return its work.
+def recorded(
+    group: Any, name: str, tensors: Sequence[Any], opts: Any, collective: Callable[[], Any]
+) -> Any:
+    """Do a collective, or send or receive a tensor, for the recorder and the profiler to see, and
+    return its work.
 
     Args:
         group: The group.
         name: The name of its method.
-        tensors: The tensors, or lists of them, that are written, and those that are sent where these are others.
+        tensors: The tensors, or lists of them, that are written, and those that are sent where
+            these are others.
         opts: The other arguments of its operator.
         collective: Does it.
     """
     if not group.batch:  # the operators of a batch have one number
         group.counts["p2p" if name in _between_two else "collective"] += 1
     group.counts["operator"] += 1
-    ends = {"send": lambda: f" {group.rank()}->{opts.dst}", "recv": lambda: f" {group.rank()}<-{opts.src}"}
-    work = shown(group, f"nccl:{_NAMES.get(name, name)}{ends.get(name, str)()}", tensors, opts.timeout, collective)
+    ends = {
+        "send": lambda: f" {group.rank()}->{opts.dst}",
+        "recv": lambda: f" {group.rank()}<-{opts.src}",
+    }
+    work = shown(
+        group,
+        f"nccl:{_NAMES.get(name, name)}{ends.get(name, str)()}",
+        tensors,
+        opts.timeout,
+        collective,
+    )
     if group.batch is not None:
         group.batch.append(work)
     return work
 
 
 def shown(
-    group: Any, title: str, tensors: Sequence[Any], timeout: datetime.timedelta, collective: Callable[[], Any]
+    group: Any,
+    title: str,
+    tensors: Sequence[Any],
+    timeout: datetime.timedelta,
+    collective: Callable[[], Any],
 ) -> Any:
-    """Do what :func:`recorded` does, less the counting, under the collective's name in NCCL's events."""
+    """Do what :func:`recorded` does, less the counting, under the collective's name in NCCL's
+    events.
+    """
     recorder, profiled = group.recorder, torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-    if group.is_gloo or not (recorder.size or profiled):  # the usual case: nobody asks for the collective's name
+    # The usual case: nobody asks for the collective's name.
+    if group.is_gloo or not (recorder.size or profiled):
         return collective()
     record = recorder.begin(group, title, tensors, timeout)
     with torch.profiler.record_function(title) if profiled else contextlib.nullcontext():
@@ -99,7 +124,8 @@ class _Record:
     def __init__(self, group: Any, fields: dict[str, Any]):
         self.fields, self.is_part = fields, group.batch is not None
         self.group_name, self._is_timed = group.group_name, group.is_timed
-        self.trace = CapturedTraceback.extract(skip=6)  # not the calls from a method of the group to here
+        # Not the calls from a method of the group to here.
+        self.trace = CapturedTraceback.extract(skip=6)
         self._awaited: list[weakref.ref[Any]] | None = None
 
     def awaits(self, work: Any) -> None:
@@ -116,7 +142,11 @@ class _Record:
             works = [each() for each in self._awaited]
             if all(work is None or work.is_completed() for work in works):
                 now = time.time_ns()
-                fields |= {"state": "completed", "retired": True, "time_discovered_completed_ns": now}
+                fields |= {
+                    "state": "completed",
+                    "retired": True,
+                    "time_discovered_completed_ns": now,
+                }
                 if self._is_timed:
                     fields["duration_ms"] = (now - fields["time_created_ns"]) / 1e6
         return bool(fields["retired"])
@@ -146,12 +176,18 @@ class FlightRecorder:
         self._groups: dict[str, dict[str, str]] = {}
         self._counts: dict[str, collections.Counter[str]] = {}
 
-    def begin(self, group: Any, title: str, tensors: Sequence[Any], timeout: datetime.timedelta) -> _Record | None:
+    def begin(
+        self, group: Any, title: str, tensors: Sequence[Any], timeout: datetime.timedelta
+    ) -> _Record | None:
         """Record that this rank begins a collective, see :func:`shown`."""
         if not self.size:
             return None
         counts, group_name, desc = group.counts, group.group_name, group.group_desc
-        self._groups[group_name] = {"name": group_name, "desc": desc, "ranks": json.dumps(group.ranks())}
+        self._groups[group_name] = {
+            "name": group_name,
+            "desc": desc,
+            "ranks": json.dumps(group.ranks()),
+        }
         self._counts[group_name] = counts
         now, thread = time.time_ns(), threading.current_thread()
         is_timed = group.is_timed and group.batch is None
@@ -169,24 +205,37 @@ class FlightRecorder:
             "state": "started" if is_timed else "scheduled",
             "retired": False,
             "is_p2p": title.startswith(("nccl:send", "nccl:recv")),
-            "timeout_ms": round(1e3 * (timeout if timeout.days >= 0 else group.timeout).total_seconds()),
+            "timeout_ms": round(
+                1e3 * (timeout if timeout.days >= 0 else group.timeout).total_seconds()
+            ),
             "thread_id": str(thread.ident),
             "thread_name": thread.name,
         }
         for way, value in (("output", tensors[0]), ("input", tensors[-1])):
             given = list(stand_ins.tensors(value))
             fields[f"{way}_sizes"] = [list(each.shape) for each in given]
-            fields[f"{way}_dtypes"] = [each.type().rpartition(".")[2].removesuffix("Tensor") for each in given]
+            fields[f"{way}_dtypes"] = [
+                each.type().rpartition(".")[2].removesuffix("Tensor") for each in given
+            ]
         self._records.append(_Record(group, fields))
         return self._records[-1]
 
     def dump(
-        self, includeCollectives: bool = True, includeStackTraces: bool = True, onlyActive: bool = False
+        self,
+        includeCollectives: bool = True,
+        includeStackTraces: bool = True,
+        onlyActive: bool = False,
     ) -> dict[str, Any]:
         """Return what was recorded. The arguments are those of torch's ``_dump_nccl_trace``."""
         active = [each for each in list(self._records) if not each.has_ended()]
-        found: dict[str, Any] = {"version": _VERSION, "comm_lib_version": NCCL, "pg_config": self._groups}
-        found["pg_status"] = {str(place): self._status(name, active) for place, name in enumerate(self._groups)}
+        found: dict[str, Any] = {
+            "version": _VERSION,
+            "comm_lib_version": NCCL,
+            "pg_config": self._groups,
+        }
+        found["pg_status"] = {
+            str(place): self._status(name, active) for place, name in enumerate(self._groups)
+        }
         if includeCollectives:
             shown = active if onlyActive else list(self._records)
             found["entries"] = [each.fields | _frames(each, includeStackTraces) for each in shown]
@@ -194,7 +243,11 @@ class FlightRecorder:
 
     def _status(self, name: str, active: Sequence[_Record]) -> dict[str, int]:
         begun = self._counts[name]["collective"]
-        numbers = [each.fields["collective_seq_id"] for each in active if each.group_name == name and not each.is_part]
+        numbers = [
+            each.fields["collective_seq_id"]
+            for each in active
+            if each.group_name == name and not each.is_part
+        ]
         completed = min(filter(None, numbers), default=begun + 1) - 1
         started = begun if self._counts[name]["timed"] else -1
         names = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
@@ -210,7 +263,8 @@ class FlightRecorder:
 
 
 class Pipe:
-    """A named pipe of a rank. A process that writes to it lets the rank write what it has recorded to its file.
+    """A named pipe of a rank. A process that writes to it lets the rank write what it has recorded
+    to its file.
 
     Args:
         recorder: The recorder.
@@ -244,7 +298,10 @@ PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
 
 def _frames(record: _Record, wanted: bool) -> dict[str, Any]:
-    frames = [{"name": each.name, "filename": each.filename, "line": each.lineno} for each in record.trace.summary()]
+    frames = [
+        {"name": each.name, "filename": each.filename, "line": each.lineno}
+        for each in record.trace.summary()
+    ]
     return {"frames": frames[::-1]} if wanted else {}
 
 
@@ -267,7 +324,9 @@ def dump_pickle(*args: Any, **kwargs: Any) -> bytes:
 
 
 def dump_json(includeCollectives: bool = True, onlyActive: bool = False) -> bytes:
-    """``torch._C._distributed_c10d._dump_nccl_trace_json``: what was recorded, less the frames, as JSON."""
+    """``torch._C._distributed_c10d._dump_nccl_trace_json``: what was recorded, less the frames, as
+    JSON.
+    """
     found = of_thread().dump(includeCollectives, False, onlyActive)
     for entry in found.get("entries", ()):
         entry |= {key: 0 for key, value in entry.items() if value is None}

@@ -1,7 +1,9 @@
-"""How a process waits for the others of a gloo group: when they begin, for a tensor, and when they end.
+"""How a process waits for the others of a gloo group: when they begin, for a tensor, and when they
+end.
 
-gloo closes all connections where a wait for one tensor is given up. So a wait is made in a thread, and can be polled.
-Threads are used again, because a new one takes longer than most tensors are on their way.
+gloo closes all connections where a wait for one tensor is given up. So a wait is made in a thread,
+and can be polled. Threads are used again, because a new one takes longer than most tensors are on
+their way.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torchdevice.kernel.bindings import replaces
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.python import forks
 
-# ---- waits that can be polled ----------------------------------------------------------------------------------------
+# ---- waits that can be polled --------------------------------------------------------------------
 
 _Inbox = queue.SimpleQueue[tuple[Callable[[], Any], "futures.Future[Any]"]]
 
@@ -86,15 +88,16 @@ def _serve(inbox: _Inbox) -> None:
         _idle.append(inbox)
 
 
-# ---- when ranks begin and end ----------------------------------------------------------------------------------------
+# ---- when ranks begin and end --------------------------------------------------------------------
 
 
 @functools.cache  # once in a process
 def wait_at_end() -> None:
     """Let the process wait at its end until the threads of gloo have dropped the last collectives.
 
-    With a collective a thread drops objects of Python that it holds. If Python has ended by then, that thread ends the
-    process with "terminate called without an active exception". So does one that waits for a rank that ends meanwhile.
+    With a collective a thread drops objects of Python that it holds. If Python has ended by then,
+    that thread ends the process with "terminate called without an active exception". So does one
+    that waits for a rank that ends meanwhile.
     """
     atexit.register(time.sleep, _TO_DROP)
     atexit.register(lambda: futures.wait([*_unended], _TO_END))  # comes first
@@ -110,9 +113,9 @@ _TO_END = 1.0
 def store_of_this_attempt(store: Any, rank: int, size: int) -> Any:
     """Return a part of a store in which processes that were killed have left nothing.
 
-    The agents of torchrun keep their store when they start the ranks again. gloo would find the addresses of killed
-    ranks there. So each rank writes a new value, and waits until all others have seen it. Then all have the new value
-    of rank 0.
+    The agents of torchrun keep their store when they start the ranks again. gloo would find the
+    addresses of killed ranks there. So each rank writes a new value, and waits until all others
+    have seen it. Then all have the new value of rank 0.
     """
     others, mine = [each for each in range(size) if each != rank], uuid.uuid4().hex
     unaware = others
@@ -123,14 +126,17 @@ def store_of_this_attempt(store: Any, rank: int, size: int) -> Any:
         if not unaware:  # so all others had begun when their values were read
             return dist.PrefixStore(store.get("0 begins").decode(), store)  # type: ignore[attr-defined]
         time.sleep(_PAUSE)
-        unaware = [other for other in unaware if store.get(f"{other} has seen {rank}").decode() != mine]
+        unaware = [
+            other for other in unaware if store.get(f"{other} has seen {rank}").decode() != mine
+        ]
 
 
 def wait_for_all(store: Any, size: int, timeout: datetime.timedelta) -> None:
     """Wait until all ranks of a group have called this.
 
-    gloo connects each pair of ranks by itself. If a rank with all of its connections ended while the others still
-    connect, they would get gloo's error about a connection, which does not name the rank.
+    gloo connects each pair of ranks by itself. If a rank with all of its connections ended while
+    the others still connect, they would get gloo's error about a connection, which does not name
+    the rank.
 
     Args:
         store: A store of the group.
@@ -138,7 +144,8 @@ def wait_for_all(store: Any, size: int, timeout: datetime.timedelta) -> None:
         timeout: How long to wait.
     """
     connected = store.add("connected", 1)
-    number = (connected - 1) // size  # a program may make several groups of one store, one after the other
+    # A program may make several groups of one store, one after the other.
+    number = (connected - 1) // size
     if connected % size == 0:
         store.set(f"all connected {number}", "")
     store.wait([f"all connected {number}"], timeout)
@@ -148,15 +155,21 @@ _PAUSE = 0.01
 """Seconds between two readings of the other ranks' entries."""
 
 
-# ---- torchrun's launcher, which ends the other ranks when one has failed ---------------------------------------------
+# ---- torchrun's launcher, which ends the other ranks when one has failed -------------------------
 
 _PATIENCE = 5.0
-"""Seconds in which a rank of a busy machine gets an error from a collective, and prints its traceback."""
+"""Seconds in which a rank of a busy machine gets an error from a collective, and prints its
+traceback.
+"""
 
 
-@replaces("torch.distributed.elastic.multiprocessing.api:SubprocessContext", "_close", native_to="cuda")
+@replaces(
+    "torch.distributed.elastic.multiprocessing.api:SubprocessContext", "_close", native_to="cuda"
+)
 def _close(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """``SubprocessContext._close``: the ranks that wait for the one that failed first say so, and end by themselves."""
+    """``SubprocessContext._close``: the ranks that wait for the one that failed first say so, and
+    end by themselves.
+    """
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:
         codes = [each.proc.poll() for each in self.subprocess_handlers.values()]

@@ -1,4 +1,5 @@
-"""The names and refusals of an NCCL group, the agreement of its ranks before a collective, by gloo, and its work.
+"""The names and refusals of an NCCL group, the agreement of its ranks before a collective, by gloo,
+and its work.
 
 Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
 """
@@ -33,7 +34,12 @@ _register_backend = torch._C._distributed_c10d.ProcessGroup._register_backend
 
 _CPU = torch.device("cpu")
 
-_UNKNOWN_TO_NCCL = {torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt32", torch.uint64: "UInt64"}
+_UNKNOWN_TO_NCCL = {
+    torch.int16: "Short",
+    torch.uint16: "UInt16",
+    torch.uint32: "UInt32",
+    torch.uint64: "UInt64",
+}
 """dtype -> how the error calls it. Of complex tensors torch gives the real view."""
 
 
@@ -54,11 +60,15 @@ class Gloo(dist.ProcessGroupGloo):
         return self.nccl_options
 
     def comm_split_count(self) -> int:
-        """Return how many groups torch has made of this one's communicator, as it does where it knows the device."""
+        """Return how many groups torch has made of this one's communicator, as it does where it
+        knows the device.
+        """
         return self.counts["split"]
 
     def _is_initialized(self) -> bool:
-        """Return whether NCCL would have connected the ranks, which it does for the first collective."""
+        """Return whether NCCL would have connected the ranks, which it does for the first
+        collective.
+        """
         return any(self.counts.values())
 
 
@@ -68,12 +78,15 @@ class NcclGroup(dist.ProcessGroup):
     Args:
         gloo: The gloo backend of the group.
         runtime: The runtime of the target.
-        kind: ``"nccl"``, ``"gloo"`` or ``"nccl and gloo"``. CPU tensors are taken where it names gloo.
+        kind: ``"nccl"``, ``"gloo"`` or ``"nccl and gloo"``. CPU tensors are taken where it names
+            gloo.
         store: The store by which the ranks found each other.
         waiting: How this process waits for other ranks.
     """
 
-    def __init__(self, gloo: Any, runtime: Runtime, kind: str, store: Any, waiting: collective_checks.Waiting):
+    def __init__(
+        self, gloo: Any, runtime: Runtime, kind: str, store: Any, waiting: collective_checks.Waiting
+    ):
         # The stub lacks the constructor.
         super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]
         self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
@@ -82,7 +95,9 @@ class NcclGroup(dist.ProcessGroup):
         self._ended: str | None = None  # why no collective can begin any more
         self.timeout = gloo.options._timeout
         self.counts = gloo.counts = Counter()
-        """How many collectives, and tensors to one rank or from one, this rank has begun, and the group's divisions."""
+        """How many collectives, and tensors to one rank or from one, this rank has begun, and the
+        group's divisions.
+        """
         self.ongoing: Any = None
         """The last collective that goes on in another thread, see ``collective_staging.py``."""
         self.batch: list[Any] | None = None
@@ -93,15 +108,20 @@ class NcclGroup(dist.ProcessGroup):
         self._has_gloo, self.is_gloo = "gloo" in kind, kind == "gloo"
         self._takes_cpu = self._has_gloo or runtime.shares_host_memory
         context = thread_state.state.context
-        # To torch gloo has the CPU and CUDA, so a program for MPS moves its tensors to the CPU before.
-        self._lacks = "mps" if self.is_gloo and context is not None and context.program == "mps" else None
+        self._lacks: str | None = None
+        if self.is_gloo and context is not None and context.program == "mps":
+            # To torch gloo has the CPU and CUDA: the program moves its tensors to the CPU before.
+            self._lacks = "mps"
         self.in_cpp = dist.ProcessGroup(store, self.rank(), self.size())
         """torch's own group, whose methods call the operators."""
         for group in (self, self.in_cpp):
             # For C++ that asks for a backend, and operators that are called again by themselves.
             _register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
-        # Nothing to find out with one rank, or where ranks may share a device, as those of gloo may.
-        self._knows_devices = self.size() == 1 or runtime.supplied.shared_by_processes or self.is_gloo
+        # Nothing to find out with one rank, or where ranks may share a device, as those of gloo
+        # may.
+        self._knows_devices = (
+            self.size() == 1 or runtime.supplied.shared_by_processes or self.is_gloo
+        )
 
     def know_devices(self, index: int) -> None:
         """Refuse, as NCCL does when it connects the ranks, that two of them are on one device."""
@@ -115,14 +135,17 @@ class NcclGroup(dist.ProcessGroup):
         self.gloo.allgather([of_all], [mine]).wait()
         return torch.cat(of_all)
 
-    def checked_alias(self, tensor: torch.Tensor, *, between_two: bool = False) -> torch.Tensor | None:
+    def checked_alias(
+        self, tensor: torch.Tensor, *, between_two: bool = False
+    ) -> torch.Tensor | None:
         """Return the CPU tensor with a tensor's memory, if there is one, after NCCL's checks.
 
         Raises:
             RuntimeError: The tensor is on a device that the group does not serve.
             TypeError: NCCL does not have the tensor's dtype.
-            ValueError: The tensor is sparse, or not contiguous in a memory format. Between two ranks the latter is
-                allowed, unless the tensor has gaps in memory, or shares memory with itself.
+            ValueError: The tensor is sparse, or not contiguous in a memory format. Between two
+                ranks the latter is allowed, unless the tensor has gaps in memory, or shares memory
+                with itself.
         """
         if tensor.layout is not torch.strided:
             raise ValueError("Tensors must be CUDA and dense")
@@ -132,7 +155,9 @@ class NcclGroup(dist.ProcessGroup):
         self._check_device(tensor.device.type, on_cpu)
         name = _UNKNOWN_TO_NCCL.get(tensor.dtype)
         if name is not None and not self.is_gloo and not (self._has_gloo and on_cpu):
-            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {name}")
+            raise TypeError(
+                f"Input tensor data type is not supported for NCCL process group: {name}"
+            )
         if between_two and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
             raise ValueError("Tensors for P2P must be non-overlapping and dense")
         if not between_two and not tensor.is_contiguous(memory_format=_memory_format_of(tensor)):
@@ -151,18 +176,23 @@ class NcclGroup(dist.ProcessGroup):
             raise RuntimeError(f"No backend type associated with device type {self._lacks}")
 
     def check_for_nan(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse NaN in what is sent, where ``TORCH_NCCL_NAN_CHECK`` asked for it when the group was made.
+        """Refuse NaN in what is sent, where ``TORCH_NCCL_NAN_CHECK`` asked for it when the group
+        was made.
 
         Raises:
             RuntimeError: There is one.
         """
-        if self._checks_nan and any(each.is_floating_point() and each.isnan().any() for each in tensors):
+        if self._checks_nan and any(
+            each.is_floating_point() and each.isnan().any() for each in tensors
+        ):
             raise RuntimeError("NaN found in input tensor.")
 
-    # ---- what torch asks of a group --------------------------------------------------------------------------------
+    # ---- what torch asks of a group --------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        """Return the name that torch's C++ asks for: of a group named for gloo it would want gloo's class."""
+        """Return the name that torch's C++ asks for: of a group named for gloo it would want gloo's
+        class.
+        """
         return "nccl"
 
     def name(self) -> str:
@@ -191,7 +221,9 @@ class NcclGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices whose tensors the group takes. Object collectives use the first, or the CPU if it is one."""
+        """The devices whose tensors the group takes. Object collectives use the first, or the CPU
+        if it is one.
+        """
         context = thread_state.state.context
         # As torch's own code spells it, which looks for it in this list; the scope rewrites both.
         types = [self.runtime.device_type if context is None else context.program]
@@ -203,14 +235,19 @@ class NcclGroup(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self.gloo
 
-    def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Refuse what NCCL alone does not have, where torch takes the CPU target's device for gloo's.
+    def monitored_barrier(
+        self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Refuse what NCCL alone does not have, where torch takes the CPU target's device for
+        gloo's.
 
         Raises:
             ValueError: The group has no gloo. The text is torch's, from 2.14 on.
         """
         if not self._has_gloo:
-            raise ValueError("monitored_barrier requires a group with a CPU-capable backend (e.g. GLOO).")
+            raise ValueError(
+                "monitored_barrier requires a group with a CPU-capable backend (e.g. GLOO)."
+            )
         limit = self.timeout if timeout is None else timeout
         super().monitored_barrier(limit, wait_all_ranks)  # type: ignore[misc]
 
@@ -241,24 +278,32 @@ class NcclGroup(dist.ProcessGroup):
         self.hooks.append(hook)
 
     def completed(self, name: str, began: datetime.datetime) -> None:
-        """Tell the hooks that a collective has finished, as torch does by ``WorkInfo``, which Python cannot make."""
+        """Tell the hooks that a collective has finished, as torch does by ``WorkInfo``, which
+        Python cannot make.
+        """
         ended = datetime.datetime.now()
         times = {"time_started": began, "time_finished": ended, "active_duration": ended - began}
         for hook in self.hooks:
-            kind = getattr(_OpType, name.upper(), None) or getattr(_OpType, name.replace("_", "").upper())
+            kind = getattr(_OpType, name.upper(), None) or getattr(
+                _OpType, name.replace("_", "").upper()
+            )
             hook(types.SimpleNamespace(op_type=kind, seq=self.counts["collective"], **times))
 
     def _start_coalescing(self, device: torch.device | None) -> None:
-        """Begin a batch, which NCCL starts together. Here each of its collectives begins when it is called."""
+        """Begin a batch, which NCCL starts together. Here each of its collectives begins when it is
+        called.
+        """
         self.batch = []
 
     def _end_coalescing(self, device: torch.device | None) -> Any:
         works, self.batch = self.batch, None
         if not works:  # torch makes no work then
             return None
-        return flight_recorder.shown(self, "nccl:coalesced", [[]], self.timeout, lambda: Work(None, works))
+        return flight_recorder.shown(
+            self, "nccl:coalesced", [[]], self.timeout, lambda: Work(None, works)
+        )
 
-    # ---- how ranks agree -------------------------------------------------------------------------------------------
+    # ---- how ranks agree -------------------------------------------------------------------------
 
     def begin(self) -> int:
         """Count a collective that this rank begins, and return how many there were.
@@ -267,23 +312,33 @@ class NcclGroup(dist.ProcessGroup):
             DistBackendError: The group was destroyed, or has lost a rank.
         """
         if self._ended is not None:
-            raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.{self._ended}")
+            raise dist.DistBackendError(
+                f"NCCL communicator was aborted on rank {self.rank()}.{self._ended}"
+            )
         return self.waiting.begin(self.group_name) if self.size() > 1 else 0
 
     def wait_for(self, ended: Callable[[], bool], call: collective_checks.Call, times: int) -> None:
         """Wait for the other ranks to begin as many collectives as this one has.
 
         Args:
-            ended: Waits as long as this rank is patient, and returns whether the collective has ended.
+            ended: Waits as long as this rank is patient, and returns whether the collective has
+                ended.
             call: What this rank calls.
             times: How many it has begun.
 
         Raises:
             DistBackendError: They will never come.
         """
-        self.waiting.wait(ended, call, lambda: collective_checks.Awaited([self.group_name], times, self.ranks()))
+        self.waiting.wait(
+            ended, call, lambda: collective_checks.Awaited([self.group_name], times, self.ranks())
+        )
 
-    def agree(self, call: collective_checks.Call, timeout: datetime.timedelta, wait: Callable[[Any], object]) -> None:
+    def agree(
+        self,
+        call: collective_checks.Call,
+        timeout: datetime.timedelta,
+        wait: Callable[[Any], object],
+    ) -> None:
         """Wait until all ranks are in a collective.
 
         Args:
@@ -298,11 +353,15 @@ class NcclGroup(dist.ProcessGroup):
         if self.size() == 1:
             return
         mine, options = call.digest(), dist.distributed_c10d.AllreduceOptions()
-        of_all, options.reduceOp, options.timeout = mine.clone(), dist.ReduceOp(dist.ReduceOp.BAND), timeout
+        of_all = mine.clone()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.BAND)
+        options.timeout = timeout
         wait(self.gloo.allreduce([of_all], options))
         # Each rank compares by itself, and all come to the same result.
         if of_all != mine:
-            raise collective_checks.mismatch(self.group_desc or self.group_name, self._gathered_texts(str(call)))
+            raise collective_checks.mismatch(
+                self.group_desc or self.group_name, self._gathered_texts(str(call))
+            )
 
     def ranks(self) -> list[int]:
         """Return the ranks of the group, as numbers in the whole program."""
@@ -329,7 +388,8 @@ class NcclGroup(dist.ProcessGroup):
         try:
             yield
         except RuntimeError as error:
-            # Only errors of connections, which name a file of that folder, mean a lost rank. Others are torch's own.
+            # Only errors of connections, which name a file of that folder, mean a lost rank. Others
+            # are torch's own.
             is_lost = "gloo/transport/" in str(error)
             if is_lost or isinstance(error, dist.DistBackendError):
                 self.recorder.write(self.waiting.rank)
@@ -342,7 +402,9 @@ class NcclGroup(dist.ProcessGroup):
             if re.fullmatch(_LATE, reason):
                 others = self.waiting.waiting_ranks() or " another rank has not come."
                 raise dist.DistBackendError(f"{where} cannot end. {reason}:{others}") from None
-            raise dist.DistBackendError(f"{where} cannot end: {reason}. The other ranks wait for it.") from None
+            raise dist.DistBackendError(
+                f"{where} cannot end: {reason}. The other ranks wait for it."
+            ) from None
 
 
 _LATE = "Timed out waiting [0-9]+ms"
@@ -353,7 +415,8 @@ def is_set(variable: str) -> bool:
     """Return whether a variable of NCCL's groups is true.
 
     Raises:
-        DistBackendError: It is neither true nor false. The text is torch's (torch/csrc/distributed/c10d/Utils.hpp).
+        DistBackendError: It is neither true nor false. The text is torch's
+            (torch/csrc/distributed/c10d/Utils.hpp).
     """
     value = os.environ.get(variable, "0").lower()
     if value not in _TRUE + _FALSE:
@@ -364,7 +427,7 @@ def is_set(variable: str) -> bool:
 _TRUE, _FALSE = ("y", "yes", "1", "t", "true"), ("n", "no", "0", "f", "false")
 
 
-# ---- ranks on one GPU ------------------------------------------------------------------------------------------------
+# ---- ranks on one GPU ----------------------------------------------------------------------------
 
 _BITS_OF_ORDINAL = 16
 
@@ -378,7 +441,8 @@ _DUPLICATE_GPU = (
 )
 
 _ONE_DEVICE_EACH = (
-    "Ranks {} and {} both use cuda:{index}; NCCL shows the number of its bus. Give each rank a device of its own: "
+    "Ranks {} and {} both use cuda:{index}; NCCL shows the number of its bus. Give each rank a "
+    "device of its own: "
     'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first collective.'
 )
 
@@ -386,43 +450,57 @@ _ONE_DEVICE_EACH = (
 def check_devices(rank: int, index: int, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Refuse a group of which two ranks are on one device, at its first collective, as NCCL does.
 
-    Source of the text: ``C10D_NCCL_CHECK`` (torch/csrc/distributed/c10d/NCCLUtils.hpp) and NCCL (src/init.cc).
+    Source of the text: ``C10D_NCCL_CHECK`` (torch/csrc/distributed/c10d/NCCLUtils.hpp) and NCCL
+    (src/init.cc).
 
     Args:
         rank: The rank of this process.
         index: The ordinal of the device of this rank's tensors.
-        gather: Returns the values of all ranks, of shape (ranks,), for the value of this rank, of shape (1,).
+        gather: Returns the values of all ranks, of shape (ranks,), for the value of this rank, of
+            shape (1,).
 
     Raises:
-        torch.distributed.DistBackendError: Another rank is on the device of this one. The text is NCCL's.
+        torch.distributed.DistBackendError: Another rank is on the device of this one. The text is
+            NCCL's.
     """
     mine = _identity(index)
     devices = gather(torch.tensor([mine], dtype=torch.int64, device="cpu")).tolist()
     for other, device in enumerate(devices):
         if other != rank and device == mine:
-            # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses count from 1 here.
+            # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses
+            # count from 1 here.
             bus = (mine % (1 << _BITS_OF_ORDINAL) + 1) << 12
-            error = dist.DistBackendError(_DUPLICATE_GPU.format(version=NCCL, rank=rank, other=other, bus=bus))
+            error = dist.DistBackendError(
+                _DUPLICATE_GPU.format(version=NCCL, rank=rank, other=other, bus=bus)
+            )
             add_note(error, _ONE_DEVICE_EACH.format(*sorted((rank, other)), index=index))
             raise error
 
 
 def _identity(index: int) -> int:
-    """Return a number for the device that all processes agree on. Nodes of a launcher on one machine count as
-    different."""
+    """Return a number for the device that all processes agree on. Nodes of a launcher on one
+    machine count as different.
+    """
     # As NCCL does: the variable comes first, then the name of the machine.
-    host = os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
+    host = (
+        os.environ.get("NCCL_HOSTID")
+        or f"{socket.gethostname()} {os.environ.get('GROUP_RANK', '')}"
+    )
     visible = visible_ordinals() or []
-    return zlib.crc32(host.encode()) << _BITS_OF_ORDINAL | (visible[index] if index < len(visible) else index)
+    return zlib.crc32(host.encode()) << _BITS_OF_ORDINAL | (
+        visible[index] if index < len(visible) else index
+    )
 
 
-# ---- work ------------------------------------------------------------------------------------------------------------
+# ---- work ----------------------------------------------------------------------------------------
 
 
 def finished(result: Any) -> Any:
     """Return finished work with that result."""
     # Torch's own class where nobody records the order of streams: it costs no calls of Python.
-    return Work(result) if observers() else torch._C._distributed_c10d._create_work_from_future(done(result))  # type: ignore[attr-defined]
+    if observers():
+        return Work(result)  # type: ignore[attr-defined]
+    return torch._C._distributed_c10d._create_work_from_future(done(result))  # type: ignore[attr-defined]
 
 
 def done(result: Any) -> torch.futures.Future[Any]:
@@ -433,7 +511,8 @@ def done(result: Any) -> torch.futures.Future[Any]:
 
 
 class Work(dist.distributed_c10d.Work):
-    """Work with a result, after parts that may go on. The program's streams are ordered after it once it has waited.
+    """Work with a result, after parts that may go on. The program's streams are ordered after it
+    once it has waited.
 
     Args:
         result: The tensors.
@@ -454,7 +533,8 @@ class Work(dist.distributed_c10d.Work):
             part.wait(*([timeout] if timeout else ()))
         collectives_waited()
         if torch._C._distributed_c10d._get_work_registry_size():
-            for each in tensors(self._result):  # so that torch, where it keeps the work for these tensors, drops it
+            # So that torch, where it keeps the work for these tensors, drops it.
+            for each in tensors(self._result):
                 torch.ops._c10d_functional.wait_tensor(each)
         return True
 
@@ -467,7 +547,9 @@ class Work(dist.distributed_c10d.Work):
         return self._result
 
     def get_future(self) -> Any:
-        """Wait, and return the future of the result. torch's C++ waits for it in the place of :meth:`wait`."""
+        """Wait, and return the future of the result. torch's C++ waits for it in the place of
+        :meth:`wait`.
+        """
         self.wait()
         return done(self._result)
 

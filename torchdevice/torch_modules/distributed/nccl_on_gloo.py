@@ -1,10 +1,12 @@
 """A process group that does on gloo what NCCL does.
 
-NCCL moves flat memory: it compares numbers of elements, and takes every shape. gloo compares shapes, has fewer
-dtypes, and ends the process where the shapes of a reduce-scatter differ from what it expects. Therefore gloo gets
-one-dimensional CPU tensors only: bytes from collectives that move data, numbers from those that compute.
+NCCL moves flat memory: it compares numbers of elements, and takes every shape. gloo compares
+shapes, has fewer dtypes, and ends the process where the shapes of a reduce-scatter differ from what
+it expects. Therefore gloo gets one-dimensional CPU tensors only: bytes from collectives that move
+data, numbers from those that compute.
 
-A collective has finished when it returns, but with ``async_op=True``. Sending and receiving do not wait.
+A collective has finished when it returns, but with ``async_op=True``. Sending and receiving do not
+wait.
 
 Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
 """
@@ -24,7 +26,12 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.kernel import registered_kernels, thread_state
-from torchdevice.torch_modules.distributed import collective_checks, flight_recorder, gloo_waits, point_to_point
+from torchdevice.torch_modules.distributed import (
+    collective_checks,
+    flight_recorder,
+    gloo_waits,
+    point_to_point,
+)
 from torchdevice.torch_modules.distributed.collective_operators import as_operator
 from torchdevice.torch_modules.distributed.collective_staging import Collective
 from torchdevice.torch_modules.distributed.nccl_group import Gloo, NcclGroup, Work, is_set
@@ -38,7 +45,8 @@ def register(kind: str) -> str:
     """Register the process group with ``torch.distributed``, once in a process.
 
     Args:
-        kind: ``"nccl"``, ``"gloo"``, or ``"nccl and gloo"`` for a group as ``"cpu:gloo,cuda:nccl"`` gives it.
+        kind: ``"nccl"``, ``"gloo"``, or ``"nccl and gloo"`` for a group as ``"cpu:gloo,cuda:nccl"``
+            gives it.
 
     Returns:
         The name to ask for it by.
@@ -67,7 +75,10 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
     gloo_waits.wait_for_all(own, size, timeout)
     # One object in a program, made with its first group, which is the default group.
     default = _c10d._get_default_group() if dist.is_initialized() else None
-    waiting = default.waiting if isinstance(default, NcclOnGloo) else collective_checks.Waiting(store, rank, size)
+    if isinstance(default, NcclOnGloo):
+        waiting = default.waiting
+    else:
+        waiting = collective_checks.Waiting(store, rank, size)
     group = NcclOnGloo(gloo, context.runtime, kind, store, waiting)
     if default is None and group.recorder.size and os.environ.get(flight_recorder.PIPE):
         group.pipe = flight_recorder.Pipe(group.recorder, waiting.rank)
@@ -75,11 +86,15 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
 
 
 def _for_each_pair(collective: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return the method of that name, which does a collective for each pair of an output and an input of two lists."""
+    """Return the method of that name, which does a collective for each pair of an output and an
+    input of two lists.
+    """
     for_one = inspect.unwrap(collective)  # not an operator for each pair
 
     def coalesced(self: NcclOnGloo, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
-        return Work(outputs, [for_one(self, *each, opts) for each in zip(outputs, inputs, strict=True)])
+        return Work(
+            outputs, [for_one(self, *each, opts) for each in zip(outputs, inputs, strict=True)]
+        )
 
     return as_operator(coalesced, name)
 
@@ -93,7 +108,7 @@ def _of_root(options: Any, root: int) -> Any:
 class NcclOnGloo(NcclGroup):
     """NCCL's collectives for tensors of a target, by gloo."""
 
-    # ---- collectives that compute ----------------------------------------------------------------------------------
+    # ---- collectives that compute ----------------------------------------------------------------
 
     @as_operator
     def allreduce(self, tensors: _Tensors, opts: Any) -> Any:
@@ -104,7 +119,8 @@ class NcclOnGloo(NcclGroup):
         """
         if any(each.is_sparse for each in tensors) and not self.is_gloo:
             raise RuntimeError(
-                "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
+                "NCCL does not support all_reduce with sparse tensors. Please use dense tensors "
+                "instead."
             )
         collective = Collective(self, opts, "all_reduce", tensors, opts.reduce_op)
         flats = [collective.numbers(tensor, written=True) for tensor in tensors]
@@ -115,10 +131,13 @@ class NcclOnGloo(NcclGroup):
     @as_operator
     def reduce(self, tensors: _Tensors, opts: Any) -> Any:
         """Reduce over all ranks, to one. The tensors of the others stay as they are."""
-        collective = Collective(self, opts, "reduce", tensors, opts.reduce_op, f"to rank {opts.root_rank}")
+        collective = Collective(
+            self, opts, "reduce", tensors, opts.reduce_op, f"to rank {opts.root_rank}"
+        )
         is_root = self.rank() == opts.root_rank
         flat = collective.numbers(tensors[0], written=is_root)
-        # A copy: gloo computes in the memory of every rank, and that of the others must stay as it is.
+        # A copy: gloo computes in the memory of every rank, and that of the others must stay as it
+        # is.
         summed = flat if is_root else flat.clone()
         to_root = _of_root(_c10d.ReduceOptions(), opts.root_rank)
 
@@ -129,7 +148,9 @@ class NcclOnGloo(NcclGroup):
 
     @as_operator
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
-        """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their sizes may differ."""
+        """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their
+        sizes may differ.
+        """
         collective = Collective(self, opts, "reduce_scatter", inputs[0], opts.reduce_op)
         flats = [collective.numbers(tensor) for tensor in inputs[0]]
         mine = collective.numbers(outputs[0], written=True)
@@ -148,11 +169,14 @@ class NcclOnGloo(NcclGroup):
         if input.numel() != output.numel() * self.size():
             raise ValueError("input tensor must be the same size as output size times world size")
         collective = Collective(self, opts, "reduce_scatter", [input], opts.reduce_op)
-        flats = collective.numbers(input).tensor_split(self.size())  # as many of an empty tensor, too
+        # As many of an empty tensor, too.
+        flats = collective.numbers(input).tensor_split(self.size())
         mine = collective.numbers(output, written=True)
         return collective.run(output, lambda: self._reduce_scatter(mine, flats, opts.reduce_op))
 
-    reduce_scatter_tensor_coalesced = _for_each_pair(_reduce_scatter_base, "reduce_scatter_tensor_coalesced")
+    reduce_scatter_tensor_coalesced = _for_each_pair(
+        _reduce_scatter_base, "reduce_scatter_tensor_coalesced"
+    )
 
     # The names since torch 2.12.
     reduce_scatter_single = _reduce_scatter_base
@@ -165,7 +189,9 @@ class NcclOnGloo(NcclGroup):
             reduce_flat(flat, op, self.size(), collective, _c10d.AllreduceOptions())
 
     def _all_reduce_few(self, tensors: _Tensors, options: Any) -> Any:
-        """Do what gloo's own all-reduce does, by the first rank: gloo's takes two turns around all ranks."""
+        """Do what gloo's own all-reduce does, by the first rank: gloo's takes two turns around all
+        ranks.
+        """
         (mine,) = tensors
         gathered = []
         if self.rank() == 0:
@@ -182,12 +208,13 @@ class NcclOnGloo(NcclGroup):
             return
         sizes = [flat.numel() for flat in flats]
         whole = torch.cat(list(flats))
-        # Gloo's reduce-scatter ends the process for some shapes, so each rank reduces all and keeps its part.
+        # Gloo's reduce-scatter ends the process for some shapes, so each rank reduces all and keeps
+        # its part.
         self._all_reduce([whole], op)
         parts = whole.split(sizes)
         output.copy_(parts[self.rank()])
 
-    # ---- collectives that move data --------------------------------------------------------------------------------
+    # ---- collectives that move data --------------------------------------------------------------
 
     @as_operator
     def broadcast(self, tensors: _Tensors, opts: Any) -> Any:
@@ -205,8 +232,12 @@ class NcclOnGloo(NcclGroup):
         """Send a tensor of each rank to all. Their sizes may differ."""
         sizes = [[tensor.numel() for tensor in each] for each in outputs]
         # An input of another size than the output for it fits nowhere, so the ranks must not agree.
-        fits = all(own[self.rank()] == given.numel() for own, given in zip(sizes, inputs, strict=True))
-        collective = Collective(self, opts, "all_gather", inputs, sizes, _into(sizes), fits or self.rank())
+        fits = all(
+            own[self.rank()] == given.numel() for own, given in zip(sizes, inputs, strict=True)
+        )
+        collective = Collective(
+            self, opts, "all_gather", inputs, sizes, _into(sizes), fits or self.rank()
+        )
         gathered = [[collective.bytes(tensor, written=True) for tensor in each] for each in outputs]
         given = [collective.bytes(tensor) for tensor in inputs]
         return collective.run(outputs, lambda: self._all_gather(gathered, given))
@@ -226,7 +257,9 @@ class NcclOnGloo(NcclGroup):
     def allgather_coalesced(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
         """Do an all-gather for each input: ``outputs[rank][i]`` is input ``i`` of a rank."""
         # Transposed: torch lists the outputs by rank, `allgather` by input.
-        return inspect.unwrap(NcclOnGloo.allgather)(self, list(zip(*outputs, strict=True)), inputs, opts)
+        return inspect.unwrap(NcclOnGloo.allgather)(
+            self, list(zip(*outputs, strict=True)), inputs, opts
+        )
 
     @as_operator
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
@@ -239,14 +272,18 @@ class NcclOnGloo(NcclGroup):
         if input.dtype != output.dtype:
             raise TypeError("output tensor must have the same type as input tensor")
         if input.numel() * self.size() != output.numel():
-            raise ValueError("output tensor size must be equal to world_size times input tensor size")
+            raise ValueError(
+                "output tensor size must be equal to world_size times input tensor size"
+            )
         collective = Collective(self, opts, "all_gather", [input], [[input.numel()] * self.size()])
         given = collective.bytes(input)
         parts = collective.bytes(output, written=True).split(max(1, given.numel()))
         lists = ([parts], [given]) if given.numel() else ((), ())
         return collective.run(output, lambda: self._all_gather(*lists))
 
-    allgather_into_tensor_coalesced = _for_each_pair(_allgather_base, "allgather_into_tensor_coalesced")
+    allgather_into_tensor_coalesced = _for_each_pair(
+        _allgather_base, "allgather_into_tensor_coalesced"
+    )
 
     # The names since torch 2.12.
     all_gather_single = _allgather_base
@@ -281,19 +318,24 @@ class NcclOnGloo(NcclGroup):
 
     @as_operator
     def alltoall_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        """Send a part of a tensor of each rank to each. Sizes count along dimension 0; without them they are equal.
+        """Send a part of a tensor of each rank to each. Sizes count along dimension 0; without them
+        they are equal.
 
         Raises:
             RuntimeError: The sizes do not add up to the tensor's.
         """
         collective = Collective(self, opts, "all_to_all", [input])
-        received = self._parts(collective.bytes(output, written=True), output, opts.output_split_sizes)
+        received = self._parts(
+            collective.bytes(output, written=True), output, opts.output_split_sizes
+        )
         sent = self._parts(collective.bytes(input), input, opts.input_split_sizes)
         return collective.run(output, lambda: self._exchange(received, sent))
 
     all_to_all_single = alltoall_base  # the name since torch 2.12
 
-    def _parts(self, flat: torch.Tensor, tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
+    def _parts(
+        self, flat: torch.Tensor, tensor: torch.Tensor, sizes: list[int]
+    ) -> list[torch.Tensor]:
         rows = tensor.size(0) if tensor.dim() else 1
         if not sizes and rows % self.size():
             raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
@@ -318,7 +360,7 @@ class NcclOnGloo(NcclGroup):
         """Wait for all ranks."""
         return Collective(self, opts, "barrier", []).run(None, lambda: self.gloo.barrier().wait())
 
-    # ---- point to point --------------------------------------------------------------------------------------------
+    # ---- point to point --------------------------------------------------------------------------
 
     send = as_operator(point_to_point.send)
     recv = as_operator(point_to_point.recv)
@@ -326,7 +368,9 @@ class NcclOnGloo(NcclGroup):
 
 
 def _into(sizes: Sequence[Sequence[int]]) -> str:
-    """Return the numbers of elements of an all-gather's outputs for a person: ``"into [2, 2, 2]"``."""
+    """Return the numbers of elements of an all-gather's outputs for a person: ``"into [2, 2,
+    2]"``.
+    """
     shown = (str(list(each[:_SHOWN])) for each in sizes)
     return f"into {', '.join(shown)}"
 
@@ -337,13 +381,17 @@ _SHOWN = 16
 
 @functools.cache  # once in a process
 def _register_functional() -> None:
-    """Register functional collectives that torch's C++ does past a group's methods in Python, for the process."""
+    """Register functional collectives that torch's C++ does past a group's methods in Python, for
+    the process.
+    """
     put = functools.partial(registered_kernels.put, key="PrivateUse1", file=__file__)
     put("_c10d_functional::all_gather_into_tensor_out", _all_gather)
     put("_c10d_functional::reduce_scatter_tensor_out", _reduce_scatter)
 
 
-def _all_gather(given: torch.Tensor, group_size: int, group_name: Any, *, out: torch.Tensor) -> torch.Tensor:
+def _all_gather(
+    given: torch.Tensor, group_size: int, group_name: Any, *, out: torch.Tensor
+) -> torch.Tensor:
     _c10d._resolve_process_group(group_name)._allgather_base(out, given).wait()  # type: ignore[attr-defined]
     return out
 
@@ -357,7 +405,7 @@ def _reduce_scatter(
     return out
 
 
-# ---- reductions as NCCL has them, by the operations and dtypes that gloo has -----------------------------------------
+# ---- reductions as NCCL has them, by the operations and dtypes that gloo has ---------------------
 
 _Kind: Any = dist.ReduceOp.RedOpType
 
@@ -365,7 +413,8 @@ _NOT_OF_NCCL = (_Kind.BAND, _Kind.BOR, _Kind.BXOR)
 
 # On bytes of 0 and 1 the largest is the logical or, and the smallest the logical and.
 _OF_BOOL = {_Kind.SUM: _Kind.MAX, _Kind.PRODUCT: _Kind.MIN}
-"""The operations for bools: the logical or in place of sums, the logical and in place of products."""
+"""The operations for bools: the logical or in place of sums, the logical and in place of products.
+"""
 
 _FEW = 4096
 """Up to how many bytes one rank reduces those of all."""
@@ -377,7 +426,9 @@ _REDUCED: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
 """The operation -> the reduction of rows, one of each rank."""
 
 
-def reduce_flat(flat: torch.Tensor, op: Any, size: int, collective: Callable[..., Any], options: Any) -> None:
+def reduce_flat(
+    flat: torch.Tensor, op: Any, size: int, collective: Callable[..., Any], options: Any
+) -> None:
     """Reduce one-dimensional numbers in place.
 
     Args:
@@ -395,7 +446,9 @@ def reduce_flat(flat: torch.Tensor, op: Any, size: int, collective: Callable[...
         raise RuntimeError("Float8 dtypes are not currenlty supported for NCCL reductions")
     if flat.is_complex():
         if kind in (_Kind.MAX, _Kind.MIN, _Kind.PRODUCT):
-            raise RuntimeError(f"all_reduce does not support ReduceOp.{kind.name} on complex tensors")
+            raise RuntimeError(
+                f"all_reduce does not support ReduceOp.{kind.name} on complex tensors"
+            )
         # Sums and averages of complex numbers are those of their parts.
         flat = torch.view_as_real(flat).view(-1)
     if flat.dtype is torch.bool:
@@ -407,7 +460,10 @@ def reduce_flat(flat: torch.Tensor, op: Any, size: int, collective: Callable[...
     if kind == _Kind.PREMUL_SUM:
         # In the rank's own numbers, before they are sent.
         flat.mul_(factor.cpu() if isinstance(factor, torch.Tensor) else factor)
-    options.reduceOp = dist.ReduceOp.SUM if kind in (_Kind.PREMUL_SUM, _Kind.AVG) else dist.ReduceOp(kind)
+    if kind in (_Kind.PREMUL_SUM, _Kind.AVG):
+        options.reduceOp = dist.ReduceOp.SUM
+    else:
+        options.reduceOp = dist.ReduceOp(kind)
     collective([flat], options).wait()
     if kind == _Kind.AVG:
         # NCCL divides integers and drops the remainder, towards 0.

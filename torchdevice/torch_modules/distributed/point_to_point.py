@@ -1,4 +1,6 @@
-"""Sending a tensor to a rank, and receiving one: both return at once, and raise for a tensor that can never arrive."""
+"""Sending a tensor to a rank, and receiving one: both return at once, and raise for a tensor that
+can never arrive.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ class _Begun(dist.distributed_c10d.Work):
         received: Callable[[int], None] | None = None,
     ):
         super().__init__()
-        self._group, self._call, self._work, self._staging, self._awaited = group, call, work, staging, awaited
+        self._group = group
+        self._call = call
+        self._work = work
+        self._staging = staging
+        self._awaited = awaited
         self._received = received
         # Begun at the first wait or query, because a wait takes a thread.
         self._arrival: futures.Future[Any] | None = None
@@ -50,10 +56,13 @@ class _Begun(dist.distributed_c10d.Work):
         """Wait until the tensor has been sent or received.
 
         Raises:
-            DistBackendError: It can never be, or the other rank has ended or has not come within the time-out.
+            DistBackendError: It can never be, or the other rank has ended or has not come within
+                the time-out.
         """
         with self._group.naming(self._call.name), torch._C.DisableTorchFunction():
-            has_ended = functools.partial(gloo_waits.ended, self._waited(timeout), collective_checks.PATIENCE)
+            has_ended = functools.partial(
+                gloo_waits.ended, self._waited(timeout), collective_checks.PATIENCE
+            )
             self._group.waiting.wait(has_ended, self._call, lambda: self._awaited)
             # A second `wait` must not overwrite what the program has written since.
             if not self._is_written:
@@ -65,15 +74,20 @@ class _Begun(dist.distributed_c10d.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether the tensor has been sent or received, or never can be, which :meth:`wait` raises."""
+        """Return whether the tensor has been sent or received, or never can be, which :meth:`wait`
+        raises.
+        """
         return self._waited().done()
 
     def _waited(self, timeout: Any = None) -> futures.Future[Any]:
         if self._arrival is None:
             # Without a time-out gloo takes the group's.
             given = () if timeout is None else (timeout,)
-            # With gloo's group, so that a thread which waits for ever at the end of the process is not disturbed.
-            self._arrival = gloo_waits.begin(functools.partial(_wait, self._group.gloo, self._work, *given))
+            # With gloo's group, so that a thread which waits for ever at the end of the process is
+            # not disturbed.
+            self._arrival = gloo_waits.begin(
+                functools.partial(_wait, self._group.gloo, self._work, *given)
+            )
         return self._arrival
 
     def _source_rank(self) -> int:
@@ -93,7 +107,13 @@ def send(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
         times = group.waiting.begin(_key(group, "send", rank, tag))
         # What the other rank must begin: a `recv` from this rank, or from any rank.
         keys = [_key(group, "recv", group.rank(), tag), _key(group, "recv", None, tag)]
-        return _Begun(group, call, work, staging, collective_checks.Awaited(keys, times, [group.ranks()[rank]]))
+        return _Begun(
+            group,
+            call,
+            work,
+            staging,
+            collective_checks.Awaited(keys, times, [group.ranks()[rank]]),
+        )
 
 
 def recv(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
@@ -106,7 +126,9 @@ def recv(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
     if rank is None and not group.is_gloo and not tensors[0].is_cpu:
         raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
     sources = range(group.size()) if rank is None else [rank]
-    call = collective_checks.Call("recv", tensors, ("from any rank" if rank is None else f"from rank {rank}",))
+    call = collective_checks.Call(
+        "recv", tensors, ("from any rank" if rank is None else f"from rank {rank}",)
+    )
     own = _key(group, "recv", rank, tag)
 
     def received(source: int) -> None:
@@ -115,17 +137,26 @@ def recv(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
 
     with _staged(group, call) as staging:
         flat = [staging.bytes(tensors[0], written=True)]
-        work = group.gloo.recv_anysource(flat, tag) if rank is None else group.gloo.recv(flat, rank, tag)
+        if rank is None:
+            work = group.gloo.recv_anysource(flat, tag)
+        else:
+            work = group.gloo.recv(flat, rank, tag)
         group.waiting.begin(own)
         # A tensor from any rank may have been counted under its rank already.
-        times = group.waiting.times(*{own, *(_key(group, "recv", source, tag) for source in sources)})
+        times = group.waiting.times(
+            *{own, *(_key(group, "recv", source, tag) for source in sources)}
+        )
         ranks = [group.ranks()[source] for source in sources]
-        awaited = collective_checks.Awaited([_key(group, "send", group.rank(), tag)], times, ranks, rank is None)
+        awaited = collective_checks.Awaited(
+            [_key(group, "send", group.rank(), tag)], times, ranks, rank is None
+        )
         return _Begun(group, call, work, staging, awaited, received)
 
 
 def _key(group: NcclGroup, what: str, rank: int | None, tag: int) -> str:
-    """Return by what name this rank counts the tensors that it sends to, or receives from, a rank of the group."""
+    """Return by what name this rank counts the tensors that it sends to, or receives from, a rank
+    of the group.
+    """
     return f"{group.group_name} {what} {rank} {tag}"
 
 

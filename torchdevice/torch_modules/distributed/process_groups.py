@@ -1,4 +1,6 @@
-"""Process groups: gloo replaces NCCL, which needs CUDA, and ``get_backend()`` still returns ``"nccl"``."""
+"""Process groups: gloo replaces NCCL, which needs CUDA, and ``get_backend()`` still returns
+``"nccl"``.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,12 @@ _replaces = functools.partial(replaces, _C10D, native_to="cuda", by_value=True)
 _replaces("is_nccl_available")(lambda context, original: context.program != "mps")
 
 FAKE_RANKS = "ranks of a plan"
-"""Setting of a context: the number of ranks of which this process is the first, while the others do not exist."""
+"""Setting of a context: the number of ranks of which this process is the first, while the others do
+not exist.
+"""
 
-_NCCL_TIMEOUT = datetime.timedelta(minutes=10)  # `kProcessGroupNCCLDefaultTimeout` of ProcessGroupNCCL.hpp
+# `kProcessGroupNCCLDefaultTimeout` of ProcessGroupNCCL.hpp.
+_NCCL_TIMEOUT = datetime.timedelta(minutes=10)
 
 
 class _Asked(NamedTuple):
@@ -47,7 +52,8 @@ class _Asked(NamedTuple):
     can_split: bool
 
 
-_asked_for: weakref.WeakKeyDictionary[Any, _Asked] = weakref.WeakKeyDictionary()  # weak: destroyed groups end
+# Weak: destroyed groups end.
+_asked_for: weakref.WeakKeyDictionary[Any, _Asked] = weakref.WeakKeyDictionary()
 """Process group -> what the program asked for, where another backend stands in."""
 
 
@@ -72,7 +78,12 @@ def _stand_in(context: Context, backend: Any) -> tuple[Any, str | None]:
 
 @_replaces("init_process_group")
 def _init_process_group(
-    context: Context, original: Any, backend: Any = None, *args: Any, device_id: Any = None, **kwargs: Any
+    context: Context,
+    original: Any,
+    backend: Any = None,
+    *args: Any,
+    device_id: Any = None,
+    **kwargs: Any,
 ) -> None:
     # Without a name torch makes both, for a machine that has CUDA.
     unnamed = "gloo" if context.program == "mps" else "cpu:gloo,cuda:nccl"
@@ -80,7 +91,8 @@ def _init_process_group(
     options = _without_nccl_options(asked, kwargs)
     if FAKE_RANKS in context.settings:
         args, kwargs = (), {"rank": 0, "world_size": context.settings[FAKE_RANKS]}
-    # As torch does for a backend of the name "fake" alone. As an argument by position the store is the fifth.
+    # As torch does for a backend of the name "fake" alone. As an argument by position the store is
+    # the fifth.
     if "fake" in str(used) and len(args) < 5 and kwargs.get("store") is None:
         torch_internals.check("later", "torch.testing._internal.distributed.fake_pg")
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -88,7 +100,9 @@ def _init_process_group(
         kwargs["store"] = FakeStore()
     # Not `device_id`, by which NCCL connects at once.
     original(used, *args, **kwargs)
-    _remember(dist.distributed_c10d._get_default_group(), asked, options, can_split=device_id is not None)
+    _remember(
+        dist.distributed_c10d._get_default_group(), asked, options, can_split=device_id is not None
+    )
 
 
 @_replaces("new_group")
@@ -115,7 +129,9 @@ def _new_group(
 
 
 def _count_division(parent: Any) -> None:
-    """Count a group that torch makes of another's communicator, as it does where it knows the rank's device."""
+    """Count a group that torch makes of another's communicator, as it does where it knows the
+    rank's device.
+    """
     default = dist.distributed_c10d._get_default_group()
     asked, counts = _asked_for.get(default), getattr(parent or default, "counts", None)
     if asked is not None and asked.can_split and counts is not None:
@@ -127,8 +143,11 @@ def _without_nccl_options(asked: str | None, kwargs: dict[str, Any]) -> Any:
     return kwargs.pop("pg_options", None) if asked is not None and "nccl" in asked else None
 
 
-def _remember(group: Any, asked: str | None, options: Any = None, *, can_split: bool = False) -> None:
-    if asked is not None and isinstance(group, dist.ProcessGroup):  # not where this rank is no member
+def _remember(
+    group: Any, asked: str | None, options: Any = None, *, can_split: bool = False
+) -> None:
+    # Not where this rank is no member.
+    if asked is not None and isinstance(group, dist.ProcessGroup):
         _asked_for[group] = _Asked(asked, can_split)
         if "nccl" in asked and hasattr(group, "gloo"):
             group.gloo.nccl_options = options or ProcessGroupNCCL.Options()
@@ -154,7 +173,9 @@ def _get_backend_config(context: Context, original: Any, group: Any = None) -> s
 @_replaces("_get_process_group_uid", optional=True)
 def _uid(context: Context, original: Any, pg: Any) -> int:
     """``_get_process_group_uid``: groups of NCCL are numbered as they are made."""
-    return original(pg) if _asked_of(pg) is None else list(dist.distributed_c10d._world.pg_map).index(pg)
+    if _asked_of(pg) is None:
+        return original(pg)
+    return list(dist.distributed_c10d._world.pg_map).index(pg)
 
 
 @_replaces("_get_default_timeout")
@@ -171,7 +192,9 @@ def _get_backend_of(context: Context, original: Any, self: Any, device: torch.de
 
 @replaces("torch._C._distributed_c10d:ProcessGroup", "barrier", native_to="cuda")
 def _barrier(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """``ProcessGroup.barrier``, for which torch makes a tensor, also of a fake group, on the device of the options."""
+    """``ProcessGroup.barrier``, for which torch makes a tensor, also of a fake group, on the device
+    of the options.
+    """
     for each in (*args, *kwargs.values()):
         if isinstance(each, dist.distributed_c10d.BarrierOptions) and each.device is not None:
             each.device = context.redirect(each.device) or each.device
@@ -189,7 +212,9 @@ def _split_group(
     group_desc: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Make this rank's part of a group by gloo, which connects anew, where NCCL divides the connections it has."""
+    """Make this rank's part of a group by gloo, which connects anew, where NCCL divides the
+    connections it has.
+    """
     parent: Any = parent_pg or dist.distributed_c10d._get_default_group()
     asked = _asked_for.get(dist.distributed_c10d._get_default_group())
     if asked is None or not asked.can_split or not split_ranks:
@@ -201,7 +226,11 @@ def _split_group(
             members = [dist.get_global_rank(parent, rank) for rank in sorted(ranks)]
             options = pg_options or parent.gloo.options
             return dist.new_group(
-                members, timeout, pg_options=options, use_local_synchronization=True, group_desc=group_desc
+                members,
+                timeout,
+                pg_options=options,
+                use_local_synchronization=True,
+                group_desc=group_desc,
             )
     return None
 
@@ -222,24 +251,39 @@ def _batch(context: Context, original: Any, p2p_op_list: Any) -> list[Any]:
 
 @_replaces("get_default_backend_for_device")
 def _default_backend(context: Context, original: Any, device: Any) -> str:
-    """``get_default_backend_for_device``: for the target, the backend of the program's accelerator."""
+    """``get_default_backend_for_device``: for the target, the backend of the program's
+    accelerator.
+    """
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
     is_target = context.devices.is_targets_type(kind) and not context.runtime.shares_host_memory
-    return original(context.devices.of_program(0) if is_target or kind == context.program else device)
+    return original(
+        context.devices.of_program(0) if is_target or kind == context.program else device
+    )
 
 
 @_replaces("_maybe_attach_flight_recorder", optional=True)  # torch 2.15 and later
-def _attach_flight_recorder(context: Context, original: Any, group: Any, *args: Any, **kwargs: Any) -> None:
-    """Leave groups written in Python out: the recorder of torch 2.15 looks for a backend in C++ in each group."""
+def _attach_flight_recorder(
+    context: Context, original: Any, group: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Leave groups written in Python out: the recorder of torch 2.15 looks for a backend in C++ in
+    each group.
+    """
     from torchdevice.torch_modules.distributed.nccl_on_gloo import NcclOnGloo
 
     if not isinstance(group, NcclOnGloo):
         original(group, *args, **kwargs)
 
 
-@replaces("torch.distributed.pipelining.stage:PipelineStage", "_recv_meta", native_to="cuda", optional=True)
+@replaces(
+    "torch.distributed.pipelining.stage:PipelineStage",
+    "_recv_meta",
+    native_to="cuda",
+    optional=True,
+)
 def _received_meta(context: Context, original: Any, self: Any, src_stage: int) -> Any:
-    """``PipelineStage._recv_meta``: the next stage, which tells the outputs' gradients, does not run in a plan."""
+    """``PipelineStage._recv_meta``: the next stage, which tells the outputs' gradients, does not
+    run in a plan.
+    """
     if FAKE_RANKS not in context.settings or src_stage < self.stage_index:
         return original(self, src_stage)
     from torch.distributed.pipelining import stage
@@ -257,7 +301,9 @@ class ProcessGroupNCCL:
             self.is_high_priority_stream = is_high_priority_stream
             self.config = types.SimpleNamespace()
 
-    def __new__(cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None) -> Any:
+    def __new__(
+        cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None
+    ) -> Any:
         """Return a group.
 
         Args:
@@ -284,8 +330,12 @@ _IN_SCOPE = ProcessGroupNCCL if _OF_BUILD is None else subclass_in_place_of(_OF_
 
 
 def _hash_tensors(tensors: Sequence[torch.Tensor]) -> int:
-    """Return a number for tensors' bytes, which torch logs of objects that are sent while it debugs in detail."""
-    return functools.reduce(lambda found, each: zlib.crc32(each.cpu().numpy().tobytes(), found), tensors, 0)
+    """Return a number for tensors' bytes, which torch logs of objects that are sent while it debugs
+    in detail.
+    """
+    return functools.reduce(
+        lambda found, each: zlib.crc32(each.cpu().numpy().tobytes(), found), tensors, 0
+    )
 
 
 # For the functions of torch, and programs, that name these where NCCL is available.
@@ -306,9 +356,13 @@ for _module, _name, _made in (
         )
 
 
-@replaces("torch.distributed.checkpoint.filesystem:_OverlappingCpuLoader", "__init__", native_to="cuda")
+@replaces(
+    "torch.distributed.checkpoint.filesystem:_OverlappingCpuLoader", "__init__", native_to="cuda"
+)
 def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """``_OverlappingCpuLoader``, which takes only tensors of the type ``"cuda"`` to the CPU to write them to a file."""
+    """``_OverlappingCpuLoader``, which takes only tensors of the type ``"cuda"`` to the CPU to
+    write them to a file.
+    """
     original(self, *args, **kwargs)
     # On a CPU target nothing has to be taken to the CPU.
     if not context.runtime.shares_host_memory:
@@ -316,17 +370,26 @@ def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwarg
 
 
 @replaces("torch.distributed.fsdp._flat_param:FlatParamHandle", "flat_param_to", native_to="cuda")
-def _move_flat_parameter(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """``FlatParamHandle.flat_param_to``: FSDP frees the memory of the parameter that it has moved to the CPU."""
+def _move_flat_parameter(
+    context: Context, original: Any, self: Any, *args: Any, **kwargs: Any
+) -> None:
+    """``FlatParamHandle.flat_param_to``: FSDP frees the memory of the parameter that it has moved
+    to the CPU.
+    """
     if context.runtime.shares_host_memory:
-        # The parameter's memory is the same after the "move", so FSDP would free the parameter itself.
+        # The parameter's memory is the same after the "move", so FSDP would free the parameter
+        # itself.
         self.flat_param.data = self.flat_param.detach().clone()
     original(self, *args, **kwargs)
 
 
 def _device_handle(context: Context, original: Any, cls: type, device: Any) -> Any:
-    """``_FSDPDeviceHandle.from_device``: the program's module, because ``torch.cpu`` has streams without methods."""
-    return getattr(torch, context.program) if context.devices.is_targets(device) else original(cls, device)
+    """``_FSDPDeviceHandle.from_device``: the program's module, because ``torch.cpu`` has streams
+    without methods.
+    """
+    if context.devices.is_targets(device):
+        return getattr(torch, context.program)
+    return original(cls, device)
 
 
 @replaces("torch.distributed.fsdp._common_utils:_FSDPDeviceHandle", "from_device", makes=True)
@@ -337,14 +400,21 @@ def _make_from_device(original: Any) -> Any:
 @replaces("torch.distributed.device_mesh", "_get_device_handle", native_to="cuda", by_value=True)
 @replaces(torch._utils, "_get_device_module", native_to="cuda", by_value=True)
 def _module_of_type(context: Context, original: Any, device_type: str = "cuda") -> Any:
-    """``_get_device_handle`` and ``_get_device_module``: the program's module, because ``torch.mps`` has no streams."""
-    lacks = bool(context.runtime.support.lacks_in_module) and context.devices.is_targets_type(device_type)
+    """``_get_device_handle`` and ``_get_device_module``: the program's module, because
+    ``torch.mps`` has no streams.
+    """
+    lacks = bool(context.runtime.support.lacks_in_module) and context.devices.is_targets_type(
+        device_type
+    )
     return getattr(torch, context.program) if lacks else original(device_type)
 
 
-@replaces("torch.distributed.device_mesh:DeviceMesh", "_setup_world_group_and_device", native_to="cuda")
+@replaces(
+    "torch.distributed.device_mesh:DeviceMesh", "_setup_world_group_and_device", native_to="cuda"
+)
 def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
-    """``DeviceMesh``, which chooses the device of this rank where the program has not used CUDA yet.
+    """``DeviceMesh``, which chooses the device of this rank where the program has not used CUDA
+    yet.
 
     torch asks ``torch.cuda.is_initialized()``, which is true in scopes.
     """
@@ -353,7 +423,9 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     group = original(self)
     # As torch does: the launcher's variable first, else by the rank.
     index = int(os.environ.get("LOCAL_RANK", dist.get_rank() % max(1, count)))
-    of_accelerator = self._device_type == context.program or context.devices.is_targets_type(self._device_type)
+    of_accelerator = self._device_type == context.program or context.devices.is_targets_type(
+        self._device_type
+    )
     if of_accelerator and not chosen and index < count:
         context.thread.select(index)
     return group
@@ -361,14 +433,18 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
 
 @replaces("torch.distributed.device_mesh:DeviceMesh", "device_type", makes=True)
 def _device_type(original: Any) -> property:
-    """Replace ``DeviceMesh.device_type``: torch's own code, where no mode rewrites devices, gets the target's."""
+    """Replace ``DeviceMesh.device_type``: torch's own code, where no mode rewrites devices, gets
+    the target's.
+    """
 
     def device_type(mesh: Any) -> str:
         found: str = original.fget(mesh)
         context = thread_state.answering()
         if context is None or found not in context.names.families:
             return found
-        of_program = of_this_thread() is not None and not torch_internals.is_torch_function_all_disabled()
+        of_program = (
+            of_this_thread() is not None and not torch_internals.is_torch_function_all_disabled()
+        )
         return found if of_program else context.device_type
 
     return property(device_type, doc=original.__doc__)

@@ -1,8 +1,9 @@
 """Attention of distributed tensors, by the CPU's flash kernel. For ``torch/distributed/tensor``.
 
-torch knows how the work of CUDA's kernels for attention is divided, but not that of the CPU's. Where each rank has some
-sequences or some heads, it computes attention with these. Under ``context_parallel`` each rank has a part of every
-sequence: torch's own code passes keys and values around the ring of ranks, here for the CPU's kernel.
+torch knows how the work of CUDA's kernels for attention is divided, but not that of the CPU's.
+Where each rank has some sequences or some heads, it computes attention with these. Under
+``context_parallel`` each rank has a part of every sequence: torch's own code passes keys and values
+around the ring of ranks, here for the CPU's kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _OPERATORS = (_FORWARD, torch.ops.aten._scaled_dot_product_flash_attention_for_c
 
 
 def is_divided(*tensors: Any) -> bool:
-    """Return whether the work of attention with this query, key and value is divided among ranks here."""
+    """Return whether the work of attention with this query, key and value is divided among ranks
+    here.
+    """
     # Without the module there are no distributed tensors; asking must not import it.
     api = sys.modules.get(_API)
     if api is None or not all(isinstance(each, api.DTensor) for each in tensors):
@@ -54,8 +57,13 @@ def _in_parts(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
     given = given_to(op, args, kwargs)
     inputs = [given[name] for name in ("query", "key", "value")]
     # Outside a scope torch's own error stands.
-    if thread_state.state.context is None or given.get("attn_mask") is not None or not _are_apart(inputs):
-        raise NotImplementedError(f"Operator {op} does not have a sharding strategy registered.")  # torch's words
+    if (
+        thread_state.state.context is None
+        or given.get("attn_mask") is not None
+        or not _are_apart(inputs)
+    ):
+        # Torch's words.
+        raise NotImplementedError(f"Operator {op} does not have a sharding strategy registered.")
     return _whole(op, given, op(**_parts(given)))
 
 
@@ -63,7 +71,9 @@ def _around_ring(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     """Compute by torch's template of ring attention, with the parts of this rank."""
     given = given_to(op, args, kwargs)
     if given.pop("attn_mask", None) is not None:
-        raise NotImplementedError("context_parallel does not divide attn_mask. Use is_causal, or no mask.")
+        raise NotImplementedError(
+            "context_parallel does not divide attn_mask. Use is_causal, or no mask."
+        )
     group, ring = given["query"].device_mesh.get_group(), sys.modules[_RING]
     if op is _FORWARD:
         # Torch's template calls the overload packet in forward, and the overload in backward.
@@ -81,7 +91,10 @@ def _parts(given: dict[str, Any]) -> dict[str, Any]:
     found = dict(given)
     for name, value in given.items():
         if hasattr(value, "placements"):
-            alike = value if value.placements == placements else value.redistribute(placements=placements)
+            if value.placements == placements:
+                alike = value
+            else:
+                alike = value.redistribute(placements=placements)
             found[name] = alike._local_tensor
     return found
 
@@ -91,8 +104,12 @@ def _whole(op: Any, given: dict[str, Any], results: Sequence[torch.Tensor]) -> t
     query, key, value = (given[name] for name in ("query", "key", "value"))
     rows = query.shape[:-1]
     # The results of forward are the output and the logsumexp; of backward the three gradients.
-    shapes = [(*rows, value.shape[-1]), rows] if op is _FORWARD else [query.shape, key.shape, value.shape]
-    # Not from_local(), which moves tensors to the device of the mesh: modes are off here, and it says cuda.
+    if op is _FORWARD:
+        shapes = [(*rows, value.shape[-1]), rows]
+    else:
+        shapes = [query.shape, key.shape, value.shape]
+    # Not from_local(), which moves tensors to the device of the mesh: modes are off here, and it
+    # says cuda.
     kind, spec = type(query), query._spec
     found = []
     for part, shape in zip(results, shapes, strict=False):
@@ -101,7 +118,9 @@ def _whole(op: Any, given: dict[str, Any], results: Sequence[torch.Tensor]) -> t
 
 
 def _spec(part: torch.Tensor, shape: Sequence[int], spec: Any) -> Any:
-    """Return what describes a distributed tensor of that shape, which lies in memory as its part does."""
+    """Return what describes a distributed tensor of that shape, which lies in memory as its part
+    does.
+    """
     by_stride = sorted(range(len(shape)), key=part.stride, reverse=True)
     whole = torch.empty_permuted(shape, by_stride, device="meta")
     meta = type(spec.tensor_meta)(whole.shape, whole.stride(), part.dtype)
@@ -110,13 +129,22 @@ def _spec(part: torch.Tensor, shape: Sequence[int], spec: Any) -> Any:
 
 @replaces(_RING, "_enable_cp_dtensor_dispatcher", native_to="cuda")
 def _enable_ring(context: Context, original: Any) -> None:
-    """``_enable_cp_dtensor_dispatcher``: add to the table, which torch has just made and drops when it is done."""
+    """``_enable_cp_dtensor_dispatcher``: add to the table, which torch has just made and drops when
+    it is done.
+    """
     original()
     dispatcher = sys.modules[_RING].DTensor._op_dispatcher
     # A new dictionary: the table that torch puts back must not have the entries.
-    dispatcher._custom_op_handlers = {**dispatcher._custom_op_handlers, **dict.fromkeys(_OPERATORS, _around_ring)}
+    dispatcher._custom_op_handlers = {
+        **dispatcher._custom_op_handlers,
+        **dict.fromkeys(_OPERATORS, _around_ring),
+    }
 
 
 @later(_API)
 def _patches_of_tensors(module: Any) -> list[Patch]:
-    return [Added(module.DTensor._op_dispatcher._custom_op_handlers, dict.fromkeys(_OPERATORS, _in_parts))]
+    return [
+        Added(
+            module.DTensor._op_dispatcher._custom_op_handlers, dict.fromkeys(_OPERATORS, _in_parts)
+        )
+    ]
