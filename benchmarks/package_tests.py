@@ -114,7 +114,7 @@ def record(rows: Sequence[dict[str, Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tests, and return 1 if one failed."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.package_tests", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benchmarks.package_tests", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("sources", type=Path, help="a folder with the packages' sources")
     parser.add_argument(

@@ -501,7 +501,7 @@ def _release(checkout: Path | None) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.torch_tests", description=__doc__.partition("\n")[0]
+        prog="python -m benchmarks.torch_tests", description=__doc__.partition("\n\n")[0]
     )
     parser.add_argument("checkout", type=Path, nargs="?", help="a folder with PyTorch's sources")
     parser.add_argument("--write", action="store_true", help="write docs/torch-tests.md")

@@ -138,8 +138,9 @@ def is_listed(name: registry.Name) -> bool:
 
 
 def first_sentence(value: Any) -> str:
-    """Return the first line of what a function or a class does."""
-    line = (inspect.getdoc(value) or "").partition("\n")[0].replace("|", "\\|")
+    """Return the first paragraph of what a function or a class does, as one line."""
+    summary = (inspect.getdoc(value) or "").partition("\n\n")[0]
+    line = " ".join(summary.split()).replace("|", "\\|")
     return re.sub(r":func:`(\w+)`", r"`\1`", line.replace("``", "`"))
 
 

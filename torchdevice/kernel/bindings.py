@@ -268,7 +268,7 @@ def supplied_function(
         # Functions with a constant or approximate answer report each call; exact ones have nothing
         # to say.
         silent = fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)  # what raises notes that itself
-        told = note or first_line(function)
+        told = note or summary_of(function)
         if silent:
             called = function
         else:
@@ -336,7 +336,7 @@ def supplied_value(
             answers = native_to in context.names.stood_for
             return function(context) if answers else _denial(context, native_to, name, denies)
 
-        add(Supplied(name, value, fidelity, first_line(function)))
+        add(Supplied(name, value, fidelity, summary_of(function)))
         return function
 
     return register
@@ -402,9 +402,10 @@ def asked(name: str, caller: FrameType) -> str:
     return words if function.startswith("_") else f"{module}.{function}"
 
 
-def first_line(function: Callable[..., Any]) -> str:
-    """Return the first line of a function's docstring."""
-    return (function.__doc__ or "").strip().split("\n")[0]
+def summary_of(function: Callable[..., Any]) -> str:
+    """Return the first paragraph of a function's docstring as one line."""
+    summary = (function.__doc__ or "").partition("\n\n")[0]
+    return " ".join(summary.split())
 
 
 def patches() -> list[Patch]:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from torchdevice.kernel import thread_state
-from torchdevice.kernel.bindings import Supplied, add, first_line, replaces
+from torchdevice.kernel.bindings import Supplied, add, summary_of, replaces
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.runtime import device_of
 from torchdevice.kernel.fidelity import Fidelity
@@ -86,7 +86,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 for _name, _function in _FUNCTIONS.items():
     _value = functools.partial(_answer, _function)
-    add(Supplied(f"torch._C.{_name}", _value, Fidelity.EXACT, first_line(_function)))
+    add(Supplied(f"torch._C.{_name}", _value, Fidelity.EXACT, summary_of(_function)))
 
 
 @replaces(torch.accelerator._utils, "_get_device_index", native_to="cuda", by_value=True)
