@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from torchdevice.kernel import thread_state
-from torchdevice.kernel.bindings import Supplied, add, summary_of, replaces
+from torchdevice.kernel.bindings import Supplied, add, replaces, summary_of
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.runtime import device_of
 from torchdevice.kernel.fidelity import Fidelity
