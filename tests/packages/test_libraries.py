@@ -123,7 +123,8 @@ def with_remote_code(folder: Path) -> Path:
     )
     generator = torch.Generator().manual_seed(0)
     weights = {
-        "weight": torch.randn(48, 16, generator=generator),
+        # Small, because the softmax of large products turns bfloat16's last bit into other weights.
+        "weight": torch.randn(48, 16, generator=generator) / 4,
         "bias": torch.randn(48, generator=generator),
     }
     save_file(

@@ -683,7 +683,7 @@ void drop_backward(Stack* stack) {
   const auto scale = torch::jit::pop(*stack).toDouble();
   const auto mask = torch::jit::pop(*stack).toTensor(), given = torch::jit::pop(*stack).toTensor();
   auto noise = mask.to(given.scalar_type());
-  torch::jit::push(*stack, given.mul(scale == 0 ? noise : noise.div_(1 / scale)));
+  torch::jit::push(*stack, given.mul(scale == 0 ? noise.zero_() : noise.div_(1 / scale)));
 }
 
 // ---- random numbers --------------------------------------------------------------------------------------------------
