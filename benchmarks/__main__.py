@@ -14,6 +14,7 @@
 - ``--transfers``: moves by ``ToDevice``, against a bare ``.to``.
 - ``--verify``: scopes with ``verify=``, against scopes without it.
 - ``--half``: half precision on a CPU, against float32.
+- ``--packages``: stand-ins for packages, against the same mathematics by torch's operators.
 - ``--random``: a GPU's random numbers by C++ and by NumPy, against torch's own on a CPU, in
   nanoseconds a number.
 """
@@ -92,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--transfers", action="store_true", help="measure moves by ToDevice instead")
     what.add_argument("--half", action="store_true", help="measure half precision on a CPU instead")
     what.add_argument("--verify", action="store_true", help="measure what verify costs instead")
+    what.add_argument("--packages", action="store_true", help="measure stand-ins instead")
     what.add_argument(
         "--random", action="store_true", help="measure a GPU's random numbers instead"
     )
@@ -136,6 +138,7 @@ def _measurement(options: argparse.Namespace) -> Callable[[int, str], dict[str, 
         _measure_half: options.half,
         _measure_verify: options.verify,
         _measure_random: options.random,
+        _measure_packages: options.packages,
     }
     return next((part for part, chosen in parts.items() if chosen), _measure)
 
@@ -189,6 +192,15 @@ def _measure_random(rounds: int, only: str) -> dict[str, Any]:
     measured = random_numbers.measure(rounds, only)
     print(random_numbers.table(measured))
     return {"torch": torch.__version__, "random": measured}
+
+
+def _measure_packages(rounds: int, only: str) -> dict[str, Any]:
+    from benchmarks import package_speed
+
+    figures = {**_heading(rounds), "packages": package_speed.measure(rounds, only)}
+    for name, timings in figures["packages"].items():
+        _print(name, timings, package_speed.BY_TORCH)
+    return figures
 
 
 def _measure_transfers(rounds: int, only: str) -> dict[str, Any]:

@@ -17,7 +17,10 @@ import torch
 from places import ROOT, benchmark
 from processes import run_python
 
+import torchdevice
 from torchdevice import check
+
+package_speed = benchmark("package_speed")
 
 pytestmark = pytest.mark.one_engine
 
@@ -98,6 +101,23 @@ def test_what_verify_costs(tmp_path: Path) -> None:
         "only addmm",
     }
     assert timings.keys() == conditions
+
+
+@pytest.mark.sampled(2, of="measurements")
+def test_stand_ins_against_torchs_operators(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    arguments = ("--packages", "--rounds", "3", "--only", "16 rows", "--json", str(figures))
+    ran = run_python("-m", "benchmarks", *arguments, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
+    (timings,) = json.loads(figures.read_text())["packages"].values()
+    assert timings.keys() == {package_speed.BY_TORCH, package_speed.BY_STAND_IN}
+
+
+@pytest.mark.parametrize("name", package_speed.CASES)
+def test_a_stand_in_computes_what_it_is_measured_against(name: str) -> None:
+    with torchdevice.portable("cpu"):
+        by_torch, by_stand_in = package_speed.CASES[name]()
+        torch.testing.assert_close(by_stand_in(), by_torch(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.sampled(2, of="measurements")

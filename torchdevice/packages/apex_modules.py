@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torchdevice.packages.normalization import Way, normalized
-from torchdevice.packages.registry import refuses, stands_in
+from torchdevice.packages.registry import refuses, stands_in, unseen
 
 _MODULE = "apex.normalization.fused_layer_norm"
 
@@ -21,14 +21,18 @@ def _over(
     x: torch.Tensor, weight: Any, bias: Any, shape: Sequence[int], way: Way, dtype: Any = None
 ) -> torch.Tensor:
     """Return x normalized over its last dimensions, which have a shape."""
-    if tuple(x.shape[x.dim() - len(shape) :]) != tuple(shape):
+    with unseen():
+        whole = x.shape
+    if tuple(whole[len(whole) - len(shape) :]) != tuple(shape):
         raise RuntimeError(
-            f"x has the shape {tuple(x.shape)}, which does not end in "
+            f"x has the shape {tuple(whole)}, which does not end in "
             f"normalized_shape={tuple(shape)}."
         )
-    rows = x.flatten(x.dim() - len(shape))
+    if len(shape) == 1:
+        return normalized(x, weight, bias, way, dtype)
+    rows = x.flatten(len(whole) - len(shape))
     weight, bias = (None if each is None else each.flatten() for each in (weight, bias))
-    return normalized(rows, weight, bias, way, dtype).reshape(x.shape)
+    return normalized(rows, weight, bias, way, dtype).reshape(whole)
 
 
 def _shape(given: Any) -> torch.Size:

@@ -97,10 +97,14 @@ def attend(
     """
     with unseen():
         (batch, rows, heads, _), (_, keys, groups, _) = q.shape, k.shape
-    empty = rows if not keys else _rows_without_keys(rows, keys, rule)
-    parts = [_nothing(q[:, :empty], k, v, lse=lse, weights=weights)] if empty or not rows else []
     # Torch's function has no such scores and returns neither.
     own = bool(rule.softcap or lse or weights)
+    if not own and _is_torchs(rows, keys, rule):
+        is_causal = rule.right == 0 and rows > 1
+        with without_autocast(q):
+            return Attended(_by_torch(q, k, v, None, is_causal, rule, heads != groups), None, None)
+    empty = rows if not keys else _rows_without_keys(rows, keys, rule)
+    parts = [_nothing(q[:, :empty], k, v, lse=lse, weights=weights)] if empty or not rows else []
     step = _rows_of_block(rows, batch * heads * keys, rule, own=own)
     for start in range(empty, rows, step):
         stop = min(start + step, rows)
@@ -118,6 +122,15 @@ def attend(
                 part = _torchs(*given, rule, block, grouped=heads != groups)
         parts.append(part)
     return _joined(parts, lse=lse)
+
+
+def _is_torchs(rows: int, keys: int, rule: Rule) -> bool:
+    """Return whether torch's function has the rule, without a mask and for all rows at once."""
+    if not rows or not keys or rule.left is not None:
+        return False
+    if rule.slopes is not None or rule.bias is not None:
+        return False
+    return rule.right is None or (rule.right == 0 and rows == keys)
 
 
 class _Block(NamedTuple):
@@ -253,17 +266,29 @@ def _torchs(
             # keys.
             narrow = q.dtype
             q, k, v = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype)
-    out = functional.scaled_dot_product_attention(
+    out = _by_torch(q, k, v, mask, is_causal and rows > 1, rule, grouped)
+    return Attended(out if narrow is None else out.to(narrow), None, None)
+
+
+def _by_torch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    rule: Rule,
+    grouped: bool,
+) -> torch.Tensor:
+    return functional.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=mask,
         dropout_p=rule.dropout,
-        is_causal=is_causal and rows > 1,
+        is_causal=is_causal,
         scale=rule.scale,
         enable_gqa=grouped,
     ).transpose(1, 2)
-    return Attended(out if narrow is None else out.to(narrow), None, None)
 
 
 def _is_causal(rows: int, keys: int, rule: Rule, block: _Block) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from torchdevice.packages.kernel_refusals import check_convolution, check_update_of_convolution
-from torchdevice.packages.registry import stands_in, without_autocast
+from torchdevice.packages.registry import stands_in, widened, without_autocast
 
 _ACTIVATIONS = (None, "silu", "swish")
 
@@ -19,19 +19,32 @@ _MODULE = "causal_conv1d.causal_conv1d_interface"
 
 
 def convolved(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    padding: int = 0,
+    length: int | None = None,
 ) -> torch.Tensor:
-    """Return the convolution of x (batch, channels, width - 1 + length), of that length, in float32
-    or wider.
+    """Return the convolution of x, with zeros before it and after it, in float32 or wider.
+
+    Args:
+        x: (batch, channels, values).
+        weight: (channels, width).
+        bias: (channels,).
+        activation: None, or "silu".
+        padding: How many zeros there are at each end.
+        length: How many of the results are returned, from the first on. Default: all.
     """
     if activation not in _ACTIVATIONS:
         raise NotImplementedError(
             f"activation={activation!r} is not known. Use None, 'silu' or 'swish'."
         )
-    wide = torch.promote_types(x.dtype, torch.float32)
-    bias = None if bias is None else bias.to(wide)
+    x, weight, bias = widened(x, weight, bias)
     with without_autocast(x):
-        out = functional.conv1d(x.to(wide), weight.to(wide)[:, None], bias, groups=weight.shape[0])
+        out = functional.conv1d(x, weight[:, None], bias, padding=padding, groups=len(weight))
+    if length is not None:
+        out = out[..., :length]
     return functional.silu(out) if activation else out
 
 
@@ -78,7 +91,10 @@ def of_channels(
     """Return what ``causal_conv1d_fn`` does, of every dtype and layout, for blocks that copy what
     it would refuse.
     """
-    width = weight.shape[1]
+    width, length = weight.shape[1], x.shape[2]
+    if initial_states is None and seq_idx is None and not return_final_states:
+        # The convolution pads with zeros by itself. What it computes beyond the end is left out.
+        return convolved(x, weight, bias, activation, width - 1, length).to(x.dtype)
     if initial_states is None:
         before = x.new_zeros(*x.shape[:2], width - 1)
     else:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.thread_state import refuse
-from torchdevice.packages.registry import report, stands_in
+from torchdevice.packages.registry import report, stands_in, unseen, widened, without_autocast
 
 
 class Way(NamedTuple):
@@ -46,16 +47,18 @@ def normalized(
         way: How.
         dtype: The dtype of the result. Default: that of x.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    rows = x.to(wide)
-    if not way.is_rms:
-        rows = rows - rows.mean(-1, keepdim=True)
-    rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + way.eps)
-    if weight is not None:
-        rows = rows * (weight.to(wide) + 1 if way.centered else weight.to(wide))
-    if bias is not None:
-        rows = rows + bias.to(wide)
-    return rows.to(dtype or x.dtype)
+    rows, factor, added = widened(x, weight, bias)
+    with unseen():
+        size, computed, rounded = rows.shape[-1:], rows.dtype, dtype or x.dtype
+    if factor is not None and way.centered:
+        factor = factor + 1
+    with without_autocast(x):
+        if not way.is_rms:
+            rows = functional.layer_norm(rows, size, factor, added, way.eps)
+        else:
+            rows = functional.rms_norm(rows, size, factor, way.eps)
+            rows = rows if added is None else rows + added
+    return rows if rounded is computed else rows.to(rounded)
 
 
 def _dropped(

@@ -213,6 +213,19 @@ def without_autocast(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
 
 
+def widened(*given: torch.Tensor | None) -> list[Any]:
+    """Return tensors in the dtype in which kernels compute: float32, or the first one's if it is
+    wider.
+    """
+    with unseen():
+        wide = torch.promote_types(given[0].dtype, torch.float32)  # type: ignore[union-attr]
+        fits = [each is None or each.dtype is wide for each in given]
+    return [
+        each if fit else each.to(wide)  # type: ignore[union-attr]
+        for each, fit in zip(given, fits, strict=True)
+    ]
+
+
 def computes_again(*given: torch.Tensor | None) -> bool:
     """Return whether a part of a computation with these tensors may be computed again for
     gradients.

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from torchdevice.kernel.thread_state import refuse
-from torchdevice.packages.registry import has, stands_in
+from torchdevice.packages.registry import has, stands_in, unseen, widened
 
 _MODULE = "flash_attn.layers.rotary"
 
@@ -26,20 +26,20 @@ def rotated(
 
     It is computed in float32 or wider, and rounded once.
     """
-    half = cos.shape[-1]
-    if 2 * half > x.shape[-1]:
-        raise RuntimeError(
-            f"cos and sin rotate {2 * half} places of a head, and x has {x.shape[-1]}."
-        )
-    wide = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = cos.to(wide)[..., None, :], sin.to(wide)[..., None, :]
-    part = x[..., : 2 * half].to(wide)
-    a, b = (
-        (part[..., 0::2], part[..., 1::2]) if interleaved else (part[..., :half], part[..., half:])
-    )
-    turned = a * cos - b * sin, a * sin + b * cos
+    with unseen():
+        half, size, dtype = cos.shape[-1], x.shape[-1], x.dtype
+    if 2 * half > size:
+        raise RuntimeError(f"cos and sin rotate {2 * half} places of a head, and x has {size}.")
+    part = x if 2 * half == size else x[..., : 2 * half]
+    part, cos, sin = widened(part, cos[..., None, :], sin[..., None, :])
+    if interleaved:
+        a, b = part[..., 0::2], part[..., 1::2]
+    else:
+        a, b = part.chunk(2, -1)
+    turned = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
     found = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
-    return torch.cat([found.to(x.dtype), x[..., 2 * half :]], -1)
+    found = found if dtype is part.dtype else found.to(dtype)
+    return found if 2 * half == size else torch.cat([found, x[..., 2 * half :]], -1)
 
 
 def _of_rows(
