@@ -12,9 +12,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import importlib.util
 import math
 import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,11 +57,22 @@ def _supply(test_file: Path) -> None:
     for node in ast.walk(ast.parse(test_file.read_text())):
         # A module that the stand-in lacks is for the test file itself to miss.
         if isinstance(node, ast.ImportFrom) and node.module and (source := _source_of(node.module)):
+            if node.module.endswith(".testing"):
+                _load(node.module, source)
             with contextlib.suppress(ImportError):
                 module = importlib.import_module(node.module)
                 for name in (alias.name for alias in node.names):
                     if name.endswith("_ref") or not hasattr(module, name):
                         _define(module, name, ast.parse(source.read_text()))
+
+
+def _load(module: str, source: Path) -> None:
+    """Load a package's own module of devices and dtypes for its tests."""
+    importlib.import_module(module.partition(".")[0])
+    spec = importlib.util.spec_from_file_location(module, source)
+    assert spec is not None and spec.loader is not None
+    sys.modules[module] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[module])
 
 
 def _source_of(module: str) -> Path | None:

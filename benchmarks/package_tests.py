@@ -29,18 +29,32 @@ class Suite(NamedTuple):
     Attributes:
         package: The distribution, which is also the name of its folder.
         version: The release whose tests these are.
-        file: The file, in the folder ``tests``.
+        file: The file, in the folder of tests.
         sample: How many cases of each test are drawn.
+        folder: The folder of tests.
     """
 
     package: str
     version: str
     file: str
     sample: int = 20
+    folder: str = "tests"
 
 
 SUITES = (
     Suite("flash-attention", "2.8.3", "test_rotary.py", 6),
+    Suite("flash-attention", "2.8.3", "losses/test_cross_entropy.py", 1),
+    Suite("apex", "0.1", "L0/run_optimizers/test_adam.py"),
+    Suite("apex", "0.1", "L0/run_optimizers/test_fused_optimizer.py"),
+    Suite("apex", "0.1", "L0/run_fused_layer_norm/test_fused_layer_norm.py", 1),
+    Suite("pytorch_scatter", "2.1.2", "test_scatter.py", 30, "test"),
+    Suite("pytorch_scatter", "2.1.2", "test_segment.py", 30, "test"),
+    Suite("pytorch_scatter", "2.1.2", "test_zero_tensors.py", 30, "test"),
+    Suite("pytorch_scatter", "2.1.2", "test_broadcasting.py", 30, "test"),
+    Suite("pytorch_scatter", "2.1.2", "test_gather.py", 30, "test"),
+    Suite("pytorch_sparse", "0.6.18", "test_coalesce.py", 30, "test"),
+    Suite("pytorch_sparse", "0.6.18", "test_transpose.py", 30, "test"),
+    Suite("pytorch_sparse", "0.6.18", "test_spmm.py", 30, "test"),
     Suite("causal-conv1d", "1.5.2", "test_causal_conv1d.py", 12),
     Suite("mamba", "2.2.5", "ops/test_selective_scan.py"),
     Suite("mamba", "2.2.5", "ops/triton/test_selective_state_update.py"),
@@ -83,7 +97,7 @@ def run(suite: Suite, sources: Path, target: str, seed: int, limit: int) -> dict
         environment = {"PACKAGE_SOURCE": source, "SAMPLE_SEED": seed, "SAMPLE": suite.sample}
         # From a folder without the package, which would be imported in place of the stand-in.
         subprocess.run(
-            [sys.executable, *words, source / "tests" / suite.file],
+            [sys.executable, *words, source / suite.folder / suite.file],
             cwd=folder,
             env={
                 **os.environ,

@@ -86,7 +86,7 @@ def test_what_verify_costs(tmp_path: Path) -> None:
         "--rounds",
         "3",
         "--only",
-        "view, cpu",
+        "x.view(2, 2), cpu",
         "--json",
         str(figures),
         cwd=ROOT,

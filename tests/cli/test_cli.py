@@ -243,7 +243,7 @@ class TestActivation:
             (
                 None,
                 {"TORCHDEVICE_DEVICES": "many"},
-                "ValueError: TORCHDEVICE_DEVICES='many': 'many' is not a number",
+                "ValueError: TORCHDEVICE_DEVICES='many': devices='many' is not a number of devices.",
             ),
             (
                 None,
@@ -253,7 +253,7 @@ class TestActivation:
             (
                 None,
                 {"TORCHDEVICE_TARGET": "cpu", "TORCHDEVICE_MEMORY": "1G"},
-                "ValueError: memory=1073741824 needs",
+                "ValueError: memory='1GiB' needs a simulated device, and 'cpu' is not one.",
             ),
             (
                 None,
@@ -294,7 +294,7 @@ class TestActivation:
             else f"sys.path.insert(0, {str(tmp_path)!r})"
         )
         program = f"import sys; {away}; import torch; print(torch.ones(2).sum().item())"
-        result = run_torch_python("-c", program, **({"TORCHDEVICE": "1"} if asked else {}))
+        result = run_fresh_python("-c", program, **({"TORCHDEVICE": "1"} if asked else {}))
         assert (result.returncode, result.stdout) == (0, "2.0\n"), result.stderr
         assert (
             result.stderr.count("\n") == asked
@@ -313,7 +313,7 @@ class TestActivation:
             torch._import_device_backends()  # as torch's import does at its end
             print("imported")
         """
-        result = run_torch_python("-c", program, TORCHDEVICE="1")
+        result = run_fresh_python("-c", program, TORCHDEVICE="1")
         assert (result.returncode, result.stdout) == (0, "imported\n"), result.stderr
         assert f"has no 'torch._C.{name}'" in result.stderr and result.stderr.count("\n") == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,6 +116,53 @@ def test_sgd(options: dict[str, Any]) -> None:
     torch.testing.assert_close(
         trained(lambda given: FusedSGD(given, 0.05, weight_decay=0.01, **options)), expected
     )
+
+
+def test_sgd_keeps_the_momentum_in_the_dtype_of_the_parameter() -> None:
+    from apex.optimizers import FusedSGD
+
+    parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    optimizer = FusedSGD([parameter], lr=0.5, momentum=0.5)
+    for _ in range(2):
+        parameter.grad = torch.full_like(parameter, 0.25)
+        optimizer.step()
+    assert optimizer.state[parameter]["momentum_buffer"].dtype is torch.float16
+    assert parameter.tolist() == [1 - 0.5 * 0.25 - 0.5 * 0.375] * 2
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adagrad(decay: float) -> None:
+    from apex.optimizers import FusedAdagrad
+
+    expected = trained(
+        lambda given: torch.optim.Adagrad(given, 0.05, weight_decay=decay, eps=1e-10)
+    )
+    torch.testing.assert_close(
+        trained(lambda given: FusedAdagrad(given, 0.05, weight_decay=decay)), expected
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_scaler_leaves_unscaling_to_an_adam_that_can(dtype: torch.dtype) -> None:
+    from apex.optimizers import FusedAdam
+
+    parameter = torch.nn.Parameter(torch.ones(2, dtype=dtype, device="cuda"))
+    optimizer = FusedAdam([parameter], lr=0.125, capturable=True, master_weights=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=4.0)
+    scaler.scale((parameter * 3).sum()).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, of steps that take a scaler
+        scaler.step(optimizer)
+    assert parameter.grad.tolist() == [3, 3] and parameter.tolist() == [0.875, 0.875]
+    scaler.update()
+    parameter.grad.fill_(float("inf"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        scaler.step(optimizer)
+    scaler.update()
+    assert parameter.tolist() == [0.875, 0.875] and scaler.get_scale() == 2.0
+    with pytest.raises(RuntimeError, match="FusedAdam has been updated"):
+        optimizer.step(grads=[parameter.grad])
 
 
 def test_what_torch_has_had_since_is_refused_with_its_name() -> None:

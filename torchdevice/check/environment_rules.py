@@ -44,6 +44,13 @@ STOOD_IN_FOR: Mapping[str, str] = {
         "The import of flash_attn_interface gets a stand-in on torch's operators."
     ),
     "xformers": "The import of xformers gets a stand-in on torch's operators.",
+    "torch_sparse": (
+        "The import of torch_sparse gets a stand-in on torch's operators, without SparseTensor."
+    ),
+    "MultiScaleDeformableAttention": (
+        "The import of MultiScaleDeformableAttention gets a stand-in on torch's grid_sample."
+    ),
+    "torch_scatter": "The import of torch_scatter gets a stand-in on torch's operators.",
     "causal_conv1d": "The import of causal_conv1d gets a stand-in on torch's operators.",
     "mamba_ssm": (
         "The import of mamba_ssm gets a stand-in on torch's operators, for its functions and "

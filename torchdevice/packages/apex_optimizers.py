@@ -29,6 +29,10 @@ class _Fused(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Update the parameters that have gradients. Return what the closure returns."""
+        return self._step(closure, 1.0)
+
+    def _step(self, closure: Callable[[], Any] | None, factor: float) -> Any:
+        """Update the parameters by their gradients times a factor."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -44,7 +48,11 @@ class _Fused(Optimizer):
                         "torch.optim.SparseAdam."
                     )
                 wide = torch.promote_types(parameter.dtype, torch.float32)
-                self._update(parameter, parameter.grad.to(wide), wide, group)
+                gradient = parameter.grad.to(wide)
+                if factor != 1:
+                    gradient = gradient * factor
+                    parameter.grad.copy_(gradient)  # the program sees it without the scale
+                self._update(parameter, gradient, wide, group)
         return loss
 
     def _update(
@@ -68,7 +76,8 @@ class FusedAdam(_Fused):
         weight_decay: The factor of weight decay.
         amsgrad: Must be False, as in apex.
         set_grad_none: Whether ``zero_grad`` drops the gradients.
-        capturable: Means nothing here.
+        capturable: Whether a gradient scaler leaves unscaling, and steps that overflow, to the
+            optimizer. The optimizer then takes gradients in float16.
         master_weights: Whether float32 copies of parameters in half precision are kept and updated.
     """
 
@@ -97,6 +106,44 @@ class FusedAdam(_Fused):
         }
         super().__init__(params, defaults, set_grad_none)
         self.adam_w_mode, self.master_weights = int(adam_w_mode), master_weights
+        self.capturable = capturable
+        if capturable:
+            self._step_supports_amp_scaling = True  # which torch's gradient scaler asks for
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], Any] | None = None,
+        grads: Any = None,
+        output_params: Any = None,
+        scale: Any = None,
+        grad_norms: Any = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
+    ) -> Any:
+        """Update the parameters that have gradients. Return what the closure returns.
+
+        Args:
+            closure: Computes the loss again.
+            grads: Must be None, as the three that follow.
+            output_params: See ``grads``.
+            scale: See ``grads``.
+            grad_norms: See ``grads``.
+            grad_scaler: The scaler whose ``step`` calls. Nothing is updated after an overflow.
+
+        Raises:
+            RuntimeError: An argument of apex's older optimizer is given.
+        """
+        if any(each is not None for each in (grads, output_params, scale, grad_norms)):
+            raise RuntimeError(
+                "FusedAdam has been updated. Simply initialize it identically to torch.optim.Adam, "
+                "and call step() with no arguments."
+            )
+        if grad_scaler is None:
+            return self._step(closure, 1.0)
+        overflows = grad_scaler._check_inf_per_device(self).values()
+        if sum(each.item() for each in overflows):
+            return None
+        return self._step(closure, 1 / grad_scaler.get_scale())
 
     def _update(
         self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any
@@ -173,19 +220,61 @@ class FusedSGD(_Fused):
             gradient = gradient + decay * weights
         if group["momentum"]:
             state = self.state[parameter]
+            kept = gradient
             if "momentum_buffer" in state:
-                kept = state["momentum_buffer"]
-                kept.mul_(group["momentum"]).add_(gradient, alpha=1 - group["dampening"])
-            else:
-                kept = state["momentum_buffer"] = gradient.clone()
+                kept = state["momentum_buffer"].to(wide) * group["momentum"]
+                kept = kept.add(gradient, alpha=1 - group["dampening"])
+            # The buffer has the dtype of the parameter. The step uses what it is rounded from.
+            state["momentum_buffer"] = kept.to(parameter.dtype, copy=True)
             gradient = gradient + group["momentum"] * kept if group["nesterov"] else kept
         if decay and self.wd_after_momentum:
             gradient = gradient + decay * weights
-        parameter.copy_(weights - group["lr"] * gradient)
+        # The step is rounded before it is added, and so is the sum.
+        parameter.add_((-group["lr"] * gradient).to(parameter.dtype))
+
+
+@stands_in("apex.optimizers.FusedAdagrad apex.optimizers.fused_adagrad.FusedAdagrad")
+class FusedAdagrad(_Fused):
+    """Adagrad (Duchi, Hazan and Singer, 2011), as ``torch.optim.Adagrad``.
+
+    Args:
+        params: The parameters, or groups of them.
+        lr: The learning rate.
+        eps: Added to the root of the sum of squares.
+        weight_decay: The factor of weight decay.
+        set_grad_none: Whether ``zero_grad`` drops the gradients.
+        adagrad_w_mode: Whether weight decay is apart from the gradient.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        set_grad_none: bool = True,
+        adagrad_w_mode: bool = False,
+    ) -> None:
+        defaults = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults, set_grad_none)
+        self.adagrad_w_mode = int(adagrad_w_mode)
+
+    def _update(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any
+    ) -> None:
+        state, weights, decay = self.state[parameter], parameter.to(wide), group["weight_decay"]
+        if not state:
+            state["sum"] = torch.zeros_like(parameter, dtype=wide)
+        if decay and not self.adagrad_w_mode:
+            gradient = gradient + decay * weights
+        total = state["sum"].addcmul_(gradient, gradient)
+        change = gradient / (total.sqrt() + group["eps"])
+        if decay and self.adagrad_w_mode:
+            change = change + decay * weights
+        parameter.copy_(weights - group["lr"] * change)
 
 
 refuses(
     "apex.optimizers.FusedLAMB apex.optimizers.FusedNovoGrad",
     "Use FusedAdam, or an optimizer of torch.optim.",
 )
-refuses("apex.optimizers.FusedAdagrad", "Use torch.optim.Adagrad.")

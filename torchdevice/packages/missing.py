@@ -29,11 +29,6 @@ class Missing(NamedTuple):
 
 
 _ARRAYS = "Use torch or NumPy."
-_SCATTER = (
-    "Use torch.Tensor.scatter_reduce or torch.index_add; torch_geometric does so by itself where "
-    "it is missing."
-)
-_GRIDS = "Use torch.nn.functional.grid_sample."
 _SERVING = "Use the generate() of the transformers library."
 _QUANTIZED = (
     "Load the model without quantization, or in 4 bits by bitsandbytes, which has kernels for CPUs."
@@ -73,10 +68,6 @@ MISSING: dict[str, Missing] = {
         False,
     ),
     "deep_gemm": Missing("a library of matrix products in FP8", "Use torch.nn.functional.linear."),
-    "torch_scatter": Missing("a library of scattered sums with compiled kernels", _SCATTER, False),
-    "torch_sparse": Missing(
-        "a library of sparse products with compiled kernels", "Use torch.sparse.", False
-    ),
     "torch_cluster": Missing(
         "a library of clustering with compiled kernels", "Use torch.cdist and torch.topk.", False
     ),
@@ -85,7 +76,6 @@ MISSING: dict[str, Missing] = {
         "Use torch_geometric's own.",
         False,
     ),
-    "MultiScaleDeformableAttention": Missing("the kernel of Deformable DETR", _GRIDS),
     "mmcv._ext": Missing(
         "the kernels of mmcv", "Install mmcv-lite, and torchvision.ops for its operators.", False
     ),

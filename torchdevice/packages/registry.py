@@ -59,6 +59,11 @@ PACKAGES: dict[str, Package] = {
             "mamba2_block",
         ),
     ),
+    "torch_scatter": Package("torch-scatter", "2.1.2", ("scattering",)),
+    "torch_sparse": Package("torch-sparse", "0.6.18", ("sparse_products",)),
+    "MultiScaleDeformableAttention": Package(
+        "MultiScaleDeformableAttention", "1.0", ("deformable_attention",)
+    ),
     "apex": Package("apex", "0.1", ("apex_modules", "apex_optimizers")),
     "pynvml": Package("nvidia-ml-py", "12.570.86", ("nvml",)),
     "triton": Package("triton", "3.5.0", ("triton_without_wheel",), needed=sys.platform != "linux"),
