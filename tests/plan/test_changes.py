@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from processes import run_command
+from processes import run_command, run_python
 
 from torchdevice.plan import change_words, changes, eight_bits
 from torchdevice.plan.change_words import Change
@@ -134,28 +135,81 @@ def test_the_states_of_eight_bits(size: int, expected: int) -> None:
     assert sum(each.nbytes for name, each in found.items() if name != "step") == expected
 
 
+def changed_adam(parameters: list[torch.nn.Parameter], changed: changes.Changed) -> Any:
+    """Return AdamW of the change's states."""
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+    assert eight_bits.shrink(optimizer, changed.whole)
+    return optimizer
+
+
+def dtype_of_state(parameter: torch.nn.Parameter, changed: changes.Changed) -> torch.dtype:
+    """Return the dtype of a parameter's state after a step."""
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = changed_adam([parameter], changed)
+    optimizer.step()
+    dtype: torch.dtype = optimizer.state[parameter]["state1"].dtype
+    return dtype
+
+
 def test_the_states_of_an_embedding_stay_whole() -> None:
-    weight = torch.nn.Embedding(100, 100).weight
-    eight_bits.keep_whole([weight])
-    assert eight_bits.states_of(weight)["state1"].dtype is torch.float32
+    changed = changes.Changed(Change.parsed("8-bit"))
+    embedding, linear = torch.nn.Embedding(100, 100), torch.nn.Linear(100, 100)
+    changed.model(torch.nn.Sequential(embedding, linear))
+    assert dtype_of_state(embedding.weight, changed) is torch.float32
+    assert dtype_of_state(linear.weight, changed) is torch.uint8
+    # Another plan in this process knows nothing of the embedding.
+    other = changes.Changed(Change.parsed("8-bit"))
+    assert dtype_of_state(embedding.weight, other) is torch.uint8
 
 
 def test_a_parameter_in_the_place_of_a_freed_one_is_another() -> None:
+    changed = changes.Changed(Change.parsed("8-bit"))
     for _ in range(50):
-        eight_bits.keep_whole([torch.nn.Parameter(torch.ones(5000))])
-        assert (
-            eight_bits.states_of(torch.nn.Parameter(torch.ones(5000)))["state1"].dtype
-            is torch.uint8
-        )
+        changed.model(torch.nn.Embedding(50, 100))
+        assert dtype_of_state(torch.nn.Parameter(torch.ones(5000)), changed) is torch.uint8
 
 
 def test_an_optimizer_of_eight_bits_steps() -> None:
     model = torch.nn.Linear(100, 100)
-    optimizer = eight_bits.EightBitAdamW(model.parameters(), lr=0.1, fused=False)
+    optimizer = changed_adam([*model.parameters()], changes.Changed(Change.parsed("8-bit")))
     assert isinstance(optimizer, torch.optim.AdamW) and not optimizer.state
     model(torch.ones(1, 100)).sum().backward()
     optimizer.step()
     assert {len(state) for state in optimizer.state.values()} == {3, 5}
+
+
+def test_an_optimizer_with_a_step_of_its_own_is_not_changed() -> None:
+    class Own(torch.optim.AdamW):
+        pass
+
+    optimizer = Own([torch.nn.Parameter(torch.ones(1))])
+    assert not eight_bits.shrink(optimizer, ()) and type(optimizer) is Own
+
+
+def test_a_change_belongs_to_one_context() -> None:
+    program = """
+        import torch, torchdevice
+        from torchdevice.kernel import thread_state
+        from torchdevice.plan import changes
+        from torchdevice.plan.change_words import Change
+
+        def kind():
+            return type(torch.optim.Adam([torch.nn.Parameter(torch.ones(1, device="cuda"))])).__name__
+
+        one, other = torchdevice.simulate("cuda"), torchdevice.simulate("cuda")
+        with one:
+            changed = changes.install(thread_state.state.context, Change.parsed("8-bit"))
+            print(kind(), changed.missing)
+        with other:
+            print(kind())
+        with one:
+            print(kind())
+        print(type(torch.optim.Adam([torch.nn.Parameter(torch.ones(1))])).__name__)
+    """
+    done = run_python("-c", textwrap.dedent(program))
+    assert done.stdout.split("\n") == ["EightBitAdam []", "Adam", "EightBitAdam", "Adam", ""], (
+        done.stderr
+    )
 
 
 def test_an_optimizer_trains_only_what_is_trained() -> None:

@@ -11,37 +11,29 @@ Source: ``bitsandbytes/optim/optimizer.py`` (``Optimizer2State.init_state``), an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 BLOCK, LEAST = 256, 4096
 """How many elements have one scale, and from how many elements on states have 8 bits."""
 
-_whole: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""The parameters whose states stay float32. It holds none of them, so the number of one that is
-freed means nothing.
-"""
 
-
-def keep_whole(parameters: Iterable[torch.Tensor]) -> None:
-    """Keep the states of some parameters in float32."""
-    for each in parameters:
-        _whole[each] = True
-
-
-def states_of(parameter: torch.Tensor) -> dict[str, Any]:
+def states_of(parameter: torch.Tensor, *, whole: bool = False) -> dict[str, Any]:
     """Return the states of a parameter; of one that is divided among ranks, those of the part that
     is here.
+
+    Args:
+        parameter: The parameter.
+        whole: Whether its states stay float32, as those of a small parameter do.
     """
     local: torch.Tensor = getattr(parameter, "_local_tensor", parameter)
     found: dict[str, Any] = {"step": torch.tensor(0.0, device="cpu")}
-    small = parameter.numel() < LEAST or parameter in _whole
+    whole = whole or parameter.numel() < LEAST
     for name in ("state1", "state2"):
-        found[name] = torch.empty_like(local, dtype=torch.float32 if small else torch.uint8)
-        if not small:
+        found[name] = torch.empty_like(local, dtype=torch.float32 if whole else torch.uint8)
+        if not whole:
             scales = -(-local.numel() // BLOCK)
             found[f"absmax_of_{name}"] = torch.empty(
                 scales, dtype=torch.float32, device=local.device
@@ -50,12 +42,8 @@ def states_of(parameter: torch.Tensor) -> dict[str, Any]:
 
 
 class _EightBits(torch.optim.Optimizer):
-    used: ClassVar[list[type]] = []
-    """The classes of which the program has made optimizers."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.used.append(type(self))
+    whole: Collection[torch.Tensor] = ()
+    """The parameters whose states stay float32, in a collection that compares by identity."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -67,7 +55,7 @@ class _EightBits(torch.optim.Optimizer):
         for group in self.param_groups:
             for each in group["params"]:
                 if each.grad is not None and not self.state[each]:
-                    self.state[each] = states_of(each)
+                    self.state[each] = states_of(each, whole=each in self.whole)
         return loss
 
 
@@ -77,3 +65,27 @@ class EightBitAdamW(_EightBits, torch.optim.AdamW):
 
 class EightBitAdam(_EightBits, torch.optim.Adam):
     """In the place of ``torch.optim.Adam``."""
+
+
+_OF: Mapping[type[torch.optim.Optimizer], type[_EightBits]] = {
+    torch.optim.Adam: EightBitAdam,
+    torch.optim.AdamW: EightBitAdamW,
+}
+
+
+def shrink(optimizer: torch.optim.Optimizer, whole: Collection[torch.Tensor]) -> bool:
+    """Give an optimizer that torch has just made states of 8 bits. Return whether it can have them.
+
+    A class of the program's own keeps its step, and with it its states.
+
+    Args:
+        optimizer: The optimizer, without states.
+        whole: See ``_EightBits.whole``.
+    """
+    small = _OF.get(type(optimizer))
+    if small is None:
+        return False
+    optimizer.__class__ = small
+    optimizer.whole = whole  # type: ignore[attr-defined]
+    optimizer._patch_step_function()  # type: ignore[attr-defined] # as torch does for each class
+    return True

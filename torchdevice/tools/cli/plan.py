@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import os
 import re
 import sys
@@ -17,6 +18,8 @@ from torchdevice.tools.cli import plans, programs, run
 from torchdevice.tools.cli.parsing import CommandTexts, add_command
 
 if TYPE_CHECKING:
+    from torchdevice.plan.change_words import Change
+    from torchdevice.plan.changes import Changed
     from torchdevice.report import Report
 
 
@@ -234,12 +237,11 @@ def _plan(options: argparse.Namespace) -> int:
     if made_by_others is not None:
         return made_by_others(options, title)
     if options.change is not None:
-        from torchdevice.plan import changes  # here, because it needs torch
-
-        changes.install(options.change)
+        # Before the scope, which puts in place what its import registers.
+        importlib.import_module("torchdevice.plan.changes")
         options.world_size = options.change.ranks or options.world_size
     file = _stdout_for_data() if options.json or options.markdown else None
-    options.plan = functools.partial(_begin, options.world_size, _Output(options, file, title))
+    options.plan = functools.partial(_begin, _Output(options, file, title))
     if options.target is None:
         options.target, options.memory = "simulated:cuda", options.memory or 1 << 40
     if options.world_size is not None:
@@ -370,14 +372,15 @@ class _Progress:
             print(f"torchdevice: {said} (Ctrl-C shows the plan)", file=sys.stderr)
 
 
-def _begin(ranks: int | None, output: _Output) -> Callable[[Report, SystemExit | None], Any]:
-    """Follow the memory of the devices from now on, and return what prints the plan at the end and
-    returns it.
+def _begin(output: _Output) -> Callable[[Report, SystemExit | None], Any]:
+    """Follow the memory of the devices from now on, make the change that is asked for, and return
+    what prints the plan at the end and returns it.
     """
     from torchdevice.plan import peaks
 
     found = peaks.Peaks()
-    found.follow(ranks)
+    found.follow(output.options.world_size)
+    changed = _changed(output.options.change)
     if sys.stderr.isatty():
         found.progress = _Progress().show
 
@@ -386,13 +389,8 @@ def _begin(ranks: int | None, output: _Output) -> Callable[[Report, SystemExit |
         plan = peaks.data(found, report, exited or getattr(sys, "last_value", None))
         if output.title:
             _call(plan, output.title)
-        if output.options.change is not None:
-            from torchdevice.plan import changes
-
-            plan |= {
-                "change": str(output.options.change),
-                "not changed": changes.missing(output.options.change),
-            }
+        if changed is not None:
+            plan |= {"change": str(changed.change), "not changed": changed.missing}
         refused = output.title and exited and not plan["devices"]  # the program said why
         if output.options.json or not refused:
             try:
@@ -408,6 +406,17 @@ def _begin(ranks: int | None, output: _Output) -> Callable[[Report, SystemExit |
         }
 
     return show
+
+
+def _changed(change: Change | None) -> Changed | None:
+    """Make a change in this thread's scope."""
+    if change is None:
+        return None
+    from torchdevice.kernel import thread_state
+    from torchdevice.plan import changes
+
+    assert thread_state.state.context is not None
+    return changes.install(thread_state.state.context, change)
 
 
 def _call(plan: dict[str, Any], title: str) -> None:
