@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from places import ROOT, page_maker
+from places import PROGRAMS, ROOT, page_maker
 from processes import run_python
 from torch import nn
 
@@ -313,6 +313,8 @@ def project(tmp_path: Path) -> Path:
     for name in ("train.py", "package/train.py", "package/__init__.py"):
         (tmp_path / name).write_text(TRAIN)
     (tmp_path / "train_ddp.py").write_text(TRAIN_DDP)
+    parallel = (PROGRAMS / "planned_parallel.py").read_text()
+    (tmp_path / "train_pipeline.py").write_text(parallel.replace("sys.argv[1]", '"pipeline"'))
     (tmp_path / "test_project.py").write_text(TEST)
     for folder in ("src", "notebooks"):
         (tmp_path / folder).mkdir()

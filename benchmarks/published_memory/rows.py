@@ -13,6 +13,7 @@ import torchdevice
 from torchdevice.kernel.devices.device_memory import Block
 from torchdevice.plan.peaks import Peaks
 from torchdevice.plan.workspaces import size
+from torchdevice.torch_modules.distributed.process_groups import FakeRanks
 
 MEMORY = 1 << 40
 """The memory of the GPU on which is planned where a row names none."""
@@ -85,7 +86,7 @@ def planned(row: Row, checkout: Path) -> int | None:
     options["packages"] = "absent"  # as where the figures were measured
     with torchdevice.simulate("cuda", **options):
         found = _Measured(size(row.capability))
-        found.follow(row.ranks)
+        found.follow(None if row.ranks is None else FakeRanks(0, row.ranks))
         try:
             run = row.work(checkout)
             found.most = 0

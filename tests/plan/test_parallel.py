@@ -1,26 +1,188 @@
-"""A plan of one rank of a program divided by tensors or in a pipeline, compared with that rank
-among all ranks.
+"""Plans of ranks of a program that several ranks run: their memory beside that of ranks that ran,
+and what they send.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from places import PROGRAMS
 from processes import run_command
+
+from torchdevice.plan import traffic
 
 pytestmark = pytest.mark.one_engine
 
 PROGRAM = str(PROGRAMS / "planned_parallel.py")
 
+WEIGHTS = 4 * (2 * 512 * 2048 + 2048 + 512)
+"""The bytes of the program's parameters."""
+
+OF_DDP = 100
+"""More bytes than DDP broadcasts of its own, when it puts its buckets into another order."""
+
+
+def peaks(printed: str) -> dict[int, int]:
+    """Return the peak of each rank that ran."""
+    found = re.findall(r"peak of rank (\d+): (\d+)", printed)
+    return {int(rank): int(peak) for rank, peak in found}
+
 
 @pytest.mark.sampled(8, of="long programs")
-@pytest.mark.parametrize("kind", ["tensors", "pipeline"])
+@pytest.mark.parametrize("kind", ["tensors", "data", "states", "sharded", "pipeline"])
 def test_a_planned_rank_has_the_memory_of_a_rank_that_ran(kind: str) -> None:
     ran = run_command("run", "--target", "simulated:cuda", "--ranks", "2", PROGRAM, kind)
     planned = run_command("plan", "--world-size", "2", PROGRAM, kind)
     assert ran.returncode == planned.returncode == 0, ran.stderr + planned.stderr
-    peaks = [re.findall(r"(?m)^peak \d+ \d+$", each.stdout) for each in (ran, planned)]
-    assert peaks[0] == peaks[1] and len(peaks[0]) == 1
+    assert peaks(planned.stdout)[0] == peaks(ran.stdout)[0]
     assert "optimizer state" in planned.stdout
+
+
+def planned(*words: str) -> dict[str, Any]:
+    """Return the data of a plan."""
+    done = run_command("plan", "--json", *words)
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == 0 and found["finished"], done.stderr
+    return found
+
+
+@pytest.mark.sampled(8, of="long programs")
+def test_the_worst_rank_of_a_pipeline() -> None:
+    ran = run_command("run", "--target", "simulated:cuda", "--ranks", "2", PROGRAM, "uneven")
+    found = planned("--world-size", "2", "--rank", "all", PROGRAM, "uneven")
+    workspaces = found["devices"][0]["workspaces"]
+    least = {
+        each["rank"]: each["at least"] - found["context"] - workspaces for each in found["ranks"]
+    }
+    assert least == peaks(ran.stdout) and least[1] > least[0], ran.stderr
+    assert found["rank"] == 1 and found["program"].endswith("uneven, rank 1 of 2")
+
+
+def test_a_stage_alone_does_not_know_its_inputs() -> None:
+    done = run_command("plan", "--world-size", "2", "--rank", "1", PROGRAM, "pipeline")
+    assert done.returncode == 1
+    assert "stage 0, which is not planned. Plan all ranks by --rank all." in done.stderr
+
+
+def test_a_stage_does_not_wait_for_one_that_ended(tmp_path: Path) -> None:
+    program = tmp_path / "ends.py"
+    text = (PROGRAMS / "planned_parallel.py").read_text()
+    program.write_text(text.replace("    step = ", "    assert dist.get_rank()\n    step = "))
+    done = run_command("plan", "--world-size", "2", "--rank", "all", str(program), "pipeline")
+    assert done.returncode == 1 and "AssertionError" in done.stdout
+
+
+@pytest.mark.sampled(3, of="traffic of ranks")
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("data", {"all-reduce": WEIGHTS}),
+        ("states", {"all-reduce": WEIGHTS, "broadcast": WEIGHTS}),
+        ("sharded", {"all-gather": 2 * WEIGHTS, "reduce-scatter": WEIGHTS}),
+        ("tensors", {"all-reduce": 64 * 512 * 4}),
+        ("pipeline", {"send": 64 * 512 * 4, "receive": 64 * 512 * 4}),
+    ],
+)
+def test_what_a_rank_sends_in_a_step(kind: str, expected: dict[str, int], ranks: int) -> None:
+    found = planned("--world-size", str(ranks), PROGRAM, kind)["traffic"]
+    assert found["in"] == "a step"
+    large = {each["collective"]: each for each in found["collectives"] if each["bytes"] > OF_DDP}
+    assert large.keys() == expected.keys()
+    for name, size in expected.items():
+        assert size <= large[name]["bytes"] <= size + OF_DDP
+    parts = {"all-reduce": 2 * (ranks - 1) / ranks, "send": 1, "broadcast": 1, "receive": 0}
+    for name, each in large.items():
+        part = parts.get(name, (ranks - 1) / ranks)
+        assert each["sent"] == round(part * each["bytes"])
+
+
+EVERY = """
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+dist.init_process_group("nccl")
+x = torch.ones(64, device="cuda")  # 256 bytes
+parts, outputs = list(x.chunk(4)), [torch.empty_like(x) for _ in range(4)]
+large, small = torch.empty(256, device="cuda"), torch.empty(16, device="cuda")
+dist.all_reduce(x)
+dist.all_reduce_coalesced([x, x])
+dist.all_gather(outputs, x)
+dist.all_gather_into_tensor(large, x)
+dist.reduce_scatter(small, parts)
+dist.reduce_scatter_tensor(small, x)
+dist.all_to_all_single(torch.empty_like(x), x)
+dist.all_to_all(list(torch.empty_like(x).chunk(4)), parts)
+dist.broadcast(x, 0)
+dist.reduce(x, 0)
+dist.gather(x, outputs, 0)
+dist.scatter(small, parts, 0)
+dist.send(x, 1)
+dist.recv(x, 1)
+dist.barrier()
+dist.all_reduce(torch.ones(64))  # on the CPU
+functional.all_reduce(x, "sum", dist.group.WORLD).sum()
+with torch.inference_mode():
+    functional.all_gather_tensor(x, 0, dist.group.WORLD).sum()
+pair = dist.new_group([0, 1])
+dist.all_reduce(x, group=pair)
+"""
+
+
+def test_every_collective_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "every.py").write_text(EVERY)
+    found = planned("--world-size", "4", str(tmp_path / "every.py"))["traffic"]
+    assert found["in"] == "all"
+    counted = {
+        each["collective"]: (each["calls"], each["bytes"], each["sent"])
+        for each in found["collectives"]
+    }
+    assert counted == {
+        "all-reduce": (4, 5 * 256, 4 * 2 * 192 + 256),
+        "all-gather": (3, 3 * 1024, 3 * 768),
+        "reduce-scatter": (2, 2 * 256, 2 * 192),
+        "all-to-all": (2, 2 * 256, 2 * 192),
+        "broadcast": (1, 256, 256),
+        "reduce": (1, 256, 256),
+        "gather": (1, 256, 0),  # by the rank that receives
+        "scatter": (1, 256, 192),
+        "send": (1, 256, 256),
+        "receive": (1, 256, 0),
+    }
+
+
+WITHOUT_MESSAGE = {"barrier", "monitored_barrier_", "check_for_nan"}
+
+
+def test_every_operator_of_torch_with_a_message_is_known() -> None:
+    names = {
+        each.name.removeprefix("c10d::")
+        for each in torch._C._jit_get_all_schemas()
+        if each.name.startswith("c10d::")
+    }
+    assert len(names) > 15 and names - WITHOUT_MESSAGE <= traffic.COLLECTIVES.keys()
+
+
+def test_a_program_of_one_process_sends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("import torch\nkept = torch.ones(8, device='cuda')\n")
+    assert planned(str(tmp_path / "one.py"))["traffic"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rank", "1"], "Add --world-size N"),
+        (["--world-size", "2", "--rank", "2"], "--rank 2 does not exist. The last one is 1"),
+        (["--world-size", "2", "--rank", "x"], "'x' is not a rank"),
+        (["--world-size", "2", "--rank", "all", "--interval"], "--rank all makes a plan for each"),
+    ],
+)
+def test_what_is_no_rank(words: list[str], said: str) -> None:
+    done = run_command("plan", *words, "t.py")
+    assert done.returncode == 2 and said in done.stderr

@@ -1,6 +1,4 @@
-"""Two steps of training, divided by tensors or in a pipeline. Rank 0 prints its memory at the
-peak.
-"""
+"""Two steps of training by several ranks. Each rank prints its memory at the peak."""
 
 import sys
 from collections.abc import Callable
@@ -9,14 +7,31 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+def _run(model: nn.Module) -> None:
+    model(torch.randn(64, 512, device="cuda")).sum().backward()
 
 
 def _tensors(block: nn.Sequential) -> Callable[[], None]:
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    return lambda: block(torch.randn(64, 512, device="cuda")).sum().backward()
+    return lambda: _run(block)
+
+
+def _data(block: nn.Sequential) -> Callable[[], None]:
+    parallel = nn.parallel.DistributedDataParallel(block, [torch.cuda.current_device()])
+    return lambda: _run(parallel)
+
+
+def _sharded(block: nn.Sequential) -> Callable[[], None]:
+    for each in (block[0], block[2], block):
+        fully_shard(each)
+    return lambda: _run(block)
 
 
 def _pipeline(block: nn.Sequential) -> Callable[[], None]:
@@ -33,18 +48,37 @@ def _pipeline(block: nn.Sequential) -> Callable[[], None]:
     return step
 
 
+def _uneven(block: nn.Sequential) -> Callable[[], None]:
+    if dist.get_rank() == dist.get_world_size() - 1:
+        block.append(nn.Linear(512, 2048)).append(nn.Linear(2048, 512)).cuda()
+    return _pipeline(block)
+
+
+_KINDS = {
+    "tensors": _tensors,
+    "data": _data,
+    "states": _data,
+    "sharded": _sharded,
+    "pipeline": _pipeline,
+    "uneven": _uneven,
+}
+
+
 def _train(kind: str) -> None:
     dist.init_process_group("nccl")
     torch.cuda.set_device(dist.get_rank())
     block = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).cuda()
-    step = {"tensors": _tensors, "pipeline": _pipeline}[kind](block)
-    optimizer = torch.optim.AdamW(block.parameters())
+    step = _KINDS[kind](block)
+    optimizer: torch.optim.Optimizer
+    if kind == "states":
+        optimizer = ZeroRedundancyOptimizer(block.parameters(), torch.optim.AdamW)
+    else:
+        optimizer = torch.optim.AdamW(block.parameters())
     for _ in range(2):
         step()
         optimizer.step()
         optimizer.zero_grad()
-    if dist.get_rank() == 0:
-        print("peak", torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated())
+    print(f"peak of rank {dist.get_rank()}: {torch.cuda.max_memory_allocated()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import optimizer as optimizers
@@ -31,7 +31,10 @@ from torchdevice.plan import fitting, workspaces
 from torchdevice.report import Report, formatting
 from torchdevice.simulation import models
 from torchdevice.simulation.observe.assumed_values import ASSUMED, FEWEST, MOST
-from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS
+from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS, FakeRanks
+
+if TYPE_CHECKING:
+    from torchdevice.plan.traffic import Traffic
 
 WEIGHTS, GRADIENTS, STATE, OTHER = "weights", "gradients", "optimizer state", "activations"
 
@@ -97,12 +100,15 @@ class Peaks(Observer):
         capabilities: The compute capability of each device.
         progress: What is told now and then how many blocks came and went, and the most bytes in
             use.
+        traffic: What a rank of several sends to the others.
     """
 
     context: Any = models.CONTEXT
     limit = 0
     capabilities: tuple[tuple[int, int], ...] = ()
     progress: Callable[[int, int], None] | None = None
+
+    traffic: Traffic | None = None
 
     def __init__(self) -> None:
         self.devices: dict[int, Peak] = {}
@@ -111,13 +117,12 @@ class Peaks(Observer):
         self._clock = itertools.count()
         self._undo: list[Callable[[], object]] = []
 
-    def follow(self, ranks: int | None = None) -> None:
+    def follow(self, ranks: FakeRanks | None = None) -> None:
         """Follow the devices of this thread's scope until :meth:`stop` is called, or the process
         ends.
 
         Args:
-            ranks: How many ranks the program's process groups have, of which this process is the
-                first.
+            ranks: Which rank this process is, and of how many. The others do not run.
         """
         context = thread_state.state.context
         assert context is not None
@@ -127,7 +132,11 @@ class Peaks(Observer):
         self.limit = min(map(context.runtime.total_memory, indices), default=0)
         self.capabilities = tuple(context.devices.figure("capability", index) for index in indices)
         if ranks is not None:
+            from torchdevice.plan.traffic import Traffic  # here, because it needs distributed
+
             context.settings[FAKE_RANKS] = ranks
+            self.traffic = Traffic()
+            self._undo.append(self.traffic.follow(context))
         self._undo.append(context.observers.add(self))
         for register in (
             optimizers.register_optimizer_step_pre_hook,
@@ -284,6 +293,7 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
         "ended": "" if error is None else f"{_named(error)} at {last_place(error)}",
         "advice": _advice(error),
         "devices": devices,
+        "traffic": None if peaks.traffic is None else peaks.traffic.data(),
         "context": peaks.context,
         "needs": need,
         "at least": least,

@@ -91,6 +91,7 @@ def tables(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
         ]
         if places:
             yield "", places
+        yield from _ranks(plan)
         yield from _gpus(plan)
     if assumed:
         yield "assumed of values", assumed
@@ -99,6 +100,37 @@ def tables(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
             "holds for",
             [(", ".join(f"{name} {version}" for name, version in plan["versions"].items()),)],
         )
+
+
+def _ranks(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
+    """Yield what each rank needs, where several were planned, and what this one sends to others."""
+    if "ranks" in plan:
+        yield (
+            "ranks",
+            [
+                (f"rank {each['rank']}", f"{written(each['needs']):>11}", each["ended"])
+                for each in plan["ranks"]
+            ],
+        )
+    traffic = plan["traffic"]
+    if traffic is not None and traffic["collectives"]:
+        rows = [
+            (
+                each["collective"],
+                f"{each['calls']:>5}",
+                f"{written(each['bytes']):>11}",
+                f"{written(each['sent']):>11}",
+            )
+            for each in traffic["collectives"]
+        ]
+        whole = sum(each["sent"] for each in traffic["collectives"])
+        yield (
+            f"sent by the rank in {traffic['in']}",
+            [_SENT, *rows, ("in all", "", "", f"{written(whole):>11}")],
+        )
+
+
+_SENT = ("collective", "calls", f"{'messages':>11}", f"{'sent':>11}")
 
 
 def _gpus(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
@@ -145,6 +177,7 @@ def _place(each: Mapping[str, Any]) -> str:
 _HEADS = {
     "fits": ("GPU", "memory", "headroom", "name"),
     "assumed of values": ("value", "read by", "line"),
+    "ranks": ("rank", "needs", "ended"),
 }
 """The heads of tables in Markdown. A text has none."""
 
@@ -161,7 +194,8 @@ def markdown(plan: Mapping[str, Any]) -> Iterator[str]:
         elif heading == "" and rows[0][0]:
             yield from (f"{first}: {rest}" for first, rest in rows)
         else:
-            yield from markdown_table(rows if rows[0][0] == "" else [_HEADS[heading], *rows])
+            has_head = rows[0][0] == "" or rows[0] == _SENT
+            yield from markdown_table(rows if has_head else [_HEADS[heading], *rows])
 
 
 def sentence(text: str) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchdevice.plan.change_words import Change
     from torchdevice.plan.changes import Changed
     from torchdevice.report import Report
+    from torchdevice.torch_modules.distributed.process_groups import FakeRanks
 
 
 _TEXTS = CommandTexts(
@@ -44,6 +45,7 @@ _TEXTS = CommandTexts(
         "  torchdevice plan --model llama --batch 4 --train lora\n"
         "  torchdevice plan --sweep batch-size=1,2,4,8 train.py --max-steps 2\n"
         "  torchdevice plan --world-size 4 train_ddp.py\n"
+        "  torchdevice plan --world-size 4 --rank all train_pipeline.py\n"
         "  torchdevice plan --memory 16GiB train.py\n"
         "  torchdevice plan --json train.py > plan.json"
     ),
@@ -81,6 +83,13 @@ _TEXTS = CommandTexts(
             "metavar": "N",
             "help": (
                 "plan rank 0 of N, for a program that torchrun starts; the other ranks do not run"
+            ),
+        },
+        "--rank": {
+            "metavar": "R",
+            "help": (
+                "plan rank R of --world-size instead; 'all' plans each and shows the one that "
+                "needs the most"
             ),
         },
         "--interval": {
@@ -155,6 +164,7 @@ _TEXTS = CommandTexts(
             "--try",
             "--change",
             "--world-size",
+            "--rank",
             "--interval",
             "--assume",
             "--json",
@@ -187,6 +197,7 @@ def add(commands: Any) -> None:
             _plan,
             _TEXTS,
             world_size=programs.number,
+            rank=_rank,
             sweep=_sweep,
             change=_change,
             **numbers,
@@ -198,6 +209,14 @@ def add(commands: Any) -> None:
 def _number(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number. Use a whole number from 1.")
+    return int(text)
+
+
+def _rank(text: str) -> int | str:
+    if text == "all":
+        return text
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank. Use a number from 0, or 'all'.")
     return int(text)
 
 
@@ -233,6 +252,7 @@ def _plan(options: argparse.Namespace) -> int:
         _refuse_flags_of_models(options)
     else:
         title = _take_model(options)
+    _check_rank(options)
     made_by_others = _by_others(options) if options.rest else None
     if made_by_others is not None:
         return made_by_others(options, title)
@@ -242,13 +262,21 @@ def _plan(options: argparse.Namespace) -> int:
         options.world_size = options.change.ranks or options.world_size
     file = _stdout_for_data() if options.json or options.markdown else None
     options.plan = functools.partial(_begin, _Output(options, file, title))
-    if options.target is None:
-        options.target, options.memory = "simulated:cuda", options.memory or 1 << 40
-    if options.world_size is not None:
-        _be_first_of_ranks(options.world_size)
+    _choose_device(options)
     options.compute = "meta"
     options.values = "assume" if options.assume == "most" else "assume-fewest"
     return run.start(options)
+
+
+def _choose_device(options: argparse.Namespace) -> None:
+    """Let the program be the rank that is planned, on a GPU of 1 TiB unless a target is named."""
+    rank = options.rank or 0
+    if options.target is None:
+        local = rank % ON_MACHINE
+        options.target = "simulated:cuda" if local == 0 else f"simulated:cuda:{local + 1}"
+        options.memory = options.memory or 1 << 40
+    if options.world_size is not None:
+        _be_rank(rank, options.world_size)
 
 
 def _refuse_flags_of_models(options: argparse.Namespace) -> None:
@@ -266,13 +294,30 @@ def _stdout_for_data() -> TextIO:
     return file
 
 
-def _be_first_of_ranks(count: int) -> None:
-    """Set the variables by which torch's launcher tells a process that it is rank 0 of
-    ``count``.
+ON_MACHINE = 8
+"""The ranks of one machine, each with a GPU of its own."""
+
+
+def _check_rank(options: argparse.Namespace) -> None:
+    """Refuse a rank that does not exist."""
+    if options.rank is None:
+        return
+    if options.world_size is None:
+        options.parser.error("--rank is one of several. Add --world-size N")
+    if options.rank != "all" and options.rank >= options.world_size:
+        last = options.world_size - 1
+        options.parser.error(f"--rank {options.rank} does not exist. The last one is {last}")
+
+
+def _be_rank(rank: int, count: int) -> None:
+    """Set the variables by which torch's launcher tells a process which rank of ``count`` it is, on
+    machines of eight.
     """
-    rank = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
-    size = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
-    os.environ.update(rank | size | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+    machine, local = divmod(rank, ON_MACHINE)
+    ranks = {"RANK": rank, "LOCAL_RANK": local, "GROUP_RANK": machine}
+    sizes = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": min(count, ON_MACHINE)}
+    os.environ.update({name: str(value) for name, value in (ranks | sizes).items()})
+    os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
 
 
 class _Exclusion(NamedTuple):
@@ -303,6 +348,12 @@ _EXCLUSIONS = (
         ("sweep", "tries", *_JUDGING),
         "--interval makes two plans. Leave --sweep, --try, --baseline and --fits out",
     ),
+    _Exclusion(
+        "all_ranks",
+        ("sweep", "tries", "interval", *_JUDGING),
+        "--rank all makes a plan for each rank. Leave --sweep, --try, --interval, --baseline and "
+        "--fits out",
+    ),
 )
 
 
@@ -311,6 +362,7 @@ def _by_others(options: argparse.Namespace) -> Callable[[argparse.Namespace, str
     one.
     """
     given = {name for name, value in vars(options).items() if value}
+    given |= {"all_ranks"} if options.rank == "all" else set()
     for flag, others, error in _EXCLUSIONS:
         if flag in given and not given.isdisjoint(others):
             options.parser.error(error)
@@ -318,13 +370,14 @@ def _by_others(options: argparse.Namespace) -> Callable[[argparse.Namespace, str
         options.parser.error(
             "--try changes how a model is trained. Add --train full, or name a program"
         )
-    if options.interval:
-        return plans.interval
-    if options.sweep:
-        return lambda options, title: plans.sweep(options, options.model or "")
-    if options.tries:
-        return plans.try_changes
-    return None if given.isdisjoint(_JUDGING) else plans.judge
+    makers = {
+        "all_ranks": plans.ranks,
+        "interval": plans.interval,
+        "sweep": lambda options, title: plans.sweep(options, options.model or ""),
+        "tries": plans.try_changes,
+        **dict.fromkeys(_JUDGING, plans.judge),
+    }
+    return next((make for name, make in makers.items() if name in given), None)
 
 
 def _take_model(options: argparse.Namespace) -> str:
@@ -379,7 +432,7 @@ def _begin(output: _Output) -> Callable[[Report, SystemExit | None], Any]:
     from torchdevice.plan import peaks
 
     found = peaks.Peaks()
-    found.follow(output.options.world_size)
+    found.follow(_ranks(output.options))
     changed = _changed(output.options.change)
     if sys.stderr.isatty():
         found.progress = _Progress().show
@@ -406,6 +459,16 @@ def _begin(output: _Output) -> Callable[[Report, SystemExit | None], Any]:
         }
 
     return show
+
+
+def _ranks(options: argparse.Namespace) -> FakeRanks | None:
+    """Return which rank is planned, and of how many."""
+    if options.world_size is None:
+        return None
+    from torchdevice.torch_modules.distributed.process_groups import FakeRanks
+
+    folder = os.environ.pop(plans.FOLDER_OF_RANKS, None)
+    return FakeRanks(options.rank or 0, options.world_size, folder)
 
 
 def _changed(change: Change | None) -> Changed | None:

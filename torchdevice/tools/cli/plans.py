@@ -8,7 +8,9 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchdevice.kernel.python import printable, styled_text
@@ -28,7 +30,7 @@ _SWITCHES = {
     "--interval",
 }
 
-_OF_PARENT = {"--sweep", "--baseline", "--grow", "--fits"} | {
+_OF_PARENT = {"--sweep", "--baseline", "--grow", "--fits", "--rank"} | {
     f"--{name}" for name in ("model", *model_words.FLAGS)
 }
 """Flags with a word after them, if no sign joins it, that the other processes do not get, and
@@ -145,6 +147,63 @@ def interval(options: argparse.Namespace, title: str) -> int:
     with output():
         show(found, options)
     return int(not found["finished"])
+
+
+def ranks(options: argparse.Namespace, title: str) -> int:
+    """Plan each rank of a program, and show the plan of the one that needs the most, with what the
+    others need.
+
+    Returns:
+        The exit status: 1 if a plan did not finish.
+    """
+    from torchdevice.plan import sweeping
+
+    own = _words_of_children(options.own)
+    numbers = range(options.world_size)
+    plans: dict[int, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {FOLDER_OF_RANKS: folder}
+        jobs = [
+            sweeping.Job([*own, "--rank", str(each)], options.rest, variables) for each in numbers
+        ]
+        noted = _noted(sweeping.planned(jobs), folder)
+        try:
+            plans.update(styled_text.counted(noted, len(jobs), "ranks planned"))
+        except sweeping.Interrupted:
+            print(
+                f"torchdevice: interrupted after {len(plans)} of {len(jobs)} ranks", file=sys.stderr
+            )
+    finished = all(each["finished"] for each in plans.values()) and len(plans) == len(jobs)
+    made = [number for number in sorted(plans) if plans[number]["devices"]]
+    if not made:
+        ended = next((each["ended"] for each in plans.values()), "no rank was planned")
+        print(f"torchdevice: the plan could not be made: {ended}", file=sys.stderr)
+        return 1
+    worst = max(made, key=lambda each: plans[each]["needs"])
+    of_each = [
+        {
+            "rank": number,
+            **{name: plans[number][name] for name in ("needs", "at least", "finished", "ended")},
+        }
+        for number in sorted(plans)
+    ]
+    program = f"{title or plans[worst]['program']}, rank {worst} of {options.world_size}"
+    with output():
+        show({**plans[worst], "program": program, "rank": worst, "ranks": of_each}, options)
+    return int(not finished)
+
+
+FOLDER_OF_RANKS = "TORCHDEVICE_PLANNED_RANKS"
+"""The variable with the folder in which the plans of all ranks of a program meet."""
+
+
+def _noted(ended: Iterable[tuple[int, Any]], folder: str) -> Iterator[tuple[int, Any]]:
+    """Yield the plans of ranks as they end, and leave a file that shows this to the others."""
+    from torchdevice.torch_modules.distributed.process_groups import ENDED
+
+    for rank, plan in ended:
+        Path(folder, ENDED.format(rank)).touch()
+        yield rank, plan
 
 
 def _change_flag(change: Change) -> list[str]:

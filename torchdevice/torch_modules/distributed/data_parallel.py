@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdevice.kernel.bindings import replaces
@@ -58,7 +59,14 @@ def _init_ddp(
     context.runtime.supplied.serve_reducer(self)
     # The futures of a fake group have no result, which the reducer needs.
     if FAKE_RANKS in context.settings:
-        self.register_comm_hook(None, lambda _, bucket: done(bucket.buffer()))
+        # Without annotations, which torch compares with its own classes.
+        self.register_comm_hook(self.process_group, lambda group, bucket: _reduced(group, bucket))
+
+
+def _reduced(group: Any, bucket: Any) -> Any:
+    """Reduce the gradients of a bucket over a fake group, and return a future that has a result."""
+    dist.all_reduce(bucket.buffer(), group=group)
+    return done(bucket.buffer())
 
 
 @replaces("torch._C._distributed_c10d:Logger", "set_runtime_stats_and_log", native_to="cuda")

@@ -7,6 +7,8 @@ from __future__ import annotations
 import datetime
 import functools
 import os
+import pickle
+import time
 import types
 import weakref
 import zlib
@@ -32,9 +34,23 @@ _replaces = functools.partial(replaces, _C10D, native_to="cuda", by_value=True)
 _replaces("is_nccl_available")(lambda context, original: context.program != "mps")
 
 FAKE_RANKS = "ranks of a plan"
-"""Setting of a context: the number of ranks of which this process is the first, while the others do
-not exist.
-"""
+"""Setting of a context: the :class:`FakeRanks` of this process. The other ranks do not exist."""
+
+
+class FakeRanks(NamedTuple):
+    """A rank of several.
+
+    Attributes:
+        rank: Its number.
+        size: The number of ranks.
+        folder: Where the plans of all ranks leave the shapes that they send to each other; None
+            where the others are not planned.
+    """
+
+    rank: int
+    size: int
+    folder: str | None = None
+
 
 # `kProcessGroupNCCLDefaultTimeout` of ProcessGroupNCCL.hpp.
 _NCCL_TIMEOUT = datetime.timedelta(minutes=10)
@@ -90,7 +106,8 @@ def _init_process_group(
     used, asked = _stand_in(context, unnamed if backend is None else backend)
     options = _without_nccl_options(asked, kwargs)
     if FAKE_RANKS in context.settings:
-        args, kwargs = (), {"rank": 0, "world_size": context.settings[FAKE_RANKS]}
+        ranks = context.settings[FAKE_RANKS]
+        args, kwargs = (), {"rank": ranks.rank, "world_size": ranks.size}
     # As torch does for a backend of the name "fake" alone. As an argument by position the store is
     # the fifth.
     if "fake" in str(used) and len(args) < 5 and kwargs.get("store") is None:
@@ -274,21 +291,70 @@ def _attach_flight_recorder(
         original(group, *args, **kwargs)
 
 
-@replaces(
-    "torch.distributed.pipelining.stage:PipelineStage",
-    "_recv_meta",
-    native_to="cuda",
-    optional=True,
-)
+_PIPELINE_STAGE = "torch.distributed.pipelining.stage:PipelineStage"
+
+
+@replaces(_PIPELINE_STAGE, "_recv_meta", native_to="cuda", optional=True)
 def _received_meta(context: Context, original: Any, self: Any, src_stage: int) -> Any:
-    """``PipelineStage._recv_meta``: the next stage, which tells the outputs' gradients, does not
-    run in a plan.
+    """``PipelineStage._recv_meta``: the other stages do not run in a plan.
+
+    The next stage would tell the gradients of the outputs, which follow from the outputs. The stage
+    before has left the shapes of its outputs where all ranks are planned.
     """
-    if FAKE_RANKS not in context.settings or src_stage < self.stage_index:
+    ranks: FakeRanks | None = context.settings.get(FAKE_RANKS)
+    if ranks is None:
         return original(self, src_stage)
+    if src_stage < self.stage_index:
+        return _left_by(ranks, src_stage, self.stage_index)
     from torch.distributed.pipelining import stage
 
     return stage._StageBackwardMeta(stage._derive_grad_metas(self._stage_meta.outputs))  # type: ignore[attr-defined]
+
+
+@replaces(_PIPELINE_STAGE, "_send_meta", native_to="cuda", optional=True)
+def _sent_meta(context: Context, original: Any, self: Any, meta: Any, dst_stage: int) -> None:
+    """``PipelineStage._send_meta``: leave the shapes for the plan of the next stage."""
+    ranks: FakeRanks | None = context.settings.get(FAKE_RANKS)
+    if ranks is None:
+        original(self, meta, dst_stage)
+    elif ranks.folder is not None and dst_stage > self.stage_index:
+        path = os.path.join(ranks.folder, f"{self.stage_index}-{dst_stage}")
+        with open(f"{path}.begun", "wb") as file:
+            pickle.dump(meta, file)
+        os.replace(f"{path}.begun", path)  # a whole file, as soon as it is there
+
+
+_LOOK = 0.05
+"""Seconds between two looks for what another plan leaves."""
+
+ENDED = "ended-{}"
+"""The name of the file that shows that the plan of a rank has ended."""
+
+
+def _left_by(ranks: FakeRanks, src_stage: int, stage: int) -> Any:
+    """Return what the plan of a stage before has left, as soon as it is there.
+
+    Raises:
+        RuntimeError: There is no such plan, or it has ended.
+    """
+    if ranks.folder is None:
+        raise RuntimeError(
+            f"Stage {stage} of a pipeline gets the shapes of its inputs from stage {src_stage}, "
+            "which is not planned. Plan all ranks by --rank all."
+        )
+    path = os.path.join(ranks.folder, f"{src_stage}-{stage}")
+    while True:
+        # Asked first: a plan that has ended since has left its file before.
+        has_ended = os.path.exists(os.path.join(ranks.folder, ENDED.format(ranks.rank - 1)))
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                return pickle.load(file)
+        if has_ended:
+            raise RuntimeError(
+                f"Stage {src_stage} of the pipeline ended before it had the shapes of the inputs "
+                f"of stage {stage}. Its plan shows why."
+            )
+        time.sleep(_LOOK)
 
 
 class ProcessGroupNCCL:
