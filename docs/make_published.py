@@ -1,10 +1,11 @@
-"""Write docs/published-memory.md from benchmarks/published_memory/results.json, or check it
-(--check).
+"""Write docs/published-memory.md and its picture from benchmarks/published_memory/results.json, or
+check them (--check).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ DOCS = Path(__file__).parent
 
 PAGE = DOCS / "published-memory.md"
 
+PICTURE = DOCS / "images" / "published-memory.svg"
+
 RESULTS = DOCS.parent / "benchmarks" / "published_memory" / "results.json"
 
 HEADER = """# Plans beside published measurements
@@ -26,6 +29,10 @@ HEADER = """# Plans beside published measurements
 What others measured on GPUs by `torch.cuda.max_memory_allocated()` and published with the program, beside what
 `torchdevice plan` predicts for it. Nothing is calibrated: a plan knows no measurement. `python -m
 benchmarks.published_memory` plans the rows again.
+"""
+
+DRAWN = """
+![How far each plan is from the measured peak, by its size](images/published-memory.svg)
 """
 
 
@@ -82,15 +89,83 @@ def page() -> str:
     """Return the page."""
     kept = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows = [row for found in kept.values() for row in found["rows"]]
-    parts = [HEADER, f"\n**{summary(rows)}**\n"]
+    parts = [HEADER, f"\n**{summary(rows)}**\n", DRAWN]
     for found in kept.values():
         parts += _section(found)
     return "".join(parts)
 
 
+# ---- the picture ---------------------------------------------------------------------------------
+
+WIDTH, HEIGHT, MARGIN = 760, 380, 60
+
+MOST = 2.0
+"""The largest difference that the picture shows, in percent, on both sides."""
+
+SMALLEST, LARGEST = 0.25, 64.0
+"""The peaks at the left and the right end, in GiB."""
+
+COLOURS = ("#1b6ca8", "#c8553d", "#588b4c", "#7d5ba6", "#b8860b", "#444444", "#0f8b8d")
+
+
+def _x(gibibytes: float) -> float:
+    part = math.log(gibibytes / SMALLEST) / math.log(LARGEST / SMALLEST)
+    return MARGIN + (WIDTH - 2 * MARGIN) * part
+
+
+def _y(percent: float) -> float:
+    return HEIGHT / 2 - (HEIGHT / 2 - MARGIN) * percent / MOST
+
+
+def _axes() -> Iterator[str]:
+    for percent in (-2, -1, 0, 1, 2):
+        colour = "#888888" if percent == 0 else "#dddddd"
+        y = _y(percent)
+        yield f'<path d="M{MARGIN},{y:.1f} H{WIDTH - MARGIN}" stroke="{colour}"/>'
+        yield f'<text x="{MARGIN - 8}" y="{y + 4:.1f}" text-anchor="end">{percent:+d} %</text>'
+    for gibibytes in (0.25, 1, 4, 16, 64):
+        x = _x(gibibytes)
+        yield (
+            f'<text x="{x:.1f}" y="{HEIGHT - MARGIN + 20}" text-anchor="middle">{gibibytes:g} '
+            "GiB</text>"
+        )
+
+
+def picture() -> str:
+    """Return an SVG in which each row is a point: the measured peak, and by how many percent the
+    plan differs from it.
+
+    Raises:
+        ValueError: A row lies outside the picture.
+    """
+    kept = json.loads(RESULTS.read_text(encoding="utf-8"))
+    body = [*_axes()]
+    for number, (colour, found) in enumerate(zip(COLOURS, kept.values(), strict=False)):
+        for each in found["rows"]:
+            percent = difference(each)
+            if percent is None:
+                continue
+            size = each["measured"] / 2**30
+            if abs(percent) > MOST or not SMALLEST <= size <= LARGEST:
+                raise ValueError(f"{each['case']} lies outside the picture")
+            body.append(
+                f'<circle cx="{_x(size):.1f}" cy="{_y(percent):.1f}" r="4" fill="{colour}" '
+                'fill-opacity="0.6"/>'
+            )
+        column, line = divmod(number, 3)
+        x, y = MARGIN + 20 + 350 * column, HEIGHT - MARGIN - 52 + 18 * line
+        body.append(f'<circle cx="{x - 10}" cy="{y - 4}" r="4" fill="{colour}"/>')
+        body.append(f'<text x="{x}" y="{y}">{found["title"]}</text>')
+    style = 'font-family="sans-serif" font-size="12" fill="#444444"'
+    ground = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
+    view = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+    lines = "\n".join(body)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {view} {style}>{ground}\n{lines}\n</svg>\n'
+
+
 def main() -> int:
-    """Write the page. With --check, return 1 if the file differs from the page."""
-    return write_or_check(PAGE, page())
+    """Write the page and the picture. With --check, return 1 if a file differs from them."""
+    return write_or_check(PAGE, page()) | write_or_check(PICTURE, picture())
 
 
 if __name__ == "__main__":

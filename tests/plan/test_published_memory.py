@@ -19,9 +19,10 @@ def kept() -> dict[str, Any]:
     return found
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_page_and_its_picture_are_up_to_date() -> None:
     page = (ROOT / "docs" / "published-memory.md").read_text()
     assert make_published.page() == page, "run python docs/make_published.py"
+    assert make_published.picture() == make_published.PICTURE.read_text()
 
 
 def test_a_miss_of_more_than_two_percent_is_explained() -> None:
