@@ -138,7 +138,7 @@ dist.all_reduce(x, group=pair)
 def test_every_collective_is_counted(tmp_path: Path) -> None:
     (tmp_path / "every.py").write_text(EVERY)
     found = planned("--world-size", "4", str(tmp_path / "every.py"))["traffic"]
-    assert found["in"] == "all"
+    assert found["in"] == "the program"
     counted = {
         each["collective"]: (each["calls"], each["bytes"], each["sent"])
         for each in found["collectives"]

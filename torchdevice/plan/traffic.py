@@ -137,7 +137,7 @@ class Traffic:
         else:
             counted = self._all
         return {
-            "in": "a step" if len(self._marks) == 2 else "all",
+            "in": "a step" if len(self._marks) == 2 else "the program",
             "collectives": [
                 {
                     "collective": name,
