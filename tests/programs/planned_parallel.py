@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 
@@ -54,6 +54,26 @@ def _uneven(block: nn.Sequential) -> Callable[[], None]:
     return _pipeline(block)
 
 
+def _interleaved(block: nn.Sequential) -> Callable[[], None]:
+    """Two stages on each rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device, last = torch.device("cuda", torch.cuda.current_device()), 2 * size - 1
+    halves = (block, nn.Sequential(nn.Linear(512, 256), nn.Linear(256, 512)).cuda())
+    stages = [
+        PipelineStage(part, place, last + 1, device)
+        for part, place in zip(halves, (rank, rank + size), strict=True)
+    ]
+    schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.mse_loss)
+
+    def step() -> None:
+        numbers = torch.randn(64, 512, device="cuda")
+        schedule.step(
+            *([numbers] if rank == 0 else []), **({"target": numbers} if rank == size - 1 else {})
+        )
+
+    return step
+
+
 _KINDS = {
     "tensors": _tensors,
     "data": _data,
@@ -61,6 +81,7 @@ _KINDS = {
     "sharded": _sharded,
     "pipeline": _pipeline,
     "uneven": _uneven,
+    "interleaved": _interleaved,
 }
 
 

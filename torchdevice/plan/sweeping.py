@@ -123,14 +123,18 @@ def jobs_of(own: Sequence[str], words: Sequence[str], all_values: Sequence[Value
     return [Job(own, *words_with(words, each)) for each in all_values]
 
 
-def planned(jobs: Sequence[Job]) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each job and its plan, as the plans end, in as many processes as cores.
+def planned(jobs: Sequence[Job], at_once: int | None = None) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each job and its plan, as the plans end, in processes side by side.
+
+    Args:
+        jobs: The jobs.
+        at_once: How many plans are made at once; None for as many as there are cores.
 
     Raises:
         Interrupted: Ctrl-C was pressed.
     """
     running: list[subprocess.Popen[str]] = []
-    pool = ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(min(len(jobs), at_once or os.cpu_count() or 1))
     try:
         numbers = {pool.submit(_plan, each, running): number for number, each in enumerate(jobs)}
         for done in as_completed(numbers):

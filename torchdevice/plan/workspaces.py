@@ -3,10 +3,11 @@ it.
 
 torch has a handle of cuBLAS for each thread that computes products, and a workspace for each handle
 and stream. A step of training has two, because the backward pass has a thread of its own; other
-streams are not counted, and neither are cuDNN's workspaces, whose size its algorithms determine.
+streams are not counted. cuBLASLt uses the same workspace. cuDNN's workspaces are not counted:
+torch's sources have no sizes for them, because it asks cuDNN for that of each algorithm.
 
 Source: ``getChosenWorkspaceSize`` and ``getCurrentCUDABlasHandle`` in torch's
-``aten/src/ATen/cuda/CublasHandlePool.cpp``.
+``aten/src/ATen/cuda/CublasHandlePool.cpp``, and ``torch.backends.cuda.cublaslt_workspace_size``.
 """
 
 from __future__ import annotations

@@ -166,7 +166,8 @@ def ranks(options: argparse.Namespace, title: str) -> int:
         jobs = [
             sweeping.Job([*own, "--rank", str(each)], options.rest, variables) for each in numbers
         ]
-        noted = _noted(sweeping.planned(jobs), folder)
+        # All at once, because a rank with several stages of a pipeline waits for every other one.
+        noted = _noted(sweeping.planned(jobs, at_once=len(jobs)), folder)
         try:
             plans.update(styled_text.counted(noted, len(jobs), "ranks planned"))
         except sweeping.Interrupted:

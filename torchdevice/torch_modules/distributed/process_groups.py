@@ -305,7 +305,8 @@ def _received_meta(context: Context, original: Any, self: Any, src_stage: int) -
     if ranks is None:
         return original(self, src_stage)
     if src_stage < self.stage_index:
-        return _left_by(ranks, src_stage, self.stage_index)
+        src_rank = self.stage_index_to_group_rank[src_stage]
+        return _left_by(src_rank, ranks.folder, src_stage, self.stage_index)
     from torch.distributed.pipelining import stage
 
     return stage._StageBackwardMeta(stage._derive_grad_metas(self._stage_meta.outputs))  # type: ignore[attr-defined]
@@ -331,21 +332,27 @@ ENDED = "ended-{}"
 """The name of the file that shows that the plan of a rank has ended."""
 
 
-def _left_by(ranks: FakeRanks, src_stage: int, stage: int) -> Any:
+def _left_by(src_rank: int, folder: str | None, src_stage: int, stage: int) -> Any:
     """Return what the plan of a stage before has left, as soon as it is there.
+
+    Args:
+        src_rank: The rank of that stage.
+        folder: See :class:`FakeRanks`.
+        src_stage: The stage.
+        stage: The stage that receives.
 
     Raises:
         RuntimeError: There is no such plan, or it has ended.
     """
-    if ranks.folder is None:
+    if folder is None:
         raise RuntimeError(
             f"Stage {stage} of a pipeline gets the shapes of its inputs from stage {src_stage}, "
             "which is not planned. Plan all ranks by --rank all."
         )
-    path = os.path.join(ranks.folder, f"{src_stage}-{stage}")
+    path = os.path.join(folder, f"{src_stage}-{stage}")
     while True:
         # Asked first: a plan that has ended since has left its file before.
-        has_ended = os.path.exists(os.path.join(ranks.folder, ENDED.format(ranks.rank - 1)))
+        has_ended = os.path.exists(os.path.join(folder, ENDED.format(src_rank)))
         if os.path.exists(path):
             with open(path, "rb") as file:
                 return pickle.load(file)
