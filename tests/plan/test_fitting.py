@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+import torchdevice
 from torchdevice.plan import fitting, rendering, workspaces
 from torchdevice.simulation.models import MACS, MODELS
 
@@ -41,6 +43,7 @@ def plan_of(
         "advice": "",
         "versions": {"torch": "2.13.0", "transformers": "5.24.0"},
         "devices": found,
+        "traffic": None,
         "context": context,
         "needs": need,
         "at least": least,
@@ -78,6 +81,21 @@ def test_a_program_that_did_not_finish_fits_nothing() -> None:
     assert "fits" not in dict(rendering.tables(plan)) and "Macs" not in dict(rendering.tables(plan))
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda, "cublas_workspace_size"), reason="torch lacks the function"
+)
+def test_a_program_may_choose_the_workspaces() -> None:
+    def product(chosen: int | None) -> torch.Tensor:
+        if chosen is not None:
+            torch.backends.cuda.cublas_workspace_size(chosen)
+        x = torch.rand(8, 8, device="cuda")
+        return x @ x
+
+    for chosen, expected in ((None, 32 << 20), (1 << 20, 1 << 20)):
+        found = torchdevice.plan(product, chosen, target="h100")
+        assert found["devices"][0]["workspaces"] == expected
+
+
 def test_some_gpus_have_larger_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
     need = int(fitting.memory_of("h100"))
     two = fitting.Workspaces(2, (8, 0))
@@ -112,6 +130,24 @@ def test_only_the_smallest_that_fit_are_listed() -> None:
         and rows[-1][-1] == f"and {len(MODELS) - rendering.SHOWN} larger ones"
     )
     assert len(dict(rendering.tables(plan_of(150)))["fits"]) == 1
+
+
+def test_ranks_and_what_one_sends_in_markdown() -> None:
+    sent = {"collective": "all-reduce", "calls": 3, "bytes": 2 * GIB, "sent": 3 * GIB}
+    plan = {
+        **plan_of(20),
+        "traffic": {"in": "a step", "collectives": [sent]},
+        "ranks": [{"rank": 0, "needs": 2 * GIB, "ended": "ValueError at a.py:1"}],
+    }
+    text = "\n".join(rendering.markdown(plan))
+    assert (
+        "Sent by the rank in a step:\n\n| collective | calls | messages | sent |\n|---|---|---|---|\n"
+        "| all-reduce | 3 | 2.00 GiB | 3.00 GiB |\n| in all |  |  | 3.00 GiB |" in text
+    )
+    assert (
+        "| rank | needs | ended |\n|---|---|---|\n| rank 0 | 2.00 GiB | ValueError at a.py:1 |"
+        in text
+    )
 
 
 def test_a_plan_in_markdown() -> None:

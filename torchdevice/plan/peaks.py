@@ -109,6 +109,7 @@ class Peaks(Observer):
     progress: Callable[[int, int], None] | None = None
 
     traffic: Traffic | None = None
+    _followed: Any = None
 
     def __init__(self) -> None:
         self.devices: dict[int, Peak] = {}
@@ -126,6 +127,7 @@ class Peaks(Observer):
         """
         context = thread_state.state.context
         assert context is not None
+        self._followed = context
         if context.options.context is not None:
             self.context = context.options.context
         indices = range(context.devices.count)
@@ -148,6 +150,11 @@ class Peaks(Observer):
         """Follow the devices no more. The scope must still be active."""
         while self._undo:
             self._undo.pop(0)()
+
+    @property
+    def chosen_workspace(self) -> int | None:
+        """The bytes of a workspace of cuBLAS that the program chose."""
+        return None if self._followed is None else workspaces.chosen(self._followed)
 
     def kinds(self, index: int) -> Counter[str]:
         """Return the bytes of each kind at the peak of a device."""
@@ -280,8 +287,8 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
     need, least = fitting.needed(devices, peaks.context), fitting.at_least(devices, peaks.context)
     too_little = peaks.limit if isinstance(error, torch.OutOfMemoryError) else 0
     index = max(peaks.devices, key=lambda each: _peak(peaks, each), default=None)
-    if index is None:
-        more = None
+    if index is None or peaks.chosen_workspace is not None:
+        more = None  # they are as large on every GPU
     else:
         more = fitting.Workspaces(len(peaks.devices[index].handles), peaks.capabilities[index])
     fits = [*fitting.fits(need, least, more, finished=error is None, too_little=too_little)]
@@ -366,7 +373,10 @@ _WITHOUT_WEIGHTS = (
 
 
 def _workspaces(peaks: Peaks, index: int) -> int:
-    return len(peaks.devices[index].handles) * workspaces.size(peaks.capabilities[index])
+    size = peaks.chosen_workspace
+    if size is None:
+        size = workspaces.size(peaks.capabilities[index])
+    return len(peaks.devices[index].handles) * size
 
 
 def _peak(peaks: Peaks, index: int) -> int:

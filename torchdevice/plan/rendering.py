@@ -194,7 +194,9 @@ def markdown(plan: Mapping[str, Any]) -> Iterator[str]:
         elif heading == "" and rows[0][0]:
             yield from (f"{first}: {rest}" for first, rest in rows)
         else:
-            has_head = rows[0][0] == "" or rows[0] == _SENT
+            if rows[0] == _SENT:
+                yield from (f"{sentence(heading)}:", "")
+            has_head = rows[0] == _SENT or rows[0][0] == ""
             yield from markdown_table(rows if has_head else [_HEADS[heading], *rows])
 
 

@@ -17,6 +17,8 @@ import re
 
 import torch
 
+from torchdevice.kernel.context import Context
+
 _NAMES = ("mm", "addmm", "bmm", "baddbmm", "addmv", "dot", "vdot", "_addmm_activation")
 
 PRODUCTS = frozenset(getattr(torch.ops.aten, name) for name in _NAMES)
@@ -28,8 +30,18 @@ _LARGE = (9, 10)
 """The major compute capabilities with 32 MiB: Hopper and Blackwell for data centers."""
 
 
+def chosen(context: Context) -> int | None:
+    """Return the bytes that the program chose by ``torch.backends.cuda.cublas_workspace_size``,
+    which count before the variable; None where it chose none.
+    """
+    found: int | None = context.settings.get("_cuda_setCublasWorkspaceSize")
+    return found
+
+
 def size(capability: tuple[int, int]) -> int:
-    """Return the bytes of one workspace on a GPU of a compute capability."""
+    """Return the bytes of one workspace on a GPU of a compute capability, unless the program chose
+    some.
+    """
     pairs = re.findall(r":([0-9]+):([0-9]+)", os.environ.get(VARIABLE, ""))
     if pairs:
         return sum(int(kilobytes) * int(count) for kilobytes, count in pairs) << 10
