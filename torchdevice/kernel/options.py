@@ -286,8 +286,9 @@ class Options:
             for the target's own, cpu for the CPU's on a simulated device too, to compare a program
             with its run there. Default: cuda on simulated GPUs, and device elsewhere.
         engine: How a scope sees torch's calls: mode sees every call, wrap only those that can carry
-            a device. auto is wrap for the scope of a whole process (run, TORCHDEVICE=1, enable())
-            if no module that uses torch was imported before it, and mode otherwise.
+            a device. auto is wrap on a simulated GPU, and for the scope of a whole process (run,
+            TORCHDEVICE=1, enable()) if no module that uses torch was imported before it, and mode
+            otherwise.
         native: Whether scopes on simulated devices use the kernels in C++ that 'torchdevice native
             build' compiles: auto if they are built, never, or always, which is an error if they are
             not built.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchdevice.calls import interruptions, wrap
+from torchdevice.calls import interruptions, kept_functions, wrap
 from torchdevice.calls.lacking import fallback_kernels, mps_guards
 from torchdevice.calls.mode import DeviceMode, of_this_thread
 from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError, SecondCopyError
@@ -72,6 +72,7 @@ class _Leaving(Leaving):
         undo(leave, self._entry)
         self.done()
         if exc_info and exc_info[1] is not None:
+            kept_functions.explain(self._entry.context, exc_info[1])
             trim(exc_info[1])
         if not innermost:
             raise left_too_early(self._scope, "left")
@@ -94,7 +95,8 @@ class Scope(AbstractContextManager["Scope"]):
 
     Args:
         options: What was asked for.
-        auto: The engine that ``engine="auto"`` means.
+        auto: The engine that ``engine="auto"`` means on a target where a function of torch that was
+            kept before the scope could do harm; "wrap" on the others.
 
     Attributes:
         options: What was asked for.
@@ -152,7 +154,9 @@ class Scope(AbstractContextManager["Scope"]):
             return context
         runtime, fitting = target_selection.resolve(self.options)
         if fitting.engine == "auto":
-            fitting = dataclasses.replace(fitting, engine=self._auto)
+            # Functions that were kept before this scope do no harm on such a target.
+            loud = kept_functions.are_loud(runtime, fitting)
+            fitting = dataclasses.replace(fitting, engine="wrap" if loud else self._auto)
         # The best target is the same as before, and keeps its context with streams and settings.
         if context is not None and context.runtime is runtime:
             context.devices.count_again()
@@ -302,7 +306,7 @@ def _fill(entry: Entry, context: Context) -> None:
         entry.parts += wrap.needed(context)
 
 
-_PUTTING = mps_guards.put, fallback_kernels.put, dispatch.put
+_PUTTING = mps_guards.put, fallback_kernels.put, dispatch.put, kept_functions.put
 """What puts kernels in front of torch's. They stay, and ask the context of their thread."""
 
 
