@@ -2199,3 +2199,152 @@ def state_of_the_host_for_a_mac(correct: bool) -> None:
 )
 def generator_of_the_host_for_a_mac(correct: bool) -> None:
     torch.randn(2, device="mps", generator=torch.Generator("mps" if correct else "cpu"))
+
+
+# ---- outputs of compiled code, and its capability ------------------------------------------------
+
+COMPILED = "compiled code"
+
+OVERWRITTEN = (
+    "Error: accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run."
+)
+
+NO_FLOAT8 = "ValueError: type fp8e4nv not supported in this architecture."
+
+
+@case(COMPILED, "docs/source/torch.compiler_cudagraph_trees.rst", OVERWRITTEN)
+def outputs_of_two_compiled_calls(correct: bool) -> None:
+    product = torch.compile(lambda x: x @ x, mode="reduce-overhead")
+    x = rand(4, 4)
+    first = product(x)
+    if correct:
+        first = first.clone()
+    product(x)
+    first.sum().item()
+
+
+@case(COMPILED, "torch/_inductor/cudagraph_trees.py", OVERWRITTEN)
+def outputs_collected_for_an_epoch(correct: bool) -> None:
+    model = torch.compile(nn.Linear(4, 2).cuda().eval(), mode="reduce-overhead")
+    outputs = []
+    with torch.no_grad():
+        for _ in range(3):
+            output = model(rand(3, 4))
+            outputs.append(output.cpu() if correct else output)
+    torch.cat(outputs)
+
+
+@case(COMPILED, "torch/_inductor/cudagraph_trees.py", OVERWRITTEN)
+def token_given_to_the_next_step(correct: bool) -> None:
+    decode = torch.compile(lambda token: token * 2 + 1, mode="reduce-overhead")
+    token = torch.ones(1, device="cuda")
+    for _ in range(3):
+        token = decode(token.clone() if correct else token)
+
+
+@case(
+    COMPILED,
+    "torch/_inductor/compile_fx.py: _check_triton_bf16_support",
+    "Tesla T4 does not support bfloat16 compilation natively, skipping",
+    profile="t4",
+)
+def bfloat16_compiled_for_turing(correct: bool) -> None:
+    x = rand(4, dtype=torch.float16 if correct else torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch.compile(lambda x: x.sin() * 2)(x)
+
+
+@case(COMPILED, "triton/language/core.py: to_ir", NO_FLOAT8, profile="a100")
+def float8_compiled_for_ampere(correct: bool) -> None:
+    dtype = torch.float8_e5m2 if correct else torch.float8_e4m3fn
+    torch.compile(lambda x: x.to(dtype))(rand(4))
+
+
+# ---- derivatives ---------------------------------------------------------------------------------
+
+DERIVATIVES = "derivatives that a kernel lacks"
+
+
+@case(
+    DERIVATIVES,
+    "derivatives.yaml: _scaled_dot_product_efficient_attention_backward",
+    "derivative for aten::_scaled_dot_product_efficient_attention_backward is not implemented",
+)
+def gradient_penalty_through_attention(correct: bool) -> None:
+    x = rand(1, 2, 8, 16, requires_grad=True)
+    backends = [SDPBackend.MATH] if correct else [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(backends):
+        y = F.scaled_dot_product_attention(x, x, x)
+        (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        grad.square().sum().backward()
+
+
+@case(DERIVATIVES, "derivatives.yaml: _cudnn_rnn", "Trying to use forward AD with _cudnn_rnn")
+def forward_mode_through_a_gru(correct: bool) -> None:
+    model, x = nn.GRU(4, 4).cuda(), rand(3, 2, 4)
+    with torch.backends.cudnn.flags(enabled=not correct):
+        torch.func.jvp(lambda x: model(x)[0], (x,), (torch.ones_like(x),))
+
+
+@on_mac("derivatives.yaml", "derivative for aten::lstm_mps_backward is not implemented")
+def gradient_penalty_through_an_lstm_on_a_mac(correct: bool) -> None:
+    model = (nn.GRU if correct else nn.LSTM)(4, 4).to("mps")
+    x = torch.ones(3, 2, 4, device="mps", requires_grad=True)
+    (grad,) = torch.autograd.grad(model(x)[0].square().sum(), x, create_graph=True)
+    grad.square().sum().backward()
+
+
+# ---- more of each kind ---------------------------------------------------------------------------
+
+
+@case(ASSERTIONS, "MultinomialKernel.cu", ASSERTED)
+def sampling_from_no_chance(correct: bool) -> None:
+    chances = torch.full((2, 3), 1.0 if correct else 0.0, device="cuda")
+    torch.multinomial(chances, 1).cpu()
+
+
+@case(ASSERTIONS, "native_functions.yaml: _assert_async", ASSERTED)
+def assertion_with_a_message(correct: bool) -> None:
+    torch._assert_async(torch.tensor(correct, device="cuda"), "the loss is finite")
+    torch.cuda.synchronize()
+
+
+@case(LACKING, "sparse/cuda/SparseBlasImpl", "\"bmm_sparse_cuda\" not implemented for 'Half'")
+def batch_of_sparse_products_in_half_precision(correct: bool) -> None:
+    dtype = torch.float32 if correct else torch.float16
+    x = torch.ones(1, 2, 2, device="cuda", dtype=dtype)
+    torch.bmm(x.to_sparse(), x)
+
+
+@case(
+    LACKING,
+    "cuda/linalg/BatchLinearAlgebraLib.cpp",
+    "\"svd_cuda_gesvdj\" not implemented for 'Half'",
+)
+def singular_values_in_half_precision(correct: bool) -> None:
+    torch.linalg.svdvals(rand(2, 2, dtype=torch.float32 if correct else torch.float16))
+
+
+@case(
+    PARALLEL,
+    "distributed/c10d/ProcessGroupNCCL.cpp",
+    "ProcessGroupNCCL does not support recvAnysource",
+)
+def message_from_any_rank(correct: bool) -> None:
+    planted_bugs.begin_group()
+    received = torch.zeros(2, device="cuda")
+    if not correct:
+        dist.recv(received)
+
+
+@on_mac("torch/distributed/distributed_c10d.py", "Distributed package doesn't have NCCL built in")
+def nccl_on_a_mac(correct: bool) -> None:
+    dist.init_process_group(
+        "gloo" if correct else "nccl", store=dist.HashStore(), rank=0, world_size=1
+    )
+
+
+@on_mac("mps/EmptyTensor.cpp", "MPS supports tensors with dimensions <= 16, but got 17.")
+def seventeen_dimensions_on_a_mac(correct: bool) -> None:
+    torch.ones([1] * (16 if correct else 17), device="mps")

@@ -11,6 +11,7 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
     "at import": {
         "entering and leaving a scope": {
             "torch._C": [
+                "DispatchKey.HIP",
                 "DisableTorchFunction",
                 "_ExcludeDispatchKeyGuard",
                 "_dispatch_get_all_op_names",

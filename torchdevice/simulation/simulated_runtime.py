@@ -48,6 +48,7 @@ from torchdevice.simulation.observe import (
     races,
 )
 from torchdevice.simulation.observe.unwritten_memory import Pattern
+from torchdevice.simulation.overwritten_outputs import Overwritten
 from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention, watermarks
 from torchdevice.torch_modules.apis import sanitizer
@@ -363,6 +364,7 @@ def _end(context: Context) -> None:
 
 
 _OF_SIMULATION = (
+    Overwritten,
     StreamUses,
     meta_kernels.WithoutValues,
     async_copies.InFlight,

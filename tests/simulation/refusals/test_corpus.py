@@ -8,6 +8,7 @@ import pytest
 import torch
 from corpus import (
     CASES,
+    COMPILED,
     FALSE_ALARMS,
     FIRST_PART,
     MACS,
@@ -18,10 +19,14 @@ from corpus import (
     Case,
 )
 
+from torchdevice.simulation import inductor
+
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_bug_and_its_twin(case: Case, request: pytest.FixtureRequest) -> None:
     """Those that are known to be wrong stay in the lists until they are mended."""
+    if case.kind == COMPILED and inductor._missing_compiler():
+        pytest.skip("Inductor needs a C++ compiler")
     twin = case.run(True)
     assert (twin is not None) == (case.name in FALSE_ALARMS), twin
     silent = SILENT | SILENT_ON_WRAP if request.config.getoption("--engine") == "wrap" else SILENT
