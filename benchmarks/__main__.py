@@ -15,6 +15,7 @@
 - ``--verify``: scopes with ``verify=``, against scopes without it.
 - ``--half``: half precision on a CPU, against float32.
 - ``--packages``: stand-ins for packages, against the same mathematics by torch's operators.
+- ``--half-operators``: every operator in half precision on a simulated GPU, against float32.
 - ``--random``: a GPU's random numbers by C++ and by NumPy, against torch's own on a CPU, in
   nanoseconds a number.
 """
@@ -92,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     what.add_argument("--transfers", action="store_true", help="measure moves by ToDevice instead")
     what.add_argument("--half", action="store_true", help="measure half precision on a CPU instead")
+    what.add_argument(
+        "--half-operators",
+        action="store_true",
+        help="measure every operator in half precision on a simulated GPU instead",
+    )
     what.add_argument("--verify", action="store_true", help="measure what verify costs instead")
     what.add_argument("--packages", action="store_true", help="measure stand-ins instead")
     what.add_argument(
@@ -136,6 +142,7 @@ def _measurement(options: argparse.Namespace) -> Callable[[int, str], dict[str, 
         _measure_simulation: options.simulation,
         _measure_transfers: options.transfers,
         _measure_half: options.half,
+        _measure_half_operators: options.half_operators,
         _measure_verify: options.verify,
         _measure_random: options.random,
         _measure_packages: options.packages,
@@ -219,6 +226,18 @@ def _measure_half(rounds: int, only: str) -> dict[str, Any]:
     for name, timings in figures["half precision"].items():
         _print(name, timings, half_precision.FLOAT32)
     return figures
+
+
+def _measure_half_operators(rounds: int, only: str) -> dict[str, Any]:
+    from benchmarks import half_operators
+
+    measured = half_operators.measure(only)
+    print(half_operators.table(measured))
+    ratios = {
+        name: {str(dtype): each.ratio(dtype) for dtype in half_operators.HALVES}
+        for name, each in measured.items()
+    }
+    return {"torch": torch.__version__, "half operators": ratios}
 
 
 def _measure_verify(rounds: int, only: str) -> dict[str, Any]:

@@ -1367,6 +1367,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                           int64_t threads) {
     return random_numbers::fill(kind, reinterpret_cast<void*>(address), size, seed, offset, threads);
   }, py::call_guard<py::gil_scoped_release>());
+  // `x * factor + summand` in float32 memory, where `end` becomes `start`: see `random_numbers/philox.py`.
+  m.def("scale_random", [](uintptr_t address, int64_t size, double factor, double summand, float end, float start) {
+    random_numbers::scale(reinterpret_cast<float*>(address), size, factor, summand, end, start);
+  }, py::call_guard<py::gil_scoped_release>());
   m.def("install", &install);
   m.def("uninstall", &uninstall);
   // A tensor of a device in the memory of a CPU tensor; None where only Python can make it.

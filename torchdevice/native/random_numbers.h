@@ -302,6 +302,14 @@ inline bool fill(const std::string& kind, void* out, int64_t size, uint64_t seed
   return true;
 }
 
+// Multiply and add in place, rounding once, and turn `end` to `start`.
+OPTIMIZED inline void scale(float* at, int64_t size, double factor, double summand, float end, float start) {
+  for (int64_t i = 0; i < size; ++i) {
+    const float found = static_cast<float>(static_cast<double>(at[i]) * factor + summand);
+    at[i] = found == end ? start : found;
+  }
+}
+
 }  // namespace random_numbers
 
 #if !defined(__clang__)

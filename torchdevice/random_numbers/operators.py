@@ -124,6 +124,28 @@ def _filled(draw: Drawing, kind: Kind, tensor: torch.Tensor) -> bool:
     return True
 
 
+def _scaled_in_place(
+    draw: Drawing,
+    kind: Kind,
+    tensor: torch.Tensor,
+    factor: float,
+    summand: float,
+    end: float = math.nan,
+) -> bool:
+    """Fill the memory of a tensor with ``x * factor + summand``, where ``end`` becomes the summand.
+    Return false for one of another dtype than float32, or with gaps.
+    """
+    if not _filled(draw, kind, tensor):
+        return False
+    own, count = _in_order(tensor), tensor.numel()
+    for scale in philox.scaling:
+        if scale(own.data_ptr(), count, factor, summand, end, summand):
+            return True
+    values = _scaled(own, factor, summand)
+    own.copy_(values if math.isnan(end) else values.masked_fill(values == end, summand))
+    return True
+
+
 def _is_double(tensor: torch.Tensor) -> bool:
     return tensor.dtype is torch.float64
 
@@ -191,6 +213,8 @@ def uniform_(
         return self
     start, end = _rounded(low, self.dtype), _rounded(high, self.dtype)
     span = _rounded(end - start, self.dtype)
+    if _scaled_in_place(draw, philox.UNIFORM, self, span, start, end):
+        return self
     values = _scaled(_uniform_numbers(draw, self), span, start).to(self.dtype)
     return _write(self, values.masked_fill_(values == end, start))
 
@@ -206,6 +230,8 @@ def normal_(draw: Drawing, self: torch.Tensor, mean: float = 0.0, std: float = 1
     if mean == 0 and std == 1 and _filled(draw, philox.NORMAL, self):
         return self
     kept = _computes_in(self)
+    if _scaled_in_place(draw, philox.NORMAL, self, _rounded(std, kept), _rounded(mean, kept)):
+        return self
     return _write(
         self, _scaled(_normal_numbers(draw, self), _rounded(std, kept), _rounded(mean, kept))
     )

@@ -165,6 +165,15 @@ compiled: list[Compiled] = []
 """
 
 
+Scaling = Callable[[int, int, float, float, float, float], bool]
+"""Multiplies and adds in float32 memory, rounding once: address, number of elements, factor,
+summand, and a value that is turned to another one. False: the scope has chosen Python.
+"""
+
+scaling: list[Scaling] = []
+"""The compiled function that is in use, if any. It gives what torch gives by way of float64."""
+
+
 def words(source: Source, counter: int, first: int, count: int) -> tuple[Words, ...]:
     """Return the four words of ``count`` threads from ``first``, of the counter so many behind the
     offset.

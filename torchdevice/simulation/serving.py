@@ -311,17 +311,30 @@ def _connect(module: Any) -> None:
     calls = {"fresh": _fresh, "adopt": _adopt, "known": module.known, "disown": module.disown}
     storages.native = SimpleNamespace(Device=NativeDevice, devices=devices, **calls)
     philox.compiled[:] = [_fill_random]
+    philox.scaling[:] = [_scale_random]
     thread_state.on_context = follow
     current_streams.on_change = module.stream_changed
 
 
 def _fill_random(*call: Any) -> bool:
     """Fill memory with a GPU's random numbers, unless the scope has chosen Python."""
-    context = thread_state.state.context
-    if context is not None and context.options.native == "never":
+    if _chose_python():
         return False
     filled: bool = building.load().fill_random(*call)
     return filled
+
+
+def _scale_random(*call: Any) -> bool:
+    """Multiply and add in memory, unless the scope has chosen Python."""
+    if _chose_python():
+        return False
+    building.load().scale_random(*call)
+    return True
+
+
+def _chose_python() -> bool:
+    context = thread_state.state.context
+    return context is not None and context.options.native == "never"
 
 
 def _release(ledger: int, number: int) -> None:

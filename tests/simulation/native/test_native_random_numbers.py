@@ -35,6 +35,40 @@ def test_cpp_and_python_make_equal_numbers(
             assert (ours.view(numpy.uint8) == theirs.view(numpy.uint8)).all()
 
 
+SCALED = {
+    "uniform_": [(-1.0, 1.0), (0.0, 3.0), (1e-3, 7.5), (-1e30, 1e30)],
+    "normal_": [(1.0, 2.0), (0.0, 0.1), (-3.0, 0.0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"), [(name, each) for name, several in SCALED.items() for each in several]
+)
+@pytest.mark.parametrize("shape", [(1,), (257,), (4, 5000), (0,)])
+def test_cpp_and_python_scale_equally(
+    name: str, bounds: tuple[float, float], shape: tuple[int, ...]
+) -> None:
+    found = []
+    for native in ("always", "never"):
+        with torchdevice.simulate(random="cuda", native=native):  # type: ignore[arg-type]
+            torch.manual_seed(5)
+            x = torch.empty(shape, device="cuda")
+            getattr(x, name)(*bounds)
+            transposed = getattr(torch.empty(3, 7, device="cuda").t(), name)(*bounds)
+            half = getattr(torch.empty(9, device="cuda", dtype=torch.bfloat16), name)(*bounds)
+            gaps = torch.zeros(4, 6, device="cuda")
+            getattr(gaps[:, ::2], name)(*bounds)
+            found.append([each.cpu() for each in (x, transposed, half, gaps)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_upper_end_becomes_the_lower() -> None:
+    x = torch.tensor([0.5, 1.0, 0.25])
+    building.load().scale_random(x.data_ptr(), 3, 2.0, -1.0, 1.0, -1.0)
+    assert x.tolist() == [0.0, -1.0, -0.5]
+
+
 def test_a_kind_that_only_python_makes_is_left_to_it() -> None:
     assert not building.load().fill_random(philox.NORMAL64.name, 0, 0, 0, 0, 256)
 
