@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +47,27 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "gelu": (lambda: F.gelu(truth(2)), "\"GeluCUDAKernelImpl\" .* 'Bool'"),
     "rounding": (lambda: truth(2).ceil(), "\"ceil_cuda\" .* 'Bool'"),
+    "padding": (
+        lambda: F.pad(truth(1, 1, 4), (1, 1), "replicate"),
+        "\"replication_pad1d_cuda\" .* 'Bool'",
+    ),
+    "mirrored padding": (
+        lambda: F.pad(truth(1, 1, 4, 4), (1, 1, 1, 1), "reflect"),
+        "\"reflection_pad2d_out_template\" .* 'Bool'",
+    ),
+    "loss of two classes": (
+        lambda: torch.ops.aten.binary_cross_entropy(truth(2), truth(2)),
+        "\"binary_cross_entropy_out_cuda\" .* 'Bool'",
+    ),
+    "polygamma": (lambda: torch.polygamma(2, half(2).to(torch.complex64)), '"polygamma_cuda" '),
+    "triangle": (
+        lambda: torch.ones(2, 2, device="cuda").to(torch.uint16).tril(),
+        "\"triu_tril_cuda_template\" .* 'UInt16'",
+    ),
+    "nearest exact": (
+        lambda: F.interpolate(truth(1, 1, 4), 8, mode="nearest-exact"),
+        "\"upsample_nearest1d_out_frame\" .* 'Bool'",
+    ),
 }
 
 
@@ -53,6 +76,27 @@ def test_the_name_is_cudas(name: str) -> None:
     call, text = CALLS[name]
     with torchdevice.simulate(), pytest.raises((RuntimeError, NotImplementedError), match=text):
         call()
+
+
+KEPT_BY_NONE = 16
+"""The compiler writes shorter texts into the code."""
+
+LIBRARIES = [
+    path
+    for name in ("libtorch_cuda.so", "libtorch_cuda_linalg.so")
+    if (path := Path(torch.__file__).with_name("lib") / name).exists()
+]
+
+
+@pytest.mark.skipif(not LIBRARIES, reason="the build has no kernels of CUDA")
+def test_long_names_are_in_torchs_libraries() -> None:
+    """A text may be the end of another one, so only its end is looked for."""
+    known = {*kernel_names._OF_OPERATORS.values(), *kernel_names._OF_KERNELS.values()}
+    missing = {name for name in known if len(name) > KEPT_BY_NONE}
+    for path in LIBRARIES:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            missing = {name for name in missing if text.find(name.encode() + b"\0") < 0}
+    assert missing == set()
 
 
 def test_a_mac_keeps_its_own_words() -> None:

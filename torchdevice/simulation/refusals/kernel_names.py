@@ -2,8 +2,8 @@
 kernel for.
 
 The names are those of aten/src/ATen/native/cuda and aten/src/ATen/native/sparse/cuda of torch 2.13.
-Long ones can be found in ``libtorch_cuda.so`` and ``libtorch_cuda_linalg.so`` of torch 2.14; the
-compiler keeps no text of short ones.
+A test looks long ones up in the libraries of builds with CUDA; the compiler keeps no text of short
+ones. ``channel_shuffle`` and ``pixel_shuffle`` have no kernel on CUDA, which composes them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ _NOT_IMPLEMENTED = re.compile(r'"([^"]+)" not implemented for ')
 
 _OF_OPERATORS = {
     "_upsample_bilinear2d_aa": "upsample_bilinear2d_out_frame",
+    "_upsample_nearest_exact1d": "upsample_nearest1d_out_frame",
+    "_upsample_nearest_exact2d": "upsample_nearest2d_out_frame",
+    "_upsample_nearest_exact3d": "upsample_nearest3d_out_frame",
     "avg_pool2d": "avg_pool2d_out_cuda_frame",
     "avg_pool3d": "avg_pool3d_out_cuda",
     "equal": "compare_eq_ne_cuda",
@@ -38,23 +41,32 @@ _OF_KERNELS = {
     "GeluKernelImpl": "GeluCUDAKernelImpl",
     "_segment_reduce_cpu": "segment_reduce_cuda",
     "adaptive_avg_pool2d": "adaptive_avg_pool2d_cuda",
+    "adaptive_max_pool2d": "adaptive_max_pool2d_cuda",
+    "add_stub": "ufunc_add_CUDA",
     "addmm_impl_cpu_": "addmm_cuda",
     "baddbmm": "baddbmm_cuda",
     "baddbmm_with_gemm": "baddbmm_cuda",
+    "binary_cross_entropy": "binary_cross_entropy_out_cuda",
     "bmm": "baddbmm_cuda",
     "bmm_sparse_dense": "bmm_sparse_cuda",
     "cholesky_cpu": "cholesky_cusolver",
     "cholesky_solve_cpu": "cholesky_cuda_potrs",
     "cross": "cross_cuda",
+    "digamma": "digamma_cuda",
+    "exp2": "exp2_cuda",
     "fractional_max_pool2d_out_frame": "fractional_max_pool2d_out_cuda_frame",
     "ge_cpu": "compare_cuda",
     "grid_sampler3d_cpu": "grid_sampler_3d_cuda",
     "grid_sampler_2d_cpu_kernel_impl": "grid_sampler_2d_cuda",
     "gt_cpu": "compare_cuda",
     "im2col_out_cpu": "im2col_out_cuda",
+    "index_add_": "index_add",
     "index_reduce_func_exclude_input_init": "index_reduce_func_cuda_exclude_input_init",
+    "index_select": "index_select_cuda",
     "ldl_factor_kernel_cpu": "ldl_factor_looped_cusolver",
     "le_cpu": "compare_cuda",
+    "lerp_kernel_scalar": "lerp_cuda",
+    "lerp_kernel_tensor": "lerp_cuda",
     "linalg_eig_out_cpu": "linalg_eig_cuda",
     "linalg_svd_cpu": "svd_cuda_gesvdj",
     "log_sigmoid_cpu": "log_sigmoid_forward_cuda",
@@ -62,15 +74,27 @@ _OF_KERNELS = {
     "log_softmax_lastdim_kernel_impl": "host_softmax",
     "lt_cpu": "compare_cuda",
     "lu_cpu": "lu_factor_cusolver",
+    "masked_fill": "masked_fill_",
     "masked_scatter": "masked_scatter__cuda",
+    "max_all": "max_all_cuda",
     "max_unpool2d": "max_unpooling2d_forward_kernel",
     "max_unpool3d": "max_unpooling3d_forward_kernel",
     "median_cpu": "median_out_impl",
     "median_out": "median_with_indices_impl",
+    "min_all": "min_all_cuda",
     "multi_margin_loss_cpu_kernel": "multi_margin_loss_cuda",
     "multilabel_margin_loss_forward_out_frame": "multilabel_margin_loss_forward_kernel",
+    "nan_to_num": "nan_to_num_cuda",
     "nll_loss_out_frame": "nll_loss_forward_reduce_cuda_kernel_2d",
+    "pdist": "pdist_cuda",
+    "polygamma": "polygamma_cuda",
     "pow": "pow_cuda",
+    "reflection_pad1d": "reflection_pad1d_out",
+    "reflection_pad2d": "reflection_pad2d_out_template",
+    "reflection_pad3d": "reflection_pad3d_out_cuda",
+    "replication_pad1d": "replication_pad1d_cuda",
+    "replication_pad2d": "replication_pad2d_cuda",
+    "replication_pad3d": "replication_pad3d_cuda",
     "rrelu_with_noise_out_cpu": "rrelu_with_noise_out_cuda",
     "scatter_gather_scalar_cpu": "cuda_scatter_fill_base_kernel_func",
     "scatter_gather_tensor_cpu": _SCATTERED,
@@ -84,6 +108,8 @@ _OF_KERNELS = {
     "softmax_lastdim_kernel_impl": "host_softmax",
     "take_put_cpu": "put_cuda",
     "trigamma": "trigamma_cuda",
+    "tril": "triu_tril_cuda_template",
+    "triu": "triu_tril_cuda_template",
 }
 """The CPU's name of a kernel -> CUDA's, where that is not the CPU's with another ending."""
 
