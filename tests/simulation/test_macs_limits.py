@@ -58,6 +58,28 @@ def test_a_tensor_has_16_dimensions(written_for: str) -> None:
         assert torch.ones([1] * 17, device="cuda").exp().dim() == 17
 
 
+PINNED = {
+    "empty": lambda: torch.empty(2, pin_memory=True),
+    "tensor": lambda: torch.tensor([1.0, 2.0], pin_memory=True),
+    "Tensor.pin_memory": lambda: torch.ones(2).pin_memory(),
+}
+
+
+@pytest.mark.parametrize("make", PINNED)
+def test_the_device_of_pinned_memory_depends_on_the_release(make: str) -> None:
+    """Until torch 2.13 it is the device (pytorch/pytorch#181374)."""
+    is_late = torch.__version__ >= "2.14"
+    with torchdevice.simulate("mps", written_for="mps"):
+        x = PINNED[make]()
+        assert x.is_pinned() and str(x.device) == ("cpu" if is_late else "mps:0")
+        assert x.pin_memory().is_pinned()
+        assert torch.ones(2).pin_memory().to("mps").tolist() == [1, 1]
+        assert torch.empty(2).device.type == "cpu"
+    for target in ("simulated:cuda", "simulated:mps", "cpu"):
+        with torchdevice.portable(target):  # a program written for CUDA
+            assert PINNED[make]().device.type == "cpu" and PINNED[make]().is_pinned()
+
+
 RATIOS = {
     ("0.7", None): "invalid low watermark ratio 1.4",
     ("1.0", "1.4"): "invalid low watermark ratio 1.4",

@@ -1132,6 +1132,7 @@ GPU's.
 """
 
 MENDED_IN_TORCH = {
+    "pinned_buffer_as_an_array_on_a_mac": "2.14",
     "binomial_on_a_mac": "2.14",
     "loss_of_speech_on_a_mac": "2.14",
     "least_squares_on_a_mac": "2.14",
@@ -2311,7 +2312,11 @@ def assertion_with_a_message(correct: bool) -> None:
     torch.cuda.synchronize()
 
 
-@case(LACKING, "sparse/cuda/SparseBlasImpl", "\"bmm_sparse_cuda\" not implemented for 'Half'")
+@case(
+    LACKING,
+    "sparse/cuda/SparseCUDATensorMath.cu: bmm_out_sparse_cuda",
+    "\"bmm_sparse_cuda\" not implemented for 'Half'",
+)
 def batch_of_sparse_products_in_half_precision(correct: bool) -> None:
     dtype = torch.float32 if correct else torch.float16
     x = torch.ones(1, 2, 2, device="cuda", dtype=dtype)
@@ -2344,6 +2349,11 @@ def nccl_on_a_mac(correct: bool) -> None:
     dist.init_process_group(
         "gloo" if correct else "nccl", store=dist.HashStore(), rank=0, world_size=1
     )
+
+
+@on_mac("pytorch/pytorch#181374", "can't convert mps:0 device type tensor to numpy.")
+def pinned_buffer_as_an_array_on_a_mac(correct: bool) -> None:
+    torch.zeros(2, pin_memory=not correct).numpy()
 
 
 @on_mac("mps/EmptyTensor.cpp", "MPS supports tensors with dimensions <= 16, but got 17.")

@@ -36,6 +36,7 @@ def end_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
         dist.distributed_c10d._backend = _BACKEND
+    dist.distributed_c10d._group_count = 0  # torch counts groups that it could not make
 
 
 _BACKEND = dist.distributed_c10d._backend

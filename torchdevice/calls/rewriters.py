@@ -197,12 +197,22 @@ def _create(
         # Without a device the tensor is on the side of the default device.
         if asked is None:
             return moves.created_by_default(
-                func, args, kwargs, context.pinned.add(result) if pins else result
+                func, args, kwargs, _pinned(context, result) if pins else result
             )
         result = moves.created(context, args[0] if args else None, result, asked, target)
     elif context.devices.are_folded and asked is not None and args:
         result = moves.moved_among_devices(context, args[0], result)
-    return context.pinned.add(result) if pins else result
+    return _pinned(context, result) if pins else result
+
+
+def _pinned(context: Context, tensor: torch.Tensor) -> torch.Tensor:
+    """Remember that the program pinned a tensor of the host, and return it: on a Mac, on the
+    device.
+    """
+    supplied = context.runtime.supplied
+    if supplied.pins_on_device and context.program == supplied.location_tag:
+        tensor = tensor.to(context.devices.current)
+    return context.pinned.add(tensor)
 
 
 def _check_pinning(context: Context, target: Any) -> None:
@@ -434,6 +444,8 @@ def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
         return func(args[0], device)  # torch's own error: no such accelerator is there
     if context.runtime.pins_memory:
         return func(args[0])
+    if context.pinned.holds(args[0]):
+        return args[0]
     if (
         not context.runtime.shares_host_memory
         and native_device(args[0]).type == context.device_type
@@ -443,11 +455,9 @@ def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict
         name = args[0].type().replace(f"torch.{context.device_type}.", f"torch.{accelerator}.")
         # Torch's words.
         raise RuntimeError(f"cannot pin '{name}' only dense CPU tensors can be pinned")
-    if context.pinned.holds(args[0]):
-        return args[0]
     # Page-locked memory is the host's.
     side = moves.Side.HOST if context.runtime.shares_host_memory else None
-    return context.pinned.add(moves.mark(args[0].clone(), side))
+    return _pinned(context, moves.mark(args[0].clone(), side))
 
 
 @rewrites(torch.Tensor.is_pinned)

@@ -53,6 +53,11 @@ from torchdevice.simulation.profiles import FLOAT8, Profile
 from torchdevice.simulation.refusals import attention, watermarks
 from torchdevice.torch_modules.apis import sanitizer
 
+_PINS_ON_MPS = torch.__version__ < "2.14"
+"""Whether page-locked memory reports ``mps:0`` on a Mac (pytorch/pytorch#181374, mended by
+#181720).
+"""
+
 
 def _of_memory(name: str) -> Any:
     """Return the method that is that of a device's memory."""
@@ -98,6 +103,7 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
         self.unsupported_dtypes = profile.unsupported_dtypes - FLOAT8
         self.folds_ordinals = profile.single
         self.is_mac = profile.accelerator == "mps"
+        self.pins_on_device = self.is_mac and _PINS_ON_MPS
         self.is_gpu = profile.stands_for_cuda
         self.shared_by_processes = not profile.stands_for_cuda
         self.refusing_key = "PrivateUse1" if profile.accelerator == "mps" else None

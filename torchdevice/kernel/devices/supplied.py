@@ -40,6 +40,8 @@ class SuppliedDevice:
         answered_by: The context of the simulated machine that the device belongs to; None for one
             of this machine.
         is_mac: Whether the device is that of a simulated Mac.
+        pins_on_device: Whether page-locked memory of the host reports the device, for a program
+            that is written for it.
         is_gpu: Whether the device is a simulated GPU of NVIDIA's.
         shown_as: The device type that tensors say they are on; None for ``device_type``.
         torch_knows_current: Whether torch completes a device without an ordinal by the thread's
@@ -59,6 +61,7 @@ class SuppliedDevice:
 
     answered_by: Any = None
     is_mac = False
+    pins_on_device = False
     is_gpu = False
     shown_as: str | None = None
     torch_knows_current = True
