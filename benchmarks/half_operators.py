@@ -7,6 +7,7 @@ times are processor times.
 
 from __future__ import annotations
 
+import itertools
 import resource
 import time
 import warnings
@@ -29,13 +30,71 @@ ELEMENTS = 100_000
 MOST = 3.0
 """The ratio to float32 from which an operator needs a reason."""
 
-REASONS: dict[str, str] = {}
+_CONVERTED = "float32 and back: the conversions take longer than the kernel in float32"
+_SCALAR = (
+    "torch's CPU kernel has no vector code for the dtype, nor would float32 and back be faster"
+)
+_CONVERSION = "a conversion that is none in float32, or that torch does element by element"
+
+REASONS: dict[str, str] = {
+    **dict.fromkeys(
+        [
+            "dot",
+            "inner",
+            "linalg_norm",
+            "linalg_norm_subgradients_at_zero",
+            "linalg_vector_norm",
+            "logit",
+            "masked_norm",
+            "nn_functional_tanhshrink",
+            "norm_fro",
+            "square",
+            "vdot",
+        ],
+        _CONVERTED,
+    ),
+    **dict.fromkeys(
+        [
+            "_upsample_bilinear2d_aa",
+            "addr",
+            "amax",
+            "amin",
+            "argmax",
+            "argmin",
+            "flip",
+            "frac",
+            "nn_functional_avg_pool3d",
+            "nn_functional_huber_loss",
+            "nn_functional_instance_norm",
+            "nn_functional_multi_margin_loss",
+            "nn_functional_nll_loss",
+            "outer",
+            "prod",
+            "scatter_add",
+            "sgn",
+            "stft",
+        ],
+        _SCALAR,
+    ),
+    **dict.fromkeys(["bfloat16", "bool", "float", "half"], _CONVERSION),
+    "corrcoef": "oneDNN's bfloat16 product of a matrix with a single row",
+    "nextafter": "the neighbours of a half number are not those of the float32 number",
+    "nn_functional_bilinear": "composed of products by element, each rounded to half",
+    "masked_normalize": "composed of several operators, each rounded to half",
+    "nn_functional_conv_transpose2d": "oneDNN has no float16 kernel of transposed convolutions",
+}
 """Operator -> why it takes more than :data:`MOST` times as long as in float32."""
+
+_SAMPLES = 40
+"""How many samples of an operator are looked at."""
 
 _MOST_BYTES = 1 << 30
 """How much memory a call may take."""
 
-_ROUNDS, _ENOUGH = 5, 0.004
+_MOST_SECONDS = 0.1
+"""How long a call may take in float32. A slower one is not enlarged."""
+
+_ROUNDS, _ENOUGH = 3, 0.002
 """How often a call is timed, and for how many seconds at least."""
 
 
@@ -86,11 +145,12 @@ def _calls(op: Any) -> Iterator[tuple[int, Any]]:
     """
     for given in _candidates(op):
         elements = max((each.numel() for each in _tensors(given)), default=0)
+        start = time.process_time()
         try:
             op(*given[0], **given[1])
         except Exception:  # an enlarged sample may be none that the operator takes
             continue
-        if elements:
+        if elements and time.process_time() - start < _MOST_SECONDS:
             yield elements, given
             return
 
@@ -105,7 +165,7 @@ def _candidates(op: Any) -> Iterator[tuple[Any, Any]]:
     elif isinstance(op, ReductionOpInfo):
         yield (x,), {"dim": 1}
     try:
-        samples = list(op.sample_inputs("cpu", FLOAT32))
+        samples = list(itertools.islice(op.sample_inputs("cpu", FLOAT32), _SAMPLES))
     except Exception:  # some samples need a package that is not installed
         return
     samples = [each for each in samples if isinstance(each.input, torch.Tensor)]

@@ -47,6 +47,10 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "erfinv": (torch.erfinv, (X.tanh() * 0.9,)),
     "erfc": (torch.erfc, (X,)),
     "square": (torch.square, (X,)),
+    "dot": (torch.dot, (X.reshape(-1), X.reshape(-1))),
+    "vdot": (torch.vdot, (X.reshape(-1), X.reshape(-1))),
+    "tan": (torch.tan, (X.tanh(),)),
+    "tanh": (torch.tanh, (X,)),
     "variance": (lambda x: x.var(1), (X,)),
     "attention": (lambda x: F.scaled_dot_product_attention(x, x, x), (drawn(1, 2, 32, 16),)),
 }
@@ -62,6 +66,39 @@ def test_a_product_is_that_of_float32_rounded_once(name: str, dtype: torch.dtype
         found = function(*(each.cuda() for each in halves)).cpu()
     assert found.dtype is dtype
     assert torch.equal(found, expected)
+
+
+IN_FLOAT16: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "grid": (
+        lambda x, grid: F.grid_sample(x, grid, align_corners=False),
+        (IMAGES, drawn(2, 24, 24, 2).tanh()),
+    ),
+    "grid of volumes": (
+        lambda x, grid: F.grid_sample(x, grid, align_corners=False),
+        (drawn(2, 3, 8, 8, 8), drawn(2, 8, 8, 8, 3).tanh()),
+    ),
+    "norm": (lambda x: torch.linalg.vector_norm(x, dim=1), (X,)),
+    "logit": (torch.logit, (X.sigmoid(),)),
+}
+
+
+@pytest.mark.parametrize("name", IN_FLOAT16)
+def test_what_is_slow_in_float16_alone(name: str) -> None:
+    function, given = IN_FLOAT16[name]
+    halves = [each.half() for each in given]
+    expected = function(*(each.float() for each in halves)).half()
+    with torchdevice.simulate(native="never"):
+        found = function(*(each.cuda() for each in halves)).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_functions_are_slow_where_products_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their kernels use no instructions for half precision."""
+    monkeypatch.setattr(cpu, "computes_in_float16", lambda: True)
+    monkeypatch.setattr(cpu, "computes_in_bfloat16", lambda: True)
+    assert half_products.slow_dtypes(torch.ops.aten.mm.default) == set()
+    assert half_products.slow_dtypes(torch.ops.aten.dot.default) == set(HALVES)
+    assert half_products.slow_dtypes(torch.ops.aten.erfinv.default) == set(HALVES)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

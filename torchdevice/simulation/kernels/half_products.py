@@ -23,17 +23,33 @@ from torchdevice.kernel.devices.runtime import HALF
 
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
-_NAMES = "addbmm addmm addmv baddbmm bmm convolution convolution_backward dot mm mv"
+_NAMES = "addbmm addmm addmv baddbmm bmm convolution convolution_backward mm mv"
+
+_FLOAT16 = frozenset({torch.float16})
 
 _FUNCTIONS = {
+    "aten::_adaptive_avg_pool3d": _FLOAT16,
+    "aten::binary_cross_entropy": _FLOAT16,
+    "aten::dot": HALF,
     "aten::erfc": HALF,
     "aten::erfinv": HALF,
-    "aten::pow.Tensor_Scalar": frozenset({torch.float16}),
+    "aten::grid_sampler_2d": HALF,
+    "aten::grid_sampler_3d": _FLOAT16,
+    "aten::linalg_vector_norm": _FLOAT16,
+    "aten::logit": _FLOAT16,
+    "aten::norm.ScalarOpt_dim": _FLOAT16,
+    "aten::pow.Tensor_Scalar": _FLOAT16,
+    "aten::special_i1e": _FLOAT16,
+    "aten::tan": HALF,
+    "aten::tanh": HALF,
     "aten::var.correction": HALF,
+    "aten::vdot": HALF,
 }
-"""Function -> the dtypes in which torch's kernel takes longer than the conversions."""
+"""Function -> the dtypes in which torch's kernel takes longer than the conversions, also where the
+CPU has instructions for half products, which these kernels do not use.
+"""
 
-_SLOW_ON_ALL = {"aten::convolution_backward": frozenset({torch.float16})}
+_SLOW_ON_ALL = {"aten::convolution_backward": _FLOAT16}
 """Operator -> the dtypes in which torch's kernel takes longer also where the CPU has instructions
 for them.
 
@@ -63,8 +79,9 @@ def slow_dtypes(op: Any) -> frozenset[torch.dtype]:
     operators.
     """
     name = op.name()
-    without_instructions = registry.runtime("cpu").slow_product_dtypes & _FUNCTIONS.get(name, HALF)
-    return without_instructions | _SLOW_ON_ALL.get(name, frozenset())
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
+    return registry.runtime("cpu").slow_product_dtypes | _SLOW_ON_ALL.get(name, frozenset())
 
 
 def _wanted(op: Any) -> frozenset[torch.dtype]:
