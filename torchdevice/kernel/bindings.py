@@ -1,5 +1,4 @@
-"""The registries of what a scope puts beneath torch's own Python, where the files of an area
-register it.
+"""Registries of everything that a scope puts beneath torch's Python; each area's files fill them.
 
 Functions of torch are replaced (:func:`replaces`). Names that torch lacks are supplied, with values
 or functions.
@@ -80,8 +79,7 @@ class Late:
 
 
 class LateModules:
-    """All modules that a scope waits for, as one patch: a finder that finds these modules as Python
-    does.
+    """All modules that a scope waits for, as one patch: a finder that defers to Python's own.
 
     Attributes:
         modules: The modules by name.
@@ -95,8 +93,7 @@ class LateModules:
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)  # type: ignore[arg-type]
         for name, late in self.modules.items():
-            # None keeps Python from importing a module; one that is being imported is there without
-            # its functions.
+            # None keeps Python from importing a module. One being imported lacks its functions.
             module = sys.modules.get(name)
             if module is not None and not getattr(module.__spec__, "_initializing", False):
                 late.install()
@@ -111,8 +108,7 @@ class LateModules:
         late = self.modules.get(name)
         if late is None and name.startswith(_COMPILERS):
             late = Late(name)  # a compiler keeps what it asks of the machine
-        # The usual finder of files; builtin and frozen modules are not among those that are waited
-        # for.
+        # The usual finder of files; no builtin or frozen module is waited for.
         spec: Any = (
             None if late is None else importlib.machinery.PathFinder.find_spec(name, path, target)
         )
@@ -165,8 +161,7 @@ def replaces(
     optional: bool = False,
     sees_scope: bool = False,
 ) -> Callable[[F], F]:
-    """Register a function ``(context, original, ...)`` that is called in a scope in place of
-    functions of torch.
+    """Register ``(context, original, ...)``, called in a scope instead of functions of torch.
 
     Args:
         owner: The module or class with the functions or other attributes. One that programs import
@@ -244,8 +239,7 @@ def supplied_function(
     on: Mapping[str, tuple[Fidelity, str]] | None = None,
     denies: Any = None,
 ) -> Callable[[Any], Any]:
-    """Register a function ``(context, *args)`` that torch calls, without the context, by one or
-    several names.
+    """Register ``(context, *args)``, which torch calls, without the context, by the given names.
 
     A call of a function that is not exact is reported once per line of the program, with ``note``
     as the text of what is done instead. A function with ``on`` reports its calls itself.
@@ -265,8 +259,7 @@ def supplied_function(
     names = name.split()
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        # Functions with a constant or approximate answer report each call; exact ones have nothing
-        # to say.
+        # Functions with a constant or approximate answer report each call; exact ones never do.
         silent = fidelity in (Fidelity.EXACT, Fidelity.UNSUPPORTED)  # what raises notes that itself
         told = note or summary_of(function)
         if silent:
@@ -276,8 +269,7 @@ def supplied_function(
 
         for each in names:
             dotted = each if "." in each else _C + each
-            # A function of its own for each name, as torch has: Dynamo tells them apart by
-            # identity.
+            # One function per name, as torch has: Dynamo tells them apart by identity.
             own = functools.wraps(called)(functools.partial(called)) if called in _named else called
             _named.add(called)
             add(
@@ -312,9 +304,7 @@ def _value_of(
 
 
 def supplied_as(name: str, other: str, *, native_to: str) -> None:
-    """Register, by the dotted ``name`` of an accelerator, the exact function that is supplied as
-    ``other``.
-    """
+    """Register the function supplied as ``other`` under an accelerator's dotted ``name`` too."""
     known = SUPPLIED[other]
     supplied_function(name, native_to=native_to, on=known.on)(known.function)
 
@@ -343,9 +333,7 @@ def supplied_value(
 
 
 def _denial(context: Context, family: str, name: str, denies: Any) -> Any:
-    """Return what a program written for another accelerator finds: ``denies`` where torch's own
-    name would find one.
-    """
+    """Return ``denies`` for a program written for another accelerator, if torch's name exists."""
     if denies is None or context.names.family == family:
         return TORCHS_OWN
     module, _, attribute = name.rpartition(".")
@@ -390,9 +378,7 @@ def _reporting(
 
 
 def asked(name: str, caller: FrameType) -> str:
-    """Return what a program wrote: the name of torch's function which calls a private name, or
-    words for a setting.
-    """
+    """Return the public name that a private one stands for, or words for a setting."""
     module = caller.f_globals.get("__name__", "")
     function = caller.f_code.co_name
     private = name.removeprefix(_C)

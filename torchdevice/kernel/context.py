@@ -1,5 +1,4 @@
-"""A program's view of a scope: the target, the reported answers, the thread's current device and
-streams.
+"""A program's view of a scope: the target, its reported answers, and per-thread devices, streams.
 
 A scope makes a :class:`Context` when it is entered (``scope/scope.py``). Everything else in this
 package works through the context. The context itself knows no patch, no supplied name and no
@@ -35,8 +34,7 @@ from torchdevice.kernel.supplied_members import SuppliedMembers
 from torchdevice.kernel.target_dtypes import TargetDtypes
 from torchdevice.kernel.thread_values import ThreadValues
 
-# Enough for every spelling of a program; the limit keeps one that makes texts without end from
-# filling memory.
+# Enough for every spelling of a program. The limit keeps endless new texts from filling memory.
 _MAX_REDIRECTS = 4096
 
 _EXACT = Fidelity.EXACT  # reading a member of an enumeration takes longer than a global name
@@ -84,8 +82,7 @@ class ProgramDevices:
         self.redirects_only = (
             runtime.has_peaks and not context.dtypes.fits_conversions and not self.are_folded
         )
-        # Computes `key`, which compiled code needs before anybody has asked for the number of
-        # devices.
+        # Computes `key`, which compiled code needs before anybody asks for the device count.
         self.count_again()
 
     @property
@@ -113,9 +110,7 @@ class ProgramDevices:
         self._count = self.count_again()
 
     def count_again(self) -> int:
-        """Return how many accelerators there are, and let the next read of ``count`` count them
-        again.
-        """
+        """Return the number of accelerators, and let the next read of ``count`` recount."""
         self._count, self._visible = None, ()
         count = self._options.devices or max(1, self._runtime.device_count())
         if self._options.devices is not None or not self._runtime.supplied.folds_ordinals:
@@ -136,9 +131,7 @@ class ProgramDevices:
         return value
 
     def machine_number(self, index: int) -> int:
-        """Return the number on its machine of one of the program's ordinals, which
-        ``CUDA_VISIBLE_DEVICES`` chooses.
-        """
+        """Return the machine's number of an ordinal that ``CUDA_VISIBLE_DEVICES`` renumbers."""
         exists = index < self.count  # the first read of the variable
         return self._visible[index] if exists and self._visible else index
 
@@ -151,15 +144,11 @@ class ProgramDevices:
         return index if index and index < self._runtime.device_count() else 0
 
     def is_targets(self, device: torch.device) -> bool:
-        """Return whether a device is the target's, as torch reports it or, in traced code, as the
-        program sees it.
-        """
+        """Return whether a device is the target's, as torch or (traced) the program names it."""
         return self.is_targets_type(device.type)
 
     def is_targets_type(self, kind: str) -> bool:
-        """Return whether a device type is the target's, as torch names it or as the program sees
-        it.
-        """
+        """Return whether a device type is the target's, as torch or the program names it."""
         return kind in (self._context.device_type, self._context.shown_as)
 
     def of_program(self, index: int) -> torch.device:
@@ -172,8 +161,7 @@ class ProgramDevices:
         if known is None:
             known = device
             if self._context.shown_as is not None and device.type == self._context.device_type:
-                # Devices such as meta have no index, but tensors of an accelerator always report
-                # one.
+                # Devices such as meta have no index; an accelerator's tensors always have one.
                 known = device_of(self._context.shown_as, device.index or 0)
             self._shown[device] = known
         return known
@@ -208,9 +196,7 @@ class ProgramDevices:
         return error
 
     def accepts(self, index: int) -> bool:
-        """Return whether an ordinal is one of the program's accelerators, or is folded onto the
-        first.
-        """
+        """Return whether an ordinal is one of the program's, or is folded onto the first."""
         folds = self._options.devices is None and self._runtime.supplied.folds_ordinals
         return index >= 0 and (folds or index < self.count)
 
@@ -251,8 +237,7 @@ class Context:
         self.runtime = runtime
         self.journal = journal
         self.device_type = runtime.device_type
-        # "any" is CUDA for everything that must have one answer, such as which accelerator is
-        # available.
+        # "any" is CUDA wherever there must be one answer, such as the available accelerator.
         self.program = "cuda" if options.written_for == "any" else options.written_for
         self.shown_as = self.program if options.identity == "program" else runtime.supplied.shown_as
         self.names = ProgramNames(options, runtime)
@@ -300,9 +285,7 @@ class Context:
         return device
 
     def _redirect_new(self, value: Any) -> torch.device | None:
-        """Resolve an argument that this thread has not seen yet, or whose answer is reported each
-        time.
-        """
+        """Resolve an argument that is new to this thread, or whose answer is always reported."""
         if not self.runtime.supplied.torch_knows_current and _names_without_index(
             value, self.device_type
         ):
@@ -329,9 +312,7 @@ class Context:
         return device
 
     def _on_machine(self, spelling: Spelling) -> torch.device | None:
-        """Return the device of a spelling of the target's own name on a simulated machine; None
-        elsewhere.
-        """
+        """Return a simulated machine's device for the target's own spelling; None elsewhere."""
         on_machine = spelling.accelerator == self.names.family != self.device_type
         if not on_machine or self.thread.forced_cpu:
             return None
@@ -384,8 +365,7 @@ _parse_visible_devices = torch.cuda._parse_visible_devices
 
 
 def visible_ordinals() -> list[int] | None:
-    """Return the ordinals in ``CUDA_VISIBLE_DEVICES``, as torch's parser reads them; None where it
-    is not set.
+    """Return the ordinals of ``CUDA_VISIBLE_DEVICES`` as torch parses them; None if it is not set.
 
     UUIDs name no simulated device.
     """

@@ -1,5 +1,4 @@
-"""Puts dispatch modes on this thread's stack and takes them off, in any order and in several
-threads.
+"""Puts dispatch modes on a thread's stack and takes them off in any order, on several threads.
 
 torch keeps in variables of the process, not of a thread, that some mode is entered, and each mode
 restores at its end what it found at its beginning. Modes of two threads would leave these variables
@@ -42,9 +41,7 @@ def enter(mode: _python_dispatch.TorchDispatchMode) -> None:
 
 
 def leave(mode: _python_dispatch.TorchDispatchMode) -> None:
-    """Take a mode off this thread's stack, also from below others. Does nothing where it is not on
-    the stack.
-    """
+    """Take a mode off this thread's stack, also from below others; no-op if it is not there."""
     if mode not in _stack():
         return
     above = []
@@ -58,9 +55,8 @@ def leave(mode: _python_dispatch.TorchDispatchMode) -> None:
         if _entered:
             return
         if above:
-            # The mode that was entered next found the variables set at its beginning, and would
-            # leave them set at its end, for good. It restores what `_variables` would have
-            # restored.
+            # The next mode found the variables set when it began, and would leave them set. It
+            # restores the values that `_variables` would have restored.
             heir = above[-1]
             times = sum(each is heir for each in above)
             for name in _KEPT:
@@ -79,9 +75,7 @@ _KEPT = (
 
 
 def is_tracing() -> bool:
-    """Return whether a mode of torch's compilers, such as that of fake tensors, sees the operators
-    of this thread.
-    """
+    """Return whether a compiler's mode, such as fake tensors', sees this thread's operators."""
     return any(mode.is_infra_mode() for mode in _stack())
 
 
@@ -100,8 +94,7 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Operators(_python_dispatch.TorchDispatchMode):
-    """Lets an observer run a thread's operators as it runs kernels, on every device and for kernels
-    in C++ too.
+    """Lets an observer run a thread's operators as kernels, on every device, also those in C++.
 
     The engine of autograd gives the mode to its threads, so that the observer sees backward
     operators there too.
@@ -126,9 +119,7 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 @block
 def lifted() -> Iterator[None]:
-    """Take the modes of this package off this thread's stack for the time of a call that refuses
-    modes.
-    """
+    """Take this package's modes off this thread's stack during a call that refuses modes."""
     mine = [mode for mode in _stack() if mode in _entered]
     for mode in mine:
         leave(mode)

@@ -1,6 +1,4 @@
-"""What the program has used of the accelerator's driver, which a fork of the process cannot go on
-using.
-"""
+"""The program's use of the accelerator's driver, which a forked process cannot continue."""
 
 from __future__ import annotations
 
@@ -35,16 +33,13 @@ class DriverUse:
 
     @property
     def is_initialized(self) -> bool:
-        """Whether the program has used the accelerator in this process, or has chosen one of
-        them.
-        """
+        """Whether the program has used the accelerator, or chosen one, in this process."""
         # The process is compared too: a forked child inherits both values, and has not used the
         # accelerator itself. Last, because it is a call.
         return self._initialized and self.user == os.getpid()
 
     def initialize(self) -> None:
-        """Note that the program has used the accelerator in this process, and check what CUDA
-        checks at first use.
+        """Note the accelerator's first use in this process, and check what CUDA checks then.
 
         Raises:
             RuntimeError: The process was forked from one that had used the accelerator. The text is
@@ -64,19 +59,14 @@ class DriverUse:
         self._begun()
 
     def touch(self) -> None:
-        """Note that the program has called the accelerator's driver, after which a fork of the
-        process cannot.
-        """
+        """Note that the program called the driver: a fork of the process can no longer do so."""
         if self.user is None:
             self.user = os.getpid()
 
     @property
     def is_in_bad_fork(self) -> bool:
-        """Whether this process was forked from one that had used the accelerator, which then does
-        not work here.
-        """
-        # The comparison of process ids comes last, because it is a call and the others are
-        # attributes.
+        """Whether this process was forked from one that used the accelerator."""
+        # Process ids are compared last: this is a call, and the others are attributes.
         return (
             self.user is not None
             and not self._supplied.shared_by_processes

@@ -1,5 +1,4 @@
-"""What a scope can do beyond running a program on another device: features, each in a folder of its
-own.
+"""Features: what a scope can do beyond changing a program's device, each in its own folder.
 
 The folders of the kernel, of calls and of torch's modules know no feature. A scope asks the records
 in
@@ -36,9 +35,7 @@ class Feature(NamedTuple):
     wanted: Callable[[Options], object]
 
     def call(self, name: str, argument: Any) -> Any:
-        """Call a function of the module, which is imported. Without such a function, return
-        None.
-        """
+        """Call a function of the module, which is imported; None if it lacks the function."""
         function = _function(self.module, name)
         return None if function is None else function(argument)
 

@@ -27,7 +27,5 @@ class Fidelity(enum.Enum):
 
     @property
     def changes_numbers(self) -> bool:
-        """Whether the program may compute or read other numbers for it. A strict scope refuses such
-        calls.
-        """
+        """Whether it may change the program's numbers. A strict scope refuses such calls."""
         return self in (Fidelity.APPROXIMATE, Fidelity.DOWNCAST, Fidelity.FELL_BACK)

@@ -76,9 +76,7 @@ def option(
 
 
 class PerDevice(tuple[Any, ...]):
-    """The values of an option for the devices of a machine whose devices differ, in the order of
-    their numbers.
-    """
+    """The values of an option for a machine whose devices differ, in order of their ordinals."""
 
     __slots__ = ()
 
@@ -98,9 +96,7 @@ def _checked(check: Callable[[str, Any], Any], name: str, value: Any) -> Any:
 
 
 def choice(default: str | None, *choices: str, **more: Any) -> Any:
-    """Return the field of an option that takes few texts, and that may be left out where None is
-    the default.
-    """
+    """Return the field of an option with few choices, optional where the default is None."""
     listed = " or ".join(filter(None, [", ".join(map(repr, choices[:-1])), repr(choices[-1])]))
 
     def check(name: str, value: Any) -> str | None:
@@ -149,8 +145,7 @@ def checked_target(name: str, value: Any) -> Any:
     Raises:
         TypeError: It is neither a text nor a ``torch.device``.
     """
-    # Not imported: pytest reads the options wherever the plugin is installed, and need not wait for
-    # torch.
+    # Not imported: pytest reads the options wherever the plugin is, and need not wait for torch.
     torch = sys.modules.get("torch")
     if not (
         value is None
@@ -224,9 +219,7 @@ def checked_size(name: str, value: Any, least: int = 1 << 20) -> int | None:
 
 
 def literal(text: str) -> Any:
-    """Return the value that a text spells in JSON. Another text is left as it is, for the check to
-    refuse.
-    """
+    """Return the JSON value of a text. A text that is not JSON is kept for the check to refuse."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -435,23 +428,17 @@ def flag_of(name: str) -> str:
 
 
 def pytest_flag_of(name: str) -> str:
-    """Return pytest's flag of an option: ``--torchdevice`` for the target, ``--torchdevice-NAME``
-    for the others.
-    """
+    """Return pytest's flag: ``--torchdevice`` for the target, else ``--torchdevice-NAME``."""
     return "--torchdevice" if name == "target" else f"--torchdevice-{name.replace('_', '-')}"
 
 
 def pytest_key_of(name: str) -> str:
-    """Return the key of an option in a configuration file of pytest: its flag, spelled as pytest's
-    keys are.
-    """
+    """Return an option's key in pytest's configuration file: its flag, spelled as a key."""
     return pytest_flag_of(name)[2:].replace("-", "_")
 
 
 def spelled(name: str, value: str | int, way: str) -> str:
-    """Return how an option is given by a way into a scope: ``"run"``, ``"pytest"``, ``"variable"``,
-    else in code.
-    """
+    """Return how to give an option: by ``"run"``, ``"pytest"``, a ``"variable"``, or in code."""
     ways = {
         "run": f"{flag_of(name)} {value}",
         "pytest": f"{pytest_flag_of(name)}={value}",

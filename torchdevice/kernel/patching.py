@@ -56,8 +56,7 @@ def per_context(
     native_to: str | None = None,
     family: str | None = None,
 ) -> Callable[..., Any]:
-    """Return a function that calls ``replacement(context, original, ...)`` where a context is
-    active.
+    """Return a function that calls ``replacement(context, original, ...)`` in a context.
 
     It calls ``original`` elsewhere. The result keeps the original's name, documentation and
     signature.
@@ -75,8 +74,7 @@ def per_context(
     def function(*args: Any, **kwargs: Any) -> Any:
         # Read once: a signal handler may enter or leave a scope while this function runs.
         context = state.context
-        # A simulated Mac is native to "mps", and the context of the machine below it may still
-        # answer.
+        # A simulated Mac is native to "mps"; the machine's context below may still answer.
         while context is not None:
             names = context.names
             if names.family != native_to and (family is None or family in names.families):
@@ -86,19 +84,15 @@ def per_context(
             return original(*args, **kwargs)
         return replacement(context, original, *args, **kwargs)
 
-    # After `functools.wraps`, which copies this attribute of an original that is itself a
-    # replacement.
+    # After `functools.wraps`, which copies this attribute from an original that is a replacement.
     stands_for(function, original)
-    # TorchScript asks a function for what it should compile in the function's place: here the
-    # original.
+    # TorchScript compiles the function that this names: here the original.
     function.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
     return function
 
 
 def in_every_thread(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return what makes a function that calls ``replacement(original, ...)``, also in threads
-    without a context.
-    """
+    """Return a wrapper that calls ``replacement(original, ...)`` in every thread."""
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -121,9 +115,7 @@ def original_of(function: Any) -> Any:
 
 
 class OwnModule(str):
-    """The ``__module__`` of a class whose instances have none of the class's. pybind11 pickles
-    functions by it.
-    """
+    """A class's ``__module__``, hidden from instances. pybind11 pickles functions by it."""
 
     def __get__(self, instance: Any, owner: type) -> str:
         # On the class it is a plain text; only instances must seem to have none.
@@ -175,9 +167,7 @@ class Replaced:
 
 
 def put_in(patches: Iterable[Replaced]) -> None:
-    """Install attributes one after the other, in one call of Python: a scope has hundreds of
-    them.
-    """
+    """Install attributes in order, in one call of Python: a scope has hundreds of them."""
     for patch in patches:
         name, present_value = patch.name, patch.present_value
         # Read at each turn: what a signal handler has put in place is seen.
@@ -198,9 +188,7 @@ def put_in(patches: Iterable[Replaced]) -> None:
 
 
 def take_out(patches: Sequence[Replaced]) -> None:
-    """Remove attributes, the last one first, each even if one before it failed. Then raise the
-    first error.
-    """
+    """Remove attributes, last first, each even if another failed; then raise the first error."""
     failed: BaseException | None = None
     # In reverse, so that two patches of one attribute each restore what they found.
     for patch in reversed(patches):
@@ -275,9 +263,7 @@ def replaced_function(
     native_to: str | None = None,
     may_be_absent: bool = False,
 ) -> Replaced:
-    """Return the patch that routes ``owner.name`` to ``replacement(context, original, ...)`` in an
-    active context.
-    """
+    """Return a patch of ``owner.name`` by ``replacement(context, original, ...)`` in contexts."""
 
     def absent(*args: Any, **kwargs: Any) -> NoReturn:
         kind = "type object" if isinstance(owner, type) else "module"
@@ -303,22 +289,17 @@ def routed(
 
 
 def without_original(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement that calls ``function(context, ...)``, which does not need torch's
-    own.
-    """
+    """Return a replacement that calls ``function(context, ...)`` without torch's own function."""
     return lambda context, original, *args, **kwargs: function(context, *args, **kwargs)
 
 
 def without_cache(context: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call torch's own function below its cache, which would keep this scope's answer for the
-    process.
-    """
+    """Call torch's function below its cache, which would keep a scope's answer for good."""
     return inspect.unwrap(original)(*args, **kwargs)
 
 
 class ReplacedInImporters:
-    """A function of torch, replaced in each of torch's modules that holds it: modules import
-    functions by value.
+    """A torch function, replaced in each torch module that imported it by value.
 
     A module that is imported later is found at the next installation. A module that is imported in
     a scope gets the replacement.
@@ -348,9 +329,7 @@ class ReplacedInImporters:
 
 
 def loaded() -> tuple[int, str, int]:
-    """Return how many modules are loaded, and the newest: what differs once another module has been
-    imported.
-    """
+    """Return how many modules are loaded, and the newest: it differs after another import."""
     # The count alone misses a module that took the place of a removed one, and the name one that
     # was imported again.
     name = next(reversed(sys.modules))
@@ -365,9 +344,7 @@ _imported_names: set[str] = set()
 def _importers(
     loaded: tuple[int, str, int], names: frozenset[str]
 ) -> Mapping[str, list[ModuleType]]:
-    """Return the modules of torch that have each of the names, by one search for all until another
-    module is loaded.
-    """
+    """Return torch's modules that have each name, found by one search until another import."""
     found: dict[str, list[ModuleType]] = {name: [] for name in names}
     # A copy, since an import in another thread changes the dictionary during the loop.
     for key, module in list(sys.modules.items()):
@@ -393,8 +370,7 @@ def subclass_in_place_of(
             derive from it.
     """
 
-    # The metaclass derives from the original's own, else Python refuses the class for a metaclass
-    # conflict.
+    # Derived from the original's metaclass, or Python raises a metaclass conflict.
     class Meta(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, original)
@@ -448,8 +424,7 @@ def _with_names(module: ModuleType, names: Mapping[str, Callable[[Any], Any]]) -
 
 
 class _GuardedName:
-    """The descriptor of a guarded name. By context, the name behaves as a plain attribute of the
-    module.
+    """The descriptor of a guarded name. Without a context it acts as a plain attribute.
 
     What a program sets or deletes there is a value of its context, which ends with the context.
     """
@@ -469,8 +444,7 @@ class _GuardedName:
             if written and self._key in written:
                 found = written[self._key]
             else:
-                # Only functions are cached, and these are never false. Other values are computed at
-                # each read.
+                # Only functions are cached, never false. Other values are computed at each read.
                 found = supplied.values.get(self._value) or self._value(context)
             if found is ABSENT:
                 raise self._absent(module)
@@ -509,9 +483,7 @@ class _GuardedName:
         return context
 
     def _is_what_was_there(self, module: ModuleType, context: Any, new: Any) -> bool:
-        """Return whether a program puts back what it found: monkeypatch reads the attribute, mock
-        the dictionary.
-        """
+        """Return whether a program restores a found value, by attribute or by dictionary."""
         if new is self._value(context):
             return True
         return self._key in context.supplied.written and new is vars(module).get(self._name, ABSENT)
@@ -534,8 +506,7 @@ class Together:
         self._searched = 0
 
     def install(self) -> None:
-        # The number of modules is a cheap sign that something was imported: otherwise the places
-        # are known.
+        # A changed number of modules is a cheap sign of an import; without it, places are known.
         now = len(sys.modules)
         if now != self._searched:
             self.places = [place for patch in self.patches for place in patch.places()]
@@ -547,9 +518,7 @@ class Together:
 
 
 def together(patches: Sequence[Patch]) -> list[Patch]:
-    """Return patches that do the same, with the replaced attributes joined, in their order, before
-    all others.
-    """
+    """Return patches with all replaced attributes joined in their order and put first."""
     replaced = [each for each in patches if isinstance(each, (Replaced, ReplacedInImporters))]
     others = [each for each in patches if not isinstance(each, (Replaced, ReplacedInImporters))]
     # First, for a patch of modules that import by value looks at what is replaced already.
@@ -583,9 +552,7 @@ class Installation:
         self._lock = forks.lock(vars(self))
 
     def hold(self, holder: object) -> None:
-        """Put everything in place. If that fails or is interrupted, the caller calls
-        :meth:`drop`.
-        """
+        """Install everything. If that fails or is interrupted, the caller must :meth:`drop`."""
         self._holders.add(holder)
         # On one line: an interrupt between two lines would leave the lock held. Nested entries,
         # which change nothing, take no lock.
@@ -593,9 +560,7 @@ class Installation:
             with self._lock: self._change()  # noqa: E701  # fmt: skip
 
     def drop(self, holder: object) -> None:
-        """Take everything out if there is no other holder. May be called again, and without
-        :meth:`hold`.
-        """
+        """Remove all if nobody else holds. May be repeated, and called without :meth:`hold`."""
         self._holders.discard(holder)
         if self._in_place is not bool(self._holders):
             with self._lock: self._change()  # noqa: E701  # fmt: skip
@@ -603,16 +568,14 @@ class Installation:
     def _change(self) -> None:
         """Install or remove all patches, again if another call of this method came meanwhile."""
         if self._patches is None:
-            # Building makes thousands of objects that live on, and a collection in between finds
-            # nothing.
+            # Building makes thousands of lasting objects, and a collection would find no garbage.
             with garbage_collection.paused():
                 self._patches = together(self._build())
         while True:
             # A nested call of this method replaces the round, and the outer call then starts again.
             self._round = this_round = object()
             wanted = bool(self._holders)
-            # None equals neither True nor False, so an interrupt from here on makes the next call
-            # settle.
+            # None is neither True nor False, so after an interrupt the next call settles.
             self._in_place = None
             if wanted:
                 for patch in self._patches:

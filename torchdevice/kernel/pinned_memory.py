@@ -30,9 +30,7 @@ class PinnedMemory:
         return tensor
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether the program pinned this tensor, or a tensor of whose memory it is a
-        view.
-        """
+        """Return whether the program pinned this tensor, or a tensor that this is a view of."""
         # The usual case, without a lookup by a tensor's identity.
         if not (self._tensors.data or self._storages.data or self.registered):
             return False

@@ -1,5 +1,4 @@
-"""The kernels that this package gives torch's dispatcher. A kernel is put once, never taken out,
-and asks its thread.
+"""Kernels that this package gives torch's dispatcher: put once, never taken out, per thread active.
 
 torch's tables are not made for a change while another thread is between the look-up of a kernel and
 the kernel itself. Such a thread runs half of one kernel and half of another, or a kernel that is no
@@ -69,8 +68,7 @@ process.
 def put(
     name: str, kernel: Callable[..., Any], key: str, file: str, *, with_keys: bool = False
 ) -> None:
-    """Put the kernel of an operator under a dispatch key to which no tensor of another thread leads
-    yet.
+    """Put an operator's kernel under a dispatch key that no other thread's tensor has yet.
 
     Args:
         name: The operator, with namespace and overload.
@@ -91,9 +89,7 @@ def _library(kind: str, namespace: str, file: str) -> Any:
 
 
 def put_fallback(kernel: Callable[..., Any], key: str, file: str) -> None:
-    """Put a kernel for all operators without one of their own under a dispatch key, unless the key
-    has a fallback.
-    """
+    """Put a kernel for all operators that have none under a dispatch key without a fallback."""
     # On one line: see `put`.
     with _lock: _put_fallback(kernel, key, file)  # noqa: E701  # fmt: skip
 
@@ -155,8 +151,7 @@ class _InFront:
     def _next(self, op: Any, left: Any, kwargs: Any) -> Any:
         """Return the dispatch key of the kernel that torch would call next."""
         if self._by_device is None:
-            # Without tensors the device among the arguments decides, and torch looks at it after
-            # this.
+            # Without tensors a device argument decides, and torch reads it after this.
             self._by_device = not any(
                 "Tensor" in str(argument.type) for argument in op._schema.arguments
             )
@@ -170,8 +165,7 @@ class _InFront:
 
 
 def _passed_on(op: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
-    """Pass a call on to the kernel behind, with tensors for what torch gives a kernel in Python as
-    numbers.
+    """Pass a call to the kernel behind, with tensors for numbers that torch hands to Python.
 
     ``2 ** x`` calls an operator of two tensors, of which one stands for the number 2. A kernel in
     Python is given 2, which the kernel behind does not take.
@@ -208,8 +202,7 @@ _in_front: dict[tuple[str, str], _InFront] = {}
 
 
 def put_in_front(name: str, key: str, kernel: Kernel, by: str) -> None:
-    """Put a kernel in front of those of an operator for a dispatch key. May be called again, and
-    changes nothing then.
+    """Put a kernel before an operator's own for a dispatch key. Repeated calls do nothing.
 
     Args:
         name: The operator, with namespace and overload. It need not be defined yet.
@@ -239,9 +232,7 @@ def _put_in_front(name: str, place: str, key: str, kernel: Kernel, by: str) -> N
 
 
 def prepare() -> None:
-    """Let torch pass over the dispatch keys of kernels in front where an operator has none. May be
-    called again.
-    """
+    """Let torch skip dispatch keys of kernels in front for operators without one. Repeatable."""
     for place in _KEYS:
         put_fallback(torch.library.fallthrough_kernel, place, __file__)
 

@@ -1,5 +1,4 @@
-"""Other tensors in the place of those of a call: the call runs on them, and its results and writes
-are put back.
+"""A call made with other tensors in its arguments; results and writes are transferred back.
 
 CPU tensors stand in for those of a target that lacks an operator, wide ones for those of a dtype
 without a kernel, and tensors in the same memory for those of a simulated device.
@@ -28,9 +27,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return arguments or results with a function applied to each that is no list, tuple or
-    dictionary.
-    """
+    """Return arguments or results with a function applied to all but lists, tuples and dicts."""
     if isinstance(value, (list, tuple)):
         made = getattr(value, "_make", type(value))  # a named tuple takes its items one by one
         # Without a call more for each item that is no list.
@@ -65,16 +62,12 @@ def written(op: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same bits, so that NaN equals NaN. Of sparse tensors the
-    values count.
-    """
+    """Return whether two tensors' bits, or a sparse tensor's values, are equal; NaN equals NaN."""
     return torch.equal(_bits(one), _bits(other))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bits as integers: a view, which takes no memory, unless a conjugate is to
-    be resolved.
-    """
+    """Return a tensor's bits as integers: a view, unless a conjugate must be resolved."""
     if tensor.layout is not torch.strided:
         tensor = tensor._values() if tensor.is_sparse else tensor.values()
     tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -108,9 +101,7 @@ class StandIns:
         self.pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def call(self, args: Any, kwargs: Any) -> Any:
-        """Make the call with the stand-ins. Return its results, an argument itself where its
-        stand-in is returned.
-        """
+        """Make the call with stand-ins, and return the results, or the arguments behind them."""
         self.args, self.kwargs = args, kwargs
         result = self.run(*self.take((args, kwargs)))
         self.settle()
@@ -222,9 +213,7 @@ neg_view = torch._C._VariableFunctions._neg_view
 
 
 def with_bits(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a view of a tensor that has no bits with those of another. A tensor like itself gives
-    one without bits.
-    """
+    """Return a view of a tensor with the conjugate and negative bits of another, or none."""
     tensor = conj(tensor) if like.is_conj() else tensor
     return neg_view(tensor) if like.is_neg() else tensor
 
@@ -239,7 +228,5 @@ def extent(tensor: torch.Tensor) -> int:
 
 
 def refuse_to_pickle(self: Any, protocol: Any) -> Any:
-    """Refuse to pickle or copy a stand-in, in the words that Python has for torch's own object,
-    which is one of C.
-    """
+    """Refuse to pickle or copy a stand-in, with Python's error for torch's own C object."""
     raise TypeError(f"cannot pickle {self.__class__.__name__!r} object")

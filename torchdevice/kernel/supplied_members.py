@@ -1,6 +1,4 @@
-"""The members of torch's modules that one context supplies, and what its program has set in their
-place.
-"""
+"""Members of torch's modules that a context supplies, and the program's changes to them."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ class SuppliedMembers:
         self._bound: dict[Any, Any] = {}
 
     def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a supplied function with the context as its first argument, the same object each
-        time.
-        """
+        """Return a function bound to the context: the same object each time."""
         found = self._bound.get(function)
         # Kept, because torch and programs compare functions by identity.
         if found is None:

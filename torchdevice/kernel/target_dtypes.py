@@ -25,8 +25,7 @@ class TargetDtypes:
 
     def __init__(self, options: Options, runtime: Runtime):
         self.unsupported = runtime.unsupported_dtypes
-        # A program for another accelerator than CUDA gets that one's error there, as without this
-        # package.
+        # A program for an accelerator other than CUDA gets that one's error, as without a scope.
         program = "cuda" if options.written_for == "any" else options.written_for
         natively = runtime.supplied.location_tag == program != Options.written_for
         self.float64 = options.float64 or ("error" if natively else "float32")

@@ -75,8 +75,7 @@ class ContextMode(TorchFunctionMode):
 
 
 class Entry:
-    """One entry of this thread: into a context, or into :func:`suspended`, where torch answers for
-    itself.
+    """One entry of this thread, into a context, or into :func:`suspended` for torch's answers.
 
     Args:
         context: The context; None where torch answers for itself.
@@ -108,8 +107,7 @@ class Entry:
         self.unstacked: ContextMode | None = None
         self.compiling = compiling
         self.owner = owner
-        # `state.mode` is None although the innermost entry has one only while that mode handles a
-        # call.
+        # `state.mode` is None with a mode in the innermost entry only while that handles a call.
         self.during_call = (
             state.mode is None and bool(state.entries) and state.entries[-1].unstacked is not None
         )
@@ -173,24 +171,19 @@ class _Lifted(NamedTuple):
 
 
 def answering() -> Context | None:
-    """Return the context that answers in this thread, or for whose program a compiler works
-    meanwhile.
-    """
+    """Return this thread's answering context, also that of a program being compiled."""
     return innermost() if state.compiling else state.context
 
 
 def innermost() -> Any:
-    """Return the context of this thread's innermost entry that has one, also while torch answers
-    for itself.
-    """
+    """Return the context of this thread's innermost entry with one, also if suspended."""
     return next(
         (entry.context for entry in reversed(state.entries) if entry.context is not None), None
     )
 
 
 def refuse(name: str, remedy: str) -> NoReturn:
-    """Note in this thread's context that the program called something which has no honest
-    equivalent, and raise.
+    """Note a program's call to something without an honest equivalent in the context, and raise.
 
     Args:
         name: The torch name that was called.
@@ -205,9 +198,7 @@ def refuse(name: str, remedy: str) -> NoReturn:
 
 
 def enter(entry: Entry) -> None:
-    """Make an entry the innermost one of this thread. The caller calls :func:`leave` if this is
-    interrupted.
-    """
+    """Make an entry this thread's innermost. If this is interrupted, call :func:`leave`."""
     mode, entries = entry.mode, state.entries
     # First the list, from which everything else can be derived after an interrupt.
     entries.append(entry)
@@ -233,9 +224,7 @@ def _stack(mode: ContextMode, context: Context | None) -> None:
 
 
 def leave(entry: Entry) -> None:
-    """Take an entry out, innermost or not. May be called again, and for an entry that is not in the
-    list.
-    """
+    """Take an entry out, innermost or not. May be repeated, and is a no-op if it is not listed."""
     entries = state.entries
     if entry in entries:
         entry.restores = entries[-1] is entry
@@ -298,9 +287,7 @@ def _serve_or_retire(mode: ContextMode) -> None:
 
 
 def _served_by(mode: ContextMode) -> Context | None:
-    """Return the context of the innermost entry or call that a mode serves; None where it serves
-    none.
-    """
+    """Return the context of the innermost entry or call that a mode serves, or None."""
     for entry in reversed(state.entries):
         if entry.mode is mode:
             return entry.context
@@ -308,9 +295,7 @@ def _served_by(mode: ContextMode) -> Context | None:
 
 
 def _answer_for(entry: Entry | None) -> None:
-    """Set the values of this thread that supplied names and torch read, for its innermost entry, or
-    for none.
-    """
+    """Set this thread's values, read by supplied names and torch, for its innermost entry."""
     context = entry.context if entry is not None else None
     # On the native device torch's own code answers, so to torch this thread has no scope.
     if context is not None and context.names.is_native:
@@ -356,8 +341,7 @@ def _after_fork() -> None:
     """Let torch refuse to initialise CUDA in a child process, as it does on a machine with CUDA."""
     context = state.context
     if context is not None and context.driver.is_in_bad_fork:
-        # The context is the same in the child, but its answers are not; this makes `settle` set
-        # them.
+        # The child has the same context and other answers, so `settle` must set them.
         state.answers = False
         settle()
 
@@ -371,8 +355,7 @@ def stacked_modes() -> list[Any]:
         try:
             return list(map(_stack_at, chain.from_iterable(map(range, islice(_LENGTHS, 1)))))
         except RuntimeError:
-            # A garbage collection within the line has left a statement, and the stack is shorter
-            # now.
+            # A collection within the line has left a statement, and shortened the stack.
             continue
 
 
@@ -385,8 +368,7 @@ def _retire(mode: ContextMode) -> None:
     # Until it is gone, because a handler of a signal may put modes above it meanwhile.
     while mode in (stack := stacked_modes()):
         top = stack[-1]
-        # Each change is on one line, so that a signal handler between lines finds nothing half
-        # done.
+        # Each change is one line, so signal handlers between lines find nothing half done.
         try:
             if top is mode:
                 mode.is_pushed = False
@@ -442,9 +424,7 @@ _DYNAMO = os.path.join("torch", "_dynamo", "")
 
 
 def _handles_a_call(mode: ContextMode) -> bool:
-    """Return whether a frame of this thread has taken a mode off torch's stack and will put it
-    back.
-    """
+    """Return whether a frame of this thread has popped a mode from torch's stack for a call."""
     # From the caller on; this function's own frame takes nothing off.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -459,8 +439,7 @@ def _handles_a_call(mode: ContextMode) -> bool:
 
 
 def _is_top(mode: Any) -> bool:
-    # No call after the look at the stack, so that a signal handler has little room to enter a scope
-    # after it.
+    # No call follows the look at the stack, to leave a signal handler little room for a scope.
     stack = stacked_modes()
     return stack[-1] is mode if stack else False
 
@@ -488,8 +467,7 @@ class entered:
 
 
 def suspended(*, compiling: bool = False) -> entered:
-    """Let torch answer for itself in this thread: supplied names and patches behave as if no scope
-    were active.
+    """Let torch answer for itself in this thread, as if no scope were active.
 
     Args:
         compiling: Whether a compiler of torch works for a program in a scope; it may then make

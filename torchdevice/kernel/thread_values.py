@@ -16,8 +16,7 @@ Action = Callable[[], object]
 
 
 class ThreadValues(threading.local):
-    """The values that each thread has in a scope, as CUDA keeps a current device and current
-    streams per thread.
+    """Values per thread in a scope, as CUDA keeps a current device and streams per thread.
 
     Attributes:
         device_index: The ordinal of the current device.
@@ -59,9 +58,7 @@ class ThreadValues(threading.local):
         return self.device_index, self.streams.get(self.device_index, 0)
 
     def force_cpu(self) -> torch.device:
-        """Send the rest of the scope to the CPU in this thread, until the thread leaves the
-        scope.
-        """
+        """Send this thread's work to the CPU until it leaves the scope."""
         self.forced_cpu = True
         self.redirects.clear()  # their answers were the accelerator
         return torch.device("cpu")

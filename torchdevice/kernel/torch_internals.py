@@ -1,5 +1,4 @@
-"""Checks that torch has the private names that this package reads, all of which ``torch_names.py``
-lists.
+"""Checks that torch has the private names that this package reads (see ``torch_names.py``).
 
 Most of them are checked here, when the package is imported, so that a release of torch that lacks
 one fails before anything is changed. Those of modules that take long to import are checked when

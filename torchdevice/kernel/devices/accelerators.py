@@ -1,5 +1,4 @@
-"""The accelerators that a program may be written for, and that torch has a module for:
-``torch.cuda`` and its siblings.
+"""Accelerators that programs are written for and torch has a module for, such as ``torch.cuda``.
 
 Another one begins here: its name in ``Family``, and a file of that name for its module, as
 ``mps.py`` is.
@@ -24,18 +23,14 @@ _IN_MODULE = re.compile(rf"torch\.(?:backends\.)?({'|'.join(FAMILIES)})(?:\..+)?
 
 
 def of_module(owner: object) -> str | None:
-    """Return the accelerator to which a module, or the module of a class, belongs; None for
-    others.
-    """
+    """Return the accelerator that a module, or a class's module, belongs to; None for others."""
     name = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", "")
     found = _IN_MODULE.fullmatch(name)
     return found[1] if found is not None else None
 
 
 def conventional_modules() -> list[ModuleType]:
-    """Return the families' modules that follow torch's convention: they initialise the device when
-    it is used.
-    """
+    """Return the families' modules that initialise a device at first use, as torch's do."""
     # Not above: options are read before torch is imported, which may activate this package.
     import torch
 

@@ -16,9 +16,7 @@ from torchdevice.kernel.python.byte_sizes import written
 
 @functools.cache
 def computes_in_bfloat16() -> bool:
-    """Return whether the CPU has instructions that multiply matrices in bfloat16; without them
-    float32 is faster.
-    """
+    """Return whether the CPU multiplies bfloat16 matrices natively; if not, float32 is faster."""
     if platform.machine().lower() in ("x86_64", "amd64"):
         # oneDNN also says yes where it converts to float32 and back, and no where
         # ONEDNN_MAX_CPU_ISA forbids it.
@@ -33,9 +31,7 @@ def computes_in_bfloat16() -> bool:
 
 @functools.cache
 def computes_in_float16() -> bool:
-    """Return whether the CPU has instructions that multiply matrices in float16; without them
-    float32 is faster.
-    """
+    """Return whether the CPU multiplies float16 matrices natively; if not, float32 is faster."""
     return torch.backends.mkldnn.is_available() and bool(
         torch.ops.mkldnn._is_mkldnn_fp16_supported()
     )
@@ -52,9 +48,7 @@ def processor_name() -> str:
 
 
 class CpuRuntime(Runtime):
-    """The CPU standing in for an accelerator. Memory figures are those of the process (see
-    ``cpu_memory.py``).
-    """
+    """The CPU standing in for an accelerator. Memory figures: see ``cpu_memory.py``."""
 
     device_type = "cpu"
     support = TorchSupport(

@@ -47,9 +47,7 @@ class ProcessMemory:
 
 
 def heap_in_use() -> int:
-    """Return the bytes that malloc has handed out, or the resident set where psutil has no figures
-    of the heap.
-    """
+    """Return the bytes malloc has handed out, or the resident set if psutil has no heap figures."""
     if hasattr(psutil, "heap_info"):
         heap = psutil.heap_info()
         return heap.heap_used + heap.mmap_used
@@ -73,9 +71,7 @@ def trim_heap() -> None:
 
 
 def reset_high_water_mark() -> bool:
-    """Reset the high-water mark to the current resident set. Return whether the system allows
-    it.
-    """
+    """Set the high-water mark to the current resident set. Return whether the system allows it."""
     # proc(5): writing 5 to clear_refs resets the peak resident set size to the current size.
     try:
         Path("/proc/self/clear_refs").write_text("5")

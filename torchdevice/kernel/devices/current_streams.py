@@ -1,5 +1,4 @@
-"""A thread's current streams, and those on which autograd runs a node backward: the ones that its
-forward ran on.
+"""A thread's current streams, and the forward's streams, on which autograd runs nodes backward.
 
 Torch's engine sets the stream of each node through the device's guard in C++, which Python cannot
 answer. So a change of the stream is noted with the number that autograd gives the next node, and
@@ -134,9 +133,7 @@ class _StreamsOfNodes(CurrentStreams):
         return {**self._ambient, **{index: streams.get(index, 0) for index in devices}}
 
     def become(self, streams: Mapping[int, int] | None = None) -> None:
-        """Make these streams current, after the work on the streams before; without an argument
-        those of the caller.
-        """
+        """Make streams current once earlier ones' work is done; by default the caller's."""
         wanted = self._ambient if streams is None else streams
         for index in {*wanted, *self}:
             # `dict.get`, because `get` of this class would look at the node again.
@@ -148,8 +145,7 @@ class _StreamsOfNodes(CurrentStreams):
 
 
 def _devices_of(node: Any, known: Collection[int]) -> Collection[int]:
-    """Return the ordinals of the devices whose streams the engine sets for a node: that of its
-    gradients.
+    """Return the ordinals of the devices whose streams the engine sets for a node's gradients.
 
     Where torch does not tell it, all devices with a stream in use are returned, which are
     ``known``.
@@ -163,8 +159,7 @@ def _devices_of(node: Any, known: Collection[int]) -> Collection[int]:
 
 
 def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:
-    """Return the node of each leaf of a graph, with the number of the first node that uses the
-    leaf.
+    """Return the node of each leaf of a graph, and the number of the first node that uses it.
 
     Torch makes the node of a leaf where the leaf is used first.
     """
@@ -191,9 +186,7 @@ def _first_uses(roots: Iterable[Any]) -> dict[Any, int]:
 def following_nodes(
     thread: Any, roots: Any, wait: Callable[[int, int, int], None]
 ) -> Iterator[None]:
-    """Let the current streams of a thread, which has changed its stream, be those of the node in
-    progress.
-    """
+    """After a thread changed its stream, let its current streams be those of the running node."""
     outer = thread.streams
     with torch._C.DisableTorchFunction():
         each = (roots,) if isinstance(roots, torch.Tensor) else roots

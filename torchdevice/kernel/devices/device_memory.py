@@ -11,9 +11,7 @@ from torchdevice.kernel.python import forks
 
 
 def _machine() -> Any:
-    """Return the machine's memory. psutil is imported here because that takes longer than any
-    module here.
-    """
+    """Return the machine's memory. Importing psutil takes longer than any module here."""
     return importlib.import_module("psutil").virtual_memory()
 
 
@@ -110,9 +108,7 @@ class Memory(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """One statistic of an allocator: its current value, its peak, and the sums of what was
-    allocated and freed.
-    """
+    """A statistic of an allocator: current value, peak, and sums of allocated and freed."""
 
     current: int
     peak: int
@@ -121,8 +117,7 @@ class Stat(NamedTuple):
 
 
 class DeviceMemory(abc.ABC):
-    """The memory of a type of device. The base class describes a device whose allocator says
-    nothing.
+    """The memory of a type of device. The base class has no figures of an allocator.
 
     Attributes:
         device_type: The device type, as torch itself reports it in ``torch.device.type``.
@@ -154,8 +149,7 @@ class DeviceMemory(abc.ABC):
         """Reset the peaks to the current figures."""
 
     def limit_memory(self, index: int, fraction: float | None) -> bool:
-        """Limit allocations to a fraction of the device's memory, from 0 to 1; None lifts the
-        limit.
+        """Limit allocations to a fraction (0 to 1) of the device's memory; None lifts the limit.
 
         Returns:
             Whether the device enforces the limit.
@@ -166,7 +160,5 @@ class DeviceMemory(abc.ABC):
         """Release cached memory that is not in use."""
 
     def out_of_memory(self, error: BaseException) -> str | None:
-        """Return the text for an out-of-memory message if ``error`` says that memory ran out, else
-        None.
-        """
+        """Return the out-of-memory text for ``error`` if it reports that; else None."""
         return None

@@ -1,6 +1,4 @@
-"""What ``get_device_properties`` returns: the fields, their defaults, and those that a scope may
-set.
-"""
+"""The result of ``get_device_properties``: fields, defaults, and fields that a scope may set."""
 
 from __future__ import annotations
 
@@ -78,8 +76,7 @@ _PROPERTIES_OF_XPU = (
 
 @dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
 class XpuDeviceProperties:
-    """The fields of torch's own ``_XpuDeviceProperties``, which ``torch.xpu.get_device_properties``
-    returns.
+    """The fields of ``_XpuDeviceProperties``, returned by ``torch.xpu.get_device_properties``.
 
     A field that is not measured is a documented constant (fidelity *declared*): a limit or a
     feature that all of Intel's GPUs for data centers have, or 0 or an empty text where the value

@@ -83,9 +83,7 @@ _LEGACY_TYPE = re.compile(rf"torch\.({'|'.join(FAMILIES)})\.(?:sparse\.)?(\w+)")
 
 
 def legacy_dtype(wanted: Any, families: Collection[str] = FAMILIES) -> torch.dtype | None:
-    """Return the dtype of an accelerator's legacy tensor type, given as a class or by its dotted
-    name; else None.
-    """
+    """Return the dtype of a legacy tensor type, given as a class or by dotted name; else None."""
     if not isinstance(wanted, str):
         wanted = f"{getattr(wanted, '__module__', '')}.{getattr(wanted, '__name__', '')}"
     match = _LEGACY_TYPE.fullmatch(wanted)

@@ -25,8 +25,7 @@ _WORDS = 24
 
 
 def _is_compatible(context: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """``torch._has_compatible_shallow_copy_type``, which ``Module.to`` asks before it sets
-    ``parameter.data``.
+    """``torch._has_compatible_shallow_copy_type``, asked by ``Module.to`` before it sets ``data``.
 
     :func:`_set_data` makes the assignment possible.
     """
@@ -64,9 +63,7 @@ def _offset_of_keys() -> int:
 
 
 def _changes_kind(device_type: str, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether one of two tensors is on the CPU and the other on a backend, and neither
-    dispatches to Python.
-    """
+    """Return whether one tensor is on the CPU, the other on a backend, and neither is a wrapper."""
     with torch._C.DisableTorchFunction():
         if {one.device.type, other.device.type} != {"cpu", device_type}:
             return False
@@ -80,8 +77,7 @@ REWRITERS = {
 
 
 class ModuleRuntime(Runtime):
-    """A device with a module of its own that follows torch's device-module convention: CUDA, XPU,
-    any PrivateUse1.
+    """A device with a module that follows torch's convention: CUDA, XPU, any PrivateUse1.
 
     The convention is that of ``torch.cuda`` and ``torch.xpu``; a backend that leaves a function out
     gets a clear error when a program needs it.
@@ -115,9 +111,7 @@ class ModuleRuntime(Runtime):
 
     @functools.cached_property
     def pins_memory(self) -> bool:  # type: ignore[override]
-        """Whether the backend has an allocator of page-locked memory, which torch asks for in
-        C++.
-        """
+        """Whether the backend has an allocator of page-locked memory, used by torch in C++."""
         with torch._C.DisableTorchFunction():
             try:
                 torch.ops.aten.empty.memory_format(

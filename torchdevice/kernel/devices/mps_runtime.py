@@ -21,8 +21,7 @@ _SAYS_REFUSED = re.compile(
 
 
 def says_refused(error: BaseException) -> bool:
-    """Return whether an error says that MPS's kernel does not support a call, in the words of
-    torch's kernels for MPS.
+    """Return whether an error reports a call that MPS does not support, in torch's own words.
 
     A dtype that no tensor of MPS can have is another matter, and memory that ran out too.
     """
@@ -42,9 +41,7 @@ _numbers = itertools.count()
 
 
 class _MpsMark:
-    """A recorded event. Two of them have a time in either order, as CUDA's have; torch's of MPS
-    refuses one order.
-    """
+    """A recorded event. Times are measured in either order, as on CUDA; torch's MPS refuses one."""
 
     def __init__(self, timing: bool):
         self._event = torch.mps.event.Event(enable_timing=timing)
@@ -74,8 +71,7 @@ class MpsRuntime(Runtime):
     device_type = "mps"
     support = TorchSupport(
         compiles_flex_backward=False,
-        # torch.mps lacks most of what programs ask an accelerator for: devices, streams, figures of
-        # memory.
+        # torch.mps lacks most names that programs use: devices, streams, memory figures.
         is_torch_accelerator=False,
         synchronizes_batch_norm=False,
         autocast_key="AutocastMPS",
@@ -134,8 +130,7 @@ class MpsRuntime(Runtime):
         return torch.mps._get_default_mps_generator()
 
     def supports_bfloat16(self) -> bool:
-        # Metal has bfloat16 since macOS 14 (torch raises "BFloat16 is not supported on MPS" before
-        # that).
+        # Metal has bfloat16 since macOS 14. Before, torch raises "BFloat16 is not supported".
         return torch.backends.mps.is_macos_or_newer(14, 0)
 
     def refuses(self, error: BaseException) -> bool:

@@ -1,6 +1,4 @@
-"""The one way to watch a scope: an observer is told of kernels, of memory, and of calls that order
-work.
-"""
+"""The one way to watch a scope. Observers see kernels, memory, and calls that order work."""
 
 from __future__ import annotations
 
@@ -46,19 +44,13 @@ class Observer:
         """A block is given out."""
 
     def freed(self, address: int) -> None:
-        """The block at an address is given back. The garbage collector may call this between any
-        two lines.
-        """
+        """The block at an address was freed, perhaps by a garbage collection between any lines."""
 
     def segment_changed(self, action: str, segment: Block, stream: int) -> None:
-        """A segment got memory from the driver or gave it back; ``action`` is the word of CUDA's
-        memory history.
-        """
+        """A segment got or returned driver memory; ``action`` is CUDA's memory history's word."""
 
     def memory_ran_out(self, ordinal: int, wanted: int, total: int, free: int) -> None:
-        """A device had no memory for a request of ``wanted`` bytes: of its ``total`` only ``free``
-        are left.
-        """
+        """A device with ``free`` of ``total`` bytes could not give the ``wanted`` bytes."""
 
     # ---- the order of work -----------------------------------------------------------------------
 
@@ -99,25 +91,19 @@ class Observer:
         """The allocator is told by ``record_stream`` that a stream uses a tensor's memory."""
 
     def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
-        """A collective, which waits for the current stream of a tensor's device, reads or writes
-        the tensor.
-        """
+        """A collective uses a tensor, after it waited for the current stream of its device."""
 
     def collectives_waited(self) -> None:
         """The current stream of each device waits for the collectives so far."""
 
     def graph_captured(self, graph: int, pool: Any, capture: Any) -> None:
-        """A graph is captured, with a memory pool: a ``Capture`` of
-        ``torch_modules/cuda/graph_capture.py``.
-        """
+        """A graph with a memory pool is captured: a ``Capture`` of ``graph_capture.py``."""
 
     def graph_replayed(self, graph: int, pool: Any, index: int) -> None:
         """A graph was replayed on a device's current stream. Its results are in a memory pool."""
 
     def backward_began(self) -> None:
-        """The autograd engine begins, which orders its work after that of the forward on any
-        stream.
-        """
+        """The autograd engine begins. Its work follows that of the forward on any stream."""
 
 
 _METHODS = {
@@ -193,9 +179,7 @@ class Observers:
         return end
 
     def end(self, *kinds: type[Observer]) -> list[Observer]:
-        """Tell the observers of these classes nothing more, and return them. May be called
-        again.
-        """
+        """Stop telling the observers of these classes, and return them. May be repeated."""
         found = [each for each in self._ends if isinstance(each[0], kinds)]
         for _, end in found:
             end()

@@ -1,5 +1,4 @@
-"""The memory of a device without an allocator of its own: that of the storages which operators
-return.
+"""Memory of a device without an allocator: that of the storages which operators return.
 
 An :class:`OperatorWatcher` does not see the memory that a kernel needs while it runs, nor earlier
 allocations.
@@ -22,9 +21,7 @@ from torchdevice.kernel.devices.observer import Observer
 
 
 class OperatorWatcher(TorchDispatchMode):
-    """Calls an observer for each new storage on a kind of device that an operator of this thread
-    returns.
-    """
+    """Tells an observer of each new storage on a type of device that operators here return."""
 
     def __init__(self, device_type: str, observer: Observer):
         super().__init__()
@@ -57,9 +54,7 @@ class OperatorWatcher(TorchDispatchMode):
             self._observer.freed(address)
 
     def stop(self) -> None:
-        """Call the observer no more. May be called below modes that were entered later, and from
-        another thread.
-        """
+        """Stop telling. May be called below modes that came later, and from another thread."""
         self._known.clear()
         self._stopped = True
         dispatch_modes.leave(self)

@@ -72,9 +72,7 @@ def registered() -> tuple[str, ...]:
 
 
 def runtime(device_type: str) -> Runtime:
-    """Return the runtime of a device type: one object per process, because its figures are those of
-    the process.
-    """
+    """Return the runtime of a device type: one per process, as its figures are the process's."""
     return _registered.get(device_type) or _own_runtime(device_type)
 
 

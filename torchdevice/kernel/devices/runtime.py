@@ -106,8 +106,7 @@ class KernelFallback:
 
 
 class Runtime(DeviceMemory, KernelFallback):
-    """What a type of device can do. The base class describes a device that has finished the work
-    when a call returns.
+    """What a type of device can do. The base class finishes work before each call returns.
 
     Attributes:
         support: What torch has for the device type.
@@ -158,9 +157,7 @@ class Runtime(DeviceMemory, KernelFallback):
 
     @property
     def rewriters(self) -> Mapping[Any, Any]:
-        """Torch function -> the rewriter that it needs on this device, in addition to those for all
-        devices.
-        """
+        """The rewriters by torch function of this device, besides those for all devices."""
         return {}
 
     def obstacle(self, gm: torch.fx.GraphModule, context: Any) -> str:
@@ -210,8 +207,6 @@ class Runtime(DeviceMemory, KernelFallback):
 
 @functools.cache
 def device_of(device_type: str, index: int | None) -> torch.device:
-    """Return a cached device. In a scope, ``torch.device(...)`` is a torch call that a mode would
-    rewrite.
-    """
+    """Return a cached device. A mode would rewrite ``torch.device(...)`` in a scope."""
     with torch._C.DisableTorchFunction():
         return torch.device(device_type) if index is None else torch.device(device_type, index)

@@ -10,9 +10,7 @@ _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 
 
 def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the indices and values of a COO tensor, or the compressed indices, plain indices and
-    values of another.
-    """
+    """Return the values and indices of a sparse tensor: COO's, or compressed and plain ones."""
     if tensor.is_sparse:
         return tensor._indices(), tensor._values()
     if tensor.layout in BY_ROWS:
@@ -21,9 +19,7 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def plain_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what :func:`parts_of` returns of a sparse tensor, a strided tensor itself, and nothing
-    of other kinds.
-    """
+    """Return the parts of a sparse tensor, a strided tensor itself, and nothing of others."""
     if tensor.layout is torch.strided and not tensor.is_nested:
         return (tensor,)
     if tensor.is_sparse or tensor.layout in (*BY_ROWS, *_BY_COLUMNS):

@@ -1,5 +1,4 @@
-"""What differs on a device that this package supplies itself, with its tensors, kernels, generators
-and allocator.
+"""What differs on a device whose tensors, kernels and allocator this package supplies.
 
 The defaults are those of every other device, for which torch and the device's own library do this.
 Simulated devices answer otherwise. The names of torch that concern allocators, generators, graphs
@@ -77,9 +76,7 @@ class SuppliedDevice:
 
     @property
     def note_of_full_host(self) -> str:
-        """The note on an error if this machine's memory ran out and the device could have a limit;
-        "" for none.
-        """
+        """The note on an error if this machine's memory ran out and a limit could help, or ""."""
         return ""
 
     @property
@@ -100,9 +97,7 @@ class SuppliedDevice:
         """
 
     def kernels(self, option: str) -> str:
-        """Return which kernels compute with ``native=option``, in a few words; empty where there is
-        no choice.
-        """
+        """Return which kernels ``native=option`` chooses, in words; "" if there is no choice."""
         return ""
 
     def enter_thread(self, entry: Any) -> None:
@@ -112,9 +107,7 @@ class SuppliedDevice:
         """
 
     def leave_thread(self, entry: Any) -> None:
-        """Undo :meth:`enter_thread` for an entry, also if that was interrupted, or undone
-        before.
-        """
+        """Undo :meth:`enter_thread`, also if it was interrupted. May be called again."""
 
     def begin_autocast(self) -> None:
         """Prepare for autocast of the device."""
@@ -123,36 +116,26 @@ class SuppliedDevice:
         """Prepare this thread for the next call of the autograd engine."""
 
     def runs_on_host(self) -> bool:
-        """Return whether this thread runs compiled code with the host's tensors in the place of the
-        device's.
-        """
+        """Return whether this thread runs compiled code on the host's tensors instead."""
         return False
 
     def call_by_host(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a function that Inductor has compiled for CPU tensors, with tensors of the
-        device.
-        """
+        """Call a function that Inductor compiled for CPU tensors with the device's tensors."""
         return function(*args, **kwargs)
 
     def host_alias(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the CPU tensor with the memory of one of the device or of the CPU; None where
-        there is none.
-        """
+        """Return the CPU tensor with the same memory as a tensor; None if there is none."""
         return tensor if tensor.device.type == "cpu" else None
 
     def can_use_attention(self, kernel: str, params: Any, debug: bool) -> bool:
-        """Return whether one of CUDA's kernels could compute attention: "flash", "mem_efficient" or
-        "cudnn".
-        """
+        """Return whether a kernel, "flash", "mem_efficient" or "cudnn", can compute attention."""
         return False
 
     def serve_reducer(self, model: Any) -> None:
         """Prepare the device for what a ``DistributedDataParallel`` asks of it in C++."""
 
     def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
-        """Return a new ``torch.UntypedStorage`` on a device of this type; ``original`` is torch's
-        own constructor.
-        """
+        """Return an ``UntypedStorage`` on a device of this type, made by ``original``."""
         return original(*args, device=device, **kwargs)
 
     def generator(self, index: int, cls: type = torch.Generator) -> torch.Generator:
@@ -160,22 +143,18 @@ class SuppliedDevice:
         return torch._C.Generator.__new__(cls, self._runtime.device(index))  # type: ignore[call-arg]
 
     def numbers_of(self, generator: torch.Generator) -> torch.Generator:
-        """Return the generator that draws the numbers for a generator which may share its state
-        with others.
-        """
+        """Return the generator that draws for another, which may share its state with others."""
         return generator
 
     def random_state(self, generator: torch.Generator) -> torch.Tensor | None:
-        """Return the state from which the CPU would draw what a generator draws next, where
-        ``draws_on_cpu``.
+        """Return the CPU's state for a generator's next draw, where ``draws_on_cpu``.
 
         None where no state of the CPU's generator gives these numbers.
         """
         return generator.get_state()
 
     def statistics(self, index: int) -> Mapping[str, Any]:
-        """Return further figures of the device's allocator, under the keys of
-        ``torch.cuda.memory_stats``.
+        """Return further allocator figures, under the keys of ``torch.cuda.memory_stats``.
 
         A value is a number, a :class:`Stat`, or one for each of ``"all"``, ``"small_pool"`` and
         ``"large_pool"``.
@@ -213,8 +192,7 @@ class SuppliedDevice:
         return OperatorWatcher(self._runtime.device_type, observer).stop
 
     def watch_host_waits(self, context: Any) -> None:
-        """Tell the observers of a context's order of each operator at which the host waits, such as
-        ``item()``.
+        """Tell a context's observers of operators at which the host waits, such as ``item()``.
 
         The base class does nothing. May be called again for a context.
         """
@@ -224,17 +202,14 @@ class SuppliedDevice:
         return None
 
     def same_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return another tensor with the memory of ``tensor``, which does not keep that memory from
-        being freed.
+        """Return another tensor with the memory of ``tensor`` that does not keep it allocated.
 
         Where the device's allocator cannot tell the two, the other tensor keeps it.
         """
         return tensor.detach()
 
     def copy_outside(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of ``tensor`` that is no memory of the device, where the device has an
-        allocator.
-        """
+        """Return a copy of ``tensor`` outside the device's memory, if there is an allocator."""
         return tensor.clone()
 
     def set_allocator(self, text: str) -> bool:
@@ -246,7 +221,5 @@ class SuppliedDevice:
         return False
 
     def allocator_settings(self) -> Mapping[str, Any]:
-        """Return the settings of the device's allocator, under the keys of
-        ``torch.cuda.memory._snapshot``.
-        """
+        """Return the allocator's settings, under the keys of ``torch.cuda.memory._snapshot``."""
         return {}

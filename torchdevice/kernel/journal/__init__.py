@@ -1,3 +1,1 @@
-"""What is counted while a program runs: rewritten calls by the line that made them, and what verify
-found.
-"""
+"""Counts from a running program: rewritten calls by line, and findings of ``verify=``."""

@@ -1,5 +1,4 @@
-"""Which line of the program makes a call: the innermost frame outside installed packages, Python's
-own and this one.
+"""The program's line that makes a call: outside this package, installed packages and Python's.
 
 A call has two places. The *caller* is the innermost frame that is neither torch's nor this
 package's: where somebody asked for a device. Often that is a library, and then the *program* is the
@@ -84,8 +83,7 @@ def kind_of(frame: FrameType) -> int:
     if kind is not None:
         return kind
     if file.startswith("<") and not file.startswith("<frozen"):
-        # Generated code is named alike wherever it comes from. That of `python -c` is in the main
-        # module.
+        # Generated code is named alike wherever it is from. Code of `python -c` is in `__main__`.
         if frame.f_globals.get("__name__") == "__main__" or _TYPED.match(file):
             return PROGRAM
         return LIBRARY
@@ -105,8 +103,7 @@ def kind_of_file(file: str) -> int:
 
 
 def caller_frame(above: int = 0) -> FrameType:
-    """Return the innermost frame that is neither torch's nor this package's; the outermost frame if
-    all are.
+    """Return the innermost frame outside torch and this package, or else the outermost frame.
 
     Args:
         above: How many callers need not be looked at.
@@ -118,8 +115,7 @@ def caller_frame(above: int = 0) -> FrameType:
 
 
 def program_frame(frame: FrameType) -> tuple[FrameType | None, int]:
-    """Return the innermost frame of the program at or above a frame, and how many callers above
-    that is.
+    """Return the program's innermost frame at or above one, and the number of callers above it.
 
     The first is None where there is none: in a thread of a library, and in an installed program run
     by ``-m``.
@@ -132,9 +128,7 @@ def program_frame(frame: FrameType) -> tuple[FrameType | None, int]:
 
 
 def program_line() -> FrameType:
-    """Return the innermost frame of the program; where there is none, the frame that called
-    torch.
-    """
+    """Return the program's innermost frame, or else the frame that called torch."""
     caller = caller_frame(1)
     return program_frame(caller)[0] or caller
 

@@ -1,6 +1,4 @@
-"""What ``verify=`` found: operators whose results differ from the CPU's, and how many calls were
-compared.
-"""
+"""Findings of ``verify=``: operators that differ from the CPU, and how many were compared."""
 
 from __future__ import annotations
 
@@ -83,8 +81,7 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 class Findings:
-    """The findings of one process, each once. Safe to use from several threads; counts may lag by a
-    few.
+    """The findings of one process, each once. Thread-safe; counts may lag by a few.
 
     Attributes:
         compared: Operator -> how many calls were compared with the CPU.

@@ -52,8 +52,7 @@ class Entry:
 
 
 class Journal:
-    """Entries aggregated by call site. Safe to use from several threads; counts may lag by a few
-    under contention.
+    """Entries aggregated by call site. Thread-safe; counts may lag by a few under contention.
 
     Attributes:
         overflow: How many events were not kept because there were too many different ones.

@@ -46,8 +46,7 @@ _capsule.restype = ctypes.py_object
 _capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
-# Values that no word of a new capsule has by accident: they differ, and are too large for sizes and
-# counts.
+# No word of a new capsule has these by accident: they differ, and are too large for sizes.
 _ADDRESSES = (1 << 40) + 8, (1 << 41) + 16
 
 
@@ -70,9 +69,7 @@ one address.
 
 
 def on_device(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a tensor of simulated device ``index`` that shares memory with a strided CPU
-    tensor.
-    """
+    """Return a tensor of simulated device ``index`` in the memory of a strided CPU tensor."""
     capsule = _export(tensor)
     # `>> 3` makes the index of a word of 8 bytes from an address. The inner word is the address of
     # the DLPack structure; the outer one holds the type of the device in its low half, its index in
@@ -88,8 +85,7 @@ _VALUES, _STRIDES = 0, 32
 
 
 def without_values(tensor: torch.Tensor, address: int, index: int) -> torch.Tensor:
-    """Return a tensor of simulated device ``index`` with the dtype, shape and strides of another,
-    and no memory.
+    """Return a tensor of simulated device ``index``, shaped like another, without memory.
 
     Nothing may read or write its values, which have an address that no process has.
     """
@@ -116,8 +112,7 @@ _NOWHERE = 1 << 51  # beyond the 2^47 or 2^48 bytes of user addresses
 
 
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that shares memory with a simulated tensor, without conjugate and
-    negative bits.
+    """Return a CPU tensor in a simulated tensor's memory, without conjugate and negative bits.
 
     Raises:
         NoValueError: The tensor has no values.

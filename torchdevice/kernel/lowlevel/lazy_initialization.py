@@ -33,9 +33,7 @@ _SET = "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"
 
 
 def forget() -> None:
-    """Let torch initialise each family of accelerators when it is used next, unless it really has
-    done so.
-    """
+    """Let torch initialise each accelerator at its next use, unless it is really initialised."""
     require = None if sys.platform == "win32" else getattr(library("torch_python"), _SET, None)
     for family, number in DEVICE_TYPES.items() if require is not None else ():
         if not getattr(torch, family)._initialized:

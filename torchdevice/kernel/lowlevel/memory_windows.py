@@ -12,9 +12,7 @@ from typing import Any
 
 
 def _window(at: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return an array over the memory of addresses, and the index of each in it. Addresses may be
-    unaligned.
-    """
+    """Return an array over the memory at addresses, aligned or not, and each one's index in it."""
     import numpy as np
 
     lowest, size = at.min(), dtype.itemsize
@@ -28,9 +26,7 @@ def _window(at: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def read(at: Any, active: Any, default: Any, dtype: Any) -> Any:
-    """Return the elements at addresses, and ``default`` where they are not active. All arrays have
-    one shape.
-    """
+    """Return elements at active addresses, and ``default`` at others. All shapes are equal."""
     if active.all():
         window, index = _window(at, dtype)
         return window[index]
@@ -42,9 +38,7 @@ def read(at: Any, active: Any, default: Any, dtype: Any) -> Any:
 
 
 def write(at: Any, active: Any, values: Any) -> None:
-    """Write values to addresses, where they are active. The last of several values for an address
-    stays.
-    """
+    """Write values to active addresses. The last of several values for an address stays."""
     if active.any():
         window, index = _window(at[active], values.dtype)
         window[index] = values[active]

@@ -1,5 +1,4 @@
-"""Memory at addresses that programs give, and fields of torch's C++ objects that Python can read
-but not set.
+"""Memory at addresses from programs, and torch's C++ fields that Python can read but not set.
 
 The offset of a field is not assumed: it is the only one at which the memory of two objects holds
 what torch answers for both.
@@ -38,8 +37,7 @@ def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: i
         TorchVersionError: No offset, or more than one, holds these values.
     """
     found = offsets(objects, values, words)
-    # Two offsets with the same values are no answer: writing at the wrong one would damage the
-    # object.
+    # Two offsets with the same values are ambiguous: a write at the wrong one damages the object.
     if len(found) != 1:
         import torch  # not above: a sub-interpreter, which may ask for offsets, cannot import torch
 

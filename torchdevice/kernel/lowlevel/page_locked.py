@@ -74,14 +74,12 @@ def register() -> bool:
     # the symbol is the beginning itself.
     own = _table(ctypes.c_void_p.from_address(hooks).value, count)
     inherited = _table(above + _ABOVE * _WORD, count)
-    # Where a backend in Python overrides a function, its table has another address than the class
-    # above.
+    # A backend in Python that overrides a function has a table at another address than the class.
     of_its_own = {
         name for at, name in enumerate(order, _ABOVE + _DESTRUCTORS) if own[at] != inherited[at]
     }
     known = {*order} >= {*_INHERITED, _ALLOCATOR, _IS_LOCKED}
-    # The overridden and the inherited functions are known, so a table that is laid out otherwise is
-    # noticed here.
+    # Overridden and inherited functions are known, so a table of another layout is noticed here.
     if not (known and of_its_own >= _OWN and of_its_own.isdisjoint(_INHERITED)):
         return False
     for name, function in ((_ALLOCATOR, _answer(allocator)), (_IS_LOCKED, _is_locked)):
@@ -96,9 +94,7 @@ def register() -> bool:
 
 
 def serve(model: object) -> None:
-    """Let torch get page-locked memory for as long as a model exists. Without one it raises where a
-    program asks.
-    """
+    """Serve torch page-locked memory while a model exists. Without one, it raises on request."""
     key = object()
     _served.add(key)
     # The key and not the model, which must be able to end.
@@ -113,8 +109,7 @@ def _drop(key: object) -> None:
 
 def _settle() -> None:
     for table, place, original, function in _functions_of_models:
-        # The table is written only when a model comes or goes, so plain programs call torch's own
-        # functions.
+        # The table changes only when a model comes or goes; plain programs call torch's functions.
         table[place] = _address(function) if _served else original
 
 
@@ -143,15 +138,12 @@ def _functions() -> list[str]:
     names = ("AcceleratorHooksInterface.h", "PrivateUse1HooksInterface.h")
     # Comments contain the word "virtual" too.
     text = re.sub(r"//.*", "", "\n".join((folder / name).read_text() for name in names))
-    # No destructors (`~`), and the last name before the arguments, since return types are written
-    # before it.
+    # No destructors (`~`), and the last name before the arguments: return types come before it.
     return re.findall(r"\bvirtual\s[^;{(~]*?(\w+)\(", text)
 
 
 def _addresses() -> tuple[int, int, int]:
-    """Return the addresses of the hooks, of the CPU's allocator and of the table of the hooks'
-    class above.
-    """
+    """Return the addresses of the hooks, the CPU's allocator and the hooks' base-class table."""
     torch_cpu, torch_python = library("torch_cpu"), library("torch_python")
     # Mangled names of `at::detail::getPrivateUse1Hooks()` and `c10::GetCPUAllocator()`.
     get_hooks = torch_cpu._ZN2at6detail19getPrivateUse1HooksEv

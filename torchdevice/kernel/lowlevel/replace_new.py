@@ -1,5 +1,4 @@
-"""Replaces the constructor of a class written in C, where Python refuses the assignment of
-``__new__``.
+"""Replaces the constructor of a C class, where Python refuses an assignment to ``__new__``.
 
 ``torch.device`` can be neither subclassed nor assigned to, and must stay the class that
 annotations, pickles and Dynamo use. So it gets what Python gives a class whose ``__new__`` is
@@ -88,8 +87,7 @@ class Constructor:
         self._new = staticmethod(functools.update_wrapper(new, self._original_new))
 
     def _put(self, new: Any, slot: int) -> None:
-        # The dictionary first: in between, the old slot still makes devices without looking
-        # `__new__` up.
+        # The dictionary first: until the next line, the old slot makes devices without `__new__`.
         self._dictionary["__new__"] = new
         self._slot.value = slot
         # Drops Python's caches of attribute lookups for the class.

@@ -1,3 +1,1 @@
-"""What all other files may use: Python's own machinery made safe, private names of torch, logs,
-fidelity.
-"""
+"""Python's machinery made safe, private names of torch, logs: usable by all other files."""

@@ -1,5 +1,4 @@
-"""torch's own parser of the settings of allocators, called with a text of this package's choice
-alone.
+"""torch's own parser of allocator settings, called only with a text made by this package.
 
 In a build with CUDA the parser's first call in a process also reads the settings in the
 environment, and ends in an internal assertion if these choose another backend of CUDA's allocator

@@ -6,9 +6,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def scaled(size: int, *, beyond: int = 0) -> tuple[float, str]:
-    """Return a number of bytes in the largest unit of which it has one and ``beyond`` bytes, and
-    the unit.
-    """
+    """Return bytes in the largest unit that is reached with ``beyond`` to spare, and the unit."""
     for unit, name in _UNITS:
         if size >= unit + beyond:
             return size / unit, name
@@ -16,17 +14,13 @@ def scaled(size: int, *, beyond: int = 0) -> tuple[float, str]:
 
 
 def written(size: int) -> str:
-    """Return a number of bytes as torch's allocators write it:
-    ``c10::CachingAllocator::format_size``.
-    """
+    """Return a number of bytes as ``c10::CachingAllocator::format_size`` writes it."""
     number, unit = scaled(size, beyond=1)  # 1 GiB is "1024.00 MiB" there
     return f"{number} {unit}" if unit == "bytes" else f"{number:.2f} {unit}"
 
 
 def exact(size: int) -> str:
-    """Return a number of bytes in the largest unit of which it is a multiple, as an option of
-    memory takes it.
-    """
+    """Return bytes in their largest whole unit, as an option of memory takes it."""
     for unit, name in _UNITS:
         if size and size % unit == 0:
             return f"{size // unit}{name}"

@@ -27,9 +27,7 @@ def toml(text: str) -> dict[str, Any]:
 
 
 def filled(code: str, name: str, **values: Any) -> str:
-    """Return the template of Jinja2 ``name`` in the folder of a file of code, ``__file__``, with
-    these values in it.
-    """
+    """Return the Jinja2 template ``name`` beside a code file ``__file__``, filled with values."""
     return _environment(Path(code).parent).get_template(name).render(values)
 
 

@@ -99,8 +99,7 @@ async def _awaited(scope: AbstractContextManager[Any], awaitable: Awaitable[Any]
 def _stepwise(
     scope: AbstractContextManager[Any], function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a generator function that runs each step of the generator of ``function`` inside
-    ``scope``.
+    """Return a generator function that runs each step of ``function``'s generator in ``scope``.
 
     It passes on what is sent or thrown in, GeneratorExit included, and returns the generator's
     result.

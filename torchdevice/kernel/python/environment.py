@@ -1,6 +1,4 @@
-"""The variables that say what ``import torch`` does. Nothing is imported here that torch may not
-import.
-"""
+"""Variables that configure ``import torch``. Imports nothing that torch may not import."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Reads files that somebody else may have written: regular ones only, and no more of them than fits
-into memory.
-"""
+"""Reads files of unknown origin: only regular ones, and no more than fits into memory."""
 
 from __future__ import annotations
 

@@ -9,17 +9,13 @@ from typing import Any
 
 
 def at_fork(**functions: Callable[[], Any]) -> None:
-    """Call functions from now on at each fork, as ``os.register_at_fork`` does, where the system
-    can fork.
-    """
+    """Call functions at each fork from now on, if the system forks (``os.register_at_fork``)."""
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(**functions)
 
 
 def in_child(function: Callable[[], Any]) -> None:
-    """Call a function in every child process that is forked from now on, where the system can
-    fork.
-    """
+    """Call a function in every child process forked from now on, if the system can fork."""
     at_fork(after_in_child=function)
 
 

@@ -45,21 +45,17 @@ class Leaving:
 
     def exit(self, *exc_info: Any) -> Any:
         """Leave at the end of the block."""
-        # In this order: an interrupt in between leaves the entry in the set, and leaving again is
-        # harmless.
+        # In this order: an interrupt leaves the entry in the set, and leaving twice is harmless.
         self.late()
         self.done()
 
     def late(self) -> None:
-        """Leave where :meth:`exit` was kept from it. It may be called again, and before anything
-        was entered.
-        """
+        """Leave if :meth:`exit` was kept from it. May be repeated, and called before entry."""
         raise NotImplementedError
 
     def done(self) -> None:
         """Note that nothing is left to do."""
-        # In this order: without its watcher, an entry that an interrupt leaves in the set would
-        # stay there.
+        # In this order: an interrupted entry without its watcher would stay in the set.
         _unfinished.discard(self)
         self._watcher = None
 

@@ -1,6 +1,4 @@
-"""Which files are a library's and not the program's: this package's, installed packages', and
-Python's own.
-"""
+"""Which files are a library's and not the program's: ours, installed ones, and Python's."""
 
 from __future__ import annotations
 
@@ -33,8 +31,6 @@ def is_library(file: str) -> bool:
 
 
 def name_inside(file: str) -> str | None:
-    """Return the name of a file in the folder where its package is installed; None for a file in no
-    such folder.
-    """
+    """Return a file's name within its installed package's parent folder; None if it has none."""
     installed = _INSTALLED.match(file)
     return None if installed is None else file[installed.end() :]

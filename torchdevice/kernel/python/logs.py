@@ -34,9 +34,7 @@ class _VariableFileHandler(logging.FileHandler):
 
 # The class of `logging.lastResort`, which a program may have set to None.
 class _Stderr(logging._StderrHandler):  # type: ignore[name-defined]
-    """Prints what nobody else handles: a program that configures logging decides itself what
-    becomes of it.
-    """
+    """Prints records nobody else handles; a program that configures logging decides itself."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to print a record."""
@@ -48,8 +46,7 @@ _configuring = threading.RLock()
 
 
 def configure_logging() -> None:
-    """Apply ``TORCHDEVICE_LOG`` (a level name) and ``TORCHDEVICE_LOG_FILE`` (a path) to the
-    package's logger.
+    """Set up the logger by ``TORCHDEVICE_LOG`` (a level) and ``TORCHDEVICE_LOG_FILE`` (a path).
 
     Each outermost entry of a scope calls this. A handler that is attached already is not attached
     again.

@@ -1,6 +1,4 @@
-"""Files that no other user can change, as ssh demands of its keys: what is executed from a cache
-must be one.
-"""
+"""Files that only their owner can change, as code executed from a cache must be."""
 
 from __future__ import annotations
 
@@ -10,8 +8,7 @@ from pathlib import Path
 
 
 def weakness(path: Path) -> str:
-    """Return how another user can change a file, or any folder on the way to it; nothing where
-    nobody can.
+    """Return how another user could change a file or a folder above it, or nothing.
 
     Links are followed first: read the file by :func:`os.path.realpath` afterwards, too, so that the
     file that was looked at is the one that is read.
@@ -32,8 +29,7 @@ def weakness(path: Path) -> str:
 def _weakness(path: Path, status: os.stat_result) -> str:
     if status.st_uid not in (os.getuid(), 0):
         return f"{str(path)!r} belongs to user {status.st_uid}"
-    # In a folder such as /tmp, others may add files but neither replace nor rename those of this
-    # user.
+    # In a folder such as /tmp, others may add files but neither replace nor rename this user's.
     is_shared = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_shared:
         return (

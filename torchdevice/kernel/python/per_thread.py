@@ -1,6 +1,4 @@
-"""Values that each thread has for itself, and blocks of code in which attributes have other
-values.
-"""
+"""Values that each thread has of its own, and blocks that set attributes temporarily."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Texts from outside, made fit to be printed: names of files, messages, reports that somebody else
-wrote.
+"""Makes foreign texts fit to print: file names, messages, reports by others.
 
 A terminal takes some characters for commands: it moves, hides or replaces what was printed before,
 sets titles, or writes to the clipboard. Others change the order in which a line is read.
@@ -23,16 +22,12 @@ _IN_A_LINE = re.compile(f"[\\n{_COMMANDS}{_ORDER}{_SURROGATES}]")
 
 
 def line(text: str) -> str:
-    """Return a text that stays one line, in which characters that are commands are written as
-    escapes.
-    """
+    """Return a text as one line, with control characters written as escapes."""
     return _IN_A_LINE.sub(_escaped, text)
 
 
 def lines(text: str) -> str:
-    """Return a text of several lines in which characters that are commands are written as
-    escapes.
-    """
+    """Return a text of several lines, with other control characters written as escapes."""
     return _IN_LINES.sub(_escaped, text)
 
 

@@ -1,5 +1,4 @@
-"""What the ranks of ``torchdevice run --ranks`` leave to the process that started them, which shows
-it at the end.
+"""Notes of the ranks of ``torchdevice run --ranks`` for the launcher, which shows them at the end.
 
 A rank leaves how it failed, which other ranks it waits for, and where it was when a signal ended
 it. All are files of the run's folder, so that they outlive the rank. The last is written by
@@ -73,9 +72,7 @@ def are_collected() -> bool:
 def leave_failure(
     place: str, error: str, traceback: str = "", *, interrupted: bool = False
 ) -> bool:
-    """Leave how this rank failed, in place of what it left before. Return whether that was
-    possible.
-    """
+    """Replace this rank's note by one of how it failed. Return whether that was possible."""
     failure = Failure(_rank(), time.time(), place, error, traceback, interrupted)
     return are_collected() and run_folder.leave(_FAILED, json.dumps(failure), _token(_FAILED))
 
@@ -87,9 +84,7 @@ def leave_wait(call: str | None, since: float = 0.0) -> None:
 
 
 class Witness:
-    """Leaves where this rank is when the launcher ends it by SIGTERM, unless the program handles
-    that signal itself.
-    """
+    """Notes where a rank is when SIGTERM ends it, unless the program handles that signal."""
 
     def __init__(self) -> None:
         self._file: Any = None
@@ -144,9 +139,7 @@ def waits() -> dict[int, Wait]:
 
 
 def stacks() -> dict[int, str]:
-    """Return the program's line at which a signal found a rank, by rank: ``"train.py:12 in
-    main"``.
-    """
+    """Return each rank's program line when a signal came: ``"train.py:12 in main"``."""
     folder = run_folder.path()
     files = [] if folder is None else [*folder.glob(f"*{_STACK}")]
     found = {int(each.stem.partition("-")[2][:-1], 16): each for each in files}
@@ -158,9 +151,7 @@ def stacks() -> dict[int, str]:
 
 
 def _program_line(stack: str) -> Iterator[str]:
-    """Yield the innermost line of the program in a stack, or the innermost of all where no frame is
-    the program's.
-    """
+    """Yield the program's innermost line in a stack, or the innermost of all."""
     frames = _FRAME.findall(stack)
     for file, line, function in [each for each in frames if not is_library(each[0])][:1] or frames[
         :1
@@ -169,9 +160,7 @@ def _program_line(stack: str) -> Iterator[str]:
 
 
 def alike(said: Mapping[int, str]) -> Iterator[tuple[str, str]]:
-    """Yield each text with the ranks that say it: ``("ranks 0, 2", text)``, in the order of their
-    first ranks.
-    """
+    """Yield each text with its ranks: ``("ranks 0, 2", text)``, ordered by first rank."""
     ranks: dict[str, list[str]] = {}
     for rank, text in sorted(said.items()):
         ranks.setdefault(text, []).append(str(rank))

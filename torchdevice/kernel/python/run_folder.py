@@ -1,5 +1,4 @@
-"""A folder that the processes of one run share, named by the environment: what they say once, and
-their reports.
+"""A folder that the processes of a run share through the environment, for notices and reports.
 
 The first process names the folder, and nothing of it exists until another process needs it. The
 first process removes it at its end. Where the first process is killed, the next run does. Hosts and
@@ -49,9 +48,7 @@ def begin() -> None:
 
 
 def path() -> Path | None:
-    """Return the folder of the run that this process belongs to; None where it belongs to none that
-    still runs.
-    """
+    """Return the folder of this process's run; None if it has none that is still running."""
     name = os.environ.get(VARIABLE)
     return Path(name) if name and _leader_may_run(name) else None
 
@@ -120,8 +117,7 @@ def remove(folder: str | os.PathLike[str]) -> None:
 
 
 def claim(what: str) -> bool:
-    """Return whether this process is the first of its run to do something. It is, too, where there
-    is no run.
+    """Return whether this process is its run's first to do something, or has no run.
 
     The first process writes nothing for it, but finds what others wrote.
     """

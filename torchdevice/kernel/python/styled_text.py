@@ -1,6 +1,4 @@
-"""Lines of text in colours on a terminal, and plain elsewhere. rich is imported only where colours
-are shown.
-"""
+"""Coloured lines for a terminal, plain elsewhere. rich is imported only for colours."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ Line = str | tuple[tuple[str, str], ...]
 
 
 def _parts(line: Line) -> Iterable[tuple[str, str]]:
-    """Yield the parts of a line, in which texts from outside neither command the terminal nor begin
-    another line.
-    """
+    """Yield a line's parts; foreign texts can neither control the terminal nor add lines."""
     parts = ((line, ""),) if isinstance(line, str) else line
     return ((printable.line(text), style) for text, style in parts)
 
@@ -56,8 +52,7 @@ def show(lines: Iterable[Line], file: TextIO | None = None) -> None:
 
 
 def counted(items: Iterable[T], number: int, done: str) -> Iterator[T]:
-    """Yield items. Where stderr is a terminal, a line there says how many there were, until the
-    last one came.
+    """Yield items, and count them in a line on stderr, if it is a terminal, until the last.
 
     Args:
         items: The items.

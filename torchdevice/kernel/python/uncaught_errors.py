@@ -1,5 +1,4 @@
-"""Tracebacks without the frames of this package, so that an error of torch's ends at the program's
-line.
+"""Tracebacks without this package's frames, so that torch's errors end at the program's line.
 
 A call that succeeds pays nothing: an error is looked at where it leaves a scope, and where nobody
 catches it while
@@ -55,16 +54,12 @@ _MISSING: dict[str, str] = {}
 
 
 def note_missing(pattern: str, note: str) -> None:
-    """Register a note on each ModuleNotFoundError for a module whose name matches a regular
-    expression.
-    """
+    """Register a note on ModuleNotFoundError for modules that match a regular expression."""
     _MISSING[pattern] = note
 
 
 def trim(error: BaseException | None) -> None:
-    """Take this package's frames out of the traceback of an error, and of those that it came
-    from.
-    """
+    """Take this package's frames out of the traceback of an error and of its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -75,9 +70,7 @@ def trim(error: BaseException | None) -> None:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an error. On Python 3.10 it is kept where later Pythons keep it, and pytest
-    shows it.
-    """
+    """Add a note to an error. On Python 3.10 it is stored as later versions do; pytest shows it."""
     if sys.version_info >= (3, 11):
         error.add_note(note)
     else:
@@ -85,9 +78,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def show_notes(error: BaseException) -> None:
-    """Print the notes of an error whose traceback was printed by Python 3.10, which leaves them
-    out.
-    """
+    """Print an error's notes after Python 3.10 printed its traceback without them."""
     if sys.version_info < (3, 11):
         for note in getattr(error, "__notes__", ()):
             print(printable.lines(note), file=sys.stderr)
@@ -123,9 +114,7 @@ def _add_remedies(error: BaseException, entries: list[TracebackType]) -> None:
 
 
 def _drop_handled_here(error: BaseException) -> None:
-    """Take an error out of the context of another that was raised and handled in this package
-    alone.
-    """
+    """Remove an error that only this package raised and handled from another's context."""
     handled = error.__context__
     if handled is None or handled is error.__cause__:
         return
@@ -174,9 +163,7 @@ def _file(entry: TracebackType) -> str:
 
 
 def last_place(error: BaseException) -> str:
-    """Return the program's last line in an error's traceback, with the file's name; nothing where
-    there is none.
-    """
+    """Return the program's last line in a traceback, and its file's name; nothing if none."""
     frames = _entries(without_ours(error))
     frames = [each for each in frames if not is_library(_file(each))] or frames
     return f"{os.path.basename(_file(frames[-1]))}:{frames[-1].tb_lineno}" if frames else ""
@@ -191,8 +178,7 @@ _HOOKS = ((sys, "excepthook"), (threading, "excepthook"), (sys, "unraisablehook"
 
 
 class Hooks:
-    """The hooks that show errors of the main thread, of other threads, of destructors and, in a
-    notebook, of cells.
+    """The hooks that show errors of main and other threads, destructors and notebook cells.
 
     Args:
         of_main: Whether errors of the main thread are shown, too. Under ``torchdevice run`` the
@@ -235,9 +221,7 @@ class Hooks:
             self._shell.set_custom_exc(self._types, _show_in_cell)
 
     def end(self) -> None:
-        """Put the hooks back, but not those in whose place the program has put others. May be
-        called again.
-        """
+        """Restore the hooks that the program has not replaced. May be called again."""
         for (module, name), own, before in zip(_HOOKS, self._own, self._before, strict=True):
             if getattr(module, name) is own:
                 setattr(module, name, before)
