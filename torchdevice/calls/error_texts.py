@@ -1,6 +1,4 @@
-"""What is done about an error of the target: its words become those of the program's accelerator,
-or the call is made in another way that the target does not refuse.
-"""
+"""Errors of the target: reworded for the program's accelerator, or answered by another call."""
 
 from __future__ import annotations
 
@@ -28,8 +26,7 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def reword(context: Context, error: BaseException) -> None:
-    """Name the device in an error as the program spells it, and raise CUDA's out-of-memory error
-    for the target's.
+    """Name the device in an error as the program spells it; raise CUDA's class for out of memory.
 
     Raises:
         torch.OutOfMemoryError: ``error`` is the target's out-of-memory error.
@@ -60,8 +57,7 @@ def _with_limit(context: Context, error: RuntimeError) -> RuntimeError:
 
 
 def is_final(context: Context, error: BaseException) -> bool:
-    """Return whether a call that raised an error is not to be made again. Its text is then in the
-    program's words.
+    """Return whether a call that raised an error must not be repeated. Its text is then reworded.
 
     What memory was short of is counted once, and what was found out is told once.
     """
@@ -71,8 +67,7 @@ def is_final(context: Context, error: BaseException) -> bool:
 
 
 def class_for_out_of_memory(context: Context, error: BaseException | None) -> type[RuntimeError]:
-    """Return the class by which a program catches ``error``, if it is the target's out-of-memory
-    error.
+    """Return the class that programs catch if ``error`` is the target's out-of-memory error.
 
     An operator that no mode sees raises the target's own RuntimeError. A program that names the
     class in an ``except`` clause reads the name while Python handles that error, whose text is then
@@ -96,9 +91,7 @@ def _out_of_memory_text(context: Context, error: BaseException) -> str | None:
 
 
 def _renamed(text: str, own: str, programs: str) -> str:
-    """Return a text with the device as torch would name the program's: of a device, of a type and
-    of a backend.
-    """
+    """Return a text in which devices, types and backends have the program's names."""
     text = re.sub(
         rf"\b{own}(?=:\d)|(?<=torch\.){own}(?=\.)|(?<=['\"]){own}(?=['\"](?! backend))",
         programs,
@@ -109,9 +102,7 @@ def _renamed(text: str, own: str, programs: str) -> str:
 
 
 def _told(context: Context, error: RuntimeError) -> RuntimeError:
-    """Tell the observers that memory ran out, once for an error that passes here from several torch
-    functions.
-    """
+    """Tell the observers once that memory ran out: an error may pass several torch functions."""
     if not context.observers.out_of_memory or hasattr(error, _TOLD):
         return error
     setattr(error, _TOLD, True)
@@ -158,8 +149,7 @@ def detour_after(
 
 
 def _on_cpu(context: Context, func: Any, error: BaseException, args: Any, kwargs: Any) -> Any:
-    """Make a call on the CPU, counted at its line with the operator and the dtypes that the target
-    refused.
+    """Make a call on the CPU, counted at its line with the refused operator and dtypes.
 
     Raises:
         BaseException: The target's error, where all tensors of the call are the CPU's already.
@@ -176,9 +166,7 @@ def _on_cpu(context: Context, func: Any, error: BaseException, args: Any, kwargs
 
 
 def _rewritten(context: Context, func: Any, rewriter: Rewriter | None) -> Any:
-    """Return the function with its device argument rewritten: the call that failed may name a
-    device.
-    """
+    """Return the function with its device argument rewritten, as the failed call may name one."""
     if rewriter is None:
         return func
     return lambda *args, **kwargs: rewriter(context, func, args, kwargs)

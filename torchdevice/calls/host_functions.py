@@ -1,5 +1,4 @@
-"""Functions on the memory of tensors, each called as one operator of torch, whose kernel is for the
-CPU.
+"""Functions on the memory of tensors, each run as one torch operator with a kernel for the CPU.
 
 A simulated device, a recorder of races, a capture of a graph and the fallback of MPS treat
 ``torchdevice_host::call`` as any other operator that the target runs by a kernel of the CPU.
@@ -59,9 +58,7 @@ def call(context: Context, function: Function, memory: list[torch.Tensor]) -> No
 
 @block
 def as_kernels_do() -> Iterator[None]:
-    """Write to tensors below autograd and the count of versions: a kernel's writes are noticed by
-    neither on a GPU.
-    """
+    """Write to tensors unseen by autograd and the version counter, as kernels of a GPU do."""
     below_autograd = torch._C._AutoDispatchBelowAutograd()
     no_versions = ExcludeDispatchKeyGuard(_VERSIONS)
     with torch._C.DisableTorchFunction(), torch.no_grad(), below_autograd, no_versions:

@@ -1,5 +1,4 @@
-"""Code of the program that Python runs at any time: handlers of signals, and functions that a
-garbage collection calls.
+"""Code that Python runs at any time: signal handlers, and functions that a collection calls.
 
 Python runs a handler between any two steps of Python code. In the middle of a torch call that this
 package handles, a handler would see no mode, no autograd and an allocator that is being changed. On
@@ -81,8 +80,7 @@ def _end(phase: str, info: Mapping[str, int]) -> None:
 
 # Not an ExitStack: an interrupt within its Python code could leave it between two states.
 def _enter(manager: AbstractContextManager[Any]) -> None:
-    # Noted before entering: an interrupt in between leaves an exit that may be called without an
-    # entry.
+    # Noted first: an interrupt before entering leaves an exit that may be called without an entry.
     _collecting.entered.append(manager)
     manager.__enter__()
 
@@ -95,9 +93,7 @@ def _leave() -> None:
 
 
 def _install() -> None:
-    """Lend the mode to collections from now on. Handlers of signals must wait for the end of these
-    callbacks.
-    """
+    """Lend the mode to collections from now on. Signal handlers wait until its callbacks end."""
     if _begin in gc.callbacks:
         _remove()
     gc.callbacks.insert(0, _begin)
@@ -128,9 +124,7 @@ _HELD: dict[Any, Any] = {
 
 @rewrites(*_HELD, table=DROPS)
 def dropping(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function that drops an object with a destructor, perhaps, which then runs with the
-    mode.
-    """
+    """Drop an object by calling a function. A destructor that runs meanwhile has the mode."""
     return outliving(
         context, [_HELD[func](args[0] if args else kwargs["input"])], func, args, kwargs
     )
@@ -185,11 +179,8 @@ is_asked: Callable[[], bool] = bool
 
 
 def _is_handled(frame: FrameType | None) -> bool:
-    """Return whether a frame is inside a torch call that this package handles, and runs no code of
-    the program.
-    """
-    # `with_mode` marks where this package calls code of the program again, so the search ends
-    # there.
+    """Return whether a frame is in a torch call handled here, and runs no code of the program."""
+    # The search ends at `with_mode`, where this package calls the program's code again.
     while frame is not None and frame.f_code is not with_mode.__code__:
         if frame.f_code is _OFF_THE_STACK or frame.f_code.co_filename.startswith(_handling):
             return True
@@ -200,9 +191,7 @@ def _is_handled(frame: FrameType | None) -> bool:
 
 
 class _Waiting:
-    """A handler of the program, which waits while this package is at work or torch asks the
-    guard.
-    """
+    """A handler of the program, deferred while this package works or torch asks the guard."""
 
     __slots__ = ("handler",)
 
@@ -238,8 +227,7 @@ _patches = (
 
 
 def settle(in_a_scope: bool) -> None:
-    """Let the handlers wait if the main thread is in a scope, else no more, and lend collections
-    the mode meanwhile.
+    """Defer handlers while the main thread is in a scope, and lend collections the mode.
 
     Does nothing in other threads. May be called again after an interrupt.
     """

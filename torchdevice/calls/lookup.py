@@ -37,8 +37,7 @@ _tables: dict[tuple[Any, ...], rewriters.Table] = {}
 
 
 def table_of(context: Context) -> rewriters.Table:
-    """Return the table of a context: torch function -> rewriter, with what was learnt of functions
-    seen so far.
+    """Return the rewriters of a context by torch function, with those found on earlier calls.
 
     Contexts of one kind share a table: what is seen in one serves the others, and compiled code
     finds the same objects.
@@ -71,9 +70,7 @@ def table_of(context: Context) -> rewriters.Table:
 
 
 def rewriter_of(table: rewriters.Table, func: Any) -> rewriters.Rewriter | None:
-    """Return the rewriter of a function in ``table``; None where the function cannot carry a
-    device.
-    """
+    """Return the rewriter of a function in ``table``; None if the function takes no device."""
     # The function itself is the sentinel, because None is an answer.
     found: Any = table.get(func, classify)
     return classify(func, table) if found is classify else found
@@ -111,8 +108,7 @@ def _classify(func: Any) -> rewriters.Rewriter | None:
 
 
 def _schemas(func: Any) -> list[Any]:
-    """Return the schemas of the overloads of a torch function or method that Python can call, if
-    there are any.
+    """Return the schemas of the overloads that Python can call of a function or method, if any.
 
     Overloads whose first argument is a device, such as the comparison of two devices, exist in
     TorchScript only.
@@ -143,9 +139,7 @@ def _texts(operator: str) -> list[str]:
 
 @functools.cache
 def _mentions_device(operator: str) -> bool:
-    """Return whether the text of a schema may say a device, which takes less time than to look at
-    its arguments.
-    """
+    """Return whether a schema's text may name a device: a quick test before parsing arguments."""
     return any(
         "Device" in text or "device" in text or "pin_memory" in text for text in _texts(operator)
     )

@@ -1,6 +1,4 @@
-"""The mode: it passes each torch call to the rewriter of the function, or calls a function that has
-none.
-"""
+"""The mode: it passes a torch call to the function's rewriter, or on to torch."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ def _find_nothing(func: Any, default: Any = None) -> None:
 
 
 class DeviceMode(thread_state.ContextMode):
-    """Handles every torch call of a thread. A thread has one mode: nested scopes exchange its
-    ``context``.
+    """Handles every torch call of a thread. A thread has one mode; nested scopes set ``context``.
 
     The mode is on torch's stack, or beside it, where wrappers call it (``wrap.py``).
 
@@ -90,9 +87,7 @@ def _with_key(key: str) -> DeviceMode:
 
 
 def of_this_thread() -> thread_state.ContextMode | None:
-    """Return the mode that handles this thread's calls, beside torch's stack or on it; None while
-    it handles one.
-    """
+    """Return the mode that handles this thread's calls; None while it handles one."""
     if (beside := thread_state.state.mode) is not None:
         return beside
     stacked = thread_state.stacked_modes()
@@ -107,9 +102,7 @@ def of_this_thread() -> thread_state.ContextMode | None:
 
 
 def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function while a mode is active; a thread without one gets a mode on torch's stack for
-    the call.
-    """
+    """Call a function while a mode is active: this thread's own, or one pushed for the call."""
     # By a kernel of the simulated device that calls operators above autograd.
     if is_torch_function_all_disabled():
         with torch._C._EnableTorchFunction():
@@ -121,9 +114,7 @@ def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def as_program(function: Any, *args: Any) -> Any:
-    """Call a function of the program that Python runs at any time, in the scope and with the mode
-    of the program.
-    """
+    """Call a program's function that Python runs at any time, in the program's scope and mode."""
     context: Context | None = thread_state.innermost()
     if context is None or context.names.is_native:
         return function(*args)

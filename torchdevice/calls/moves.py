@@ -1,5 +1,4 @@
-"""Tracks, on a target that shares the CPU's memory, which tensors a program holds to be on the
-accelerator.
+"""On a target in the CPU's memory, tracks which tensors a program believes on the accelerator.
 
 On such a target a move need not do anything, but it must copy where CUDA's would: a write to the
 result of ``x.cuda()`` must not change ``x``. A move to the side where a tensor is already must not
@@ -64,9 +63,7 @@ _DisableTorchDispatch = torch._C._DisableTorchDispatch
 
 
 def _storage(tensor: Any) -> Any:
-    """Return the storage of a tensor that has memory of its own; None for other layouts and most
-    subclasses.
-    """
+    """Return a tensor's storage if it has one; None for other layouts and most subclasses."""
     try:
         if type(tensor) in _PLAIN:
             return tensor.untyped_storage()
@@ -81,9 +78,7 @@ def _storage(tensor: Any) -> Any:
 
 @functools.cache
 def _has_memory(cls: Any) -> bool:
-    """Return whether tensors of a class have memory of their own, and are no wrappers around other
-    tensors.
-    """
+    """Return whether tensors of a class own memory and do not wrap other tensors."""
     if not issubclass(cls, torch.Tensor) or issubclass(cls, UninitializedTensorMixin):
         return False
     return cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
@@ -148,11 +143,8 @@ device of a runtime.
 
 
 def spells_host(context: Context, text: Any) -> bool:
-    """Return whether a string is the host's device type as written in the program, not a string
-    made by torch.
-    """
-    # CPython interns constants in a program's text, so identity tells them from texts that are made
-    # later.
+    """Return whether a string is the program's spelling of the host's type, not one torch made."""
+    # CPython interns constants in a program's text, so identity tells them from texts made later.
     return text is sys.intern(context.device_type)
 
 
@@ -189,9 +181,7 @@ def device_meaning(context: Context, device: torch.device, side: Side | None) ->
 
 
 def stays(context: Context, tensor: Any) -> bool:
-    """Return whether a move to the accelerator has nothing to do, nor to show to who records
-    torch's calls.
-    """
+    """Return whether a move to the accelerator is a no-op that no recorder of calls must see."""
     if (
         context.devices.are_several
         or type(tensor) not in _PLAIN
@@ -234,8 +224,7 @@ def moved(
 def _kept_or_copied(
     context: Context, tensor: torch.Tensor, storage: Any, side: Side | None, to: Side | None
 ) -> Any:
-    """Return the result of a move of a tensor that is not known to be there: a copy, or the tensor
-    where it must stay.
+    """Return the moved tensor if its side is unknown: a copy, or itself if it must not be copied.
 
     Args:
         context, tensor, to: See :func:`moved`.
@@ -262,9 +251,7 @@ def _kept_or_copied(
 
 
 def _moves_its_parts(tensor: torch.Tensor, to: Side | None) -> bool:
-    """Return whether a tensor without memory of its own, such as a DTensor, moves what it is made
-    of itself.
-    """
+    """Return whether a tensor that wraps others, such as a DTensor, moves them itself."""
     of_class = type(tensor) not in _PLAIN and to is not Side.HOST
     return of_class or isinstance(tensor, UninitializedTensorMixin)
 
@@ -272,17 +259,14 @@ def _moves_its_parts(tensor: torch.Tensor, to: Side | None) -> bool:
 def _stays_as_leaf(
     context: Context, tensor: torch.Tensor, side: Side | None, to: Side | None
 ) -> bool:
-    """Return whether a leaf stays the same object, because the program may give it to an
-    optimizer.
-    """
+    """Return whether a leaf stays the same object, as the program may give it to an optimizer."""
     # Several accelerators are one side, but CUDA copies from one to another.
     may_be_there = side is None or to is None or (side is to and context.devices.are_several)
     return may_be_there and tensor.is_leaf and not _is_wrapped(tensor)
 
 
 def moved_among_devices(context: Context, tensor: Any, result: Any) -> Any:
-    """Return the result of a move on a target whose one device is several of the program's: a copy
-    if it stayed there.
+    """Return a move's result if the target's one device is several of the program's.
 
     The tensor may be on another device of the program than the one it is moved to, and is copied as
     on a CPU target.
@@ -309,22 +293,18 @@ def followed(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def _is_exclusive(storage: Any) -> bool:
-    """Return whether a single tensor holds a storage: no view, no snapshot, no array of NumPy holds
-    it too.
-    """
+    """Return whether one tensor alone holds a storage: no view, snapshot or NumPy array does."""
     # `le`: fewer references than usual are no reason to copy.
     return storage.resizable() and all(map(operator.le, _references(storage), _own_references()))
 
 
 def _references(storage: Any) -> tuple[int, int]:
-    # The variable and the argument of `getrefcount` count too; `_own_references` counts them in the
-    # same way.
+    # `getrefcount` counts its variable and argument too, and so does `_own_references`.
     return int(torch._C._storage_Use_Count(storage._cdata)), sys.getrefcount(storage)
 
 
 def _own_references() -> tuple[int, int]:
-    """Return the number of references, in C++ and in Python, to a storage that a single tensor
-    holds.
+    """Return how many references C++ and Python hold to a storage that only one tensor uses.
 
     They are counted at each call, because a debugger or a profiler adds references of its own.
     """
@@ -335,8 +315,7 @@ def _own_references() -> tuple[int, int]:
         return passed_on(storage)
 
     def passed_on(storage: Any) -> tuple[int, int]:
-        # As an argument of a call, one reference more, as in `_kept_or_copied` and in
-        # `_is_exclusive`.
+        # As an argument it has one reference more, as in `_kept_or_copied` and `_is_exclusive`.
         return called(storage)
 
     def called(storage: Any) -> tuple[int, int]:
@@ -352,8 +331,7 @@ def _own_references() -> tuple[int, int]:
 def created(
     context: Context, source: Any, result: Any, asked: Any, target: torch.device | None
 ) -> Any:
-    """Mark a tensor that was created with a device argument, and return it; an input that is
-    returned is a move.
+    """Mark and return a tensor created with a device; if it is an input, the call was a move.
 
     Args:
         context: The active context.
@@ -387,13 +365,11 @@ def created_by_default(
 
 
 def _default_side(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Side | None:
-    """Return the side of a tensor created without a device argument: the host, or that of the
-    function's input.
+    """Return the side of a tensor created without a device: that of the inputs, or the host.
 
     None stands for an unknown side.
     """
-    # Only the first argument can be the tensor that is imitated; another one makes the side
-    # unknown.
+    # Only the first argument can be the imitated tensor; another one makes the side unknown.
     imitated = args[0] if args else kwargs.get("input")
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, torch.Tensor):
@@ -414,9 +390,7 @@ def _makes_alike(func: Any) -> bool:
 
 
 def shared(source: Any, result: Any) -> Any:
-    """Return a tensor imported from another library, marked with the side of ``source``, whose
-    memory it shares.
-    """
+    """Return an imported tensor, marked with the side of ``source``, whose memory it shares."""
     return mark(result, side_of(source) or Side.UNKNOWN)
 
 

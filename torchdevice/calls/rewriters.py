@@ -97,8 +97,7 @@ def _calling_module(above: int = _ABOVE) -> str:
 def _device(
     context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.device:
-    """``torch.device`` in all its forms. torch makes the device first, and raises for a wrong
-    spelling.
+    """``torch.device`` in all its forms. torch makes the device first, and raises for wrong ones.
 
     A device of another accelerator than the program's is not rewritten, because programs compare
     with it, and torch's own ``GradScaler`` does. The device is redirected where a tensor, module or
@@ -136,9 +135,7 @@ def _spells_host(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _redirected(
     context: Context, args: tuple[Any, ...], lone: Any, made: torch.device
 ) -> torch.device:
-    """Return the device that stands in for one of the program's accelerator, which torch has
-    made.
-    """
+    """Return the target's device for one of the program's accelerator that torch has made."""
     if _FINDS_MODULE_BY_TYPE and _calling_module(_ABOVE + 1) == _FINDS_MODULE_BY_TYPE:
         return made
     device = context.redirect(made, _ABOVE + 1)
@@ -156,9 +153,7 @@ def _redirected(
 def with_device_keyword(
     context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Rewrite a call with a keyword argument ``device``, and perhaps ``pin_memory`` and
-    ``dtype``.
-    """
+    """Rewrite a call with the keyword ``device``, and perhaps ``pin_memory`` and ``dtype``."""
     asked = kwargs.get("device")
     target = None if asked is None else context.redirect(asked, _ABOVE)
     if target is not None:
@@ -225,9 +220,7 @@ def _check_pinning(context: Context, target: Any) -> None:
 
 
 def note_memory(context: Context) -> None:
-    """Look at the memory figures of a target that keeps no peaks, after a call that may have
-    allocated much.
-    """
+    """Sample the memory of a target without peaks, after a call that may have allocated much."""
     context.runtime.note_memory()
 
 
@@ -291,9 +284,7 @@ def _moved_beside(
 def move_to_family(
     context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """``Tensor.cuda(device, non_blocking, memory_format)``, which is ``Tensor.to`` to the method's
-    accelerator.
-    """
+    """``Tensor.cuda`` and its siblings: ``Tensor.to`` the method's accelerator."""
     # On the target's own method, and on the method of an accelerator that is absent, torch's error
     # or answer stands.
     if context.device_type == func.__name__ or func.__name__ not in context.names.families:
@@ -329,9 +320,7 @@ def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 @rewrites(torch.Tensor.clone, torch.clone)
 def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``clone``, the only operator whose result takes its source's mark: programs keep clones, as
-    copies or leaves.
-    """
+    """``clone``, whose result alone takes its source's mark: programs keep clones as copies."""
     result = func(*args, **kwargs)
     source = args[0] if args else kwargs["input"]
     return moves.followed(source, result) if context.runtime.shares_host_memory else result
@@ -356,8 +345,7 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     non_blocking = non_blocking and not context.runtime.blocking_copies_only
     if device is None:
         return (device, dtype, non_blocking, *rest)
-    # `Module.to` hands the device on without its spelling, so the side is put into the device's
-    # object.
+    # `Module.to` hands the device on without its spelling, so its object carries the side.
     if context.runtime.shares_host_memory:
         side = moves.side_meant(context, asked, target) if names_device else moves.side_of(asked)
         device = moves.device_meaning(context, device, side)
@@ -369,9 +357,7 @@ def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _names_device(asked: Any) -> bool:
-    """Return whether the first argument of ``to`` is a device, and not a dtype or another
-    tensor.
-    """
+    """Return whether the first argument of ``to`` is a device, not a dtype or a tensor."""
     return asked is not None and not isinstance(asked, (torch.dtype, torch.Tensor))
 
 
@@ -396,9 +382,7 @@ def _to_double(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def convert(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a conversion with the dtype the target can hold and, where the target needs it, a
-    blocking copy.
-    """
+    """Call a conversion with a dtype the target has, and make its copy blocking if need be."""
     if context.dtypes.unsupported:
         dtype, device = float64_policy.result_of_conversion(args, kwargs)
         if dtype in context.dtypes.unsupported and context.devices.is_targets(device):
@@ -432,9 +416,7 @@ def _copy_into(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 @rewrites(torch.Tensor.pin_memory, torch._pin_memory)
 def _pin_memory(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.pin_memory``: a copy, as on CUDA, in ordinary memory where the target needs no
-    page-locked memory.
-    """
+    """``Tensor.pin_memory``: a copy as on CUDA, in ordinary memory if the target needs no other."""
     device = args[1] if len(args) > 1 else kwargs.get("device")
     if (
         device is not None
@@ -469,9 +451,7 @@ def _is_pinned(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[
 def _record_stream(
     context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """``Tensor.record_stream``, which defers the reuse of memory where a device has CUDA's caching
-    allocator.
-    """
+    """``Tensor.record_stream``, which defers reuse of memory on devices with CUDA's allocator."""
     if not context.observers.order:
         context.report("Tensor.record_stream", "nothing", Fidelity.INERT)
     stream = args[1] if len(args) > 1 else kwargs["s"]
@@ -482,9 +462,7 @@ def _record_stream(
 def attention(
     context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
-    """Attention by the target's own backends, where the program enables only backends that the
-    target lacks.
-    """
+    """Attention by the target's own backends if the target lacks those the program enables."""
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:

@@ -55,9 +55,7 @@ OTHERS: set[str] = set()
 
 @functools.cache  # entering and leaving a scope ask, once Dynamo is imported
 def files() -> frozenset[str]:
-    """Return the files whose functions Dynamo traces as part of a program; it skips the rest of
-    this package.
-    """
+    """Return the files of this package whose functions Dynamo traces with a program's code."""
     in_files: Any = (
         DeviceMode,
         Context,

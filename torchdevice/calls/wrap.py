@@ -1,5 +1,4 @@
-"""The engine without a mode on torch's stack: it wraps the entry points of torch that can carry a
-device.
+"""The engine without a mode on torch's stack: it wraps torch functions that may take a device.
 
 A mode on the stack costs time in every torch call. With ``engine="wrap"`` the thread's mode stays
 beside the stack, and only wrappers call it: those of functions and methods whose schema has a
@@ -62,9 +61,7 @@ _stack_length = torch._C._len_torch_function_stack
 def _ask(
     mode: thread_state.ContextMode, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Let the mode handle a call. As on torch's stack, a mode is not active while it handles a
-    call.
-    """
+    """Let the mode handle a call. It is inactive meanwhile, as one on torch's stack would be."""
     # As torch does by taking a mode off its stack.
     _state.mode = None
     try:
@@ -109,8 +106,7 @@ class EntryPoint:
         That mode calls the entry point again, with one mode less on the stack. So the program's
         modes see the call as it is written, and none of the calls that this package makes for it.
         """
-        # torch finds these by name where entry points are; of other functions it would name the
-        # originals.
+        # torch finds these by name, where entry points are; of others it names the originals.
         if isinstance(self.original, (types.FunctionType, types.MethodDescriptorType)):
             return self.original(*args, **kwargs)
         relevant = [value for value in args if type(value) is not torch.Tensor]
@@ -125,8 +121,7 @@ class EntryPoint:
         # As a method of Python binds: the tensor becomes the first argument.
         return _Method(self._method, instance)
 
-    # Tables of torch are keyed by the originals, and `==` of two entry points compares what they
-    # wrap.
+    # torch's tables are keyed by originals, and `==` of two entry points compares what they wrap.
     def __eq__(self, other: object) -> bool:
         # Never calls `__eq__` of the other, which may be an entry point too.
         return other is self or self.original == other
@@ -160,9 +155,7 @@ class EntryPoint:
 
 
 class _Naming(EntryPoint):
-    """A factory with a keyword ``device``. A device that the thread has named before needs no
-    mode.
-    """
+    """A factory with a keyword ``device``. A device the thread has named before needs no mode."""
 
     def __call__(self, /, *args: Any, device: Any = _ABSENT, **kwargs: Any) -> Any:
         if device is _ABSENT:
@@ -190,8 +183,7 @@ _NEED_MODE = ("pin_memory", "generator")
 def _made(
     mode: Any, known: Any, source: Any, make: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Make a call that names a device which the thread has named before, while the mode is not
-    active.
+    """Make a call that names a device this thread has named before, while the mode is inactive.
 
     Args:
         mode: The thread's mode.
@@ -229,8 +221,7 @@ def _made(
 
 
 def _own(mode: Any, asked: Any) -> Any:
-    """Return what ``mode.known`` has for a device, or would have for the target's first, which is
-    no request.
+    """Return the entry of ``mode.known`` for a device, or that of the target's first device.
 
     On a target that shares the CPU's memory a device's side is known by the object: a device of the
     same value may be the host's, see `moves.py`.
@@ -242,9 +233,7 @@ def _own(mode: Any, asked: Any) -> Any:
 
 
 class _Move(EntryPoint):
-    """``Tensor.to(device)`` and ``Tensor.cuda()``, which need no mode for a device that the thread
-    has named before.
-    """
+    """``Tensor.to(device)`` and ``Tensor.cuda()``, without the mode for a device named before."""
 
     def __init__(self, original: Any):
         super().__init__(original)
@@ -278,8 +267,7 @@ class _Move(EntryPoint):
 
 
 class LastResort(EntryPoint):
-    """An entry point that calls the mode only after the original has failed, so that it costs next
-    to nothing.
+    """An entry point that calls the mode only after the original has failed, and so costs little.
 
     Attributes:
         comes_first: Returns whether the mode comes first for these arguments; None where it never
@@ -302,8 +290,7 @@ class LastResort(EntryPoint):
 
 
 class _Product(LastResort):
-    """A product of tensors, or attention: a last resort, except where half precision is computed in
-    float32.
+    """A product of tensors or attention: a last resort, unless halves are computed in float32.
 
     Half precision does not fail, it is only slow.
     """
@@ -324,9 +311,7 @@ def kinds(cls: type[EntryPoint] = EntryPoint) -> Iterator[type[EntryPoint]]:
 
 
 class _Attribute:
-    """The wrapper of an attribute of tensors, such as ``Tensor.device``. Read from the class, it is
-    the original.
-    """
+    """The wrapper of a tensor attribute such as ``Tensor.device``; on the class, the original."""
 
     # Getter and setter are functions of torch that the mode knows by these very objects.
     def __init__(self, original: Any):
@@ -376,15 +361,12 @@ class _VariableFunctions:
         self._original = original
 
     def __getattr__(self, name: str) -> Any:
-        # `getattr` of torch's own object for each use: a program may have replaced the function
-        # meanwhile.
+        # Looked up in torch's object at each use: a program may have replaced the function.
         return _stand_in(getattr(self._original, name))
 
 
 def _operator_call(original: Any) -> Any:
-    """Replace ``OpOverload.__call__`` or ``OpOverloadPacket.__call__``, through which every
-    operator is called.
-    """
+    """Replace ``__call__`` of ``OpOverload`` or ``OpOverloadPacket``: it calls every operator."""
 
     @functools.wraps(original)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -420,9 +402,7 @@ def _entry_point(function: Any) -> EntryPoint:
 
 
 def _stand_in(original: Any) -> Any:
-    """Return the entry point of a function. A replacement that a program has put in its place is
-    returned as it is.
-    """
+    """Return the entry point of a function; a program's own replacement is returned as it is."""
     # By `id` of the original, so an object that a program put there is not found.
     return _entry_points.get(id(original), original)
 
@@ -446,8 +426,7 @@ _WITHOUT_SCHEMA = frozenset({torch.Tensor.new, torch.Tensor.new_tensor})
 
 
 def _members() -> Iterator[tuple[Any, str, Any]]:
-    """Yield owner, name and value of each member of torch's namespaces and of tensors, as torch has
-    them.
+    """Yield owner, name and torch's value of each member of torch's namespaces and of tensors.
 
     Another installation may be in place: a scope inside another builds what only it needs.
     """
@@ -467,9 +446,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _listed(functions: Collection[Any]) -> list[Patch]:
-    """Return a patch for each place in torch that holds one of these functions, methods or
-    accessors of attributes.
-    """
+    """Return a patch for each place in torch that holds one of these functions or accessors."""
     found: list[Patch] = []
     # By `id`, because equal functions may be several objects (see `_entry_points`).
     wrapped: set[int] = set()
@@ -527,9 +504,7 @@ def _for_every_scope() -> list[Patch]:
 
 
 def _for_dtypes() -> list[Patch]:
-    """Return the patches for targets that lack dtypes: the functions that take one and no
-    device.
-    """
+    """Return patches for targets that lack dtypes: of functions that take a dtype and no device."""
     found = (
         value
         for _, _, value in _members()
@@ -540,9 +515,7 @@ def _for_dtypes() -> list[Patch]:
 
 @functools.cache
 def _may_be_refused() -> frozenset[Any]:
-    """Return the functions that a device's kernels may refuse, without the short ones, which are
-    methods of tensors.
-    """
+    """Return functions that kernels may refuse, except the short ones, which are tensor methods."""
     spaces = (torch.nn.functional, torch._C._nn, torch.linalg, torch.special, torch.fft)
     found = {
         value for space in spaces for value in vars(space).values() if isinstance(value, _FUNCTIONS)
@@ -553,8 +526,7 @@ def _may_be_refused() -> frozenset[Any]:
 
 
 class _ImportedByValue:
-    """The patch of modules that imported functions by value before the scope, torch's own among
-    them.
+    """The patch of modules, torch's own included, that imported functions before the scope.
 
     A function held by a class, a closure or a default argument is not found.
     """
@@ -586,8 +558,7 @@ class _ImportedByValue:
                     for name in [
                         name for name, value in list(held.items()) if id(value) in originals
                     ]:
-                        # `may_be_absent`, because the name can be deleted between the search and
-                        # here.
+                        # `may_be_absent`: the name can be deleted after the search.
                         place = Replaced(module, name, _stand_in, may_be_absent=True)
                         self._patches.setdefault((module, name), place)
             self._seen, self._loaded = present, now
@@ -605,12 +576,9 @@ class _ImportedByValue:
 
 
 def _find_module(original: Any, orig_method: Any) -> str:
-    """Stand in for the function by which ``torch.fx`` finds a function's module: it searches by
-    identity.
-    """
+    """Look up a function's module for ``torch.fx``, which compares functions by identity."""
     entry = _entry_points.get(id(orig_method))
-    # torch searches its modules by identity for a function without `__module__`, and they hold the
-    # entry point.
+    # For functions without `__module__` torch searches modules, which hold the entry point.
     return original(orig_method if entry is None or orig_method.__module__ else entry)  # type: ignore[no-any-return]
 
 
@@ -668,9 +636,7 @@ def automatic() -> Literal["mode", "wrap"]:
 
 
 def may_be_held() -> bool:
-    """Return whether a module outside torch uses torch, or ``__main__`` has anything that can hold
-    a function.
-    """
+    """Return whether a module outside torch, or ``__main__``, may hold a function of torch."""
     for key, module in list(sys.modules.items()):
         root = key.partition(".")[0]
         if (
@@ -686,9 +652,7 @@ def may_be_held() -> bool:
 
 
 def _is_of_torch(value: object) -> bool:
-    """Return whether a value is a module, a class or a function of torch, without a call of the
-    value's own.
-    """
+    """Return whether a value is torch's module, class or function, without calling its methods."""
     if type(value) is types.ModuleType:
         name = vars(value).get("__name__")
     elif issubclass(type(value), _NAMED):
@@ -699,9 +663,7 @@ def _is_of_torch(value: object) -> bool:
 
 
 def _can_hold(main: types.ModuleType) -> bool:
-    """Return whether ``__main__`` defines or keeps anything but modules, plain values and what it
-    has imported.
-    """
+    """Return whether ``__main__`` has more than modules, plain values and imported names."""
     for name, value in list(vars(main).items()):
         named = issubclass(type(value), (*_NAMED, types.ModuleType))
         imported = named and getattr(value, "__module__", None) != "__main__"

@@ -1,3 +1,1 @@
-"""What a target lacks, and what is done instead: dtypes, precision, operators, and operators that
-are wrong on MPS.
-"""
+"""What a target lacks: dtypes, precision and operators, with the replacement for each."""

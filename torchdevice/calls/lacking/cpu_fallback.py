@@ -1,6 +1,4 @@
-"""Runs an operator on the CPU in the target's place, with its time and bytes counted at the
-program's line.
-"""
+"""Runs an operator on the CPU, and counts its time and bytes at the program's line."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ def run(name: str, op: Any, args: Any, kwargs: Any, device_type: str) -> Any:
 
 
 def counted(context: Context | None, name: str, call: Callable[[], Any], given: Any) -> Any:
-    """Make a call, and count it in the context's journal with its time and the bytes that it reads
-    and writes.
-    """
+    """Make a call, and count its time and the bytes it reads and writes in the journal."""
     # Noted before the call: a strict scope refuses here.
     entry = context.report(name, DONE, Fidelity.FELL_BACK) if context is not None else None
     start = time.perf_counter_ns()
@@ -91,9 +87,7 @@ class CpuFallback(Converted):
         self._device_type = device_type
 
     def call(self, args: Any, kwargs: Any) -> Any:
-        """Make the call; give each argument that it writes to what it wrote, and return its
-        results.
-        """
+        """Make the call, copy written values back to the arguments, and return its results."""
         with torch._C.DisableTorchFunction():
             if self._op is not None and self._op.is_view and self.views_targets_memory:
                 return self._view(args, kwargs)
@@ -130,9 +124,7 @@ class CpuFallback(Converted):
         return self.to_target(result, device)
 
     def _view(self, args: Any, kwargs: Any) -> Any:
-        """Return the views that an operator makes: of the target's own memory, where the CPU's
-        views lie in theirs.
-        """
+        """Return views of the target's memory that lie there as the CPU's views lie in theirs."""
         base = args[0]
         # As large as the storage, so that every offset of the view exists.
         like = torch.empty(base.untyped_storage().nbytes() // base.itemsize, dtype=base.dtype)
@@ -149,12 +141,9 @@ class CpuFallback(Converted):
 
 
 def generator_on_cpu(generator: torch.Generator) -> torch.Generator:
-    """Return what draws on the CPU in the place of a generator: another one for the target's, else
-    the generator.
-    """
+    """Return a CPU generator for one of the target; other generators are returned as given."""
     context = state.context
-    # A simulated device's says the program's device, and kernels get torch's own object in its
-    # place.
+    # A simulated device's generator reports the program's device; kernels get torch's own.
     own: Any = generator if context is None else context.runtime.supplied.numbers_of(generator)
     if context is None or own is generator:
         device = generator.device
@@ -169,8 +158,7 @@ def generator_on_cpu(generator: torch.Generator) -> torch.Generator:
 
 
 def call_on_cpu(func: Any, args: Any, kwargs: Any, to_target: Move = torch.Tensor.to) -> Any:
-    """Call a torch function with CPU tensors in the place of the target's, so that autograd
-    differentiates the moves.
+    """Call a torch function with the arguments moved to the CPU. Autograd differentiates the moves.
 
     An argument that the function writes to gets what was written.
 

@@ -1,5 +1,4 @@
-"""float64 and complex128 tensors of a target that cannot hold them, with values in the CPU's
-memory.
+"""float64 and complex128 tensors of a target that lacks these dtypes, with values on the CPU.
 
 Such a tensor says that it is on the target. torch dispatches each operator that gets one to it, and
 the operator runs on the CPU: results in float64 are such tensors again, other results are the
@@ -59,9 +58,7 @@ class HostDouble(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make conversions by operators whose derivatives the target can compute; leave other calls
-        to torch.
-        """
+        """Convert by operators that the target can differentiate; leave other calls to torch."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func in _CONVERSIONS and isinstance(args[0], cls):
@@ -159,9 +156,7 @@ class _Reveal(torch.autograd.Function):
 
 
 def double_of(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor with the values of ``tensor`` in float64 or complex128, which says that it is
-    on ``device``.
-    """
+    """Return a float64 or complex128 tensor with values of ``tensor`` that reports ``device``."""
     if isinstance(tensor, HostDouble) and tensor.dtype is dtype:
         return tensor
     # A copy where nothing else makes one, so that the memory is not the program's CPU tensor.
@@ -180,9 +175,7 @@ _CONVERSIONS.add(torch.Tensor.cpu)
 
 
 def _convert(func: Any, args: Any, kwargs: Any) -> Any:
-    """Make a conversion of a :class:`HostDouble` on the CPU, and give the result to the device that
-    it is to be on.
-    """
+    """Convert a :class:`HostDouble` on the CPU, then move the result to the device it is for."""
     double, *rest = args
     if func is torch.Tensor.type and not (rest or kwargs):
         # `x.type()` only asks for the name of the type.

@@ -212,9 +212,7 @@ _COMPUTING = ("torch.nn.functional", "torch.functional", "torch._tensor")
 
 
 def lacking(error: BaseException) -> Lacking | None:
-    """Return the missing kernel that an error names, if CUDA has the kernel and this package a
-    replacement.
-    """
+    """Return the missing kernel that an error names, if CUDA has it and it is replaced here."""
     text = error.args[0] if error.args else None
     if not isinstance(text, str):  # an error of the program's, which may have no text
         return None
@@ -225,9 +223,7 @@ def lacking(error: BaseException) -> Lacking | None:
 
 
 def can_be_repeated(func: Any) -> bool:
-    """Return whether a torch function does nothing but compute: of those written in Python, some do
-    more.
-    """
+    """Return whether a function only computes. Some of those written in Python do more."""
     # Python functions of these modules only compose operators; others may have effects that must
     # not come twice.
     if isinstance(func, types.FunctionType):
@@ -236,9 +232,7 @@ def can_be_repeated(func: Any) -> bool:
 
 
 def asked_last(func: Any) -> bool:
-    """Return whether ``engine="wrap"`` asks the mode for a function after torch's own has
-    failed.
-    """
+    """Return whether ``engine="wrap"`` calls the mode for a function only after torch's failed."""
     name = func.__name__
     return name.removesuffix("_") in ASKED_LAST or name.startswith("fft_")
 
@@ -276,9 +270,7 @@ def compute(
 
 
 class _Wider(Converted):
-    """A call in wider dtypes: arguments are converted, results are converted back, and so is what
-    was written to.
-    """
+    """A call in wider dtypes: arguments are widened, results and written arguments narrowed."""
 
     def __init__(self, func: Any, wider: Mapping[torch.dtype, torch.dtype], rounded: bool = True):
         super().__init__(func)
@@ -299,9 +291,7 @@ class _Wider(Converted):
 
 
 def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> torch.Tensor:
-    """``torch.histc`` of integers, in CUDA's arithmetic: ``getBin`` of
-    aten/src/ATen/native/cuda/SummaryOps.cu.
-    """
+    """``torch.histc`` of integers, as ``getBin`` of ATen/native/cuda/SummaryOps.cu computes it."""
     # Int64, so that the product with the number of bins cannot overflow narrow integers.
     values = input.flatten().long()
     least, most = int(min), int(max)
@@ -341,9 +331,7 @@ def _nanmean(
 
 
 def _product(function: Callable[..., Any], *args: Any, out_dtype: Any = None, **named: Any) -> Any:
-    """A product with ``out_dtype``: the factors' own, or float32 of float16 and bfloat16, in which
-    CUDA sums them.
-    """
+    """A product with ``out_dtype``, of the factors' own or float32: CUDA sums halves in float32."""
     wide = next((each for each in args if isinstance(each, torch.dtype)), out_dtype)
     wider = _Wider(function, {torch.float16: wide, torch.bfloat16: wide}, rounded=False)
     return wider.call([each for each in args if each is not wide], named)

@@ -56,9 +56,7 @@ _MISSING_ON_MPS = (
 
 
 def error_text(operator: str) -> str:
-    """Return the text of torch's error for an operator without a kernel
-    (aten/src/ATen/mps/MPSFallback.mm).
-    """
+    """Return torch's error text for a missing kernel (aten/src/ATen/mps/MPSFallback.mm)."""
     return _MISSING_ON_MPS.format(operator=operator, commit=torch.version.git_version)
 
 
@@ -74,8 +72,7 @@ def run_on_cpu(context: Context | None, name: str, op: Any, args: Any, kwargs: A
 
 
 def lacking(key: str, lacks: Callable[[str], bool] | None = None) -> list[str]:
-    """Return the operators that have a kernel for the CPU and none for a dispatch key, and are not
-    composed.
+    """Return the operators with a CPU kernel and none for a dispatch key, except composite ones.
 
     Args:
         key: The dispatch key.
@@ -101,8 +98,7 @@ def _lacking(key: str, lacks: Callable[[str], bool] | None, number_of_operators:
 
 
 def kernel_of(name: str, key: str) -> registered_kernels.Kernel:
-    """Return the kernel that runs an operator on the CPU, in scopes on devices with a dispatch key
-    that lack it.
+    """Return the kernel that runs an operator on the CPU in scopes whose device lacks the operator.
 
     A program's setting of :data:`VARIABLE` is respected.
     """
@@ -124,18 +120,14 @@ def overload_of(name: str) -> Any:
 
 
 def schema_of(name: str) -> Any:
-    """Return the schema of an operator by its name with namespace, without making the operator,
-    which takes longer.
-    """
+    """Return the schema of an operator by its qualified name, without the cost of making it."""
     packet, _, variant = name.partition(".")
     return torch._C._get_schema(packet, variant)
 
 
 @functools.cache
 def composite() -> frozenset[str]:
-    """Return the operators with a composite kernel, which torch runs before a fallback, by name
-    with namespace.
-    """
+    """Return the qualified names of composite operators, which torch runs before a fallback."""
     return frozenset(name for key in COMPOSITE for name in registrations_for_dispatch_key(key))
 
 
@@ -247,9 +239,7 @@ def is_refusal(context: Context, error: BaseException) -> bool:
 
 
 def operators(key: str) -> list[str]:
-    """Return the operators of ATen that get a kernel of their own, of those with a kernel under a
-    dispatch key.
-    """
+    """Return the ATen operators to wrap, among those with a kernel under a dispatch key."""
     return [
         name
         for name in registrations_for_dispatch_key(key)
@@ -258,9 +248,7 @@ def operators(key: str) -> list[str]:
 
 
 def _is_wrapped(name: str) -> bool:
-    """Return whether only ``backward`` calls an operator, or a frame of Python is a small part of
-    its time.
-    """
+    """Return whether only ``backward`` calls an operator, or a Python frame costs it little."""
     namespace, _, operator = name.partition("::")
     packet = operator.partition(".")[0]
     return namespace == "aten" and (
@@ -270,9 +258,7 @@ def _is_wrapped(name: str) -> bool:
 
 @functools.cache
 def _writes_to_given(name: str) -> bool:
-    """Return whether an operator writes to tensors that are given for its results. Autograd calls
-    no such overload.
-    """
+    """Return whether an operator writes to ``out`` tensors. Autograd never calls such overloads."""
     return any(
         argument.kwarg_only and argument.alias_info is not None
         for argument in schema_of(name).arguments
@@ -286,9 +272,7 @@ def _put_refusing(key: str) -> None:
 
 
 def _refusing(name: str, key: str) -> registered_kernels.Kernel:
-    """Return the kernel of an operator that runs it on the CPU where ``backward`` calls it and the
-    target refuses.
-    """
+    """Return a kernel that runs an operator on the CPU if the target refuses it in ``backward``."""
 
     def kernel(keys: Any, own: Any, *args: Any, **kwargs: Any) -> Any:
         try:

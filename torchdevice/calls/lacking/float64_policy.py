@@ -1,5 +1,4 @@
-"""The policy for dtypes that a target cannot hold: float64 and complex128 on MPS. The option is
-``float64=``.
+"""The option ``float64=``: float64 and complex128 on a target without them, such as MPS.
 
 A dtype that a call names is replaced before the call. A dtype that follows from other things, such
 as the default dtype or the dtypes of several arguments, is known from the target's error, and the
@@ -49,9 +48,7 @@ def fit(context: Context, dtype: torch.dtype) -> torch.dtype:
 def keep(
     context: Context, tensor: torch.Tensor, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return a tensor of ``device`` in a dtype that the target cannot hold, with its values on the
-    CPU.
-    """
+    """Return a tensor of ``device`` whose dtype the target lacks, with its values on the CPU."""
     _tell_kept(context, dtype)
     return doubles.double_of(tensor, dtype, device)
 
@@ -62,9 +59,7 @@ def _tell_kept(context: Context, dtype: torch.dtype) -> None:
 
 
 def place(context: Context, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the program's on ``device``, in the dtype that the policy gives it
-    there.
-    """
+    """Return one of the program's tensors on ``device``, in the dtype that the policy chooses."""
     if tensor.dtype not in context.dtypes.unsupported or not context.devices.is_targets(device):
         return tensor.to(device)
     if context.dtypes.keeps_doubles:
@@ -124,9 +119,7 @@ def result_of_conversion(
 def fit_conversion(
     context: Context, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a conversion to a dtype that the target cannot hold, with one that it
-    can.
-    """
+    """Return the arguments of a conversion, with a dtype that the target has for one it lacks."""
     fitting = fit(context, dtype)
     if any(isinstance(value, torch.dtype) for value in (*args[1:], *kwargs.values())):
         return mapped(
@@ -141,9 +134,7 @@ def fit_conversion(
 
 
 def refused(context: Context, error: BaseException) -> bool:
-    """Return whether an error says that the target cannot hold a dtype, and the policy has
-    something in its place.
-    """
+    """Return whether an error reports a missing dtype for which the policy has a replacement."""
     return (
         bool(context.dtypes.unsupported)
         and context.dtypes.float64 != "error"

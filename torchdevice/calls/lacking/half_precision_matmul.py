@@ -70,8 +70,7 @@ def _by_weight(across: int) -> rewriters.Rewriter:
             and isinstance(args[1], torch.Tensor)
         ):
             rows, weight = args[:2]
-            # Fewer than four rows: torch reads the weight once a row, which is faster than to
-            # convert it.
+            # Fewer than four rows: torch reads the weight once a row, faster than a conversion.
             few = rows.dim() > 0 and rows.numel() < _LEAST_ROWS * rows.shape[-1]
             # `stride(across) == 1` means a weight as a layer stores it, row by row.
             if (
@@ -87,9 +86,7 @@ def _by_weight(across: int) -> rewriters.Rewriter:
 
 
 def _attention(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute attention in float32 where torch has no kernel of its own for half tensors: for
-    training.
-    """
+    """Compute attention in float32 for training, which torch lacks a half kernel for."""
     if begins_in_float32(args):
         return rewriters.attention(context, func, args, kwargs)
     operands = [*tensors((args, kwargs))]

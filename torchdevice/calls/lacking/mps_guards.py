@@ -66,9 +66,7 @@ def contiguous_weight(
 
 
 def expanded_groups(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Repeat keys and values for each query head of their group, and make all arguments
-    contiguous.
-    """
+    """Repeat keys and values for the query heads of each group; make all arguments contiguous."""
     query, key, value, *rest = args
     if query.dim() < 3 or query.size(-3) in (1, key.size(-3)) or query.size(-3) % key.size(-3):
         return contiguous_arguments(kernel, op, args, kwargs)
@@ -79,8 +77,7 @@ def expanded_groups(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def one_dtype(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give the kernel all floating-point arguments in their common dtype; each result has the dtype
-    of the CPU's.
+    """Give the kernel its floating-point arguments in their common dtype; results get the CPU's.
 
     That is the dtype of the input, for the statistics the widest, and for a gradient the dtype of
     what it belongs to.
@@ -118,9 +115,7 @@ MOST_COUNTED = 1 << 31
 
 
 def many_elements(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the operator on the CPU where its first argument has more elements than the kernel can
-    count.
-    """
+    """Use the CPU for a first argument with more elements than the kernel can count."""
     return HARMLESS if args[0].numel() <= MOST_COUNTED else on_the_cpu(kernel, op, args, kwargs)
 
 
@@ -131,9 +126,7 @@ over.
 
 
 def long_products(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Multiply on the CPU where a product sums over many elements and is no product with a few
-    vectors.
-    """
+    """Use the CPU for products that sum over many elements, unless one factor is a few vectors."""
     left, right = args[1:3] if "add" in op._schema.name else args[:2]  # what is added comes first
     summed = left.size(-1)
     is_right = summed < LONGEST or min(left.numel(), right.numel()) < 16 * summed
@@ -145,9 +138,7 @@ MOST_ELEMENTS = 1 << 32
 
 
 def in_parts(kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute the product of a batch of matrices in parts, each with fewer elements than the kernel
-    can count.
-    """
+    """Compute a batched product in parts, each with few enough elements for the kernel to count."""
     left, right = args
     if left.size(0):
         largest = max(left[0].numel(), right[0].numel(), left.size(1) * right.size(2))
@@ -193,9 +184,7 @@ class Fault(NamedTuple):
         )
 
     def is_in(self, torch_version: Version, macos_version: Version | None) -> bool:
-        """Return whether versions of torch and of macOS may have the fault; an unknown version
-        may.
-        """
+        """Return whether these versions of torch and macOS may have the fault; unknown ones may."""
         if self.torch_before is not None and torch_version >= self.torch_before:
             return False
         return (
@@ -328,9 +317,7 @@ def _put_here(key: str) -> None:
 
 
 def put_for(key: str, faults: Iterable[Fault]) -> None:
-    """Put a guard in front of each operator of some faults that has a kernel under a dispatch
-    key.
-    """
+    """Put a guard in front of each operator of some faults that has a kernel for a dispatch key."""
     for fault in faults:
         for name in (f"aten::{each}" for each in fault.operators):
             if _has_kernel(name, key):
@@ -338,9 +325,7 @@ def put_for(key: str, faults: Iterable[Fault]) -> None:
 
 
 def _guarded(name: str, key: str, fault: Fault) -> registered_kernels.Kernel:
-    """Return the kernel of an operator that computes, in a scope, what torch's kernel computes
-    wrongly.
-    """
+    """Return a kernel that computes, in a scope, what torch's kernel gets wrong."""
 
     def kernel(keys: Any, own: Kernel, *args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context
