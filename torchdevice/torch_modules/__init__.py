@@ -1,5 +1,4 @@
-"""Replacements for names of torch: a folder for each part of torch, and in it a file for each of
-torch's files.
+"""Replacements for names of torch: a folder for each part of torch, a file for each of its files.
 
 May import ``calls``, ``errors`` and ``kernel``.
 """

@@ -1,3 +1,1 @@
-"""The modules of accelerators beside CUDA: ``torch.xpu``, ``torch.mps`` and
-``torch.accelerator``.
-"""
+"""Modules of accelerators beside CUDA: ``torch.xpu``, ``torch.mps`` and ``torch.accelerator``."""

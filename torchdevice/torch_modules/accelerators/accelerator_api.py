@@ -44,8 +44,7 @@ def get_default_generator(context: Context, index: int) -> torch.Generator:
 
 
 def get_device_capability(context: Context, index: int) -> NoReturn:
-    """Raise torch's error, as on CUDA, which does not say what it supports
-    (c10/core/impl/DeviceGuardImplInterface.h).
+    """Raise torch's error, as on CUDA, which reports no capability (DeviceGuardImplInterface.h).
 
     Raises:
         RuntimeError: Always.
@@ -91,9 +90,7 @@ for _name, _function in _FUNCTIONS.items():
 
 @replaces(torch.accelerator._utils, "_get_device_index", native_to="cuda", by_value=True)
 def _accelerator_index(context: Context, original: Any, device: Any, optional: bool = False) -> int:
-    """``torch.accelerator._utils._get_device_index``, which refuses the devices that were rewritten
-    to the target.
-    """
+    """``torch.accelerator._utils._get_device_index``, which refuses rewritten devices."""
     if context.runtime.support.is_torch_accelerator:
         return original(device, optional)
     if isinstance(device, torch.device) and context.devices.is_targets(device):

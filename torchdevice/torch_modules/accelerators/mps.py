@@ -197,8 +197,7 @@ def set_stream(context: Context, stream: StreamStandIn) -> None:
 
 
 def _of_program(name: str, context: Context) -> Any:
-    """Return a name that ``torch.mps`` lacks, for programs written for another accelerator that run
-    on MPS.
+    """Return a name that ``torch.mps`` lacks, for a program of another accelerator run on MPS.
 
     torch takes the module by the type of a tensor's device, in ``UntypedStorage.cuda`` and in
     checkpoints, which do not keep random numbers without these names.

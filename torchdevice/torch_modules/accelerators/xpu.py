@@ -1,5 +1,4 @@
-"""``torch.xpu`` on devices that are not Intel's, for ``torch/xpu``. Most names do what CUDA's in
-``../cuda/`` do.
+"""``torch.xpu`` on devices that are not Intel's. Most names do what CUDA's in ``../cuda/`` do.
 
 ``torch.xpu.is_available()`` is True only in a program written for XPU (see
 :mod:`torchdevice.torch_modules.accelerators.mps`).
@@ -37,9 +36,7 @@ def has_xpu(context: Context) -> bool:
 
 @supplied_function("_xpu_getDeviceCount", native_to=XPU, denies=ABSENT)
 def get_device_count(context: Context) -> int:
-    """Return the number of devices that the scope advertises; 0 in a program written for another
-    accelerator.
-    """
+    """Return the number of advertised devices; 0 for programs of another accelerator."""
     return context.devices.count if context.program == XPU else 0
 
 

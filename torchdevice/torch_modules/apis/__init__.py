@@ -1,3 +1,1 @@
-"""The parts of torch, beside the accelerators' modules, that handle devices. Each file replaces
-names of torch.
-"""
+"""Other parts of torch that handle devices. Each file replaces some names of torch."""

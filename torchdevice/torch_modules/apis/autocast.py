@@ -49,8 +49,7 @@ _ASKS_ABOUT_ACCELERATOR = torch.__version__ >= "2.14"
 def dtype_on_target(
     context: Context, requested: torch.dtype, *, enabled: bool = True
 ) -> torch.dtype:
-    """Return the dtype in which autocast of the target gives finite results where CUDA's does, and
-    which it can hold.
+    """Return an autocast dtype the target has, with finite results wherever CUDA's are finite.
 
     Raises:
         FidelityError: It is another dtype than the requested one, and the scope is strict.
@@ -71,15 +70,12 @@ def _finite_dtype(context: Context, requested: torch.dtype) -> torch.dtype:
         return requested
     if context.options.autocast != "auto":
         return getattr(torch, context.options.autocast)
-    # bfloat16 has float32's range. Without instructions for it, products are many times slower than
-    # in float32.
+    # bfloat16 has float32's range, but without instructions its products are many times slower.
     return torch.float32 if torch.bfloat16 in runtime.slow_product_dtypes else torch.bfloat16
 
 
 class _Enabled:
-    """Autocast of a device in any dtype. ``torch.autocast`` warns of some, and takes longer to make
-    and to enter.
-    """
+    """Autocast in any dtype. ``torch.autocast`` warns of some, and is slower to make and enter."""
 
     def __init__(self, device_type: str, dtype: torch.dtype, enabled: bool):
         self._device_type, self._wanted = device_type, (enabled, dtype)
@@ -101,8 +97,7 @@ class _Enabled:
 
 
 class _Companion(WhileInside):
-    """Autocast of other devices, enabled while the program's autocast is entered and the thread is
-    in the scope.
+    """Autocast of other devices, enabled while the program's is entered and in the scope.
 
     Args:
         context: The context of the thread.
@@ -158,9 +153,7 @@ def _exit(original: Any) -> Any:
 
 
 def _companion(context: Context | None, requested: autocast) -> _Companion | None:
-    """Return autocast of other devices; None where the program's autocast suffices or is for
-    another device.
-    """
+    """Return autocast of other devices; None if the program's suffices or is for another device."""
     # In a graph of Dynamo torch may answer for itself.
     enabled, entered = requested._enabled, thread_state.innermost()
     if entered is not None:
@@ -173,8 +166,7 @@ def _companion(context: Context | None, requested: autocast) -> _Companion | Non
     if context is None:
         return None
     device_type = context.device_type
-    # A program that writes torch.autocast(device.type) spells the target, because device was
-    # rewritten.
+    # A program with torch.autocast(device.type) spells the target, as device was rewritten.
     if requested.device not in (device_type, context.names.family, *context.names.families):
         return None
     dtype = dtype_on_target(context, requested.fast_dtype, enabled=enabled)
@@ -210,8 +202,7 @@ def _init_in_graph(original: Any) -> Any:
             state.compiling or context is not None
         )
         chosen = (in_graph and dtype is not None) or _accepts(context, device_type, dtype)
-        # torch accepts float16 on every device. It refuses other dtypes, or reads the device's
-        # properties.
+        # torch accepts float16 on every device; others are refused, or need the properties.
         original(self, device_type, torch.float16 if chosen else dtype, *args, **kwargs)
         if chosen:
             self.fast_dtype = dtype
@@ -236,9 +227,7 @@ def _accepts(context: Context | None, device_type: Any, dtype: Any) -> bool:
 
 
 def _accepted(context: Context, device_type: Any, dtype: Any) -> tuple[Any, ...]:
-    """Return the name of the setting that says that torch has accepted a dtype on the current
-    device.
-    """
+    """Return the key of the setting that torch has accepted a dtype on the current device."""
     return "autocast accepts", device_type, dtype, context.thread.device_index
 
 

@@ -117,9 +117,7 @@ def register(kind: str, key: str) -> None:
 
 
 def _register_spare(own_key: Any) -> None:
-    """Register kernels for the operators that torch's kernels under a key cast differently from
-    CUDA's.
-    """
+    """Register kernels for operators that torch casts differently from CUDA under a key."""
     # Libraries such as torchvision register operators of their own there.
     all_own = (name.partition("::") for name in registrations_for_dispatch_key(own_key))
     own, listed = {name for library, _, name in all_own if library == "aten"}, policies().keys()
@@ -152,9 +150,7 @@ def _register(key: str, kernels: dict[str, Callable[..., Any]]) -> None:
 
 @functools.cache
 def policies() -> dict[str, str]:
-    """Return the operators of CUDA's lists, by name with overload, and the macro of the header that
-    lists each.
-    """
+    """Return CUDA's listed operators by qualified overload, with the header's macro for each."""
     header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
     found = dict.fromkeys(_BY_CUDNN, _LOWER)
     for macro in (_LOWER, _FLOAT32, _FLOAT32_RESULT, _WIDEST):
@@ -218,9 +214,8 @@ def _kernel(
         with no_function():
             if is_on or (otherwise and kind is not None):
                 args = fit(kind, args, kwargs)
-            # Not ExcludeDispatchKeyGuard, which takes longer than all else here. An interrupt at
-            # any line leaves autocast on, as it was before: the first call of each `finally` is
-            # made.
+            # Not ExcludeDispatchKeyGuard, which takes longer than all else here. After an
+            # interrupt at any line autocast is on, as before: each `finally` makes its first call.
             try:
                 try:
                     _set_enabled(registered_for, False)
@@ -237,8 +232,7 @@ def _kernel(
 
 
 def _caller(op: Any) -> Callable[..., Any]:
-    """Return the function that calls an operator with what the dispatcher gave, which leaves out
-    what is a default.
+    """Return a function that calls an operator with the dispatcher's arguments but for defaults.
 
     The defaults of the schema are meant. A function of Python may have others (the reduction of
     losses), or stand for several overloads, and takes less time. It is called where there are no
@@ -252,8 +246,7 @@ def _caller(op: Any) -> Callable[..., Any]:
 def _casting(
     op: Any, dtype_of: Callable[[str, Any], torch.dtype | None] | None
 ) -> Callable[..., Any]:
-    """Return a function that casts the tensors of a call to one dtype. No operator of the lists has
-    one by keyword.
+    """Return a function that casts a call's tensors to one dtype. None of them is a keyword.
 
     Args:
         op: The operator.
@@ -297,8 +290,7 @@ def _float32_result(op: Any) -> Callable[..., Any]:
 
 
 def _widest(kind: str, tensors: Any) -> torch.dtype | None:
-    """Return the dtype for tensors of different dtypes: float32 where one is, else autocast's
-    dtype.
+    """Return the dtype for tensors of several dtypes: float32 if any is, else autocast's.
 
     Autocast's dtype may be another one than the program asked for, so tensors in either are
     accepted.
@@ -390,8 +382,7 @@ def clear_cache() -> None:
 
 
 def _is_weight(value: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether torch caches the cast of a tensor: of a leaf in float32 that requires a
-    gradient.
+    """Return whether torch caches a tensor's cast: a float32 leaf that requires a gradient.
 
     Outside of a scope on the device nothing tells where a region of autocast ends, so nothing is
     cached there.

@@ -38,9 +38,7 @@ taken = PerThread(error=None)
 
 @replaces(torch.autograd.Variable, "_execution_engine", makes=True)
 def _engine(original: Any) -> Any:
-    """Return an engine for torch's functions, and for programs that call it themselves, as
-    pipelines do.
-    """
+    """Return an engine for torch's functions, and for programs that call it, as pipelines do."""
     engine = type("_ImperativeEngine", (type(original),), {})()
     engine.run_backward = per_context(original.run_backward, _run_backward)
     return engine
@@ -100,9 +98,7 @@ _ONE_THREAD, _NO_CHANGE = _OneThread(), contextlib.nullcontext()
 
 
 def _on_streams_of_forward(context: Context, roots: Any) -> contextlib.AbstractContextManager[None]:
-    """Run each node on the stream of its forward, ordered after the node before it and before the
-    next.
-    """
+    """Run each node on its forward's stream, after the node before it and before the next."""
     if not context.runtime.supplied.has_handles or not context.thread.streams.history.has_changes:
         return _NO_CHANGE
 
@@ -146,9 +142,7 @@ def _run_node(context: Context, original: Any, self: Any, *args: Any) -> Any:
 
 @rewrites(torch._functorch.autograd_function.custom_function_call)
 def _transformed(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A custom function under ``torch.func``, which torch treats as a torch function whose Python
-    it calls itself.
-    """
+    """A custom function under ``torch.func``, whose Python torch calls as a torch function's."""
     function, *operands = args
     steps = {
         name: staticmethod(functools.partial(with_mode, context, getattr(function, name)))

@@ -29,9 +29,7 @@ _own_device = torch._C.TensorBase.device.__get__
 
 
 def _kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Register what an operator does on devices that torch has no kernel for, under the operator's
-    name.
-    """
+    """Register an operator's kernel, under its name, for devices that torch has none for."""
     name = kernel.__name__
 
     @rewrites(
@@ -100,9 +98,7 @@ def batch_norm_gather_stats_with_counts(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Statistics of all processes together, from those of each: shapes (processes, C), and
-    (processes,) for counts.
-    """
+    """Statistics of all processes from each one's: shapes (processes, C), counts (processes,)."""
     weights = counts.to(means.dtype).view(-1, 1)
     number = weights.sum()
     mean = (means * weights).sum(0) / number
@@ -179,9 +175,7 @@ def batch_norm_backward_elemt(
 
 
 class _OnAccelerator(Tensor):
-    """The input of a ``SyncBatchNorm``, which looks whether its input says that it is on an
-    accelerator.
-    """
+    """The input of a ``SyncBatchNorm``, which checks that its input is on an accelerator."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

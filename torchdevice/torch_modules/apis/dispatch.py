@@ -1,5 +1,4 @@
-"""What a program adds to torch's dispatcher: kernels of operators, subclasses of tensors and
-dispatch modes.
+"""A program's additions to torch's dispatcher: kernels, tensor subclasses, dispatch modes.
 
 The mode is put back while torch runs the program's own kernels, for ``torch/library.py``. A kernel
 for the program's accelerator also serves the target, in scopes: it is put in front of the target's.
@@ -66,9 +65,7 @@ def _impl(
     dispatch_key: str = "",
     **options: Any,
 ) -> None:
-    """``Library.impl``: register a kernel that runs with the mode of the scope in which it is
-    called.
-    """
+    """``Library.impl``: register a kernel that runs with the mode of the calling scope."""
     # A kernel of torch's stays as it is.
     if isinstance(fn, types.FunctionType) and not _is_torchs(fn):
         kernel = per_context(fn, with_mode)
@@ -89,9 +86,7 @@ def _impl(
 
 @replaces(torch._ops, "key_extractor", makes=True)
 def _without_front(original: Any) -> Any:
-    """Let the operators of higher order, whose kernels Python finds, not look for one in front:
-    there is none.
-    """
+    """Keep higher-order operators, whose kernels Python finds, from looking for one in front."""
 
     @functools.wraps(original)
     def key_extractor(tensors: Any, key_mask: Any) -> Any:
@@ -107,9 +102,7 @@ def serves(op: Any) -> bool:
 
 
 def put(context: Context) -> None:
-    """Let the program's kernels for its accelerator serve a context's target. May be called
-    again.
-    """
+    """Let the program's kernels for its accelerator serve a context's target. Repeatable."""
     if context.names.is_native:
         return
     key = _key_of(context.device_type)
@@ -129,9 +122,7 @@ def _stand_in(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Run the kernel for the program's accelerator in a scope on a target with this key, elsewhere
-    the target's own.
-    """
+    """Run the kernel for the program's accelerator in a scope with this key; else the target's."""
     context = thread_state.state.context
     if context is None or context.names.is_native or _key_of(context.device_type) != key:
         return own(*args, **kwargs)
@@ -143,9 +134,7 @@ def _stand_in(
 
 
 def _kernel(prefix: str, name: str) -> tuple[Any, bool]:
-    """Return the last kernel of an operator among libraries that still exist, and whether it is
-    given dispatch keys.
-    """
+    """Return an operator's last kernel among live libraries, and whether it takes dispatch keys."""
     found: tuple[Any, bool] = None, False
     for library, kernels in list(_libraries.items()):
         if library.m is not None:
@@ -154,9 +143,7 @@ def _kernel(prefix: str, name: str) -> tuple[Any, bool]:
 
 
 def _is_torchs(kernel: Any) -> bool:
-    """Return whether a kernel is torch's own, which serves only the device that it was written
-    for.
-    """
+    """Return whether a kernel is torch's own, which serves only the device it is written for."""
     module = getattr(kernel, "__module__", None) or ""
     return module.startswith("torch.") and module not in _AROUND_KERNELS
 
@@ -173,9 +160,7 @@ _NAMES = frozenset({"device", "device_for_backend_keys", "fake_device", "_fake_d
 @replaces(torch.Tensor, "_make_wrapper_subclass", makes=True)
 @replaces(FakeTensor, "__new__", makes=True)
 def _on_target(original: Callable[..., Any]) -> Any:
-    """Return a static method that gets the target's device in place of each device among its
-    arguments.
-    """
+    """Return a static method whose device arguments are replaced by the target's device."""
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -213,9 +198,7 @@ def _argument(context: Context, original: Any, self: Any, value: Any) -> Any:
 
 @replaces(FakeTensor, "device", makes=True)
 def _device_property(original: Any) -> property:
-    """Replace ``FakeTensor.device``: it shows the program's device where that of any other tensor
-    does.
-    """
+    """Replace ``FakeTensor.device``: it shows the program's device wherever tensors do."""
 
     def device(tensor: Any) -> torch.device:
         found: torch.device = original.__get__(tensor)
@@ -235,9 +218,7 @@ def _device_property(original: Any) -> property:
 # Before torch 2.13 it is an attribute of each tensor.
 @replaces(FakeTensor, "fake_device", makes=True, optional=True)
 def _fake_device_property(original: Any) -> property:
-    """Replace ``FakeTensor.fake_device``: programs see in it what ``device`` shows, and torch
-    computes with it.
-    """
+    """Replace ``FakeTensor.fake_device``: programs see ``device``'s answer, torch the real one."""
 
     def fake_device(tensor: Any) -> torch.device:
         asks_within_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")

@@ -37,9 +37,7 @@ from torchdevice.kernel.thread_values import WhileInside
 @replaces(torch.TypedStorage, "__init__")
 @replaces(torch, "range")
 def with_device(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a constructor with its keyword argument ``device`` rewritten, and pin only where the
-    target pins.
-    """
+    """Call a constructor with its ``device`` rewritten, and pin only if the target pins."""
     device = kwargs.get("device")
     if device is not None:
         kwargs["device"] = context.redirect(device) or device
@@ -52,9 +50,7 @@ def with_device(context: Context, original: Any, *args: Any, **kwargs: Any) -> A
 def _untyped_storage(
     context: Context, original: Any, *args: Any, device: Any = None, **kwargs: Any
 ) -> Any:
-    """``torch.UntypedStorage.__new__``: rewrite the device, and let the runtime make storages of
-    the target.
-    """
+    """``torch.UntypedStorage.__new__``: rewrite the device; the runtime makes target storages."""
     if device is None:
         return original(*args, **kwargs)
     device = context.redirect(device) or (
@@ -67,9 +63,7 @@ def _untyped_storage(
 
 @replaces(torch.storage, "_get_device_from_module")
 def _device_of_module(context: Context, original: Any, module: str) -> str:
-    """``_get_device_from_module``: return the target for the module of types such as
-    ``torch.cuda.FloatStorage``.
-    """
+    """``_get_device_from_module``: the target, for types such as ``torch.cuda.FloatStorage``."""
     found = original(module)
     device = context.redirect(found)
     if context.shown_as is not None or device is None:
@@ -89,9 +83,7 @@ _NEEDS_TARGET = frozenset(
 
 
 def _read_device(context: Context, original: Any, storage: Any) -> torch.device:
-    """``UntypedStorage.device``: under ``identity="program"`` the program's device, as
-    ``Tensor.device`` answers.
-    """
+    """``UntypedStorage.device``: the program's device if ``identity="program"``, as for tensors."""
     device = original(storage)
     if context.shown_as is None or device.type != context.device_type or not rewrites_calls():
         return device
@@ -150,9 +142,7 @@ def _inject(
     args: Any = (),
     kwargs: Any = None,
 ) -> Any:
-    """``DeviceContext.__torch_function__``: rewrite the device that it adds to a call which the
-    mode does not see.
-    """
+    """``DeviceContext.__torch_function__``: rewrite the device added to calls unseen by a mode."""
     kwargs = kwargs or {}
     if rewrites_calls() or kwargs.get("device") is not None or func not in _device_constructors():
         return original(self, func, types, args, kwargs)
@@ -167,9 +157,7 @@ def _inject(
 @replaces(torch.nested, "nested_tensor", "as_nested_tensor")
 @replaces(torch._C._nested, "nested_tensor")  # type: ignore[attr-defined]  # where that was imported by value
 def _nested(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """``nested_tensor`` and its sibling, which no mode sees: in a dtype that the target can
-    hold.
-    """
+    """``nested_tensor`` and its sibling, unseen by modes: in a dtype that the target has."""
     try:
         return with_device(context, original, *args, **kwargs)
     except TypeError as error:
@@ -219,9 +207,7 @@ class _DefaultDevice(WhileInside):
 
 @replaces(torch, "set_default_device")
 def _set_default_device(context: Context, original: Any, device: Any) -> None:
-    """``torch.set_default_device``: the first call in a scope remembers the default device to
-    restore.
-    """
+    """``torch.set_default_device``: the first call in a scope stores the default to restore."""
     thread = context.thread
     # at_exit holds bound methods, whose __self__ shows whether there is one already.
     if not any(
@@ -259,9 +245,7 @@ Generator = subclass_in_place_of(_Original, _new)
 
 
 def _reduce(generator: torch.Generator) -> Any:
-    """Pickle a generator with torch's own class. torch's ``__reduce__`` names the present
-    ``torch.Generator``.
-    """
+    """Pickle a generator as torch's class. torch's ``__reduce__`` names ``torch.Generator``."""
     _, *rest = _Original.__reduce__(generator)
     return _Original, *rest
 

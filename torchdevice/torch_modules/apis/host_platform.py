@@ -32,9 +32,7 @@ _ASK_THE_HOST = frozenset({"torch", "triton"})
 
 
 def _answers_as_mac(asking: FrameType | None) -> bool:
-    """Return whether this thread is on a simulated Mac and its innermost frame but ours is the
-    program's.
-    """
+    """Return whether the program asks, in a thread that is on a simulated Mac."""
     contexts = [entry.context for entry in thread_state.state.entries if entry.context is not None]
     if not any(
         context.runtime.supplied.is_mac and context.options.platform == "target"
@@ -68,9 +66,7 @@ def _platform_of_mac(terse: bool) -> str:
 
 
 def _replace_text(name: str, of_mac: str) -> None:
-    """Let a function of ``platform`` that takes nothing answer with a Mac's text on a simulated
-    Mac.
-    """
+    """Let a ``platform`` function without arguments return a Mac's text on a simulated Mac."""
 
     @replaces(platform, name)
     def answer(context: Context, original: Any) -> str:

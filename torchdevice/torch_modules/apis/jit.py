@@ -1,5 +1,4 @@
-"""TorchScript: rewrites the devices of a graph when it is scripted or loaded, because no mode sees
-the graph run.
+"""TorchScript: rewrites a graph's devices when scripted or loaded, as no mode sees it run.
 
 The graph stays rewritten after the scope, because torch caches what it scripted.
 """
@@ -48,9 +47,7 @@ def _find_builtin(original: Any, function: Any) -> Any:
 def _load(
     context: Context, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """``torch.jit.load``: load onto the target where the program gives no ``map_location``, and
-    rewrite devices.
-    """
+    """``torch.jit.load``: load onto the target by default, and rewrite the graph's devices."""
     if map_location is None:
         device = context.devices.current
     else:
@@ -105,9 +102,7 @@ class _Rewriting:
         self._replacements = torch.jit.CompilationUnit(functions)
 
     def rewrite(self, graph: Any) -> None:
-        """Rewrite the devices of a graph: constants, devices made from text, attributes, arguments,
-        and ``.cuda()``.
-        """
+        """Rewrite a graph's devices: constants, texts, attributes, arguments and ``.cuda()``."""
         for value in list(graph.inputs()):
             if str(value.type()) == "Device":
                 self._exchange(graph, value)
@@ -132,9 +127,7 @@ class _Rewriting:
             self._fit_dtype(graph, node)
 
     def _rewrite_class_of(self, node: Any) -> None:
-        """Rewrite the class whose method a node calls: it may have been compiled only because it is
-        used here.
-        """
+        """Rewrite the class whose method a node calls; it may be compiled only for this use."""
         cls: Any = next(iter(node.inputs())).type()
         if isinstance(cls, torch._C.ClassType) and cls.qualified_name() not in self._seen:
             self._seen.add(cls.qualified_name())
@@ -156,9 +149,7 @@ class _Rewriting:
                 self.rewrite(called.graph)
 
     def _fit_dtype(self, graph: Any, node: Any) -> None:
-        """Fit the dtype of an operator that names both a device and a dtype, as constants of the
-        graph.
-        """
+        """Fit the dtype of an operator with a constant device and a constant dtype."""
         if "device" not in node.schema() or " dtype" not in node.schema():
             return
         named = {
@@ -179,9 +170,7 @@ class _Rewriting:
             node.replaceInput(named["dtype"], fitting)
 
     def _replace(self, graph: Any, node: Any, name: str) -> None:
-        """Replace a node by the function of that name in ``_REPLACEMENTS``, applied to the node's
-        first inputs.
-        """
+        """Replace a node by a function of ``_REPLACEMENTS`` on the node's first inputs."""
         graph.setInsertPoint(node)
         function = getattr(self._replacements, name).inlined_graph
         (made,) = graph.insertGraph(function, list(node.inputs())[: len(list(function.inputs()))])

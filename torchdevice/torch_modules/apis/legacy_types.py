@@ -106,8 +106,7 @@ def _set_default_tensor_type(context: Context, original: Any, kind: Any) -> None
 
 
 class _DefaultType(WhileInside):
-    """A CUDA type as the default one: factories and ``torch.Tensor(...)`` make tensors on the
-    target.
+    """A CUDA type as the default: factories and ``torch.Tensor(...)`` make target tensors.
 
     Of the constructors of tensors only ``torch.Tensor`` goes by the default type. It is replaced
     while there is such a default in a scope, because it is not a torch function that a mode sees.
@@ -130,9 +129,7 @@ def _new_tensor(
     device: Any = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """``torch.Tensor(...)``: on the target, unless it shows a tensor or a storage that is somewhere
-    already.
-    """
+    """``torch.Tensor(...)``: on the target, unless it wraps an existing tensor or storage."""
     given = args[0] if args else kwargs.get("data")
     has_place = isinstance(given, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
     if DEFAULT_TYPE not in context.settings or has_place or not _NAMES_OF_PLACED.isdisjoint(kwargs):
@@ -171,9 +168,7 @@ _CONSTRUCTOR = Installation(
 
 @rewrites(torch.Tensor.type)
 def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``Tensor.type``: a dtype, a legacy class such as ``torch.cuda.HalfTensor``, or the name of
-    one.
-    """
+    """``Tensor.type``: a dtype, a legacy class such as ``torch.cuda.HalfTensor``, or its name."""
     wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
     if wanted is None:
         return _type_name(context, args[0], func(*args))
@@ -190,8 +185,7 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
 
 
 class _TypeName(str):
-    """The name of the type of a tensor that says the target, as ``isinstance`` takes it for the
-    requested type too.
+    """The type name of a tensor with the target's device, equal also to the requested type.
 
     Programs sort gradients by such names, and would find none of their own. As a key it is what it
     says.

@@ -69,9 +69,7 @@ def _while_checking(context: Context, original: Any, *args: Any, **kwargs: Any) 
 
 
 class _DeviceOfState:
-    """The attribute ``device`` of accelerate's states. It is in the state's dictionary; a check
-    sees the program's.
-    """
+    """``device`` of accelerate's states, kept in their dictionary; a check sees the program's."""
 
     def __get__(self, state: Any, owner: type) -> Any:
         if state is None or "device" not in vars(state):
@@ -128,9 +126,7 @@ def _is_cuda_array(context: Context, original: Any, obj: Any) -> bool:
 
 
 def _as_cuda_array(context: Context, original: Any, obj: Any, sync: bool = True) -> Any:
-    """``numba.cuda.as_cuda_array``, which the simulator lacks: its array, which kernels take for
-    the tensor.
-    """
+    """``numba.cuda.as_cuda_array``, which the simulator lacks: its array, for a tensor."""
     if not _is_cuda_array(context, None, obj):
         raise TypeError("*obj* doesn't implement the cuda array interface.")
     memory = context.runtime.supplied.host_alias(obj)
@@ -150,9 +146,7 @@ def _array(memory: torch.Tensor) -> Any:
     "numba.cuda.simulator.kernel:FakeCUDAKernel", "__call__", native_to="cuda", sees_scope=True
 )
 def _launch(context: Context, original: Any, kernel: Any, *args: Any) -> Any:
-    """Run a kernel on the memory of tensors, which the simulator would index element by element, by
-    torch.
-    """
+    """Run a kernel on tensors' memory, which the simulator would index via torch per element."""
     given = [getattr(each, "tensor", each) for each in args]
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
     if not all(_is_cuda_array(context, None, each) for each in tensors):

@@ -1,5 +1,4 @@
-"""Moves and copies of modules, and the fast paths of attention, for ``torch/nn``; optimizers, for
-``torch/optim``.
+"""Moves and copies of modules, attention's fast paths (``torch/nn``); ``torch/optim``.
 
 torch allows ``capturable=True`` of optimizers on a list of devices, and groups their tensors by
 devices, which it reads in C++.
@@ -50,17 +49,14 @@ def _apply(
 
 @replaces(torch.nn.Parameter, "__deepcopy__")
 def _deepcopy(context: Context, original: Any, self: torch.nn.Parameter, memo: Any) -> Any:
-    """``Parameter.__deepcopy__``: mark the copy with the parameter's side, because a copy may never
-    be moved itself.
-    """
+    """``Parameter.__deepcopy__``: mark the copy as the parameter is; it may never be moved."""
     result = original(self, memo)
     return moves.followed(self, result) if context.runtime.shares_host_memory else result
 
 
 @replaces(torch.overrides, "has_torch_function", makes=True, by_value=True)
 class _HasTorchFunction(EntryPoint):
-    """``torch.overrides.has_torch_function``, by which attention and encoders choose whether they
-    take a fast path.
+    """``torch.overrides.has_torch_function``, with which attention and encoders pick a fast path.
 
     It is True where any mode is on torch's stack, and the scope's is none of the program's. The
     paths differ in more than time: after the fast one an encoder's results are 0 at padded places,
@@ -123,8 +119,6 @@ def _make(original: Any) -> Any:
 
 @replaces("torch._higher_order_ops.flex_attention", "create_fw_bw_graph")
 def _create_graph(context: Context, original: Any, *args: Any) -> Any:
-    """Derive ``score_mod`` with torch's own mode, by which a tensor is an index: compiled code
-    takes all modes off.
-    """
+    """Derive ``score_mod`` with torch's mode for tensor indices: compiled code takes modes off."""
     with torch._C._EnableTorchFunction():
         return original(*args)

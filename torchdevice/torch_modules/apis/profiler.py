@@ -26,9 +26,7 @@ _OPERATOR = re.compile(r"\w+::\w+")
 
 
 class _Reported(str):
-    """The device of a profiler that was reported where the program made it: a schedule makes more
-    later.
-    """
+    """A profiler's device, reported where the program made it: a schedule makes more later."""
 
 
 class DeviceEvent(FunctionEvent):
@@ -43,9 +41,7 @@ class DeviceEvent(FunctionEvent):
 
     @property
     def self_device_time_total(self) -> float:
-        """Microseconds of the event's operator without the operators that it calls; 0 for ranges
-        and functions.
-        """
+        """Microseconds of the event's operator without nested operators; 0 for ranges."""
         return self.self_cpu_time_total if _OPERATOR.fullmatch(self.name) else 0
 
 
@@ -88,9 +84,7 @@ def _report(context: Context) -> None:
 
 
 def _with_device_times(profiler: Any, parse: Any, *args: Any, **kwargs: Any) -> list[FunctionEvent]:
-    """Parse the recorded events and give them device times. The profiler may call this after the
-    scope.
-    """
+    """Parse recorded events and add device times. The profiler may do this after the scope."""
     profiler.use_device = "cuda"
     events = parse(*args, **kwargs)
     for event in events:

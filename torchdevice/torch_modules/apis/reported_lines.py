@@ -37,9 +37,7 @@ def _read(
     exc_traceback: Any,
     **options: Any,
 ) -> None:
-    """``TracebackException.__init__``, by which Python's functions read an error. Frames other than
-    its own stay.
-    """
+    """``TracebackException.__init__``, with which Python reads an error, without our frames."""
     own = getattr(exc_value, "__traceback__", None)
     trim(exc_value)
     frames = exc_value.__traceback__ if own is not None and exc_traceback is own else exc_traceback
@@ -52,12 +50,9 @@ def _is_ours(file: str) -> bool:
 
 @replaces(warnings, "_showwarnmsg")
 def _show(context: Context, original: Any, message: Any) -> None:
-    """``warnings._showwarnmsg``, through which every warning passes that the filters let
-    through.
-    """
+    """``warnings._showwarnmsg``, which every warning passes that filters let through."""
     if _is_ours(message.filename):
-        # Python forgets that it gave the warning, so that it gives it at other lines of the program
-        # too.
+        # Python forgets that it gave the warning, and so repeats it at the program's other lines.
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == message.filename:

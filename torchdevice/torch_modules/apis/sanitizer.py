@@ -22,9 +22,7 @@ from torchdevice.torch_modules.cuda.streams import handle_of
 
 
 class Trace(Observer):
-    """Calls what is registered with ``torch.cuda._gpu_trace``, with the handles of streams and
-    events.
-    """
+    """Calls the hooks of ``torch.cuda._gpu_trace`` with the handles of streams and events."""
 
     def device_synchronized(self, index: int) -> None:
         gpu_trace.DeviceSynchronizationCallbacks.fire_callbacks()
@@ -96,9 +94,7 @@ replaces("torch.cuda._sanitizer:CUDASanitizerDispatchMode", "__torch_dispatch__"
 
 
 def enable() -> None:
-    """Enable torch's sanitizer, as ``TORCH_CUDA_SANITIZER`` does in a build with CUDA while torch
-    is imported.
-    """
+    """Enable torch's sanitizer as a CUDA build's import does with ``TORCH_CUDA_SANITIZER``."""
     import torch.cuda._sanitizer
 
     torch.cuda._sanitizer.enable_cuda_sanitizer()

@@ -50,9 +50,7 @@ _DEVICE_NOT_THERE = (
 
 
 def _deserialize(storage: Any, location: str) -> Any:
-    """Return the storage on the device that stands in for its tag, or None to let torch ask its
-    next entry.
-    """
+    """Return the storage on the device for its tag, or None to let torch try its next entry."""
     context = thread_state.state.context
     if context is None:
         return None
@@ -85,8 +83,7 @@ def _deserialize(storage: Any, location: str) -> Any:
 
 @replaces(serialization, "_get_restore_location")
 def _restore_location(context: Context, original: Any, map_location: Any) -> Any:
-    """Return a function that puts each loaded storage on its device, and on a CPU target marks the
-    storage's side.
+    """Return a function that restores storages to devices, and on a CPU target marks their side.
 
     Without a mark, loaded memory would count as the host's, as NumPy's does, also where the program
     meant the device.
@@ -125,9 +122,7 @@ _whole: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def _rebuild(
     context: Context, original: Any, storage: Any, offset: int, size: Any, stride: Any
 ) -> torch.Tensor:
-    """``torch._utils._rebuild_tensor``: on a target that lacks the dtype, convert the storage, once
-    for all views.
-    """
+    """``torch._utils._rebuild_tensor``: convert storages of missing dtypes once for all views."""
     untyped = storage._untyped_storage
     if (
         storage.dtype not in context.dtypes.unsupported

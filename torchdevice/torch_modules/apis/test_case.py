@@ -49,8 +49,6 @@ def _count(test: Any, modes: int) -> None:
     sees_scope=True,
 )
 def _test_bases(context: Context, original: Any, *args: Any, **kwargs: Any) -> list[Any]:
-    """Leave out-of-tree accelerators out: the one that the program is written for is there, and
-    stands for them.
-    """
+    """Omit out-of-tree accelerators: the one the program is written for stands for them."""
     out_of_tree = original.__globals__["PrivateUse1TestBase"]
     return [base for base in original(*args, **kwargs) if base is not out_of_tree]

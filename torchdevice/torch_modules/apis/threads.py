@@ -1,5 +1,4 @@
-"""Threads inherit the scope of the code that starts them. Tasks of an executor inherit that of the
-submitting code.
+"""Threads inherit the scope of the code that starts them, tasks of executors the submitter's.
 
 The worker threads of an executor inherit no scope, because they outlive the submitting code and run
 tasks of others.
@@ -31,9 +30,7 @@ ends.
 
 @replaces(threading.Thread, "start")
 def _start(context: Context, original: Any, self: threading.Thread) -> None:
-    """``Thread.start``: run the thread in the scope. It sets ``run`` on the thread until the thread
-    runs.
-    """
+    """``Thread.start``: run the thread in the scope, with a ``run`` set until it runs."""
     target = getattr(self, "_target", None)
     if getattr(type(self) if target is None else target, "__module__", None) in _INHERIT_NO_SCOPE:
         return original(self)
@@ -81,8 +78,7 @@ def _submit(
 
 @replaces(ThreadPoolExecutor, "_adjust_thread_count")
 def _start_worker(context: Context, original: Any, self: ThreadPoolExecutor) -> None:
-    """``ThreadPoolExecutor._adjust_thread_count``: start a worker outside the scope, but run its
-    initializer in it.
+    """Start an executor's worker outside the scope, but run its initializer in the scope.
 
     The pool passes the initializer to the worker here, and holds its lock meanwhile.
     """

@@ -1,5 +1,4 @@
-"""Patches of Dynamo: what it sees of a scope while it traces, and how it compiles graphs and runs
-compiled code.
+"""Patches of Dynamo: its view of a scope, how it compiles graphs, and how their code runs.
 
 Dynamo and Inductor ask about a device through torch's ``DeviceInterface``, of which scopes register
 one for their devices. ``torch.cuda`` answers for the target in a scope. So a target for which torch
@@ -44,9 +43,7 @@ from torchdevice.torch_modules.cuda.streams import current_stream
 
 
 def _exchange(name: str) -> Callable[[Any], Any]:
-    """Return the ``make`` of a patch for ``torch.cuda._<name>_device``, which answers also while a
-    backend traces.
-    """
+    """Return ``make`` of a patch of ``torch.cuda._<name>_device``, also for tracing backends."""
 
     def exchange(device: int) -> int:
         context = thread_state.answering()
@@ -66,8 +63,7 @@ def stand_in(runtime: Runtime) -> type:
     """Return the interface of a device for which torch has none."""
     cuda = _registry().CudaInterface
 
-    # CUDA's answers hold, because `torch.cuda` answers for the target in a scope; the rest is
-    # overridden.
+    # CUDA's answers hold, as `torch.cuda` answers for the target; others are overridden.
     class StandInInterface(cuda):  # type: ignore[misc, valid-type]
         class Worker(cuda.Worker):  # type: ignore[misc, name-defined]
             get_device_properties = staticmethod(
@@ -92,9 +88,7 @@ def stand_in(runtime: Runtime) -> type:
 
 
 class _DynamoPatches(Late):
-    """The patches of Dynamo, installed as soon as it is imported, and the interfaces of active
-    scopes.
-    """
+    """The patches of Dynamo, installed once it is imported, and interfaces of active scopes."""
 
     def __init__(self) -> None:
         super().__init__("torch._dynamo", lambda _: self._make())
@@ -102,14 +96,12 @@ class _DynamoPatches(Late):
         self._interfaces: dict[str, Any] = {}  # those that were added to torch's
 
     def install(self) -> None:
-        # Without this module `_make` has nothing to patch: Dynamo is not imported, or not
-        # completely.
+        # Without this module `_make` has nothing to patch: Dynamo is not wholly imported.
         if "torch._dynamo.output_graph" not in sys.modules:
             return
         if not self._in_place:
             super().install()
-            # Outside the scope: torch registers an interface for each device that `torch.cuda`
-            # counts.
+            # Outside the scope: torch registers an interface for each device of `torch.cuda`.
             with thread_state.suspended():
                 if not _registry()._device_initialized:
                     _registry().init_device_reg()
@@ -168,9 +160,7 @@ class _DynamoPatches(Late):
         ]
 
     def _add_interfaces(self, runtime: Runtime, devices: int) -> None:
-        """Register the target of a scope, and the ``devices`` CUDA devices it advertises, without
-        and with an index.
-        """
+        """Register the scope's target, and its ``devices`` CUDA devices, with and without index."""
         registry = _registry()
         cuda = registry.CudaInterface
         target = registry.device_interfaces.get(runtime.device_type) or stand_in(runtime)
@@ -200,9 +190,7 @@ WHEN_IMPORTED = LATER["torch._dynamo"] = _DynamoPatches()
 
 
 def _skipping_ours(skipped: re.Pattern[str]) -> re.Pattern[str]:
-    """Return the expression of the folders that Dynamo does not trace, with this package's among
-    them.
-    """
+    """Return an expression of the folders, including this package's, that Dynamo skips."""
     return re.compile(rf"{skipped.pattern}|^[^\s<]*{re.escape(Path(PACKAGE).as_posix())}/")
 
 
@@ -257,9 +245,7 @@ def _stream_patches() -> list[Patch]:
 
 
 def without_modes(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run what a compiler runs while the program's modes are on the stack, where devices are the
-    target's already.
-    """
+    """Run compiler code without the program's modes on the stack: its devices are real already."""
     with torch._C.DisableTorchFunction():
         return original(*args, **kwargs)
 
@@ -278,9 +264,7 @@ def _build_event(context: Context, original: Any, args: Any, kwargs: Any) -> Any
 
 
 def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for ``AutocastModeVariable.create``: in a graph, autocast of an accelerator is that
-    of the target.
-    """
+    """Replace ``AutocastModeVariable.create``: autocast in a graph is that of the target."""
     found = original(*args, **kwargs)
     # `target_values` are the arguments of the region as the graph will have them.
     device_type, dtype, enabled, *rest = found.target_values
@@ -294,8 +278,7 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
         fitting = dtype_on_target(
             context, dtype or torch.get_autocast_dtype(device_type), enabled=enabled
         )
-        # The spare name makes the graph another one than that of a program which asks for the CPU's
-        # own lists.
+        # The spare name distinguishes the graph from a program's that uses the CPU's own lists.
         named = (
             context.device_type
             if context.runtime.support.autocast_key is None
@@ -306,9 +289,7 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
 
 
 def _read(context: Context, original: Any, self: Any, tx: Any) -> Any:
-    """Where compiled code reads ``x.device`` or ``x.is_cuda``: as the scope's tensors say it, which
-    the key covers.
-    """
+    """Read ``x.device`` or ``x.is_cuda`` in compiled code as the scope does; the key covers it."""
     device = self.device
     # A device of another type, or no identity of the program: torch's own answer.
     if device is None or context.shown_as is None or device.type != context.device_type:
@@ -324,8 +305,7 @@ def _read(context: Context, original: Any, self: Any, tx: Any) -> Any:
 def _call_higher_order(
     context: Context, original: Any, self: Any, tx: Any, fn: Any, types: Any, *call: Any
 ) -> Any:
-    """Stand in for ``SymbolicTorchFunctionState.call_torch_function_mode``: call higher-order
-    operators with the mode.
+    """Call higher-order operators with the mode: ``SymbolicTorchFunctionState``'s method.
 
     torch takes a mode off the stack while the mode handles a call. The functions that a
     higher-order operator traces in that time, such as the branches of ``torch.cond``, would be
@@ -340,9 +320,7 @@ def _call_higher_order(
 
 
 def truthfully(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call ``original`` as if no scope were active, so that a compiler sees the machine as it
-    is.
-    """
+    """Call ``original`` as if no scope were active: a compiler sees the real machine."""
     with thread_state.suspended(compiling=True):
         return original(*args, **kwargs)
 
@@ -350,9 +328,7 @@ def truthfully(context: Context, original: Any, *args: Any, **kwargs: Any) -> An
 def _call_compiler(
     context: Context, original: Any, self: Any, gm: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Compile a graph. Compiled code runs without modes, except Inductor's, which needs none where
-    none is stacked.
-    """
+    """Compile a graph. Its code runs without modes, unless Inductor's needs none stacked."""
     compiler = self.compiler_fn
     # A backend may be wrapped by several of Dynamo's decorators.
     while hasattr(compiler, "_torchdynamo_orig_backend"):
@@ -381,9 +357,7 @@ def _call_compiler(
 
 
 def obstacle(context: Context, gm: torch.fx.GraphModule) -> str:
-    """Return why Inductor does not compile a graph, which then runs operator by operator; "" where
-    it does.
-    """
+    """Return why Inductor cannot compile a graph, which then runs eagerly; "" if it can."""
     found = (
         ""
         if _has_code_for(context, gm)

@@ -42,9 +42,7 @@ def _compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _asked_of_triton(kwargs: dict[str, Any]) -> list[str]:
-    """Return the options in these arguments of ``torch.compile`` that have an effect on Triton code
-    only.
-    """
+    """Return the options of this ``torch.compile`` call that affect Triton code only."""
     backend = kwargs.get("backend", "inductor")
     if backend != "inductor":
         return ["backend cudagraphs"] if backend == "cudagraphs" else []
@@ -55,9 +53,7 @@ def _asked_of_triton(kwargs: dict[str, Any]) -> list[str]:
 
 
 def _compile_model(context: Context, original: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compile a graph of the program's, which every way to Inductor passes but that of a graph of
-    ATen operators.
-    """
+    """Compile a graph of the program: every way to Inductor, except for ATen graphs, comes here."""
     ahead = importlib.import_module("torch._inductor.virtualized").V.aot_compilation
     # torch calls itself with what flattens the inputs of a graph.
     if isinstance(gm, torch.fx.GraphModule) and _runs_by_operators(context, gm, ahead=ahead):
@@ -72,9 +68,7 @@ def _compile_model(context: Context, original: Any, gm: Any, *args: Any, **kwarg
 
 
 def _compile_one(context: Context, original: Any, gm: Any, inputs: Any, **options: Any) -> Any:
-    """Compile a graph of ATen operators, forward or backward, which every way to Inductor
-    passes.
-    """
+    """Compile an ATen graph, forward or backward. Every way to Inductor passes here."""
     if _runs_by_operators(context, gm):
         return torch._functorch.aot_autograd.make_boxed_func(gm.forward)  # type: ignore[attr-defined]
     own = context.runtime.supplied.compile_graph
@@ -107,9 +101,7 @@ def _runs_by_operators(context: Context, gm: Any, *, ahead: bool = False) -> boo
 
 
 def _by_codegen_of_cpu(context: Context, original: Any, device: str) -> Any:
-    """``get_scheduling_for_device``: graphs of a device without code of its own are compiled for
-    the CPU.
-    """
+    """``get_scheduling_for_device``: the CPU's, for devices without a code generator."""
     if context.runtime.supplied.compile_graph and device == context.device_type:
         # The class: torch has a function for the CPU, and refuses that for any other device.
         return importlib.import_module("torch._inductor.codegen.cpp").CppScheduling
@@ -123,18 +115,14 @@ def _run_package(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
 
 @replaces("torch._dynamo.compiled_autograd:AutogradCompilerInstance", "begin_capture")
 def _begin_capture(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Let compiled autograd trace a graph that is compiled: with the target's devices, not the
-    program's.
-    """
+    """Let compiled autograd trace a compiled graph with the target's devices."""
     tracer = self.fx_tracer
     tracer.create_arg = functools.partial(original_of(type(tracer).create_arg), tracer)
     return without_modes(context, original, self, *args, **kwargs)
 
 
 def for_compiler(owner: Any, name: str, replacement: Any) -> Replaced:
-    """Return a patch of a function of a compiler, which works for a context while torch answers for
-    itself.
-    """
+    """Return a patch of a compiler's function, called with a context while torch is suspended."""
 
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -186,9 +174,7 @@ _LAUNCH = "triton_kernel_wrapper_mutation"
 
 @replaces("torch._dynamo.variables.builder:VariableBuilder", "_wrap")
 def _wrap(context: Context, original: Any, self: Any, value: Any) -> Any:
-    """Trace a kernel. Dynamo asks ``has_triton()`` whether it is one, which is false for a
-    compiler.
-    """
+    """Trace a kernel. Dynamo asks ``has_triton()`` for that, which is False for a compiler."""
     triton = sys.modules.get("triton")
     if triton is None or not isinstance(
         value, (triton.runtime.JITFunction, triton.runtime.Autotuner)
@@ -226,7 +212,5 @@ def _codegen(context: Context, original: Any, self: Any, wrapper: Any) -> None:
 
 
 def _cacheable(context: Context, original: Any, self: Any) -> bool:
-    """Keep the code out of the caches on disk: it has numbers of torch's table of kernels, which is
-    the process's.
-    """
+    """Keep code out of disk caches: it has numbers of the process's own table of kernels."""
     return original(self) and "triton_kernel" not in self.name()

@@ -60,9 +60,7 @@ def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
 
 
 def _see_mode(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """Stand in for ``SymbolicTorchFunctionState.__init__``: add the mode beside the stack as the
-    topmost mode.
-    """
+    """Extend ``SymbolicTorchFunctionState.__init__``: the unstacked mode is the topmost."""
     original(self, *args, **kwargs)
     if state.traced is not None:
         source = torch._dynamo.source.TorchFunctionModeStackSource(_BESIDE)
@@ -73,9 +71,7 @@ def _see_mode(context: Context, original: Any, self: Any, *args: Any, **kwargs: 
 
 
 def source_of_mode() -> Any:
-    """Return the source by which guards of the traced frame find this thread's mode; None without a
-    mode.
-    """
+    """Return the source that guards read this thread's mode from; None without a mode."""
     source = torch._dynamo.source.TorchFunctionModeStackSource
     if state.traced is not None:
         return source(_BESIDE)
@@ -89,8 +85,7 @@ def source_of_mode() -> Any:
 
 
 class _DefaultDevice:
-    """``torch.utils._device.CURRENT_DEVICE``, which equals no other value in a thread with a mode
-    beside the stack.
+    """``torch.utils._device.CURRENT_DEVICE``, unequal to all values in threads with such a mode.
 
     Dynamo guards all compiled code on the default device. So code that was compiled outside a scope
     does not run inside, where no other guard of that code would fail.
@@ -115,9 +110,7 @@ class _DefaultDevice:
 
 
 def _guard_default_device(original: Any, self: Any, guard: Any) -> Any:
-    """Stand in for ``GuardBuilder.DEFAULT_DEVICE``: in a thread without a mode beside the stack
-    guard torch's value.
-    """
+    """Extend ``GuardBuilder.DEFAULT_DEVICE``: guard torch's value in threads without a mode."""
     module: Any = torch.utils._device
     present: Any = module.CURRENT_DEVICE
     # In the other threads torch's own value is to be guarded, not this object.
@@ -143,9 +136,7 @@ def _mode_at(original: Any) -> Any:
 
 
 def _set_stack(context: Context, original: Any, stack: list[Any]) -> None:
-    """Set torch's stack for compiled code, without the mode that was traced but belongs beside the
-    stack.
-    """
+    """Set torch's stack for compiled code, without the traced mode that stays beside the stack."""
     # Compiled code restores the stack that was traced, and the mode was never on it.
     original([mode for mode in stack if mode is not state.mode])
 
@@ -156,8 +147,7 @@ def names_in_guards() -> dict[str, Any]:
 
 
 def _wrap_original(builder: Any, entry: wrap.EntryPoint) -> Any:
-    # With the source of the original: the guard of a function's defaults takes nothing but
-    # functions.
+    # With the original's source: the guard of a function's defaults takes only functions.
     source = torch._dynamo.source.AttrSource(builder.source, "original")
     return type(builder)(builder.tx, source)._wrap(entry.original)
 
@@ -185,8 +175,7 @@ def patches() -> list[Patch]:
         Replaced(
             dynamo.guards.GuardBuilder, "DEFAULT_DEVICE", in_every_thread(_guard_default_device)
         ),
-        # Dynamo traces entry points as their original functions. It looks its builders up by the
-        # exact class.
+        # Dynamo traces entry points as the originals. It finds builders by the exact class.
         Added(builders.VariableBuilder._type_dispatch(), dict.fromkeys(classes, _wrap_original)),
         Added(builders.SourcelessBuilder._type_handlers, dict.fromkeys(classes, _create_original)),
     ]

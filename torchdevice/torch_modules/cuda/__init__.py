@@ -1,3 +1,1 @@
-"""``torch.cuda``: one file for each file of it, with its supplied names, its patches and its
-stand-in types.
-"""
+"""``torch.cuda``: for each of its files one, with supplied names, patches and stand-ins."""

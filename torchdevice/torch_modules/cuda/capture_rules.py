@@ -1,5 +1,4 @@
-"""What the capture of a CUDA graph forbids, in CUDA's words (the runtime API's manual: stream
-management).
+"""What CUDA forbids in a graph's capture, in its words (runtime manual: stream management).
 
 A capture follows the streams that take part in it: the one on which it began, and each that has
 waited for an event which was recorded in it. The host may not wait for such a stream or event, such
@@ -102,9 +101,7 @@ class CaptureOrder(Observer):
         return clock is not None
 
     def check_end(self) -> None:
-        """Raise if the capture ends on another stream, or before its first stream has waited for
-        all others.
-        """
+        """Raise if the capture ends on another stream, or while other streams are unjoined."""
         if self._context.thread.stream() != self._first:
             raise RuntimeError("Capture must end on the same stream it began on.")
         known = self.clocks[self._first]

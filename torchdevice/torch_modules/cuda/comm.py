@@ -1,5 +1,4 @@
-"""Copies and sums between the devices of one process, for ``torch/nn/parallel/comm.py`` and
-``torch/cuda/comm.py``.
+"""Copies and sums between one process's devices, for ``comm.py`` in ``nn/parallel`` and ``cuda``.
 
 The refusals and their texts follow ``torch/csrc/cuda/comm.cpp``.
 """
@@ -91,9 +90,7 @@ _COALESCED_ON_ANOTHER_DEVICE = "All tensors must be on devices[0]: {index}"
 def comm_broadcast_coalesced(
     context: Context, tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
 ) -> list[list[torch.Tensor]]:
-    """Return all tensors for each device: the tensors themselves for the first device, copies for
-    the others.
-    """
+    """Return all tensors per device: themselves for the first device, copies for others."""
     first = _device_of(context, devices[0])
     there = (
         all(native_device(tensor) == first for tensor in tensors)
@@ -246,9 +243,7 @@ def _shape_of_all(context: Context, tensors: Sequence[torch.Tensor], dim: int) -
 def comm_gather(
     context: Context, tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None
 ) -> torch.Tensor:
-    """Concatenate the tensors along ``dim`` on the destination; None means the current device, -1
-    the CPU.
-    """
+    """Concatenate tensors along ``dim`` on a device: None is the current one, -1 the CPU."""
     _shape_of_all(context, tensors, dim)
     index = context.thread.device_index if destination is None else destination
     device = torch.device("cpu") if index == -1 else _device_of(context, index)

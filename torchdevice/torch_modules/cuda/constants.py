@@ -1,5 +1,4 @@
-"""Names that are the same on every stand-in device: constants, versions of CUDA and NCCL, and names
-that raise.
+"""Names that are equal on all stand-in devices: constants, versions, and names that raise.
 
 ``_UNSUPPORTED`` lists names without an equivalent on a stand-in device, such as raw pointers and
 allocators: names of
@@ -134,8 +133,7 @@ def nccl_version_suffix(context: Context) -> bytes:
     return b""
 
 
-# False, so that torch sums the tensors of several devices without NCCL, whose collectives are
-# refused.
+# False: torch sums several devices' tensors without NCCL, whose collectives are refused.
 replaces(torch.cuda.nccl, "is_available")(lambda *_: False)
 
 

@@ -17,9 +17,7 @@ from torchdevice.torch_modules.cuda.streams import create_external
 
 
 class CudaError(enum.IntEnum):
-    """The result codes of the CUDA runtime. Any number is one: torch makes them of what functions
-    return.
-    """
+    """Result codes of the CUDA runtime. Any number is one: torch converts every return value."""
 
     success = 0
 

@@ -1,6 +1,4 @@
-"""The number of devices, the current one and their properties, for ``torch/cuda/__init__.py`` and
-``_utils.py``.
-"""
+"""The devices' number, properties and current one, for ``cuda/__init__.py``, ``_utils.py``."""
 
 from __future__ import annotations
 
@@ -44,17 +42,13 @@ def get_device_count(context: Context) -> int:
 
 @supplied_function("_cuda_init")
 def init(context: Context) -> None:
-    """Note that the program has used the accelerator in this process, and check what CUDA checks at
-    first use.
-    """
+    """Note the accelerator's first use in this process, and check what CUDA checks then."""
     context.driver.initialize()
 
 
 @supplied_function("_cuda_isInBadFork")
 def is_in_bad_fork(context: Context) -> bool:
-    """Return whether this process was forked from one that had used the accelerator, which then
-    does not work here.
-    """
+    """Return whether this process was forked from one that had used the accelerator."""
     return context.driver.is_in_bad_fork
 
 
@@ -77,9 +71,7 @@ def set_device(context: Context, device: int) -> None:
 @supplied_function("_cuda_exchangeDevice _cuda_maybeExchangeDevice")
 @supplied_function("torch.cuda._exchange_device torch.cuda._maybe_exchange_device")
 def exchange_device(context: Context, device: int) -> int:
-    """Set the current device and return the previous ordinal. A negative ordinal sets nothing and
-    returns -1.
-    """
+    """Set the current device and return the previous one; a negative ordinal does nothing (-1)."""
     if device < 0:
         return -1
     previous = context.thread.device_index
@@ -124,9 +116,7 @@ def synchronize_device(context: Context, index: int) -> None:
 
 @supplied_function("_cuda_sleep")
 def sleep(context: Context, cycles: int) -> None:
-    """Let the stream of a simulated device be busy, or the host sleep, for that many cycles of a 1
-    GHz clock.
-    """
+    """Keep a simulated device's stream busy, or the host asleep, for cycles of a 1 GHz clock."""
     if context.runtime.supplied.has_handles:
         sleeping.sleep(context, cycles)
     else:
@@ -173,8 +163,7 @@ supplied_value("torch.cuda._CudaDeviceProperties")(cuda_device_properties)
 
 
 class InitializedFlag:
-    """``torch.cuda._initialized``: true in threads that are in a scope, torch's own value in the
-    others.
+    """``torch.cuda._initialized``: True in threads that are in a scope, torch's value elsewhere.
 
     Once the flag is true, ``torch.cuda.device_count()`` caches its answer for the whole process. So
     the flag is false where that function reads it, and the number of a scope's devices is never
@@ -204,9 +193,7 @@ class InitializedFlag:
 def get_device_index(
     context: Context, original: Any, device: Any, optional: bool = False, allow_cpu: bool = False
 ) -> int:
-    """``torch.cuda._utils._get_device_index``, which refuses the devices that the mode has
-    rewritten to the target.
-    """
+    """``torch.cuda._utils._get_device_index``, which refuses devices that the mode rewrote."""
     if device is None and optional:
         return context.thread.device_index
     if type(device) is int:
@@ -241,9 +228,7 @@ def _init(context: Context, original: Any) -> None:
 
 
 def _lazy_init(context: Context, original: Any) -> None:
-    """``_lazy_init``, with which most functions of the module begin: it has nothing to do but to
-    refuse a fork.
-    """
+    """``_lazy_init``, called first by most functions of the module: it only refuses a fork."""
     if context.driver.user != os.getpid() and context.driver.is_in_bad_fork:
         original()
 
@@ -255,8 +240,7 @@ def _device_properties(context: Context, original: Any, index: int) -> DevicePro
 
 @replaces(torch, "get_device_module", native_to="cuda")
 def _get_device_module(context: Context, original: Any, device: Any = None) -> Any:
-    """``torch.get_device_module``: the module of the accelerator that the program spelled, not of
-    the target.
+    """``torch.get_device_module``: the module of the accelerator the program spelled.
 
     The module of a target, such as ``torch.cpu``, lacks functions that the program calls.
     """
@@ -279,9 +263,7 @@ replaces(torch.cuda, "_is_in_bad_fork")(without_original(is_in_bad_fork))
 
 
 def processor_utilization(context: Context, name: str) -> float:
-    """Return the percentage of time in which the CPU's cores worked, in place of what ``name``
-    measures.
-    """
+    """Return the percentage of time the CPU's cores worked, instead of the figure ``name``."""
     import psutil
 
     context.report(name, "processor utilization", Fidelity.APPROXIMATE)
@@ -294,9 +276,7 @@ def _utilization(context: Context, original: Any, device: Any = None) -> int:
 
 
 def replaces_functions(module: Any, properties: Callable[..., Any]) -> None:
-    """Replace functions of an accelerator's module: its flag, the properties of its devices, and
-    their ordinals.
-    """
+    """Replace functions of an accelerator's module: flag, properties and ordinals."""
     replaces(module, "_initialized", makes=True)(lambda original: InitializedFlag(original, module))
     replaces(module, "_lazy_init", by_value=True)(_lazy_init)
     # There only once torch has initialised the accelerator.

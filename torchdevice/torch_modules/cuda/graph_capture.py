@@ -102,8 +102,7 @@ class _Step(NamedTuple):
     def kernel(
         self, host_alias: Callable[[torch.Tensor], torch.Tensor | None]
     ) -> Callable[[], Any]:
-        """Return what does as :meth:`run`, where it can by one kernel of the CPU in the recorded
-        memory.
+        """Return :meth:`run`, or a function that does the same by one CPU kernel, if it can.
 
         It can where all tensors are of ``_EASY`` dtypes, for which no device has rules of its own,
         and one is written.
@@ -145,9 +144,7 @@ _RESIZING = frozenset({"aten::mse_loss"})
 
 @functools.cache
 def _with_out(op: Any) -> Any:
-    """Return the overload of an operator that writes its only result to ``out`` by a kernel of the
-    CPU, or None.
-    """
+    """Return an operator's overload with one ``out``, if it has one with a CPU kernel, or None."""
     if op._schema.name in _RESIZING:
         return None
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -266,9 +263,7 @@ class Capture(TorchDispatchMode):
         return _aten.masked_fill_.Scalar, (written, mask[all_of_inner], number)
 
     def _refuse_waiting(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Raise CUDA's error for an operator that makes the host wait for the device, such as those
-        of ``item()``.
-        """
+        """Raise CUDA's error for an operator at which the host waits, such as ``item()``'s."""
         if self._device_type is None or not any(
             native_device(t).type == self._device_type for t in tensors(args)
         ):
@@ -293,9 +288,7 @@ class Capture(TorchDispatchMode):
         return device.type != self._device_type and not kwargs.get("non_blocking")
 
     def _refuse_generator(self, args: Any, kwargs: Any) -> None:
-        """Raise CUDA's error for an operator that draws from a generator which is not registered
-        with the graph.
-        """
+        """Raise CUDA's error for an operator that draws from a generator unknown to the graph."""
         generator, device = kwargs.get("generator"), kwargs.get("device")
         if generator is None or self._device_type is None:
             return
@@ -308,8 +301,7 @@ class Capture(TorchDispatchMode):
 
     @block
     def _undeclared_writes(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
-        """Keep copies of tensors of the program to which an operator writes although its schema
-        does not declare it.
+        """Keep copies of the program's tensors to which an operator writes without declaring it.
 
         ``native_batch_norm`` does this, and operators of the program may. Such a write is found by
         comparing values, because kernels of an out-of-tree device do not increment a tensor's
@@ -349,9 +341,7 @@ class Capture(TorchDispatchMode):
             self.steps.append(_Step(func, *mapped((args, kwargs, made), self._recorded)))
 
     def _recorded(self, value: Any) -> Any:
-        """Return what a step keeps of a value: of a tensor one in its memory, whose size the
-        program cannot change.
-        """
+        """Return the value a step keeps: for a tensor, another of fixed size in its memory."""
         if type(value) in _PLAIN and not value.is_nested:
             return self._runtime.supplied.same_memory(value)
         if isinstance(value, torch._C.Generator):
@@ -369,24 +359,19 @@ class Capture(TorchDispatchMode):
         return used - _addresses([step.made for step in self.steps], self._device_type)
 
     def put_back(self) -> None:
-        """Restore the program's tensors and generators to their states at the beginning of the
-        capture.
-        """
+        """Restore the program's tensors and generators to their states before the capture."""
         for generator, state in self._random_states:
             generator.set_state(state)
         with as_kernels_do():
             # In reverse, so that the oldest copy is written last.
             for tensor, before in reversed(self._before):
-                # FSDP frees its parameters' memory by the sizes of their storages, also in a
-                # capture.
+                # FSDP frees parameters' memory by their storages' sizes, also in a capture.
                 if tensor.untyped_storage().nbytes():
                     tensor.copy_(before)
         self._before.clear()
 
     def check_memory(self) -> None:
-        """Refuse the graph where the program has freed its memory meanwhile, on a device that has
-        no other for it.
-        """
+        """Refuse the graph if the program has freed its memory and the device has no other."""
         given = tensors([(step.args, step.kwargs) for step in self.steps])
         if any(
             each.numel() and not each.untyped_storage().nbytes()
@@ -427,9 +412,7 @@ def _addresses(values: Any, device_type: str | None) -> set[int]:
 
 
 def _made_by(op: Any, result: Any) -> list[torch.Tensor]:
-    """Return the results of an operator that are new tensors: no arguments and no views of
-    arguments.
-    """
+    """Return an operator's new tensors among its results: no arguments and no views of them."""
     returns = op._schema.returns
     # An operator with one result returns it bare; with none it returns None.
     results = (result,) if len(returns) == 1 else result or ()

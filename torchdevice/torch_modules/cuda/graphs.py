@@ -114,9 +114,7 @@ class GraphStandIn:
         self._retained.append(value)
 
     def register_generator_state(self, generator: torch.Generator) -> None:
-        """Let the graph draw from another generator, which a capture does not advance and each
-        replay does.
-        """
+        """Let the graph draw from another generator: each replay, not the capture, advances it."""
         # By identity: generators define no equality of their own.
         if not any(known is generator for known in self._generators):
             self._generators.append(generator)
@@ -127,9 +125,7 @@ class GraphStandIn:
         capture_error_mode: str = "global",
         check_input_liveness: bool = False,
     ) -> None:
-        """Record operators from now on. :meth:`capture_end` restores the program's tensors to which
-        they write.
-        """
+        """Start to record operators. :meth:`capture_end` restores the tensors they write to."""
         thread = self._context.thread
         if thread.capture is not None:
             raise error(NOT_PERMITTED)
@@ -204,9 +200,7 @@ class GraphStandIn:
         self._run_hooks("post_instantiate")
 
     def replay(self) -> None:
-        """Run the recorded operators again and write their results to the memory of the recorded
-        results.
-        """
+        """Run the recorded operators again and write their results to the recorded memory."""
         if self._captured is None:
             raise RuntimeError(_REPLAY_OF_NO_CAPTURE)
         self._run_hooks("replay_start")
@@ -226,9 +220,7 @@ class GraphStandIn:
         self._release()
 
     def pool(self) -> Any:
-        """Return the identifier of the memory pool from which a simulated device allocates during
-        the capture.
-        """
+        """Return the id of the memory pool in which a simulated device allocates in captures."""
         if self._captured is None:
             raise RuntimeError(_POOL_OF_NO_CAPTURE)
         return self._pool

@@ -105,9 +105,7 @@ def out_of_memory_error(context: Context) -> type[RuntimeError]:
 
 
 def _figures(current: int = 0, peak: int = 0) -> dict[str, int]:
-    """Return the figures of one key. The sums of allocations are the least that explain the
-    peak.
-    """
+    """Return the figures of a key. Sums of allocations are the least that explain the peak."""
     return {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
 
 
@@ -126,9 +124,7 @@ def report(context: Context, name: str, told: str = "figures of the {} process")
 
 @supplied_function("_cuda_memoryStats", on=APPROXIMATE_FIGURES)
 def memory_stats(context: Context, device: int) -> dict[str, Any]:
-    """Return the runtime's figures under CUDA's keys. Figures that the runtime cannot measure are
-    0.
-    """
+    """Return the runtime's figures under CUDA's keys; 0 for those that it cannot measure."""
     report(context, "torch.cuda.memory_stats")
     index = _target_index(context, device)
     memory = context.runtime.memory(index)
@@ -169,9 +165,7 @@ def empty_cache(context: Context) -> None:
 
 @supplied_function("_accelerator_setAllocatorSettings", on=NO_SETTINGS)
 def set_allocator_settings(context: Context, env: str) -> None:
-    """Change the settings of the simulated devices' allocator. On other targets torch only checks
-    them.
-    """
+    """Change a simulated allocator's settings. On other targets torch only checks them."""
     if not context.runtime.supplied.set_allocator(env):
         context.report(
             "torch.cuda.memory._set_allocator_settings", "checked, not used", Fidelity.INERT
@@ -182,9 +176,7 @@ def set_allocator_settings(context: Context, env: str) -> None:
 
 @supplied_function("_cuda_setMemoryFraction", on=LIMITS)
 def set_memory_fraction(context: Context, fraction: float | None, device: int) -> None:
-    """Limit the memory of a simulated device or of MPS. On other targets the fraction is only
-    stored.
-    """
+    """Limit the memory of a simulated device or of MPS; other targets only store the fraction."""
     if not context.runtime.limit_memory(_target_index(context, device), fraction):
         context.report(
             "torch.cuda.set_per_process_memory_fraction", "stored, no limit", Fidelity.APPROXIMATE
@@ -199,9 +191,7 @@ def get_memory_fraction(context: Context, device: int) -> float:
 
 
 def total(context: Context, device: int) -> int:
-    """Return the bytes of memory of a device: the scope's property ``total_memory``, or the
-    target's memory.
-    """
+    """Return a device's memory in bytes: the property ``total_memory``, or the target's memory."""
     given = (context.devices.figure("properties", device) or {}).get("total_memory")
     return given or context.runtime.total_memory(_target_index(context, device))
 
@@ -214,9 +204,7 @@ def mem_get_info(context: Context, device: int) -> tuple[int, int]:
 
 
 def _figure(field: str) -> Callable[..., int]:
-    """Return the replacement of a function that reads one figure; torch makes and sorts a table of
-    all for it.
-    """
+    """Return the replacement of a function with one figure; torch's makes a table of them all."""
 
     def read(context: Context, original: Any, device: Any = None) -> int:
         # As in torch, which takes CUDA for not initialised there. The cheap comparison comes first.
@@ -357,9 +345,7 @@ def set_checkpoint_pool_state(
     stale_storages: list[int],
     storages: list[int],
 ) -> None:
-    """Let the segments of a pool be divided as they were. Blocks that no tensor has are freed by
-    their address.
-    """
+    """Divide a pool's segments as they were. Blocks without a tensor are freed by address."""
     if storages:
         thread_state.refuse(
             "torch._C._cuda_setCheckpointPoolState(storages)", "Give no storages that get blocks."

@@ -63,9 +63,7 @@ class Stack:
 
 
 def look_up(stacks: Iterable[Stack]) -> None:
-    """Look up the frames of several stacks. For C++ this is quicker than to look up one after the
-    other.
-    """
+    """Look up the frames of several stacks, which is quicker in C++ than one after the other."""
     unknown = [stack for stack in stacks if stack._captured is not None]
     for stack, frames in zip(
         unknown, _look_up([stack._captured for stack in unknown]), strict=True
@@ -195,9 +193,7 @@ class History(Observer):
         self._entries.append((block.device, entry))
 
     def frames(self, address: int) -> list[dict[str, Any]] | None:
-        """Return the stack at a block's allocation, innermost frame first; None for a block that is
-        not recorded.
-        """
+        """Return the stack at a block's allocation, innermost first; None if not recorded."""
         if address not in self._blocks:
             return None
         _, stack = self._blocks[address]
@@ -292,9 +288,7 @@ def record_memory_history_legacy(
     clear_history: bool = False,
     *rest: Any,
 ) -> None:
-    """Start to record allocations, or stop, with the older arguments of
-    ``_record_memory_history``.
-    """
+    """Start or stop recording, with the older arguments of ``_record_memory_history``."""
     stacks_of = None
     if record_context:
         stacks_of = "all" if trace_alloc_record_context else "state"
@@ -374,9 +368,7 @@ def allocation_traceback(context: Context, address: int) -> list[dict[str, Any]]
 def attach_out_of_memory_observer(
     context: Context, observer: Callable[[int, int, int, int], None]
 ) -> None:
-    """Call ``observer(device, bytes requested, bytes of the device, bytes free)`` when memory runs
-    out.
-    """
+    """Call ``observer(device, requested, total, free)``, in bytes, when memory runs out."""
     context.observers.add(_OutOfMemory(observer))
 
 

@@ -17,8 +17,7 @@ _profiler_enabled = torch._C._autograd._profiler_enabled
 
 
 class Nvtx(threading.local):
-    """Stands in for the NVTX library: ``torch.profiler`` shows its ranges and markers as
-    ``record_function`` ranges.
+    """Stands in for NVTX: ``torch.profiler`` shows its ranges as ``record_function`` ranges.
 
     Depths and identifiers are numbered as NVTX numbers them. Ranges nest per thread.
     """
@@ -73,9 +72,7 @@ def _end(profiled: Any) -> None:
 
 @replaces(torch.cuda.nvtx, "_nvtx", makes=True)
 class _NvtxByScope:
-    """``torch.cuda.nvtx._nvtx``: the stand-in in threads that are in a scope, torch's own object in
-    the others.
-    """
+    """``torch.cuda.nvtx._nvtx``: the stand-in for threads in a scope, torch's object elsewhere."""
 
     def __init__(self, original: Any):
         self._original = original

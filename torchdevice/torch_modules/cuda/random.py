@@ -12,9 +12,7 @@ from torchdevice.kernel.context import Context
 
 @supplied_value("torch.cuda.default_generators")
 def default_generators(context: Context) -> tuple[torch.Generator, ...]:
-    """Return a default generator for each advertised device. A target with one device repeats its
-    generator.
-    """
+    """Return the default generator of each advertised device, repeated if the target has one."""
     devices = context.devices
     return tuple(
         context.runtime.default_generator(devices.target_index(each))

@@ -1,5 +1,4 @@
-"""Settings of CUDA libraries, for ``torch/backends/cuda``, ``torch/backends/cudnn`` and
-``torch/cuda/tunable.py``.
+"""Settings of ``torch/backends/cuda``, ``torch/backends/cudnn`` and ``torch/cuda/tunable.py``.
 
 The libraries are absent, so a setting is stored for the scope and read back. The defaults were read
 from a CUDA build of torch 2.15. cuDNN is reported as available, and computes nothing but on a
@@ -119,8 +118,7 @@ REPLACED.append(
 
 
 class _BenchmarkLimit:
-    """``torch.backends.cudnn.benchmark_limit``, stored for each context. Outside of scopes it is
-    torch's own.
+    """``torch.backends.cudnn.benchmark_limit``, stored per context; torch's own outside scopes.
 
     Args:
         own: torch's property, which has kept the functions of a build with cuDNN: replacing these
@@ -173,9 +171,7 @@ replaces(type(torch.backends.cudnn), "benchmark_limit", makes=True)(lambda _: _L
 
 @replaces(torch.backends.cudnn, "is_acceptable", native_to="cuda")
 def _is_acceptable(context: Context, original: Any, tensor: torch.Tensor) -> bool:
-    """Return False also for a tensor that reports CUDA, but is on no simulated GPU: no cuDNN could
-    compute with it.
-    """
+    """Return False also for a reported CUDA tensor on no simulated GPU, which lacks cuDNN."""
     known = tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
     return (
         context.runtime.supplied.has_handles

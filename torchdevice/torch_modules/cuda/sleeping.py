@@ -19,9 +19,7 @@ CYCLES_PER_SECOND = 1e9
 
 
 class Sleeping(Observer):
-    """The times until which the streams of one context are busy, in seconds of the host's clock,
-    :meth:`now`.
-    """
+    """When the streams of a context end their sleep: seconds of the host's clock, :meth:`now`."""
 
     def __init__(self) -> None:
         self._hidden = 0.0  # for how long kernels have computed while nobody waited for them
@@ -41,9 +39,7 @@ class Sleeping(Observer):
         return time.perf_counter() - self._hidden
 
     def late(self, stream: Stream) -> float:
-        """Return by how many seconds an event that is recorded now comes later than
-        ``time.perf_counter()`` says.
-        """
+        """Return by how many seconds an event recorded now is later than ``perf_counter()``."""
         return max(-self._hidden, self.busy_until(stream) - time.perf_counter())
 
     def busy_until(self, stream: Stream) -> float:

@@ -37,9 +37,7 @@ from torchdevice.torch_modules.cuda import device_queries, sleeping
 
 @supplied_function("_cuda_getCurrentStream")
 def get_current_stream(context: Context, device: int) -> tuple[int, int, int]:
-    """Return the id of this thread's current stream on the device, the device's ordinal, and its
-    type.
-    """
+    """Return the id of this thread's current stream on a device, the ordinal and the type."""
     stream_id = context.thread.streams.get(device)
     if stream_id is None:  # the program has not changed it, and the ordinal may be wrong
         _check(context, device)
@@ -55,9 +53,7 @@ def get_default_stream(context: Context, device: int) -> tuple[int, int, int]:
 
 @supplied_function("_cuda_getCurrentRawStream")
 def get_current_raw_stream(context: Context, device: int) -> int:
-    """Return the null pointer for the default stream. Raise for another stream, unless streams have
-    handles.
-    """
+    """Return 0 for the default stream; raise for another one, unless streams have handles."""
     stream_id, _, _ = get_current_stream(context, device)
     if context.runtime.supplied.has_handles:
         return handle_of((device, stream_id))
@@ -70,9 +66,7 @@ def get_current_raw_stream(context: Context, device: int) -> int:
 
 @supplied_function("_cuda_getStreamFromExternal")
 def get_stream_from_external(context: Context, pointer: int, device: int) -> tuple[int, int, int]:
-    """Return the default stream for a null pointer, and the stream of a handle. Raise for another
-    pointer.
-    """
+    """Return the default stream for 0, or the stream of a handle; raise for other pointers."""
     if pointer and context.runtime.supplied.has_handles and pointer in context.streams.handles:
         index, stream_id = context.streams.handles[pointer]
         return stream_id, index, DEVICE_TYPES[context.program]
@@ -85,12 +79,9 @@ def get_stream_from_external(context: Context, pointer: int, device: int) -> tup
 
 
 def handle_of(stream: Stream) -> int:
-    """Return the handle of a simulated device's stream: 0 for a default stream, as in CUDA. It is
-    no address.
-    """
+    """Return the handle, not an address, of a simulated stream; 0 is the default, as in CUDA."""
     index, number = stream
-    # The ordinal counts from 1 in the upper half, so that no handle of device 0 is a plain small
-    # number.
+    # In the upper half ordinals count from 1, so no handle of device 0 is a plain small number.
     return (index + 1) << 32 | number if number else 0
 
 
@@ -124,8 +115,7 @@ _event_numbers = itertools.count(1)
 
 @dataclasses.dataclass(frozen=True)
 class NoPointer:
-    """Stands in for a ``cudaStream_t``. Programs print it and compare it; it is no address, and
-    none can be had of it.
+    """Stands in for a ``cudaStream_t``, to be printed and compared; no address can be had of it.
 
     Args:
         number: The id of the stream.
@@ -150,9 +140,7 @@ class NoPointer:
 
 
 class StreamStandIn(torch.Stream):
-    """A stream of the program. All streams of a target run their work in one order, the order of
-    submission.
-    """
+    """A stream of the program. All streams of a target run work in the order of submission."""
 
     __reduce_ex__ = refuse_to_pickle
 
@@ -174,8 +162,7 @@ class StreamStandIn(torch.Stream):
         self._context = context
         return self
 
-    # `torch.cuda.Stream(...)` calls `__init__` with the program's arguments, which `__new__` has
-    # used already.
+    # `torch.cuda.Stream(...)` calls `__init__` with the arguments that `__new__` has used already.
     def __init__(self, *args: Any, **kwargs: Any):
         pass
 
@@ -184,8 +171,7 @@ class StreamStandIn(torch.Stream):
 
     @property
     def native_handle(self) -> Any:
-        """The ``cudaStream_t``: 0 for the default stream, as in CUDA. For another, an object to
-        print and compare.
+        """The ``cudaStream_t``: 0 for the default stream, as in CUDA; else an object to compare.
 
         On a simulated device, a number that ``ExternalStream`` takes back and that is no address.
         """
@@ -215,9 +201,7 @@ class StreamStandIn(torch.Stream):
         return self._context.thread.capture is not None
 
     def query(self) -> bool:
-        """Return whether the work of the stream is done; that of all streams, except on simulated
-        devices.
-        """
+        """Return whether the stream's work is done; all streams', except on simulated devices."""
         times = sleeping.times(self._context)
         is_busy = times is not None and times.busy_until(self._identity) > times.now()
         done = not is_busy and self._context.runtime.mark(self._target_index, timing=False).query()
@@ -320,8 +304,7 @@ class EventStandIn(torch.Event):
 
     @property
     def cuda_event(self) -> int:
-        """The ``cudaEvent_t``: 0 before the event is recorded, as in CUDA. Raises afterwards,
-        because there is none.
+        """The ``cudaEvent_t``: 0 before the event is recorded, as in CUDA; afterwards it raises.
 
         On a simulated device, a number that is no address.
         """
@@ -369,9 +352,7 @@ class EventStandIn(torch.Event):
             self._done_at, self._late = times.busy_until(on), times.late(on) * 1e3
 
     def wait(self, stream: Any = None) -> None:
-        """Make later work of a stream wait for the event; all work runs in one order, so that costs
-        nothing.
-        """
+        """Make later work of a stream wait for the event. With one order of work it is free."""
         if self._mark is not None:
             if stream is None:
                 on = self._context.thread.stream()
@@ -381,9 +362,7 @@ class EventStandIn(torch.Event):
                 observer.event_waited(self._number, on)
 
     def query(self) -> bool:
-        """Return whether the work before the recorded point is done; True if no point was
-        recorded.
-        """
+        """Return whether the work before the recorded point is done; True without a point."""
         if self._mark is None:
             return True
         times = sleeping.times(self._context)
@@ -441,8 +420,7 @@ def new_stream(
     made: type[StreamStandIn] = StreamStandIn,
     **kwargs: Any,
 ) -> StreamStandIn:
-    """Return a stand-in for a new stream, or for the stream that ``stream_id`` or ``stream_ptr``
-    names.
+    """Return a stand-in for a new stream, or for the one that ``stream_id`` or ``stream_ptr`` is.
 
     Args:
         context: The active context.
@@ -478,9 +456,7 @@ def current_stream(context: Context, index: int) -> StreamStandIn:
 
 
 def create_external(context: Context) -> int:
-    """Return the handle of a new stream on the current device, as ``cudaStreamCreate`` does for
-    other libraries.
-    """
+    """Return a new stream's handle on the current device, as ``cudaStreamCreate`` does."""
     stream = context.thread.device_index, next(_ids)
     context.streams.handles[handle_of(stream)] = stream
     return handle_of(stream)
@@ -513,8 +489,7 @@ def _new_external_stream(
 
 
 def _generic(original: type, make: Callable[..., Any]) -> type:
-    """Return a subclass of ``torch.Stream`` or ``torch.Event``, whose ``__new__`` calls
-    ``make(context, device, ...)``.
+    """Return a subclass of ``torch.Stream`` or ``Event`` made by ``make(context, device, ...)``.
 
     It does so where the device is None or the program's accelerator.
     """
@@ -523,8 +498,7 @@ def _generic(original: type, make: Callable[..., Any]) -> type:
     def new(cls: type, device: Any = None, **kwargs: Any) -> Any:
         context: Any = thread_state.state.context
         own = context is not None and context.names.family != "cuda" and "stream_id" not in kwargs
-        # A device argument that is None, spells an accelerator, or is a device rewritten to the
-        # target.
+        # A device argument: None, an accelerator's spelling, or a device redirected to the target.
         rewritten = own and isinstance(device, torch.device) and context.devices.is_targets(device)
         if own and (device is None or rewritten or context.redirect(device) is not None):
             return make(context, device, **kwargs)
@@ -541,8 +515,7 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
     def make_stream(
         context: Context, original: Any, cls: type, *args: Any, **kwargs: Any
     ) -> StreamStandIn:
-        # `torch.cuda.current_stream` names the stream that it wants, which programs ask for all the
-        # time.
+        # `torch.cuda.current_stream` names its stream; programs call it all the time.
         known = context.streams.last.get(
             (stream, kwargs.get("stream_id", -1), kwargs.get("device_index", -1))
         )

@@ -1,5 +1,4 @@
-"""Errors in place of hangs: ranks that call different collectives, and ranks that wait for each
-other for ever.
+"""Errors instead of hangs: ranks with different collectives, and ranks in a circle of waits.
 
 Before each collective the ranks of a group compare 4 bytes each, made of what must be alike: the
 collective, dtypes, numbers of elements, the operation, the root. Where they differ, the ranks
@@ -68,9 +67,7 @@ class Call(NamedTuple):
     line: callers.Site | None = None
 
     def digest(self) -> torch.Tensor:
-        """Return one number in int64 that is the bitwise "and" of those of all ranks only where
-        their calls fit.
-        """
+        """Return an int64 that is the bitwise "and" over all ranks only if their calls fit."""
         # To reduce one number takes a sixth of the time of gathering bytes, with eight ranks on two
         # cores. Bits and their opposites: a bit that differs is 0 in both for all. Once in four
         # billion calls none differs.
@@ -97,9 +94,7 @@ def _where() -> str:
 
 
 def mismatch(group: str, calls: Sequence[str]) -> dist.DistBackendError:
-    """Return the error for ranks of a group that called different collectives, in the order of
-    their ranks.
-    """
+    """Return the error for a group's ranks, in order, that called different collectives."""
     listed = "".join(
         f"\n  rank {rank} of the group calls {call}" for rank, call in enumerate(calls)
     )
@@ -149,8 +144,7 @@ class Note(NamedTuple):
 
 
 def stuck(notes: Mapping[int, Note]) -> list[int]:
-    """Return the ranks that can never go on: each waits for one that waits elsewhere and can never
-    go on.
+    """Return ranks that can never go on: each waits for another that waits elsewhere for ever.
 
     Args:
         notes: The notes of the ranks that wait, by rank. They must have been valid at one moment.
@@ -210,8 +204,7 @@ class Waiting:
                 self._store.set(_END, f"rank {self.rank}{_where()} {ended}")
 
     def first_end(self, mine: str) -> str:
-        """Return why the ranks are no longer connected, in a few words: how a rank ended, or that
-        one has given up.
+        """Return why ranks were disconnected, in a few words: how a rank ended or gave up.
 
         Args:
             mine: Why this rank has given up; empty where it has only lost its connections.
@@ -223,8 +216,7 @@ class Waiting:
             until = time.monotonic() + _GRACE
             while not mine and not self._store.check([_END]) and time.monotonic() < until:
                 time.sleep(_GRACE / 20)
-            # Told for a rank that could not, so that this one, which ends now too, is not taken for
-            # the first.
+            # For a rank that could not, so that this one, ending too, is not taken for the first.
             if not self._store.check([_END]):
                 self._store.set(_END, ended)
             return self._store.get(_END).decode()
@@ -265,8 +257,7 @@ class Waiting:
         if ended():
             return
         rank_notes.leave_wait(str(call), began)
-        # The number makes each note another one, so that two equal readings prove that nothing
-        # happened.
+        # The number makes each note unique: two equal readings prove that nothing happened.
         self._write(Note(self._number + 1, str(call), awaited(), dict(self._begun)))
         while not ended():
             notes = self._read()
@@ -275,8 +266,7 @@ class Waiting:
             # times held in between. Only a rank that is stuck itself raises; the others read the
             # same notes and raise too.
             if self.rank in found and notes == self._read():
-                # Wait until the others have read this too, because a rank that ends takes the store
-                # with it.
+                # Wait until others have read this: a rank that ends takes the store with it.
                 what = json.dumps({rank: notes[rank] for rank in found})
                 self._store.set(f"{self.rank} knows {what}", "")
                 # One of them has ended, or is not to be scheduled.
@@ -288,9 +278,7 @@ class Waiting:
         rank_notes.leave_wait(None)
 
     def waiting_ranks(self) -> str:
-        """Return a line for each rank, with what it waits for; nothing where this rank has left no
-        note.
-        """
+        """Return a line for each rank and its wait; nothing if this rank left no note."""
         if not self._noted:
             return ""
         try:

@@ -52,11 +52,8 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
         return False  # torch would import Dynamo in every distributed program
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the work, after the tensors that the operator changes if its schema returns
-        them.
-        """
-        # A class of tensors that takes operators apart comes first: it may have no memory of its
-        # own.
+        """Return the work, preceded by changed tensors if the operator's schema returns them."""
+        # Tensor classes that decompose operators come first: they may have no memory.
         if any(kind is not torch.Tensor for kind in kinds):
             return NotImplemented
         if func.namespace != "c10d":  # the tensor that torch makes for a barrier
@@ -135,9 +132,7 @@ def _reduce_op(values: Sequence[Any]) -> Any:
 
 @block
 def _innermost(mode: _python_dispatch.TorchDispatchMode) -> Iterator[None]:
-    """Put a mode below all others of this thread's stack, but for those that stand for torch's
-    compilers.
-    """
+    """Put a mode below all of this thread's stack but those that stand for torch's compilers."""
     above = _stack()
     # They compute shapes only, or record the operator.
     if any(each.is_infra_mode() for each in above):

@@ -1,5 +1,4 @@
-"""The CPU tensors that stand for tensors of the target during a collective: one-dimensional,
-numbers or bytes.
+"""The CPU tensors behind target tensors in a collective: one-dimensional numbers or bytes.
 
 The thread that calls a collective makes them. The exchange with the other ranks needs nothing of a
 scope, so that it can go on in another thread while the program computes, as with ``async_op=True``.
@@ -68,15 +67,11 @@ class Staging:
         return flat
 
     def bytes(self, tensor: torch.Tensor, *, written: bool = False) -> torch.Tensor:
-        """Return the bytes of a tensor's elements as one-dimensional CPU tensor, see
-        :meth:`numbers`.
-        """
+        """Return a tensor's bytes as a one-dimensional CPU tensor, see :meth:`numbers`."""
         return self.numbers(tensor, written=written).view(torch.uint8)
 
     def write_back(self) -> None:
-        """Bring what was written into the tensors of the target that do not share their memory with
-        the CPU.
-        """
+        """Copy written data to the target's tensors that do not share the CPU's memory."""
         for tensor, flat in self._copied:
             tensor.copy_(flat.view(tensor.shape))
 
@@ -107,8 +102,7 @@ class Collective(Staging):
         self._call = collective_checks.Call(name, tensors, (dtypes, *map(_named, alike)))
 
     def run(self, result: Any, exchange: Callable[[], object]) -> Any:
-        """Return work with a result, once all ranks are in the collective, or at once where the
-        program goes on.
+        """Return work with a result, once all ranks take part, or at once if the program goes on.
 
         Args:
             result: The tensors of the target.
@@ -225,9 +219,7 @@ class Ongoing(Observer):
         self.settle()
 
     def settle(self) -> None:
-        """Wait until it has ended. Its error is for :meth:`wait` to raise, unless it can never
-        end.
-        """
+        """Wait for the end. :meth:`wait` raises its error, unless it can never end."""
         try:
             self.wait()
         except Exception:

@@ -1,6 +1,4 @@
-"""``torch.nn.DataParallel`` and ``DistributedDataParallel`` on targets that torch does not support
-in them.
-"""
+"""``torch.nn.DataParallel`` and ``DistributedDataParallel`` on targets they do not support."""
 
 from __future__ import annotations
 
@@ -42,8 +40,7 @@ def _init_ddp(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """``DistributedDataParallel``: replace ``device_ids`` and ``output_device`` that name no device
-    of the target.
+    """``DistributedDataParallel``: replace ``device_ids`` and ``output_device`` the target lacks.
 
     torch refuses them for a CPU module. They may be ordinals of devices that the scope advertises
     beyond the real ones; then the device of the module takes their place, because torch moves
@@ -71,9 +68,7 @@ def _reduced(group: Any, bucket: Any) -> Any:
 
 @replaces("torch._C._distributed_c10d:Logger", "set_runtime_stats_and_log", native_to="cuda")
 def _log_times(context: Context, original: Any, self: Any) -> None:
-    """``Logger.set_runtime_stats_and_log``: torch warns that it cannot measure a step's times on
-    other devices.
-    """
+    """``Logger.set_runtime_stats_and_log``, which warns that step times are not measured here."""
     if context.runtime.shares_host_memory:
         original(self)
 
@@ -82,9 +77,7 @@ def _log_times(context: Context, original: Any, self: Any) -> None:
 def _register_builtin_comm_hook(
     context: Context, original: Any, self: Any, comm_hook_type: Any
 ) -> None:
-    """Register the hook that torch has in Python too: the C++ ones take only results of groups in
-    C++.
-    """
+    """Register a Python hook of torch's: its C++ hooks take only results of groups in C++."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     # `None` stands for the default group; DDP's own group may be another one.

@@ -65,18 +65,14 @@ def _distribute_region(
 def _run_dtensor_rng_op(
     context: Context, original: Any, start: int, end: int, operator: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run a random operator on this rank's shard, which torch names by its offset where tensors
-    report cuda.
-    """
+    """Run a random operator on this rank's shard, numbered ``start`` where tensors report cuda."""
     with _seeded(context, start, None):
         return operator(*args, **kwargs)
 
 
 @block
 def _seeded(context: Context, shard: int, generator: torch.Generator | None) -> Iterator[None]:
-    """Seed the target's generator for one operator, with a number that every rank draws from
-    ``generator``.
-    """
+    """Seed the target's generator for one operator by ``generator``, alike on all ranks."""
     default = context.runtime.default_generator(context.thread.device_index)
     source = default if generator is None else generator
     # No mode rewrites this call, and a generator may say another device than torch's.
@@ -85,8 +81,7 @@ def _seeded(context: Context, shard: int, generator: torch.Generator | None) -> 
     # One element, hence one number, which all ranks draw alike.
     drawn = torch.empty((), dtype=torch.int64, device=place).random_(generator=source).item()
     state = default.get_state()
-    # Shards count from 1 here, because 0 would change nothing. The mask keeps the seed a positive
-    # int64.
+    # Shards count from 1, because 0 would change nothing. The mask keeps the seed positive.
     default.manual_seed((int(drawn) ^ (1 + shard) * _ODD) & _LARGEST_SEED)
     try:
         yield

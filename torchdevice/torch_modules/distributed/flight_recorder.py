@@ -57,8 +57,7 @@ _between_two = frozenset(("send", "recv", "recv_anysource"))
 def recorded(
     group: Any, name: str, tensors: Sequence[Any], opts: Any, collective: Callable[[], Any]
 ) -> Any:
-    """Do a collective, or send or receive a tensor, for the recorder and the profiler to see, and
-    return its work.
+    """Run a collective, a send or a receive, shown to recorder and profiler; return its work.
 
     Args:
         group: The group.
@@ -94,9 +93,7 @@ def shown(
     timeout: datetime.timedelta,
     collective: Callable[[], Any],
 ) -> Any:
-    """Do what :func:`recorded` does, less the counting, under the collective's name in NCCL's
-    events.
-    """
+    """Run it as :func:`recorded` does, under the collective's name at NCCL, without counting."""
     recorder, profiled = group.recorder, torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
     # The usual case: nobody asks for the collective's name.
     if group.is_gloo or not (recorder.size or profiled):
@@ -263,8 +260,7 @@ class FlightRecorder:
 
 
 class Pipe:
-    """A named pipe of a rank. A process that writes to it lets the rank write what it has recorded
-    to its file.
+    """A rank's named pipe. A process writes to it to make the rank write its records to a file.
 
     Args:
         recorder: The recorder.
@@ -324,9 +320,7 @@ def dump_pickle(*args: Any, **kwargs: Any) -> bytes:
 
 
 def dump_json(includeCollectives: bool = True, onlyActive: bool = False) -> bytes:
-    """``torch._C._distributed_c10d._dump_nccl_trace_json``: what was recorded, less the frames, as
-    JSON.
-    """
+    """``torch._C._distributed_c10d._dump_nccl_trace_json``: the records as JSON without frames."""
     found = of_thread().dump(includeCollectives, False, onlyActive)
     for entry in found.get("entries", ()):
         entry |= {key: 0 for key, value in entry.items() if value is None}

@@ -1,5 +1,4 @@
-"""How a process waits for the others of a gloo group: when they begin, for a tensor, and when they
-end.
+"""How a process waits for others of a gloo group: at the start, for a tensor, at the end.
 
 gloo closes all connections where a wait for one tensor is given up. So a wait is made in a thread,
 and can be polled. Threads are used again, because a new one takes longer than most tensors are on
@@ -167,9 +166,7 @@ traceback.
     "torch.distributed.elastic.multiprocessing.api:SubprocessContext", "_close", native_to="cuda"
 )
 def _close(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """``SubprocessContext._close``: the ranks that wait for the one that failed first say so, and
-    end by themselves.
-    """
+    """``SubprocessContext._close``: let ranks that wait for a failed one report it and end."""
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until:
         codes = [each.proc.poll() for each in self.subprocess_handlers.values()]

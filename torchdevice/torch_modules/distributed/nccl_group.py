@@ -1,5 +1,4 @@
-"""The names and refusals of an NCCL group, the agreement of its ranks before a collective, by gloo,
-and its work.
+"""An NCCL group's names and refusals, its ranks' agreement on each collective, and its work.
 
 Source of the rules and of the error texts: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
 """
@@ -60,15 +59,11 @@ class Gloo(dist.ProcessGroupGloo):
         return self.nccl_options
 
     def comm_split_count(self) -> int:
-        """Return how many groups torch has made of this one's communicator, as it does where it
-        knows the device.
-        """
+        """Return how many groups torch split from this communicator, if it knows the device."""
         return self.counts["split"]
 
     def _is_initialized(self) -> bool:
-        """Return whether NCCL would have connected the ranks, which it does for the first
-        collective.
-        """
+        """Return whether NCCL would have connected ranks, as it does at the first collective."""
         return any(self.counts.values())
 
 
@@ -117,8 +112,7 @@ class NcclGroup(dist.ProcessGroup):
         for group in (self, self.in_cpp):
             # For C++ that asks for a backend, and operators that are called again by themselves.
             _register_backend(group, _CPU, dist.ProcessGroup.BackendType.GLOO, gloo)
-        # Nothing to find out with one rank, or where ranks may share a device, as those of gloo
-        # may.
+        # Nothing to find with one rank, or where ranks may share a device, as gloo's may.
         self._knows_devices = (
             self.size() == 1 or runtime.supplied.shared_by_processes or self.is_gloo
         )
@@ -176,8 +170,7 @@ class NcclGroup(dist.ProcessGroup):
             raise RuntimeError(f"No backend type associated with device type {self._lacks}")
 
     def check_for_nan(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse NaN in what is sent, where ``TORCH_NCCL_NAN_CHECK`` asked for it when the group
-        was made.
+        """Refuse to send NaN if ``TORCH_NCCL_NAN_CHECK`` was set when the group was made.
 
         Raises:
             RuntimeError: There is one.
@@ -190,9 +183,7 @@ class NcclGroup(dist.ProcessGroup):
     # ---- what torch asks of a group --------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        """Return the name that torch's C++ asks for: of a group named for gloo it would want gloo's
-        class.
-        """
+        """Return the name for torch's C++. For a gloo name, it would demand gloo's class."""
         return "nccl"
 
     def name(self) -> str:
@@ -221,9 +212,7 @@ class NcclGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices whose tensors the group takes. Object collectives use the first, or the CPU
-        if it is one.
-        """
+        """The devices of tensors the group takes. Object collectives use the CPU or the first."""
         context = thread_state.state.context
         # As torch's own code spells it, which looks for it in this list; the scope rewrites both.
         types = [self.runtime.device_type if context is None else context.program]
@@ -238,8 +227,7 @@ class NcclGroup(dist.ProcessGroup):
     def monitored_barrier(
         self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Refuse what NCCL alone does not have, where torch takes the CPU target's device for
-        gloo's.
+        """Refuse this for NCCL alone, where torch takes the CPU target's device for gloo's.
 
         Raises:
             ValueError: The group has no gloo. The text is torch's, from 2.14 on.
@@ -278,9 +266,7 @@ class NcclGroup(dist.ProcessGroup):
         self.hooks.append(hook)
 
     def completed(self, name: str, began: datetime.datetime) -> None:
-        """Tell the hooks that a collective has finished, as torch does by ``WorkInfo``, which
-        Python cannot make.
-        """
+        """Tell hooks that a collective finished, as ``WorkInfo`` does, not made by Python."""
         ended = datetime.datetime.now()
         times = {"time_started": began, "time_finished": ended, "active_duration": ended - began}
         for hook in self.hooks:
@@ -290,9 +276,7 @@ class NcclGroup(dist.ProcessGroup):
             hook(types.SimpleNamespace(op_type=kind, seq=self.counts["collective"], **times))
 
     def _start_coalescing(self, device: torch.device | None) -> None:
-        """Begin a batch, which NCCL starts together. Here each of its collectives begins when it is
-        called.
-        """
+        """Begin a batch. NCCL starts it together; here each collective begins when called."""
         self.batch = []
 
     def _end_coalescing(self, device: torch.device | None) -> Any:
@@ -478,9 +462,7 @@ def check_devices(rank: int, index: int, gather: Callable[[torch.Tensor], torch.
 
 
 def _identity(index: int) -> int:
-    """Return a number for the device that all processes agree on. Nodes of a launcher on one
-    machine count as different.
-    """
+    """Return a device's number, alike in all processes, and distinct per node of a launcher."""
     # As NCCL does: the variable comes first, then the name of the machine.
     host = (
         os.environ.get("NCCL_HOSTID")
@@ -511,8 +493,7 @@ def done(result: Any) -> torch.futures.Future[Any]:
 
 
 class Work(dist.distributed_c10d.Work):
-    """Work with a result, after parts that may go on. The program's streams are ordered after it
-    once it has waited.
+    """Work with a result, after parts that may go on. Waiting orders the program's streams.
 
     Args:
         result: The tensors.
@@ -547,9 +528,7 @@ class Work(dist.distributed_c10d.Work):
         return self._result
 
     def get_future(self) -> Any:
-        """Wait, and return the future of the result. torch's C++ waits for it in the place of
-        :meth:`wait`.
-        """
+        """Wait, and return the result's future. torch's C++ waits for it, not in :meth:`wait`."""
         self.wait()
         return done(self._result)
 

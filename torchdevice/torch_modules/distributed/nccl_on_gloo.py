@@ -86,9 +86,7 @@ def create(kind: str, store: Any, rank: int, size: int, timeout: Any) -> NcclOnG
 
 
 def _for_each_pair(collective: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return the method of that name, which does a collective for each pair of an output and an
-    input of two lists.
-    """
+    """Return that method, which runs a collective for each pair of an output and an input."""
     for_one = inspect.unwrap(collective)  # not an operator for each pair
 
     def coalesced(self: NcclOnGloo, outputs: _Tensors, inputs: _Tensors, opts: Any) -> Any:
@@ -136,8 +134,7 @@ class NcclOnGloo(NcclGroup):
         )
         is_root = self.rank() == opts.root_rank
         flat = collective.numbers(tensors[0], written=is_root)
-        # A copy: gloo computes in the memory of every rank, and that of the others must stay as it
-        # is.
+        # A copy: gloo computes in every rank's memory, and that of the others must stay.
         summed = flat if is_root else flat.clone()
         to_root = _of_root(_c10d.ReduceOptions(), opts.root_rank)
 
@@ -148,9 +145,7 @@ class NcclOnGloo(NcclGroup):
 
     @as_operator
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
-        """Reduce lists of tensors over all ranks; each rank gets the tensor at its place. Their
-        sizes may differ.
-        """
+        """Reduce lists of tensors over ranks; each rank gets that at its place, of any size."""
         collective = Collective(self, opts, "reduce_scatter", inputs[0], opts.reduce_op)
         flats = [collective.numbers(tensor) for tensor in inputs[0]]
         mine = collective.numbers(outputs[0], written=True)
@@ -189,9 +184,7 @@ class NcclOnGloo(NcclGroup):
             reduce_flat(flat, op, self.size(), collective, _c10d.AllreduceOptions())
 
     def _all_reduce_few(self, tensors: _Tensors, options: Any) -> Any:
-        """Do what gloo's own all-reduce does, by the first rank: gloo's takes two turns around all
-        ranks.
-        """
+        """All-reduce by way of the first rank: gloo's own takes two turns around all ranks."""
         (mine,) = tensors
         gathered = []
         if self.rank() == 0:
@@ -208,8 +201,7 @@ class NcclOnGloo(NcclGroup):
             return
         sizes = [flat.numel() for flat in flats]
         whole = torch.cat(list(flats))
-        # Gloo's reduce-scatter ends the process for some shapes, so each rank reduces all and keeps
-        # its part.
+        # Gloo's reduce-scatter crashes for some shapes, so each rank reduces all and keeps a part.
         self._all_reduce([whole], op)
         parts = whole.split(sizes)
         output.copy_(parts[self.rank()])
@@ -318,8 +310,7 @@ class NcclOnGloo(NcclGroup):
 
     @as_operator
     def alltoall_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        """Send a part of a tensor of each rank to each. Sizes count along dimension 0; without them
-        they are equal.
+        """Send each rank a part of a tensor. Sizes are of dimension 0; the default is equal parts.
 
         Raises:
             RuntimeError: The sizes do not add up to the tensor's.
@@ -368,9 +359,7 @@ class NcclOnGloo(NcclGroup):
 
 
 def _into(sizes: Sequence[Sequence[int]]) -> str:
-    """Return the numbers of elements of an all-gather's outputs for a person: ``"into [2, 2,
-    2]"``.
-    """
+    """Return the element numbers of an all-gather's outputs in words: ``"into [2, 2, 2]"``."""
     shown = (str(list(each[:_SHOWN])) for each in sizes)
     return f"into {', '.join(shown)}"
 
@@ -381,9 +370,7 @@ _SHOWN = 16
 
 @functools.cache  # once in a process
 def _register_functional() -> None:
-    """Register functional collectives that torch's C++ does past a group's methods in Python, for
-    the process.
-    """
+    """Register functional collectives that torch's C++ runs without a group's Python methods."""
     put = functools.partial(registered_kernels.put, key="PrivateUse1", file=__file__)
     put("_c10d_functional::all_gather_into_tensor_out", _all_gather)
     put("_c10d_functional::reduce_scatter_tensor_out", _reduce_scatter)

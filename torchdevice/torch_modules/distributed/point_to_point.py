@@ -1,6 +1,4 @@
-"""Sending a tensor to a rank, and receiving one: both return at once, and raise for a tensor that
-can never arrive.
-"""
+"""Sends and receives of a tensor: both return at once, and raise if it can never arrive."""
 
 from __future__ import annotations
 
@@ -74,17 +72,14 @@ class _Begun(dist.distributed_c10d.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether the tensor has been sent or received, or never can be, which :meth:`wait`
-        raises.
-        """
+        """Return whether the tensor has arrived, or never can, for which :meth:`wait` raises."""
         return self._waited().done()
 
     def _waited(self, timeout: Any = None) -> futures.Future[Any]:
         if self._arrival is None:
             # Without a time-out gloo takes the group's.
             given = () if timeout is None else (timeout,)
-            # With gloo's group, so that a thread which waits for ever at the end of the process is
-            # not disturbed.
+            # In gloo's group, so that a thread that waits for ever at the end is undisturbed.
             self._arrival = gloo_waits.begin(
                 functools.partial(_wait, self._group.gloo, self._work, *given)
             )
@@ -154,9 +149,7 @@ def recv(group: NcclGroup, tensors: _Tensors, opts: Any) -> Any:
 
 
 def _key(group: NcclGroup, what: str, rank: int | None, tag: int) -> str:
-    """Return by what name this rank counts the tensors that it sends to, or receives from, a rank
-    of the group.
-    """
+    """Return the name that counts this rank's sends to, or receives from, another rank."""
     return f"{group.group_name} {what} {rank} {tag}"
 
 

@@ -1,6 +1,4 @@
-"""Process groups: gloo replaces NCCL, which needs CUDA, and ``get_backend()`` still returns
-``"nccl"``.
-"""
+"""Process groups: gloo replaces NCCL, and ``get_backend()`` still returns ``"nccl"``."""
 
 from __future__ import annotations
 
@@ -146,9 +144,7 @@ def _new_group(
 
 
 def _count_division(parent: Any) -> None:
-    """Count a group that torch makes of another's communicator, as it does where it knows the
-    rank's device.
-    """
+    """Count a group split from another's communicator, as torch does if it knows the device."""
     default = dist.distributed_c10d._get_default_group()
     asked, counts = _asked_for.get(default), getattr(parent or default, "counts", None)
     if asked is not None and asked.can_split and counts is not None:
@@ -209,9 +205,7 @@ def _get_backend_of(context: Context, original: Any, self: Any, device: torch.de
 
 @replaces("torch._C._distributed_c10d:ProcessGroup", "barrier", native_to="cuda")
 def _barrier(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """``ProcessGroup.barrier``, for which torch makes a tensor, also of a fake group, on the device
-    of the options.
-    """
+    """``ProcessGroup.barrier``: redirect the device of its options, where torch makes a tensor."""
     for each in (*args, *kwargs.values()):
         if isinstance(each, dist.distributed_c10d.BarrierOptions) and each.device is not None:
             each.device = context.redirect(each.device) or each.device
@@ -229,9 +223,7 @@ def _split_group(
     group_desc: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Make this rank's part of a group by gloo, which connects anew, where NCCL divides the
-    connections it has.
-    """
+    """Make this rank's part of a split group by new gloo connections; NCCL divides its own."""
     parent: Any = parent_pg or dist.distributed_c10d._get_default_group()
     asked = _asked_for.get(dist.distributed_c10d._get_default_group())
     if asked is None or not asked.can_split or not split_ranks:
@@ -268,9 +260,7 @@ def _batch(context: Context, original: Any, p2p_op_list: Any) -> list[Any]:
 
 @_replaces("get_default_backend_for_device")
 def _default_backend(context: Context, original: Any, device: Any) -> str:
-    """``get_default_backend_for_device``: for the target, the backend of the program's
-    accelerator.
-    """
+    """``get_default_backend_for_device``: the accelerator's backend for the target."""
     kind = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
     is_target = context.devices.is_targets_type(kind) and not context.runtime.shares_host_memory
     return original(
@@ -282,9 +272,7 @@ def _default_backend(context: Context, original: Any, device: Any) -> str:
 def _attach_flight_recorder(
     context: Context, original: Any, group: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Leave groups written in Python out: the recorder of torch 2.15 looks for a backend in C++ in
-    each group.
-    """
+    """Omit groups written in Python: torch 2.15's recorder looks for C++ backends in groups."""
     from torchdevice.torch_modules.distributed.nccl_on_gloo import NcclOnGloo
 
     if not isinstance(group, NcclOnGloo):
@@ -403,9 +391,7 @@ _IN_SCOPE = ProcessGroupNCCL if _OF_BUILD is None else subclass_in_place_of(_OF_
 
 
 def _hash_tensors(tensors: Sequence[torch.Tensor]) -> int:
-    """Return a number for tensors' bytes, which torch logs of objects that are sent while it debugs
-    in detail.
-    """
+    """Return a hash of tensors' bytes, which torch logs for sent objects in detailed debugging."""
     return functools.reduce(
         lambda found, each: zlib.crc32(each.cpu().numpy().tobytes(), found), tensors, 0
     )
@@ -433,9 +419,7 @@ for _module, _name, _made in (
     "torch.distributed.checkpoint.filesystem:_OverlappingCpuLoader", "__init__", native_to="cuda"
 )
 def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    """``_OverlappingCpuLoader``, which takes only tensors of the type ``"cuda"`` to the CPU to
-    write them to a file.
-    """
+    """``_OverlappingCpuLoader``, which moves only tensors of type ``"cuda"`` to the CPU to save."""
     original(self, *args, **kwargs)
     # On a CPU target nothing has to be taken to the CPU.
     if not context.runtime.shares_host_memory:
@@ -446,20 +430,15 @@ def _init_loader(context: Context, original: Any, self: Any, *args: Any, **kwarg
 def _move_flat_parameter(
     context: Context, original: Any, self: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """``FlatParamHandle.flat_param_to``: FSDP frees the memory of the parameter that it has moved
-    to the CPU.
-    """
+    """``FlatParamHandle.flat_param_to``: FSDP frees memory of parameters it moves to the CPU."""
     if context.runtime.shares_host_memory:
-        # The parameter's memory is the same after the "move", so FSDP would free the parameter
-        # itself.
+        # The "moved" parameter keeps its memory, so FSDP would free the parameter itself.
         self.flat_param.data = self.flat_param.detach().clone()
     original(self, *args, **kwargs)
 
 
 def _device_handle(context: Context, original: Any, cls: type, device: Any) -> Any:
-    """``_FSDPDeviceHandle.from_device``: the program's module, because ``torch.cpu`` has streams
-    without methods.
-    """
+    """``_FSDPDeviceHandle.from_device``: the program's module; ``torch.cpu`` streams do little."""
     if context.devices.is_targets(device):
         return getattr(torch, context.program)
     return original(cls, device)
@@ -473,9 +452,7 @@ def _make_from_device(original: Any) -> Any:
 @replaces("torch.distributed.device_mesh", "_get_device_handle", native_to="cuda", by_value=True)
 @replaces(torch._utils, "_get_device_module", native_to="cuda", by_value=True)
 def _module_of_type(context: Context, original: Any, device_type: str = "cuda") -> Any:
-    """``_get_device_handle`` and ``_get_device_module``: the program's module, because
-    ``torch.mps`` has no streams.
-    """
+    """``_get_device_handle`` and its twin: the program's module, as ``torch.mps`` lacks streams."""
     lacks = bool(context.runtime.support.lacks_in_module) and context.devices.is_targets_type(
         device_type
     )
@@ -486,8 +463,7 @@ def _module_of_type(context: Context, original: Any, device_type: str = "cuda") 
     "torch.distributed.device_mesh:DeviceMesh", "_setup_world_group_and_device", native_to="cuda"
 )
 def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
-    """``DeviceMesh``, which chooses the device of this rank where the program has not used CUDA
-    yet.
+    """``DeviceMesh``, which chooses this rank's device if the program has not used CUDA yet.
 
     torch asks ``torch.cuda.is_initialized()``, which is true in scopes.
     """
@@ -506,9 +482,7 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
 
 @replaces("torch.distributed.device_mesh:DeviceMesh", "device_type", makes=True)
 def _device_type(original: Any) -> property:
-    """Replace ``DeviceMesh.device_type``: torch's own code, where no mode rewrites devices, gets
-    the target's.
-    """
+    """Replace ``DeviceMesh.device_type``: torch's code, where no mode works, gets the target's."""
 
     def device_type(mesh: Any) -> str:
         found: str = original.fget(mesh)

@@ -33,9 +33,7 @@ _OPERATORS = (_FORWARD, torch.ops.aten._scaled_dot_product_flash_attention_for_c
 
 
 def is_divided(*tensors: Any) -> bool:
-    """Return whether the work of attention with this query, key and value is divided among ranks
-    here.
-    """
+    """Return whether attention on this query, key and value is divided among ranks here."""
     # Without the module there are no distributed tensors; asking must not import it.
     api = sys.modules.get(_API)
     if api is None or not all(isinstance(each, api.DTensor) for each in tensors):
@@ -108,8 +106,7 @@ def _whole(op: Any, given: dict[str, Any], results: Sequence[torch.Tensor]) -> t
         shapes = [(*rows, value.shape[-1]), rows]
     else:
         shapes = [query.shape, key.shape, value.shape]
-    # Not from_local(), which moves tensors to the device of the mesh: modes are off here, and it
-    # says cuda.
+    # Not from_local(), which moves tensors to the mesh's device: it is cuda, and modes are off.
     kind, spec = type(query), query._spec
     found = []
     for part, shape in zip(results, shapes, strict=False):
@@ -118,9 +115,7 @@ def _whole(op: Any, given: dict[str, Any], results: Sequence[torch.Tensor]) -> t
 
 
 def _spec(part: torch.Tensor, shape: Sequence[int], spec: Any) -> Any:
-    """Return what describes a distributed tensor of that shape, which lies in memory as its part
-    does.
-    """
+    """Return the spec of a distributed tensor of that shape, laid out in memory as its part."""
     by_stride = sorted(range(len(shape)), key=part.stride, reverse=True)
     whole = torch.empty_permuted(shape, by_stride, device="meta")
     meta = type(spec.tensor_meta)(whole.shape, whole.stride(), part.dtype)
@@ -129,9 +124,7 @@ def _spec(part: torch.Tensor, shape: Sequence[int], spec: Any) -> Any:
 
 @replaces(_RING, "_enable_cp_dtensor_dispatcher", native_to="cuda")
 def _enable_ring(context: Context, original: Any) -> None:
-    """``_enable_cp_dtensor_dispatcher``: add to the table, which torch has just made and drops when
-    it is done.
-    """
+    """``_enable_cp_dtensor_dispatcher``: add to the table that torch makes, and later drops."""
     original()
     dispatcher = sys.modules[_RING].DTensor._op_dispatcher
     # A new dictionary: the table that torch puts back must not have the entries.
