@@ -1,5 +1,4 @@
-"""What ``torchdevice native build`` compiles for the installed torch: kernels and storages of
-simulated devices.
+"""``torchdevice native build`` compiles this: kernels and storages of simulated devices, in C++.
 
 May import ``errors`` and ``kernel``.
 """

@@ -1,6 +1,4 @@
-"""Compiles the C++ of this folder for the installed torch, keeps the result in the user's cache
-folder, loads it.
-"""
+"""Compiles this folder's C++ for the installed torch, in the user's cache, and loads it."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ _NAME = "torchdevice_kernels"
 
 @functools.cache  # entering asks
 def _file_name() -> str:
-    """Return the name of the file of the kernels, which holds everything that they were built
-    for.
-    """
+    """Return the kernels' file name, which encodes everything that they were built for."""
     built_for = (
         torch.__version__,
         str(torch.version.git_version),
@@ -57,8 +53,7 @@ def folder() -> Path:
 
 
 def path() -> Path:
-    """Return the file of the kernels for this Python, the installed torch and this package's
-    source.
+    """Return the file of the kernels for this Python, torch and source of the package.
 
     Raises:
         NativeKernelsError: This user has no folder for caches.
@@ -68,9 +63,7 @@ def path() -> Path:
 
 @functools.cache  # entering asks
 def _path_for(named: str, _home: str | None) -> Path:
-    """Return the file of the kernels for two values of the environment; ``expanduser`` reads the
-    second by itself.
-    """
+    """Return the kernels' file for two variables' values; ``expanduser`` reads the second."""
     if os.path.isabs(named):  # else whoever fills the working folder would choose what is executed
         return Path(named, "torchdevice", _file_name())
     home = os.path.expanduser("~")
@@ -87,9 +80,7 @@ def _digest_of(file: Path) -> Path:
 
 
 def is_built() -> bool:
-    """Return whether there are kernels, loaded or in their file. Those that cannot be used are
-    logged once in a run.
-    """
+    """Return whether there are kernels, loaded or in a file. Unusable ones are logged once."""
     found = trouble()
     if found:
         warn_once(f"Simulated devices compute by kernels in Python: {found}.")
@@ -102,9 +93,7 @@ def is_loaded() -> bool:
 
 
 def trouble() -> str:
-    """Load the kernels where they are built. Return why they cannot be used, and what to do; else
-    nothing.
-    """
+    """Load built kernels. Return why they cannot be used, and the remedy; else nothing."""
     if is_loaded():  # what is loaded serves after its file is gone
         return ""
     try:
@@ -147,9 +136,7 @@ _FASTER = "'torchdevice native build' makes native ones, several times as fast"
 
 
 def _command(result: Path) -> list[str]:
-    """Return the command that compiles the kernels into a file, as torch's own extensions are
-    compiled.
-    """
+    """Return the command that compiles the kernels as torch compiles its extensions."""
     from torch.utils import cpp_extension
 
     folders = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
@@ -201,9 +188,7 @@ def build() -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a block that writes to the folder. A process that is killed
-    leaves no lock.
-    """
+    """Lock the folder against other processes in a block. Killed processes leave no lock."""
     import fcntl  # Windows, for whose compiler the command is not made, has none
 
     descriptor = os.open(folder, os.O_RDONLY)
@@ -258,8 +243,7 @@ def _compile(command: list[str]) -> None:
 
 
 def clean() -> list[Path]:
-    """Remove all that was compiled, for any torch, and what builds that were killed left, and
-    return the paths.
+    """Remove everything compiled, for any torch, and leftovers of killed builds; return the paths.
 
     Raises:
         NativeKernelsError: This user has no folder for caches.

@@ -41,9 +41,7 @@ _reduce_tensor = torch.multiprocessing.reductions.reduce_tensor
 
 
 def share_with_processes() -> None:
-    """Let the pickler of ``torch.multiprocessing`` reduce tensors of the device, in all threads of
-    the process.
-    """
+    """Let ``torch.multiprocessing`` pickle the device's tensors in all threads of the process."""
     # A queue pickles in a thread of its own, where no scope need be active.
     for kind in (torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, _reduce)
@@ -103,9 +101,7 @@ _TAKES_AUTOGRAD = (
 
 
 class Module:
-    """``torch.simulated``, the device module that torch requires. In a scope, ``torch.cuda`` has
-    its other names.
-    """
+    """``torch.simulated``, the device module torch requires. In a scope, see ``torch.cuda``."""
 
     def is_available(self) -> bool:
         """Return whether a scope on the simulated device is active in this thread."""
@@ -131,17 +127,13 @@ class Module:
         return [torch.float16, torch.bfloat16]
 
     def device(self, device: Any) -> Any:
-        """Return a context manager that makes a device current. Not the program's own:
-        ``torch.mps`` has none.
-        """
+        """Return a context manager that makes a device current; ``torch.mps`` has none."""
         return torch.accelerator.device_index(
             torch.accelerator._utils._get_device_index(device, optional=True)
         )
 
     def manual_seed_all(self, seed: int) -> None:
-        """Do nothing: ``torch.manual_seed`` also calls ``torch.cuda.manual_seed_all``, which seeds
-        in a scope.
-        """
+        """Do nothing: ``torch.manual_seed`` also seeds in a scope, by ``torch.cuda``."""
 
     def _is_in_bad_fork(self) -> bool:
         context = _scope()
@@ -181,8 +173,7 @@ def _register() -> None:
         raise BackendTakenError(name)
     setup = torch.utils.backend_registration._setup_privateuseone_for_python_backend
     with garbage_collection.paused(), thread_state.suspended(), torch._C.DisableTorchFunction():
-        # torch's autograd finds streams only of the accelerator that is registered (pytorch issue
-        # 161129).
+        # torch's autograd finds streams only of the registered accelerator (pytorch issue 161129).
         if torch.accelerator.device_count():
             warn_once(_TAKES_AUTOGRAD.format(torch.accelerator.current_accelerator()))
         setup(DEVICE_TYPE, Module(), device_guard.Hooks(), device_guard.Guard())
@@ -196,9 +187,7 @@ def _register() -> None:
 
 
 def _guard_storage() -> None:
-    """Replace two constructors of storages, which crash on this device, for the rest of the
-    process.
-    """
+    """Replace two storage constructors, which crash on this device, until the process ends."""
     original = torch.UntypedStorage.__new__
     guarded = functools.update_wrapper(functools.partial(new_storage, original), original)
     torch.UntypedStorage.__new__ = guarded  # type: ignore[method-assign]
@@ -209,9 +198,7 @@ def _guard_storage() -> None:
 
 
 def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-    """Make a storage as ``torch.UntypedStorage.__new__`` does, on this device too, for which torch
-    has no allocator.
-    """
+    """Make a storage like ``torch.UntypedStorage.__new__``, also on this device."""
     if device is None:
         return original(cls, *args, **kwargs)
     with torch._C.DisableTorchFunction():
@@ -263,9 +250,7 @@ def _register_kernels() -> None:
 
 
 def serve_autocast() -> None:
-    """Register CUDA's lists of operators for autocast, which most programs never need, unless they
-    are registered.
-    """
+    """Register CUDA's autocast lists, unless done before: most programs never need them."""
     # On one line: see `register`.
     with _lock: _register_casts()  # noqa: E701  # fmt: skip
 
@@ -282,8 +267,7 @@ _casts: list[bool] = []
 
 
 def _named() -> set[str]:
-    """Return the operators with a kernel of their own: most because torch would run a composite
-    one, not the fallback.
+    """Return operators that need their own kernel: torch would mostly run a composite instead.
 
     Those that are known to be wrong on MPS, or that only backward calls, need one too: scopes put
     theirs in front.

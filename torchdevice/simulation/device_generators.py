@@ -1,5 +1,4 @@
-"""Random numbers as CUDA counts them: a generator has a seed and an offset, which each kernel that
-draws moves on.
+"""Random numbers as CUDA counts them: a seed, and an offset that each drawing kernel advances.
 
 A state of 16 bytes says all numbers that follow, on any machine. With ``random="cuda"``, the
 default of simulated GPUs, they are the GPU's own for the operators of
@@ -39,9 +38,7 @@ _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB13311
 
 
 class _State:
-    """A seed and an offset, which generators may share, and the generator of the CPU that draws the
-    numbers.
-    """
+    """A seed and an offset, which generators may share, and the CPU generator that draws."""
 
     def __init__(self, index: int) -> None:
         context = thread_state.state.context
@@ -100,9 +97,7 @@ class _State:
 
 
 def mixed(seed: int, offset: int) -> int:
-    """Return the seed of the CPU's generator for the kernel that begins at an offset of a device's
-    seed.
-    """
+    """Return the CPU generator's seed for the kernel at an offset of a device's seed."""
     word = (seed + (offset // _PER_KERNEL + 1) * _STEP) & _WORD
     word = (word ^ word >> 30) * _FIRST & _WORD
     word = (word ^ word >> 27) * _SECOND & _WORD
@@ -144,9 +139,7 @@ class Generator(torch.Generator):
         return _known[self._cdata][1]  # type: ignore[attr-defined]
 
     def get_state(self) -> torch.Tensor:
-        """Return the seed and the offset as 16 bytes; with ``random="cpu"`` the state of the CPU's
-        generator.
-        """
+        """Return seed and offset as 16 bytes; the CPU's state if ``random="cpu"``."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             state, capture = self._state.read(), current_capture()
             if capture is not None:
@@ -269,17 +262,13 @@ def draws_for_gpu(generator: torch.Generator) -> bool:
 
 
 def upcoming(generator: torch.Generator) -> torch.Generator:
-    """Return the generator of the CPU from which the next kernel draws that is given a generator of
-    a device.
-    """
+    """Return the CPU generator that draws the next kernel's numbers for a device generator."""
     state = _known[generator._cdata][1] if is_of_device(generator) else None  # type: ignore[attr-defined]
     return generator if state is None else state.upcoming()
 
 
 def next_numbers(generator: torch.Generator) -> torch.Generator:
-    """Return the generator of the CPU from which a kernel draws that was given a generator, and
-    count the kernel.
-    """
+    """Return the CPU generator that draws a kernel's numbers for a given one; count the kernel."""
     state = _known[generator._cdata][1]  # type: ignore[attr-defined]
     if state is None:
         return generator
@@ -288,9 +277,7 @@ def next_numbers(generator: torch.Generator) -> torch.Generator:
 
 
 def numbers_of(generator: torch.Generator) -> torch.Generator:
-    """Return what draws from the state that a generator has now, also where it is given another one
-    later.
-    """
+    """Return an object that draws from a generator's present state, also after it is replaced."""
     index, state = _known.get(generator._cdata, (0, None))  # type: ignore[attr-defined]
     return generator if state is None else _with_state(index, state)
 
@@ -301,15 +288,13 @@ def default_generator(index: int) -> Generator:
     found: Generator | None = generators.get(index)
     if found is None:
         found = generators.setdefault(index, Generator(index))
-        # A new device begins with the program's seed, as a CUDA device does that is initialised
-        # late.
+        # A new device begins with the program's seed, as a lately initialised CUDA device does.
         found.manual_seed(torch.default_generator.initial_seed())
     return found
 
 
 def taken(given: torch.Generator | None, index: int) -> tuple[torch.Generator, int, int] | None:
-    """Return the generator of the CPU from which a kernel in C++ draws, and the seed and the offset
-    to begin at.
+    """Return the CPU generator that a C++ kernel draws from, and its first seed and offset.
 
     None for a generator that a kernel in Python refuses, of a class of the program's, or with the
     CPU's numbers.
@@ -329,9 +314,7 @@ def give_back(given: torch.Generator | None, index: int) -> None:
 
 
 def place_of(op: Any) -> int:
-    """Return the place of an operator's generator, the number of arguments where it takes none, -1
-    if it draws none.
-    """
+    """Return an operator's generator position; the arity if it takes none, -1 if it draws none."""
     arguments = op._schema.arguments
     seeded = torch.Tag.nondeterministic_seeded in op.tags and op.name() != _DRAWS_NOTHING
     named = (place for place, argument in enumerate(arguments) if argument.name == "generator")
@@ -343,9 +326,7 @@ _DRAWS_NOTHING = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
 def kind_of(op: Any) -> Drawing | None:
-    """Return the function that runs an operator with the right generator; None if it draws no
-    numbers.
-    """
+    """Return the function that runs an operator with its generator; None if it draws nothing."""
     place, count = place_of(op), len(op._schema.arguments)
     if place < 0 or place == count:
         return None if place < 0 else from_default
@@ -353,9 +334,7 @@ def kind_of(op: Any) -> Drawing | None:
 
 
 def drawing_of(given: torch.Generator | None, index: int) -> operators.Drawing | None:
-    """Return what draws a GPU's numbers from a generator, or from that of a device; None where they
-    are not a GPU's.
-    """
+    """Return a source of a GPU's numbers for a generator, or for its device's; else None."""
     state = _known.get((given or default_generator(index))._cdata, (0, None))[1]  # type: ignore[attr-defined]
     return None if state is None else state.drawing
 
@@ -371,11 +350,8 @@ def _from_argument(
     args: list[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a kernel with the generator that the program passed, by name or by position, or with the
-    device's.
-    """
-    # Of old operators, such as `poisson`, it is the last argument, which may have no name in the
-    # call.
+    """Run a kernel with the generator passed by the program, or else with the device's own."""
+    # In old operators such as `poisson` it comes last, and may have no name in the call.
     given = args[place] if len(args) > place else kwargs.get("generator")
     # A generator of the CPU that the program made, given to a kernel of the device.
     if given is not None and not is_of_device(given):
@@ -394,8 +370,7 @@ def _from_argument(
 def from_default(
     run: Callable[..., Any], index: int, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """Run a kernel that takes no generator and draws from the CPU's, and let it draw the device's
-    next numbers.
+    """Run a kernel without a generator argument, and let it draw the device's next numbers.
 
     The CPU's generator has the state of the device's during the call, and its own state afterwards.
     """

@@ -35,9 +35,7 @@ _second = operator.itemgetter(1)  # a function in C, as is everything in the cha
 
 
 def is_asked() -> bool:
-    """Return whether torch has looked a method up and not called it yet. Python's global lock is
-    held meanwhile.
-    """
+    """Return whether torch looked up a method it has not called yet. It holds the GIL meanwhile."""
     return _ahead() > 0
 
 

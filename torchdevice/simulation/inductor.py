@@ -1,5 +1,4 @@
-"""Compiles graphs of the simulated device by Inductor: as C++ for the CPU tensors that have the
-memory of the device's.
+"""Compiles simulated graphs by Inductor, as C++ for the CPU tensors in the device's memory.
 
 Torch divides a graph into forward and backward on the device. Inductor then compiles each for the
 CPU, and what it returns is called with CPU tensors.
@@ -56,9 +55,7 @@ def _missing_compiler() -> str:
 def compile_graph(
     compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
 ) -> Any:
-    """Compile a graph of ATen operators, forward or backward. The result takes a list of the
-    device's tensors.
-    """
+    """Compile an ATen graph, forward or backward. The result takes a list of device tensors."""
     nodes = list(_nodes(gm))
     if not any(each.type == DEVICE_TYPE for each in _devices(nodes)):
         return compile_one(gm, inputs, **options)
@@ -143,9 +140,7 @@ def _check_capability(
 
 
 def _casts_float8(node: torch.fx.Node) -> bool:
-    """Return whether a node of a graph on the device becomes code of Triton's that reads or writes
-    float8_e4m3fn.
-    """
+    """Return whether Triton code of a device graph's node would read or write float8_e4m3fn."""
     values: list[Any] = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
     dtypes = {each.dtype for each in values if _index(each) >= 0}
     return (
@@ -191,9 +186,7 @@ def _devices(nodes: Iterable[torch.fx.Node]) -> set[torch.device]:
 
 
 def _index(value: Any) -> int:
-    """Return the index of the device that a tensor is on; -1 for the CPU and for what is no
-    tensor.
-    """
+    """Return the index of the device that a tensor is on; -1 for the CPU and other objects."""
     if isinstance(value, torch.Tensor) and value.device.type == DEVICE_TYPE:
         return value.device.index or 0
     return -1
@@ -206,9 +199,7 @@ def _draws(target: Any) -> bool:
 
 
 def _example(value: Any) -> Any:
-    """Return a CPU tensor of the compiler's with the shape, strides and dtype of an example of the
-    device.
-    """
+    """Return the compiler's CPU tensor with shape, strides and dtype of a device's example."""
     if _index(value) < 0:
         return value
     with _fake_mode(value):
@@ -220,9 +211,7 @@ def _fake_mode(*values: Any) -> Any:
 
 
 def _for_cpu(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return a copy of a graph whose devices, constants, example values and inner graphs are the
-    CPU's.
-    """
+    """Return a graph's copy whose devices, constants, examples and inner graphs are the CPU's."""
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in gm.graph.nodes:
@@ -242,8 +231,7 @@ def _for_cpu(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.Grap
                 mask_buffers,
             )
         if node.target in _MOVES and _devices([node]) != _devices(node.all_input_nodes):
-            # On one device it would be no copy, and what is written to one tensor would be in the
-            # other.
+            # On one device it would be no copy: writes to one tensor would reach the other.
             with graph.inserting_before(copied):
                 copied.args = (
                     graph.call_function(torch.ops.aten.clone.default, copied.args[:1]),

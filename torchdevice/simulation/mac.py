@@ -1,5 +1,4 @@
-"""The runtime of MPS on a simulated Mac: what runs on a real one, with tensors of a simulated
-device.
+"""The runtime of MPS on a simulated Mac: a real one's, with tensors of a simulated device.
 
 A simulated Mac is a scope on the profile ``mps`` for a program written for MPS: there ``torch.mps``
 answers, and tensors say that they are on ``mps``. A scope inside it that targets MPS for a program

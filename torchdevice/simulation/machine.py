@@ -1,5 +1,4 @@
-"""The state that an outermost scope on simulated devices owns: memory, random numbers, sticky
-errors.
+"""State that an outermost simulated scope owns: memory, random numbers, sticky errors.
 
 A scope's machine is held by its context, and shared by the scopes inside it and by the threads that
 inherit them. A scope that is entered again goes on with its machine, as a program does with a GPU;
@@ -83,9 +82,7 @@ def enter(context: Context) -> None:
 
 
 def leave(context: Context) -> None:
-    """End a context's use of its machine, and restore the settings of the context around it. May be
-    called again.
-    """
+    """End a context's use of its machine, and restore the outer one's settings. Repeatable."""
     machine: Machine | None = context.devices.machine
     if machine is None:
         return
@@ -98,9 +95,7 @@ def leave(context: Context) -> None:
 
 
 def outermost() -> Machine | None:
-    """Return the machine that all scopes of this thread share; None where none of them is on
-    simulated devices.
-    """
+    """Return the machine shared by this thread's scopes; None if none is on simulated devices."""
     for entry in thread_state.state.entries:
         if entry.context is not None and entry.context.devices.machine is not None:
             return entry.context.devices.machine

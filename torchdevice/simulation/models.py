@@ -1,5 +1,4 @@
-"""Simulated devices by model: ``simulated:t4``, ``simulated:a100:8``, and models that a user
-describes.
+"""Simulated devices by model: ``simulated:t4``, ``simulated:a100:8``, and users' own models.
 
 ``simulated:t4,a100:2`` is a machine with a T4 and two A100, whose options have a value for each
 device.
@@ -77,8 +76,7 @@ class DeviceModel:
 
 
 def find(profile: str) -> DeviceModel | None:
-    """Return the model that a target names, by its name, as a file or as a JSON object; None for a
-    name without one.
+    """Return a target's model, by name, file or JSON object; None for a name without one.
 
     Raises:
         ValueError: The file cannot be read, or what it says is not a model.
@@ -91,8 +89,7 @@ def find(profile: str) -> DeviceModel | None:
 
 
 def known_name(name: str) -> str:
-    """Return the name of the model that a text means, in any case and spelling; the text where
-    there is no such model.
+    """Return the name of a model for any case and spelling; the text itself for no known model.
 
     ``A100-80GB``, ``rtx 3090`` and ``NVIDIA GeForce RTX 3090`` are names, too.
     """
@@ -100,9 +97,7 @@ def known_name(name: str) -> str:
 
 
 def listed(profile: str) -> tuple[str, ...] | None:
-    """Return the model of each device of a list such as ``t4,a100:2``; None where a target names no
-    list.
-    """
+    """Return the model of each device in a list such as ``t4,a100:2``; None for other targets."""
     if re.fullmatch(_LIST, profile) is None or _is_file(profile):
         return None
     found: list[str] = []
@@ -113,9 +108,7 @@ def listed(profile: str) -> tuple[str, ...] | None:
 
 
 def count_of(target: str) -> int | None:
-    """Return the number of devices that the name of a simulated device contains; None where it
-    contains none.
-    """
+    """Return the number of devices in a simulated device's name; None if it has none."""
     found = TARGET.fullmatch(target)
     models = listed(found[1]) if found is not None and found[1] else None
     if models is not None:
@@ -124,16 +117,12 @@ def count_of(target: str) -> int | None:
 
 
 def _spelling(name: str) -> str:
-    """Return a name without what people write in several ways: case, spaces, hyphens and the
-    maker's name.
-    """
+    """Return a name without the maker, case, spaces and hyphens, which people write variously."""
     return re.sub(r"^(nvidia|tesla|geforce|[\s_-])+|[\s_-]", "", name.lower())
 
 
 def options_of(target: object) -> dict[str, Any]:
-    """Return the options that a target implies: of each simulated device its identity, and the
-    figures of its model.
-    """
+    """Return the options a target implies: per simulated device, identity and model figures."""
     found = TARGET.fullmatch(target) if isinstance(target, str) else None
     if found is None or target in SIMULATED_MAC:
         return {}
@@ -188,9 +177,7 @@ def named(target: str) -> str:
 
 
 def _named_list(text: str) -> str:
-    """Return the one spelling of a list of models as a target; nothing where a model is not
-    known.
-    """
+    """Return the canonical target for a list of models; nothing if a model is unknown."""
     parts = [each.strip().partition(":") for each in text.split(",")]
     names = [known_name(name) for name, _, _ in parts]
     if not MODELS.keys() >= set(names):
@@ -201,9 +188,7 @@ def _named_list(text: str) -> str:
 
 
 def canonical(target: str) -> str:
-    """Return the spelling of :func:`named` with a file's whole path, which other folders' processes
-    need.
-    """
+    """Return the spelling of :func:`named` with a file's full path, for processes elsewhere."""
     target = named(target)
     found = TARGET.fullmatch(target)
     if found is None or not found[1] or not _is_file(found[1]):

@@ -85,9 +85,7 @@ class SimulationOptions(Options):
 
     @staticmethod
     def implied_by(target: object) -> dict[str, Any]:
-        """Return the options that a simulated device implies: its identity, and the figures of its
-        model.
-        """
+        """Return the options a simulated device implies: identity, and its model's figures."""
         if not isinstance(target, str) or not target.startswith("simulated"):
             return {}
         from torchdevice.simulation import models

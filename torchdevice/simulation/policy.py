@@ -1,5 +1,4 @@
-"""The checks before the kernels of a scope: active recorders, and dtypes and operators that the
-profile's device lacks.
+"""Checks before a scope's kernels: recorders, and dtypes and operators missing on the device.
 
 Kernels are registered for the whole process, and the policy of the thread's context decides what
 they ask.
@@ -101,14 +100,11 @@ class Policy:
             )
 
     def observers(self) -> Sequence[Observer]:
-        """Return who runs this thread's kernels; an empty tuple inside a kernel that an observer
-        runs.
-        """
+        """Return the runners of this thread's kernels; an empty tuple inside a kernel of one."""
         return () if _thread.recorded else self._observers
 
     def falls_back(self, op: Any, args: Any, kwargs: Any) -> bool:
-        """Return whether a call needs :meth:`run`: a recorder is active, or the device lacks
-        ``op``.
+        """Return whether a call needs :meth:`run`: for a recorder, or if the device lacks ``op``.
 
         Args:
             op: The operator; None for one that every device has.
@@ -126,9 +122,7 @@ class Policy:
         return bool(self.observers()) or (op is not None and self._missing(op) is not None)
 
     def _missing(self, op: Any) -> str | None:
-        """Return the operator's name if it is one that the device lacks, and that runs on the
-        CPU.
-        """
+        """Return the operator's name if the device lacks it and it runs on the CPU."""
         missing = None if _thread.lifted or _thread.falling_back else self.profile.missing(op)
         if missing is None:
             return None
@@ -168,16 +162,12 @@ def asking() -> Policy | None:
 
 
 def _simulating(context: Context) -> Context:
-    """Return the context of the simulated machine: the one around a context whose target is a
-    device of that.
-    """
+    """Return the simulated machine's context around a context that targets its device."""
     return context.names.answered_by or context
 
 
 def _active() -> Context | None:
-    """Return the context whose devices refuse calls of this thread: none outside scopes and where
-    they are lifted.
-    """
+    """Return the context whose devices may refuse this thread's calls; None where lifted."""
     context = thread_state.state.context
     return None if context is None or context.policy is None or _thread.lifted else context
 
@@ -199,9 +189,7 @@ def stands_for_cuda() -> bool:
 
 
 def capability(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Return the compute capability of the device that has a tensor; None outside scopes on
-    simulated devices.
-    """
+    """Return the compute capability of a tensor's device; None outside simulated scopes."""
     context = thread_state.state.context
     if context is None or context.device_type != DEVICE_TYPE:
         return None
@@ -223,8 +211,7 @@ def stands_for_mps() -> bool:
 
 
 def lose(cause: str, kind: tuple[str, str] = DEVICE_ASSERT) -> Exception:
-    """Let every later call on the machine of this thread's scope fail, as after an error of a
-    kernel of CUDA's.
+    """Let all later calls on this thread's machine fail, as after an error of a CUDA kernel.
 
     Returns:
         The error of the call itself, to be raised.
@@ -257,9 +244,7 @@ def _set_lost(machine: Machine, lost: tuple[tuple[str, str], str] | None) -> Non
 
 
 def lost() -> Exception | None:
-    """Return CUDA's error if the devices of this thread's scope are lost, or the process is a fork
-    of their user's.
-    """
+    """Return CUDA's error if this thread's devices are lost, or it is a fork of their user."""
     context = thread_state.state.context
     if context is None or context.devices.machine is None:
         return None
@@ -287,8 +272,7 @@ def check_alive() -> None:
 
 
 def check_scope() -> None:
-    """Raise RuntimeError unless this thread is in a scope on the device: only there may new tensors
-    be made on it.
+    """Raise RuntimeError unless this thread is in a scope on the device, needed for new tensors.
 
     The scope's accelerator counts as initialised from here on.
     """
@@ -310,9 +294,7 @@ def check_scope() -> None:
 
 
 def spelled(index: int) -> str:
-    """Return the device as messages name it: as ``tensor.device`` reads in the active scope, such
-    as ``cuda:0``.
-    """
+    """Return a device's name for messages: ``tensor.device`` in the scope, such as ``cuda:0``."""
     context = thread_state.state.context
     return f"{(context and context.shown_as) or DEVICE_TYPE}:{index}"
 
@@ -331,9 +313,7 @@ def memory_limits(index: int) -> tuple[int | None, int | None, int]:
 
 
 def _errs_as_mps(context: Context) -> bool:
-    """Return whether a program sees the errors of MPS's allocator: it was written for MPS, and runs
-    on its profile.
-    """
+    """Return whether a program sees MPS's allocator errors: it is for MPS, on MPS's profile."""
     return context.program == context.runtime.profile.accelerator and stands_for_mps()  # type: ignore[attr-defined]
 
 
@@ -346,8 +326,7 @@ _OUT_OF_MEMORY_ON_MPS = (
 
 
 def error_of_mps(wanted: int, allocated: int, total: int, allowed: int) -> RuntimeError | None:
-    """Return the error of MPS's allocator (aten/src/ATen/mps/MPSAllocator.mm) where the program
-    sees that, else None.
+    """Return MPS's allocator error (mps/MPSAllocator.mm) if the program sees such, else None.
 
     Args:
         wanted: The bytes that were asked for.

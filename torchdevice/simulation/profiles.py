@@ -60,8 +60,7 @@ class _Entry:
 
 @functools.cache
 def missing_operators(backend: str) -> Mapping[str, str]:
-    """Return the operators without a kernel for a backend: name with overload -> the name that
-    torch reports.
+    """Return operators without a kernel for a backend: full name -> the name torch reports.
 
     An operator without dispatch keys, or with a composite kernel, is made of other operators and
     needs no kernel.
@@ -77,9 +76,7 @@ def missing_operators(backend: str) -> Mapping[str, str]:
 
 
 def _reported(name: str) -> str:
-    """Return the entry of an operator's kernels: that of the structured operator it delegates to,
-    or its own.
-    """
+    """Return the entry of an operator's kernels: its structured delegate's, or its own."""
     delegate = _table()[name].delegate
     return delegate if delegate is not None and delegate in _table() else name
 
@@ -92,9 +89,7 @@ def _lacks(keys: frozenset[str], backend: str) -> bool:
 
 @functools.cache
 def missing_functions(backend: str) -> Mapping[str, str]:
-    """Return the operators of which no overload has a kernel: name without overload -> the name
-    that torch reports.
-    """
+    """Return operators of whose overloads none has a kernel: name -> the name torch reports."""
     missing = missing_operators(backend)
     present = {name.partition(".")[0] for name in _table() if name not in missing}
     return {
@@ -105,8 +100,7 @@ def missing_functions(backend: str) -> Mapping[str, str]:
 
 
 def is_cpu_only(name: str) -> bool:
-    """Return whether an operator on dense tensors, by name with overload, has a kernel for the CPU
-    and none for CUDA.
+    """Return whether a dense operator, by full name, has a kernel for the CPU and not for CUDA.
 
     Those that the CPU's own kernels are split into, and those that compilers put into graphs and
     replace, are left out.
@@ -120,9 +114,7 @@ def is_cpu_only(name: str) -> bool:
 
 @functools.cache
 def cpu_only_sparse_operators() -> frozenset[str]:
-    """Return the operators on compressed sparse tensors that have a kernel for the CPU and none for
-    CUDA.
-    """
+    """Return the operators on compressed sparse tensors that only the CPU has a kernel for."""
     keys = {name: entry.keys for name, entry in _table().items()}
     return frozenset(
         name
@@ -136,25 +128,19 @@ _WITHIN_COMPILED_GRAPHS = {"_functional_assert_async.msg", "_make_dep_token"}
 
 @functools.cache
 def unchecked_operators() -> frozenset[str]:
-    """Return the operators whose CUDA wrapper does not check devices, because their kernel's tensor
-    iterator does.
-    """
+    """Return operators whose CUDA wrapper leaves the check of devices to the tensor iterator."""
     return frozenset(name for name, entry in _table().items() if not entry.checks_devices)
 
 
 def is_structured(name: str) -> bool:
-    """Return whether an operator, by name with overload, is structured or delegates to a structured
-    one.
-    """
+    """Return whether an operator, by full name, is structured or delegates to one that is."""
     entry = _table().get(name)
     return entry is not None and (entry.structured or entry.delegate is not None)
 
 
 @functools.cache
 def _table() -> Mapping[str, _Entry]:
-    """Read torch's table of operators as text: a YAML parser would take seconds and be one more
-    dependency.
-    """
+    """Read torch's operator table as text: a YAML parser is slow and another dependency."""
     path = (
         Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
     )
@@ -204,9 +190,7 @@ class Profile:
         return bool(self.backends or self.unsupported_dtypes or self.operators)
 
     def missing(self, op: Any) -> str | None:
-        """Return an operator's name, as the device's error spells it, if the device lacks the
-        operator, else None.
-        """
+        """Return a missing operator's name in the device's error; None if it is not missing."""
         name = op._schema.name.removeprefix("aten::")
         overload = op.name().removeprefix("aten::")
         if self.operators and not self.operators.isdisjoint((name, overload)):
@@ -218,9 +202,7 @@ class Profile:
         return None
 
     def dtype_message(self, dtype: torch.dtype) -> str:
-        """Return the text of torch's error for a dtype that Metal lacks
-        (aten/src/ATen/mps/EmptyTensor.cpp).
-        """
+        """Return torch's error text for a dtype that Metal lacks (ATen/mps/EmptyTensor.cpp)."""
         name = str(dtype).removeprefix("torch.")
         if dtype in FLOAT8 or dtype is torch.complex128:
             kind = "ComplexDouble" if dtype.is_complex else name.capitalize()
@@ -271,9 +253,7 @@ _MISSING_ON_CUDA = (
 
 
 def missing_on_cuda(operator: str, backend: str = "CUDA") -> str:
-    """Return torch's text for an operator that CUDA lacks
-    (aten/src/ATen/core/dispatch/OperatorEntry.cpp).
-    """
+    """Return torch's text for an operator that CUDA lacks (dispatch/OperatorEntry.cpp)."""
     cpu = backend.replace("CUDA", "CPU").replace("MPS", "CPU")
     return _MISSING_ON_CUDA.format(operator=operator, backend=backend, cpu=cpu)
 

@@ -1,5 +1,4 @@
-"""Lets the kernels and the allocator of ``kernels.cpp`` serve the contexts whose policy asks
-nothing.
+"""Lets kernels and allocator of ``kernels.cpp`` serve contexts whose policy has no checks.
 
 Either the ledger in C++ leads or the model of the allocator in Python does. The ledger serves
 default settings, without private pools, observers, and blocks that another stream may use or that
@@ -65,8 +64,7 @@ class NativeDevice(Device):
     def __getattr__(self, name: str) -> Any:
         if name != "_blocks":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # On one line: tests let interrupts come between lines, where Python lets none come between
-        # these.
+        # One line: tests interrupt between lines, where Python never interrupts these.
         with self._lock: return self._led_in_python()  # noqa: E701  # fmt: skip
 
     def _led_in_python(self) -> Any:
@@ -138,9 +136,7 @@ class NativeDevice(Device):
         return led
 
     def hold(self, block: Block, number: int, memory: Any) -> None:
-        """Note that memory of C++, with the values of a CPU tensor, has this block of the model in
-        Python.
-        """
+        """Note that C++ memory, with values of a CPU tensor, has this block in Python."""
         self._blocks.held[number] = block, memory.data_ptr()
 
     def release(self, number: int) -> None:
@@ -236,8 +232,7 @@ def _put_in_place(context: Context | None) -> None:
 
 
 def begin(context: Context) -> None:
-    """Let the kernels serve a context, where they are built and its option allows it. May be called
-    again.
+    """Let the built kernels serve a context, if its option allows it. May be called again.
 
     Raises:
         NativeKernelsError: They are not built, and the option demands them.
@@ -276,9 +271,7 @@ def end(context: Context) -> None:
 
 
 def follow(context: Context | None) -> None:
-    """Let the kernels, if they are loaded, know the context of this thread and whether it ever
-    chose a stream.
-    """
+    """Tell loaded kernels this thread's context, and whether it ever chose a stream."""
     if storages.native is not None:
         native = None if context is None or context.policy is None else context.policy.native
         changes = (
@@ -343,9 +336,7 @@ def _release(ledger: int, number: int) -> None:
 
 
 def _serves(native: Any, on: Any, block: Block | None = None) -> bool:
-    """Return whether storages of a device may be of C++, with a block of the model in Python, if
-    any.
-    """
+    """Return whether C++ may make a device's storages, perhaps with a block of Python's."""
     usual = block is None or block.pool.is_usual
     return bool(
         native and native.serves and isinstance(on, NativeDevice) and not on.observers and usual
@@ -365,8 +356,7 @@ def _leads(native: Any, on: Any) -> bool:
 def _fresh(
     result: torch.Tensor, native: Any, on: Any, block: Block | None = None
 ) -> torch.Tensor | None:
-    """Return a tensor of a device in the memory of a CPU tensor; None where it must have a storage
-    of Python.
+    """Return a tensor in a CPU tensor's memory; None if its storage must be Python's.
 
     The ledger gives it a block, or the model in Python has given it one.
     """
@@ -380,8 +370,7 @@ def _fresh(
 
 
 def _adopt(storage: Any, memory: torch.Tensor, on: Any, block: Block | None = None) -> bool:
-    """Let a storage have the memory of a CPU tensor. Return false where it has memory of Python's,
-    or must have.
+    """Put a storage in a CPU tensor's memory. Return False if its memory is, or must be, Python's.
 
     It needs no block, or the ledger gives it one, or the model in Python has given it one.
     """
@@ -398,9 +387,7 @@ def _adopt(storage: Any, memory: torch.Tensor, on: Any, block: Block | None = No
 
 
 def can_serve(op: Any, is_handwritten: bool) -> bool:
-    """Return whether there is a kernel in C++ of an operator, which has a handwritten one in Python
-    or none.
-    """
+    """Return whether C++ has an operator's kernel. Python has a handwritten one for it, or none."""
     if is_handwritten:
         return op.name() in _HANDWRITTEN
     arguments, outs = op._schema.arguments, cpu_kernels.outs_of(op)

@@ -154,15 +154,12 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
         return self.profile.stands_for_cuda and attention.can_use(kernel, params, debug)
 
     def enter_thread(self, entry: Any) -> None:
-        """Register the device, unless it is registered already, and give the entry's context its
-        machine.
-        """
+        """Register the device unless it is registered, and give the context its machine."""
         # Registration first: the other steps need the device type.
         backend.register()
         device_guard.renew()
         context = entry.context
-        # The context of a scope that is entered again has a policy, and keeps it while it is
-        # active.
+        # The context of a scope entered again has a policy, and keeps it while active.
         if context.policy is None:
             machine.enter(context)
             context.policy = policy.Policy(context, self)
@@ -307,8 +304,7 @@ _UNTIMED = HostMark()
 
 
 class StreamUses(Observer):
-    """Tells the allocator which streams use a tensor's memory, and when the host has waited for the
-    devices.
+    """Tells the allocator of streams that use memory, and of the host's waits for devices.
 
     CUDA's allocator reuses memory that ``record_stream`` names when the other stream has done its
     work. Here that counts as done when the host next waits for a device in any way: a

@@ -1,5 +1,4 @@
-"""Resizes storages of the device in place, as FSDP does with each parameter that it gathers and
-frees.
+"""Resizes storages of the device in place, as FSDP does with parameters it gathers and frees.
 
 Torch asks C++ code of an out-of-tree backend for this, and has no way from there to Python. So the
 new address and size are written into torch's storage.
@@ -31,8 +30,7 @@ _device = torch._C.StorageBase.device.__get__  # type: ignore[attr-defined]
 
 
 def resize(storage: Any, size: int) -> Any:
-    """Give a storage of the device another size in bytes. It keeps its contents, as far as they
-    fit.
+    """Resize a storage of the device, in bytes. Its contents stay, as far as they fit.
 
     Args:
         storage: The storage. Every tensor that has it sees the change.
@@ -61,8 +59,7 @@ def resize(storage: Any, size: int) -> Any:
         word_at(storage._cdata + address_at).value = address
         word_at(storage._cdata + size_at).value = size
         if old is not None:
-            # torch's storage holds the old memory for its deleter. It is freed unless others share
-            # it.
+            # torch's storage holds the old memory for its deleter, until no storage shares it.
             freed = old.untyped_storage()
             if _resizable(freed) and freed.nbytes() == before:
                 _resize_cpu(freed, 0)
@@ -90,9 +87,7 @@ def _layout() -> tuple[int, int]:
 
 
 def register() -> None:
-    """Let ``UntypedStorage.resize_`` and ``resizable`` know the device, for the rest of the
-    process.
-    """
+    """Make ``UntypedStorage.resize_`` and ``resizable`` know the device for good."""
 
     @functools.wraps(_resize_cpu)
     def resize_(self: torch.UntypedStorage, size: int) -> Any:

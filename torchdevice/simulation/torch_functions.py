@@ -98,17 +98,14 @@ def _repr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _seen(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the function. It has a rewriter so that each engine handles it and rewords its error as
-    CUDA's.
-    """
+    """Call the function. Its rewriter makes each engine handle it and reword errors as CUDA's."""
     return func(*args, **kwargs)
 
 
 def _share_memory(
     context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
-    """``Tensor.share_memory_``, which does nothing for an out-of-tree backend and is therefore
-    reported.
+    """``Tensor.share_memory_``, which does nothing for an out-of-tree backend: it is reported.
 
     Raises:
         RuntimeError: The device stands for MPS, which shares no memory. The text is torch's.
@@ -166,8 +163,7 @@ _OF_BATCHES = (
 def _of_batch(
     context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
-    """Batch normalisation. Of an empty batch torch keeps statistics in float64 on an out-of-tree
-    backend.
+    """Batch norm. For empty batches, torch keeps float64 statistics on out-of-tree backends.
 
     The statistics of an empty batch are never used. On MPS they are float32
     (ATen/AccumulateType.h), so a device without float64 does not refuse them.
@@ -210,9 +206,7 @@ def _quantile(
 def _pad(
     context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
-    """``torch.nn.functional.pad``, which replicates by other operators on CUDA where it is to be
-    deterministic.
-    """
+    """``torch.nn.functional.pad``, by other operators if CUDA must replicate deterministically."""
     named = {**dict(zip(("input", "pad", "mode"), args, strict=False)), **kwargs}
     if (
         named.get("mode") == "replicate"
@@ -226,9 +220,7 @@ def _pad(
 def _dlpack_device(
     context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, int]:
-    """``Tensor.__dlpack_device__``: an extension, which torch takes back and other libraries
-    refuse.
-    """
+    """``Tensor.__dlpack_device__``: an extension, taken by torch and refused by other libraries."""
     device = rewriters.native_device(args[0])
     if device.type == policy.DEVICE_TYPE:
         return (DLDeviceType.kDLExtDev, device.index)
@@ -238,9 +230,7 @@ def _dlpack_device(
 def _array_interface(
     context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """``Tensor.__cuda_array_interface__``, with the address of ``data_ptr()``, where the device
-    stands for CUDA.
-    """
+    """``Tensor.__cuda_array_interface__`` at ``data_ptr()``, if the device stands for CUDA."""
     if not policy.stands_for_cuda() or rewriters.native_device(args[0]).type != policy.DEVICE_TYPE:
         return func(*args, **kwargs)
     return array_interface(args[0])

@@ -151,9 +151,7 @@ def parsed(text: str) -> Settings:
 
 
 def _check(text: str) -> None:
-    """Let torch parse settings, and let it forget them: in a build without CUDA it has no use for
-    them.
-    """
+    """Let torch parse settings, then forget them: a build without CUDA has no use for them."""
     # The parser is the accelerator's, which the scope would answer for.
     with thread_state.suspended():
         try:
@@ -172,9 +170,7 @@ def _mebibytes(text: str) -> int:
 
 
 def _divisions(text: str) -> tuple[int, ...]:
-    """Return the divisions for each interval: of ``4`` or of ``[256:1,512:2,>:4]``, whose keys are
-    MiB.
-    """
+    """Return the divisions per interval, of ``4`` or of ``[256:1,512:2,>:4]`` with keys in MiB."""
     if not text.startswith("["):
         return (int(text),) * _INTERVALS
     found = [0] * _INTERVALS

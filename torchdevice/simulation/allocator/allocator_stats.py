@@ -15,8 +15,7 @@ from torchdevice.kernel.python.byte_sizes import written
 
 
 class Figures:
-    """Statistics of one kind of pool. Each has a current value, a peak (``peak_...``) and the sum
-    of all increases.
+    """Statistics of a kind of pool: current values, peaks (``peak_...``) and sums of increases.
 
     Attributes:
         allocated: Bytes of blocks that tensors have.
@@ -47,14 +46,11 @@ class Figures:
     peak_active = peak_active_count = 0
 
     def __init__(self, whole: Figures | None = None) -> None:
-        """Make figures of 0. ``whole`` counts everything that they count, except sums of
-        increases.
-        """
+        """Start at 0. ``whole`` counts everything counted here, except sums of increases."""
         self.both = (self,) if whole is None else (self, whole)
         self._parts: list[Figures] = []
         if whole is not None:
-            # So that the whole can sum the increases of its parts, which `add` does not count
-            # twice.
+            # For the whole's sum of its parts' increases, which `add` does not count twice.
             whole._parts.append(self)
         self.forget_totals()
 
@@ -64,8 +60,7 @@ class Figures:
         self.total_allocated += size
         self.total_requested += requested
         self.total_count += 1
-        # No call for each, and local variables instead of attributes, for this runs at every
-        # allocation.
+        # Local variables and no calls, as this runs at every allocation.
         for each in self.both:
             count = each.count = each.count + 1
             of_requests = each.requested = each.requested + requested
@@ -76,8 +71,7 @@ class Figures:
                 each.peak_requested = of_requests
             if count > each.peak_count:
                 each.peak_count = count
-            # Peaks of active memory differ from those of allocated memory only while blocks are
-            # pending.
+            # Peaks of active and of allocated memory differ only while blocks are pending.
             if each.pending:
                 each._raise_active()
 
@@ -89,9 +83,7 @@ class Figures:
             each.count -= 1
 
     def suspend(self, size: int, count: int = 1) -> None:
-        """Count a block that no tensor has any more as pending; one of -1 and its size below 0 as
-        one that has it.
-        """
+        """Count a block without a tensor as pending, or undo that with -1 and a negative size."""
         for each in self.both:
             each.allocated -= size
             each.count -= count
@@ -269,9 +261,7 @@ class Statistics:
             each.forget_peaks()
 
     def forget_totals(self) -> None:
-        """Reset the sums of allocated and freed memory, and the numbers of calls of the driver, to
-        0.
-        """
+        """Reset the sums of allocated and freed memory and the driver's call counts to 0."""
         for each in (*self.counting, *self._oversize.values()):
             each.forget_totals()
         self.numbers = dict.fromkeys(_NUMBERS, 0)

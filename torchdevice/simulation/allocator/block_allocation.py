@@ -122,14 +122,11 @@ class Blocks:
         """Use other settings from now on. Blocks and segments stay as they are."""
         self.settings = settings
         self.statistics.max_split_size = self._oversized = settings.max_split_size
-        # Where every setting has its default, a request of the size of the block freed last is
-        # quickly answered.
+        # With default settings, a request of the size freed last is quickly answered.
         self._is_plain = settings == DEFAULT
 
     def lay_out_anew(self, live: Collection[Block]) -> None:
-        """Let each of the blocks that storages have be a segment of its own, and nothing be
-        cached.
-        """
+        """Give each block of a storage a segment of its own, and drop the cache."""
         # A set, since the same block may be asked for several times below.
         used = {block for block in live if block.state != GONE}
         # By number and not until it is empty, because the loop appends what it keeps.
@@ -183,9 +180,7 @@ class Blocks:
         return self.give(self._find(pool, size) or self._obtain(pool, size), size, requested)
 
     def allocate_meanwhile(self, requested: int, stream: int) -> Block:
-        """Return a block for a request in the middle of a change of the memory, by a destructor. It
-        changes nothing.
-        """
+        """Serve a request that a destructor makes within a change, without a change of its own."""
         size = rounded(requested, self.settings)
         block = Block(next(_LATE_ADDRESSES), size, self.pools.serving(stream, size <= SMALL), LATE)
         block.requested = requested
@@ -193,9 +188,7 @@ class Blocks:
         return block
 
     def _place(self, late: Block) -> None:
-        """Give a late block its place. The device may have too little memory left: a tensor has the
-        block already.
-        """
+        """Give a late block its place, even beyond the memory left: a tensor has it already."""
         pool, size = late.pool, late.size
         # The limit is not asked: the tensor exists already.
         found = self._find(pool, size) or self.segments.obtain(
@@ -209,17 +202,14 @@ class Blocks:
             self.segments.heads[found.address] = late
 
     def _stays(self, block: Block, stream: int) -> bool:
-        """Return whether a request of a freed block's size gets this block, and count the
-        statistics of freeing and allocating it.
+        """Return whether a freed block serves an equal request; if so, count both in statistics.
 
         Nothing else changes then: the block would be freed, be found first, and have its rest split
         off again.
         """
-        # One function, because every second allocation comes here: split in three it takes 15 %
-        # longer.
+        # One function, since every second allocation comes here: three would take 15 % longer.
         pool, size, previous, after = block.pool, block.size, block.previous, block.next
-        # Only the plain case is followed here: no private pool, other stream, settings, route or
-        # use.
+        # Only the plain case: no private pool, other stream, settings, route or use.
         if (
             not pool.is_usual
             or pool.stream != stream
@@ -234,8 +224,7 @@ class Blocks:
         # The block may be larger than its request, if its rest was too small to be split off.
         wanted = (block.requested + MINIMUM - 1) & -MINIMUM
         rest = after.size if after is not None and after.state == FREE else 0
-        # With a rest, the block would be merged with it and split again; this must give the same
-        # block.
+        # A free rest would be merged and split again; this must give the same block.
         if rest and (size != wanted or not (pool.is_small or rest > SMALL)):
             return False
         keys, address = pool.keys, block.address
@@ -268,12 +257,10 @@ class Blocks:
     def _find(self, pool: Pool, size: int) -> Block | None:
         """Take the free block that fits a request best out of its pool; None if none fits."""
         if self._is_plain:
-            # The keys sort by size and then by address, so the first that is large enough is the
-            # best fit.
+            # Keys sort by size, then address, so the first that is large enough fits best.
             keys = pool.keys
             at = bisect_left(keys, size << SHIFT)
-            # Popped from both in one line, so that keys and blocks agree wherever an interrupt
-            # comes.
+            # Popped in one line, so that keys and blocks agree after any interrupt.
             return pool.blocks.pop(keys.pop(at)) if at < len(keys) else None
         found = self._fitting(pool, size)
         if found is not None:
@@ -301,9 +288,7 @@ class Blocks:
         return self.pools.pool(pool.stream, pool.is_small, pool.owner, expands=True)
 
     def give(self, block: Block, size: int, requested: int) -> Block:
-        """Return a block that is in no pool, without what it has beyond ``size``, as one that a
-        tensor has.
-        """
+        """Allocate a block that is in no pool, after cutting off the bytes beyond ``size``."""
         # Read before `cut`, which makes the block a part of a split segment.
         pool, rest, was_split = block.pool, block.size - size, block.is_split
         if rest and self._splits(pool, size, rest):
@@ -355,9 +340,7 @@ class Blocks:
         return found
 
     def _new(self, pool: Pool, size: int, wanted: int, limits: Limits) -> Block | None:
-        """Return a block of a new segment of ``wanted`` bytes, or of an expandable one; None
-        without memory for it.
-        """
+        """Return a block of a new or expandable segment of ``wanted`` bytes, or None."""
         # Checked before the driver is asked, as `set_per_process_memory_fraction` does.
         if limits.allowed is not None and self.statistics.whole.reserved + wanted > limits.allowed:
             return None
@@ -398,9 +381,7 @@ class Blocks:
             return
 
     def settle(self) -> None:
-        """Free the blocks without an owner, and call the functions that were put off during a
-        change.
-        """
+        """Free the blocks without an owner, and call functions deferred during a change."""
         # Not a `for` loop: storages may end meanwhile and append to the list.
         while self.freed:
             block = self.freed.popleft()
@@ -421,9 +402,7 @@ class Blocks:
             self.late.popleft()()
 
     def host_waited(self) -> None:
-        """Free the blocks that were freed while another stream used them: the host has waited for
-        the device.
-        """
+        """Free the blocks freed while another stream used them, as the host has waited."""
         self.release_ended()
         self.settle()
         # Exchanged first: a storage that ends meanwhile appends to the new list.
@@ -473,8 +452,7 @@ def release_all(segments: Segments, pools: Iterable[Pool], settings: Settings) -
 
 
 def release_oversize(segments: Segments, pool: Pool, size: int, limit: int | None) -> bool:
-    """Release blocks that are too large to be split, enough for a request. Return whether there
-    were enough.
+    """Release enough blocks too large to be split for a request. Return whether there were enough.
 
     Args:
         segments: The segments of the device.

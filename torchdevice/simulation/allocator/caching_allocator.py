@@ -44,8 +44,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 def changing(method: M) -> M:
-    """Let a method of a device hold the lock, and lay the memory out anew if an interrupt ends the
-    method.
+    """Let a device's method hold the lock, and lay the memory out anew if it is interrupted.
 
     What has been freed is settled first. A destructor may call the method in the middle of another
     one. If it returns nothing, it is called when that one has ended, else it sees the memory as it
@@ -62,15 +61,13 @@ def changing(method: M) -> M:
             # Before the lock is taken: a release may call observers, which have locks of their own.
             if self.ended:
                 self._blocks.release_ended()
-            # Only this thread can hold the lock here: a destructor or handler in the middle of a
-            # change.
+            # Only this thread can hold the lock here: a destructor or handler within a change.
             if self._is_changing():
                 # Annotations are texts in this package (`from __future__ import annotations`).
                 if method.__annotations__["return"] != "None":
                     return method(self, *args, **kwargs)
                 return late.append(functools.partial(method, self, *args, **kwargs))
-            # On one line: tests let interrupts come between lines, where Python lets none come
-            # between these.
+            # One line: tests interrupt between lines, where Python never interrupts these.
             with self._lock: return method(self._without_freed(late), *args, **kwargs)  # noqa: E701  # fmt: skip
         except BaseException as error:
             self._recover_from(error)
@@ -80,9 +77,7 @@ def changing(method: M) -> M:
 
 
 def _change_by(path: str, *, answers: bool = False) -> Any:
-    """Return the method that makes a change, or answers, by a method of the blocks or of a part of
-    theirs.
-    """
+    """Return a method that changes or asks the device by one of the blocks' or their parts."""
     method = operator.attrgetter(path)
 
     def change(self: Device, *args: Any) -> None:
@@ -143,9 +138,7 @@ class Device:
         self._is_changing: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
 
     def begin_in_child(self) -> None:
-        """Begin again in a forked child: another thread may have been in the middle of a change,
-        which will never end.
-        """
+        """Start anew in a forked child, where another thread's change would never end."""
         # In the child no other thread exists that could release it.
         is_whole = self._lock.acquire(blocking=False)
         self.renew_lock()
@@ -172,18 +165,14 @@ class Device:
     # ---- interrupts ------------------------------------------------------------------------------
 
     def _recover_from(self, error: BaseException) -> None:
-        """Lay the memory out anew after an interrupt: any error but a refusal, as handlers of
-        signals raise any.
-        """
-        # Refusals leave everything whole, and an error within a change is handled where the change
-        # ends.
+        """Lay the memory out anew after an interrupt: any error that is not a refusal."""
+        # Refusals leave everything whole, and a change handles its own errors where it ends.
         if error is not self._blocks.refused and not self._is_changing():
             self._recover()
         self._blocks.refused = None
 
     def _recover(self) -> None:
-        """Lay the memory out anew after an interrupt, which may have come between any two lines of
-        a change.
+        """Lay the memory out anew after an interrupt, which may hit between any two lines.
 
         What is certain is which blocks storages have. Each becomes a segment of its own, and
         nothing is cached.
@@ -213,8 +202,7 @@ class Device:
             raise
 
     def release_ended(self) -> None:
-        """Release what has ended, so that its memory is the CPU's again, also if no further
-        allocation comes.
+        """Release ended blocks to the CPU, also if there are no further allocations.
 
         The lock is not held: observers have locks of their own.
         """
@@ -229,9 +217,7 @@ class Device:
             raise
 
     def use(self, block: Block, stream: Any) -> None:
-        """Note that another stream uses a block, which defers its reuse until the host has waited
-        for the device.
-        """
+        """Note another stream's use of a block, which defers reuse until the host has waited."""
         # Its own stream needs no mark: the allocator reuses memory in the order of that stream.
         if stream != (self.index, block.pool.stream):
             # A new set, so that an interrupt leaves the old one whole.
@@ -253,9 +239,7 @@ class Device:
 
     @changing
     def begin(self, settings: Settings) -> None:
-        """Begin as for a new process: with these settings, without cached segments, peaks and
-        sums.
-        """
+        """Begin as in a new process: these settings, no cached segments, peaks or sums."""
         self._blocks.configure(settings)
         self._blocks.release_cached()
         self._blocks.statistics.forget_peaks()
@@ -277,9 +261,7 @@ class Device:
 
     @changing
     def empty_private(self, owner: Owner) -> None:
-        """Return the segments of a private pool without a block in use to the driver, if the pool
-        is not in use.
-        """
+        """Return a private pool's unused segments to the driver, if the pool is not in use."""
         blocks = self._blocks
         # Blocks that wait for another stream belong to the pool's segments too.
         blocks.host_waited()
@@ -314,9 +296,7 @@ class Device:
 
     @property
     def held(self) -> Mapping[int, tuple[Block, int]]:
-        """The blocks of storages that C++ made, with the address of the values, by the number of
-        the memory.
-        """
+        """The blocks of storages made by C++, and their values' addresses, by memory number."""
         return self._blocks.held
 
     # ---- figures ---------------------------------------------------------------------------------
@@ -341,9 +321,7 @@ class Device:
     """Return the segments by address. ``data`` has the addresses of the values of blocks in use."""
 
     def refusal(self, requested: int, total: int) -> str:
-        """Count a request that this machine's memory cannot serve, and return the text of CUDA's
-        error.
-        """
+        """Count a request that this machine cannot serve, and return the text of CUDA's error."""
         blocks = self._blocks
         blocks.statistics.numbers["num_ooms"] += 1
         # CUDA refuses such a request before it computes a size, with another text.

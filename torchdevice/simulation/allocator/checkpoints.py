@@ -1,5 +1,4 @@
-"""Checkpoints of a private pool: its segments are laid out again as they were, as trees of CUDA
-graphs need it.
+"""Checkpoints of a private pool, whose segments can be laid out again, as for trees of CUDA graphs.
 
 Source: ``setCheckpointPoolState`` of c10/cuda/CUDACachingAllocator.cpp.
 """
@@ -22,9 +21,7 @@ Checkpoint = Mapping[int, Parts]
 
 
 def live(data: Mapping[Block, int], owner: Owner) -> dict[int, Block]:
-    """Return the blocks of a pool that tensors have, by the address of the values. ``data`` has
-    those of all pools.
-    """
+    """Return a pool's allocated blocks by their values' address; ``data`` has all pools'."""
     return {
         values: block
         for block, values in data.items()
@@ -33,9 +30,7 @@ def live(data: Mapping[Block, int], owner: Owner) -> dict[int, Block]:
 
 
 def _heads(blocks: Blocks, owner: Owner) -> list[Block]:
-    """Return the first block of each segment of a pool. Expandable segments have no checkpoints
-    here.
-    """
+    """Return the first block of each of a pool's segments. Expandable ones have no checkpoints."""
     return [
         head
         for head in blocks.segments.heads.values()

@@ -131,9 +131,7 @@ class Pool:
         del self.blocks[key]
 
     def first(self, size: int) -> Block | None:
-        """Return the smallest free block of at least ``size`` bytes; of several the one with the
-        lowest address.
-        """
+        """Return the smallest free block of ``size`` bytes or more, at the lowest address."""
         at = bisect_left(self.keys, size << SHIFT)
         return self.blocks[self.keys[at]] if at < len(self.keys) else None
 
@@ -146,8 +144,7 @@ def chain_of(block: Block | None) -> Iterator[Block]:
 
 
 def runs_of(heads: Mapping[int, Block]) -> Iterator[list[Block]]:
-    """Yield the blocks that have memory, by address: those that follow each other without a gap
-    together.
+    """Yield blocks with memory by address, with adjacent ones joined in one run.
 
     Args:
         heads: Address -> the first block of each segment.
@@ -159,9 +156,7 @@ def runs_of(heads: Mapping[int, Block]) -> Iterator[list[Block]]:
 
 
 def cut(block: Block, size: int, state: int) -> Block:
-    """Shorten a block to ``size`` bytes. Return the rest, a block of the same pool, with this
-    state.
-    """
+    """Shorten a block to ``size`` bytes. Return the cut-off block of the pool, with a state."""
     rest = Block(block.address + size, block.size - size, block.pool, state)
     rest.previous, rest.next = block, block.next
     if block.next is not None:
@@ -174,9 +169,7 @@ def cut(block: Block, size: int, state: int) -> Block:
 
 
 def joined(first: Block, second: Block) -> Block:
-    """Return two neighbours as one block, which is ``first``. So the first block of a segment stays
-    the same object.
-    """
+    """Join two neighbours into ``first``, so a segment's first block stays the same object."""
     first.size += second.size
     first.next = second.next
     if second.next is not None:

@@ -1,6 +1,4 @@
-"""Which pool of free blocks serves a request: that of its stream and size, or a private pool of the
-program's own.
-"""
+"""Chooses the pool of free blocks for a request: its stream's and size's, or a private one."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ class Pools:
         )
 
     def unused(self) -> list[Pool]:
-        """Return the pools that are of no private pool in use: their segments may be returned to
-        the driver.
-        """
+        """Return pools outside private ones in use: the driver may get their segments back."""
         # A copy, since another thread may add a pool.
         return [pool for pool in list(self._pools.values()) if not self.uses_of(pool.owner)]
 

@@ -1,5 +1,4 @@
-"""The memory that the allocator of a device has from the driver: segments, each at an address of
-its own.
+"""The memory a device's allocator has from the driver: segments, each at its own address.
 
 Expandable segments are ranges of addresses that get memory in units where they need it.
 
@@ -71,9 +70,7 @@ class Segments:
         return block
 
     def begin(self, pool: Pool, size: int, state: int, unit: int = 1) -> Block:
-        """Return a block that is a whole segment at new addresses, which begin at a multiple of
-        ``unit``.
-        """
+        """Return a block that is a segment at new addresses, from a multiple of ``unit`` on."""
         # Without a segment the addresses begin again, so that equal programs have equal snapshots.
         if not self.heads:
             self.end = self.first
@@ -107,9 +104,7 @@ class Segments:
         pool.figures.change("reserved", -size)
 
     def shown(self, data: Mapping[Block, int]) -> list[Segment]:
-        """Return the segments by address. ``data`` has the addresses of the values of blocks in
-        use.
-        """
+        """Return segments by address; ``data`` has the addresses of the values of used blocks."""
         return [self._shown(run, data) for run in memory_blocks.runs_of(self.heads)]
 
     def _shown(self, blocks: Sequence[Block], data: Mapping[Block, int]) -> Segment:
@@ -133,9 +128,7 @@ _UNLIMITED = 1 << 44
 
 
 def best_expandable(pool: Pool, size: int) -> Block | None:
-    """Return the free block that a request gets: the size of a block is the one that it can grow
-    to.
-    """
+    """Return the best free block for a request, by the size that each block can grow to."""
     at = bisect_left(pool.keys, size << SHIFT)
     if at == len(pool.keys):
         return None
@@ -181,9 +174,7 @@ def expand(segments: Segments, pool: Pool, size: int, unit: int, total: int | No
 
 
 def _room(segments: Segments, pool: Pool, size: int, unit: int, total: int | None) -> Block:
-    """Return the first of free and unmapped neighbours that have enough addresses, at the lowest
-    address.
-    """
+    """Return the first of free and unmapped neighbours with enough addresses, lowest first."""
     for unmapped in pool.unmapped:
         first = unmapped.previous
         first = first if first is not None and first.state == FREE else unmapped
@@ -198,9 +189,7 @@ def _room(segments: Segments, pool: Pool, size: int, unit: int, total: int | Non
 
 
 def _free_addresses(block: Block | None, wanted: int) -> int:
-    """Return the bytes of a block and of those after it until one is in use, or until ``wanted``
-    are found.
-    """
+    """Return the free bytes from a block on, up to one in use, or until ``wanted`` are found."""
     found = 0
     while block is not None and block.state in (FREE, UNMAPPED) and found < wanted:
         found += block.size
@@ -209,9 +198,7 @@ def _free_addresses(block: Block | None, wanted: int) -> int:
 
 
 def _map(segments: Segments, block: Block, size: int, unit: int, total: int | None) -> Block | None:
-    """Give the beginning of an unmapped block memory. Return the free block that it is part of
-    then.
-    """
+    """Map the beginning of an unmapped block. Return the free block that it then belongs to."""
     # Ceiling division: memory is mapped in whole units.
     pool, mapped = block.pool, -(-size // unit) * unit
     if not segments.reserve(pool, mapped, total):
@@ -242,12 +229,9 @@ def _merged(
 
 
 def unmap(segments: Segments, block: Block, unit: int) -> None:
-    """Return the whole units within a free block to the driver. The rest of the block stays
-    free.
-    """
+    """Return whole units of a free block to the driver. What remains of it stays free."""
     pool = block.pool
-    # Only units that lie wholly within the block can be unmapped: round the start up and the end
-    # down.
+    # Only whole units within the block can be unmapped: round the start up and the end down.
     start = -(-block.address // unit) * unit
     end = (block.address + block.size) // unit * unit
     if start >= end:

@@ -1,5 +1,4 @@
-"""The storages of simulated devices: the block of each, and the CPU tensor behind each tensor of a
-device.
+"""Storages of simulated devices: each one's block, and the CPU tensor behind each tensor.
 
 Every result of an operator gets a block of the device's memory before the program gets the result,
 and loses it when its storage is freed. So the figures of the device's allocator are those of the
@@ -60,8 +59,7 @@ def host_waited() -> None:
 
 
 class StorageRef(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage of the device, with the CPU tensor whose memory the storage
-    has.
+    """A weak reference to a storage of the device, with the CPU tensor in whose memory it is.
 
     Make it by :func:`_reference`, which lets the device note the end of the storage.
 
@@ -113,9 +111,7 @@ class StorageRef(weakref.ref):  # type: ignore[type-arg]
 
 
 class AliasRef(StorageRef):
-    """The same for a storage without a block, which has the memory of another one
-    (:func:`twin`).
-    """
+    """A reference to a storage without a block, which shares another's memory (:func:`twin`)."""
 
     __slots__ = ()
 
@@ -126,8 +122,7 @@ class AliasRef(StorageRef):
 
 
 class NativeRef(StorageRef):
-    """The same for a storage that C++ made, and that a kernel in Python was given. C++ has its
-    block.
+    """A reference to a storage made by C++, which holds the block, once a Python kernel gets it.
 
     Attributes:
         number: The number of the storage's memory in C++.
@@ -224,9 +219,7 @@ def forget(observer: object, on: Machine) -> None:
 
 
 def owner_of(storage: Any, dtype: torch.dtype = torch.uint8) -> StorageRef | None:
-    """Return the reference to a storage, also to one that C++ made; None where it has no memory of
-    a device.
-    """
+    """Return the reference to a storage, also if C++ made it; None without a device's memory."""
     owner = _owners.get(storage.data_ptr())
     known = native.known(storage._cdata, dtype) if owner is None and native is not None else None
     if known is not None:
@@ -253,8 +246,7 @@ _twins: dict[int, StorageRef] = {}
 
 
 def twin(tensor: torch.Tensor) -> torch.Tensor:
-    """Return another tensor of the device with the memory of ``tensor``, which keeps the values and
-    not the block.
+    """Return another tensor in the memory of ``tensor``, which keeps the values, not the block.
 
     So a graph has its values as long as it may be replayed, and the allocator sees memory as freed
     when the program has dropped it. A tensor of another device, layout or without values is
@@ -348,8 +340,7 @@ def _in_storage_of_argument(
 
 
 def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a new tensor of device ``index`` in the memory of ``result``, a CPU tensor without
-    other users.
+    """Return a new tensor of device ``index`` in the memory of ``result``, an unshared CPU tensor.
 
     Raises:
         TypeError: The active profile does not support the dtype.
@@ -412,9 +403,7 @@ def _fresh_of_another_kind(result: torch.Tensor, index: int) -> torch.Tensor:
 
 
 def _fresh_without_memory(result: torch.Tensor, index: int) -> torch.Tensor:
-    """Do as :func:`fresh` does, for a tensor of no bytes: nothing is counted, and no address can be
-    looked up.
-    """
+    """Do as :func:`fresh` for a tensor of no bytes: nothing is counted or found by address."""
     if result.is_meta:
         result = torch.empty_strided(
             result.shape, result.stride(), dtype=result.dtype, device="cpu"
@@ -485,8 +474,7 @@ def stream(index: int) -> int:
 
 
 def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.Tensor | None, int]:
-    """Count a storage of device ``index`` as having the memory of ``memory``, a CPU or meta tensor,
-    from now on.
+    """Count a storage of device ``index`` in the memory of ``memory``, a CPU or meta tensor.
 
     Returns:
         The CPU tensor whose memory it had, None where it had none, and the address of its memory
@@ -565,9 +553,7 @@ def _without_memory(
 def _put_in_memory(
     owner: StorageRef, storage: Any, memory: torch.Tensor, block: memory_blocks.Block | None
 ) -> int:
-    """Let a storage have the memory of ``memory``, for which it has a block. Return the address of
-    the memory.
-    """
+    """Put a storage, which has a block, in the memory of ``memory``. Return the address."""
     address = 0
     if block is not None:
         address = block.address if memory.is_meta else memory.data_ptr()
@@ -581,9 +567,7 @@ def _put_in_memory(
 
 
 def owner_at(tensor: torch.Tensor) -> StorageRef | None:
-    """Return the reference to the storage of a tensor that Python made; None for one without memory
-    of a device.
-    """
+    """Return the reference to the storage of a tensor made in Python; None if it has no memory."""
     # Asked of the tensor first, because a storage takes Python a new object.
     return _owners.get(tensor.data_ptr()) or _made_here(tensor.untyped_storage())
 
@@ -622,8 +606,7 @@ set_storage = functools.partial(
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that shares memory with a simulated tensor, without conjugate and
-    negative bits.
+    """Return a CPU tensor in a simulated tensor's memory, without conjugate and negative bits.
 
     The caller must not resize the result: it may be the tensor that owns the memory.
     """
@@ -635,8 +618,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     owner = _owners.get(address)
     if owner is not None:
         own = owner.tensor
-        # The cheapest comparison first. Shape and strides as well, since views begin at the same
-        # address.
+        # The cheapest comparison first. Views may share an address, so shape and strides count.
         alike = own.dtype is dtype and own.shape == shape and own.stride() == stride
         # Not in `_has_gaps`, which would be a frame of each call.
         if alike and (own.is_contiguous() or not _has_gaps(own)):
@@ -674,9 +656,7 @@ def _kept_view(
 
 
 def _has_gaps(own: torch.Tensor) -> bool:
-    """Return whether a CPU tensor of a block that is not contiguous has gaps. Then each tensor
-    needs its own view.
-    """
+    """Return whether a block's CPU tensor has gaps. If so, each tensor needs a view of its own."""
     return own.nbytes != own.untyped_storage().nbytes()
 
 
@@ -707,8 +687,7 @@ def without_disguise(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a new CPU tensor that shares memory with a simulated tensor, for a kernel that may
-    resize it.
+    """Return a new CPU tensor in a simulated tensor's memory, for a kernel that may resize it.
 
     The memory cannot grow: a kernel that needs more than the block holds raises an error with the
     text
@@ -731,18 +710,14 @@ CANNOT_GROW = "Trying to resize storage that is not resizable"
 
 
 def _import_again(owner: StorageRef) -> None:
-    """Import a block's CPU tensor by DLPack: the new storage begins where the tensor begins and
-    cannot be resized.
-    """
+    """Import a block's CPU tensor by DLPack: its new storage starts at it and has a fixed size."""
     with torch.inference_mode(owner.tensor.is_inference()):
         owner.tensor = owner.view = on_cpu(owner.tensor)
     owner.viewer = 0
 
 
 def _view(owner: StorageRef, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a block's CPU tensor with the dtype, shape, strides and offset of a
-    simulated tensor.
-    """
+    """Return a view of a block's CPU tensor, laid out and typed as a simulated tensor."""
     if isinstance(owner, MetaRef):
         raise NoValueError("a kernel of the CPU")
     # The kernel's result was part of a larger storage, and the block begins there.
@@ -763,9 +738,7 @@ def _view(owner: StorageRef, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shape_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor with the dtype, shape and strides of a tensor, for a kernel that reads no
-    memory.
-    """
+    """Return a CPU tensor shaped like a tensor, for a kernel that reads no memory."""
     if _is_whole(tensor):
         return memory_of(tensor)
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

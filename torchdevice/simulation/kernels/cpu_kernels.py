@@ -1,5 +1,4 @@
-"""Runs operators on the simulated device by torch's CPU kernels, on CPU tensors that share the
-memory.
+"""Runs the simulated device's operators by torch's CPU kernels, on CPU tensors in its memory.
 
 There are four kinds of operators, by their schema: views (their CPU kernel runs on the device's
 tensors themselves), factories, operators with ``out``, and operators that write to their arguments
@@ -82,9 +81,7 @@ def is_view(schema: Any) -> bool:
 
 
 def body_of(op: Any) -> Kernel | None:
-    """Return what runs a factory, or an operator with ``out``; None for an operator of another
-    kind.
-    """
+    """Return a function that runs a factory or an operator with ``out``; None for others."""
     if makes_of_nothing(op):
         return _factory(op)
     resizable = frozenset(op._schema.arguments[i].name for i in outs_of(op))
@@ -114,15 +111,12 @@ def view_of(op: Any) -> Kernel:
     """
     if op.namespace != "aten":  # a program's kernel may end, or get another one in its place
         return functools.partial(op._op_dk, DispatchKey.CPU)
-    # `call_boxed` is safe here, since a view computes nothing and keeps Python's lock for a moment
-    # only.
+    # `call_boxed` is safe here: a view computes nothing, and holds Python's lock for a moment.
     return functools.partial(torch.library.get_kernel(op, "CPU").call_boxed, _CPU_KEYS)
 
 
 def without_mode(kernel: Kernel) -> Kernel:
-    """Return a kernel that runs without function modes, because autograd calls kernels with modes
-    on the stack.
-    """
+    """Return a kernel that runs without function modes, which autograd leaves on the stack."""
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -136,9 +130,7 @@ def without_mode(kernel: Kernel) -> Kernel:
 
 
 def aliased(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that shares memory with a simulated tensor, with conjugate and negative
-    bits.
-    """
+    """Return a CPU tensor in a simulated tensor's memory, with conjugate and negative bits."""
     return with_bits(memory_of(tensor), tensor)
 
 
@@ -161,17 +153,13 @@ def wrapped(result: Any, index: int) -> Any:
 
 
 def fresh_sparse(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a new sparse tensor of device ``index`` in the memory of a sparse CPU tensor without
-    other users.
-    """
+    """Return a new sparse tensor of device ``index`` in an unshared sparse CPU tensor's memory."""
     with meaning(index):
         return sparse_of([fresh(part, index) for part in parts_of(tensor)], tensor)
 
 
 def sparse_of(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return a sparse tensor of its indices and values, on their device, with the shape and layout
-    of ``like``.
-    """
+    """Return a sparse tensor of given parts on their device, shaped and laid out as ``like``."""
     values, index = parts[-1], index_of(parts[-1])
     # By the index and not by `.device`, which the mode rewrites.
     device = _CPU if index < 0 else torch.device(policy.DEVICE_TYPE, index)
@@ -183,9 +171,7 @@ def sparse_of(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 
 
 def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:
-    """Count a copy between devices. The host waits for one, unless the program asked for another of
-    locked memory.
-    """
+    """Count a copy between devices. The host waits, unless it is non-blocking of locked memory."""
     one, other, context = index_of(source), index_of(destination), state.context
     if one != other:
         host = None
@@ -219,8 +205,7 @@ def _holds_tensors(kind: Any) -> bool:
 
 
 class CpuAliases(StandIns):
-    """CPU tensors in the memory of a call's simulated tensors, for all kernels but those of
-    :func:`_plain`.
+    """CPU tensors in the memory of a call's simulated ones, for kernels :func:`_plain` omits.
 
     Args:
         func: What is called with the CPU tensors.
@@ -239,9 +224,7 @@ class CpuAliases(StandIns):
 
     @property
     def index(self) -> int:
-        """The index of the device of the results: the one that the call names, or that of its
-        tensors.
-        """
+        """The index of the results' device: named by the call, or that of its tensors."""
         return max(self.indices, default=-1) if self._named is None else self._named
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -281,8 +264,7 @@ class Arguments:
 
     def __init__(self, op: Any):
         self.op = op
-        # An operator with a kernel of its own for such bits reads them; for the others torch has
-        # resolved them.
+        # Operators with a kernel for such bits read them; for others torch has resolved them.
         keeps_bits = _has_kernel(op.name(), "Conjugate") or _has_kernel(op.name(), "Negative")
         self.alias = aliased if keeps_bits else memory_of
         name = op._schema.name.removeprefix("aten::")
@@ -299,8 +281,7 @@ class Arguments:
         }
 
     def take(self, args: Any, index: int = -1) -> tuple[list[Any], int, bool]:
-        """Return the arguments with CPU tensors, the index of their device, and whether
-        :meth:`look_again` is needed.
+        """Return CPU tensors as arguments, their device's index, and whether to :meth:`look_again`.
 
         It is where tensors may be on several devices, or where a number stands in the place of a
         tensor.
@@ -312,8 +293,7 @@ class Arguments:
             if isinstance(value, _Tensor):
                 where = index_of(value)
                 if where < 0:
-                    # A CPU tensor with dimensions is an error, one without is a scalar for some
-                    # operators.
+                    # A CPU tensor with dimensions is an error; without, it may be a scalar.
                     odd |= not scalars or value.dim() > 0
                 else:
                     if where != index:
@@ -336,9 +316,7 @@ class Arguments:
         return taken, index, odd
 
     def take_named(self, kwargs: dict[str, Any], index: int) -> tuple[dict[str, Any], int, bool]:
-        """Convert keyword arguments as :meth:`take` does. The index is that of ``device`` where it
-        is given.
-        """
+        """Convert keyword arguments like :meth:`take`; the index is that of a given ``device``."""
         values, index, odd = self.take(kwargs.values(), index)
         named = dict(zip(kwargs, values, strict=True))
         device = named.get("device")
@@ -349,8 +327,7 @@ class Arguments:
         return named, index, odd
 
     def look_again(self, taken: list[Any], args: Any, kwargs: Any, index: int) -> bool:
-        """Return whether a number stands in the place of a tensor: torch unwraps a wrapped number
-        for a kernel.
+        """Return whether a number replaced a tensor: torch unwraps wrapped numbers for kernels.
 
         Raises:
             RuntimeError: Tensors are on several devices, where CUDA requires one.
@@ -361,9 +338,7 @@ class Arguments:
 
 
 def on_cpu_as(op: Any) -> Callable[..., Any]:
-    """Return a function that runs an operator on CPU tensors: its CPU kernel, or the dispatcher if
-    it has none.
-    """
+    """Return a function that runs an operator on CPU tensors: a kernel, or the dispatcher."""
     # `_op_dk` calls the kernel of a key without the dispatcher; composite operators have none.
     run = functools.partial(op._op_dk, DispatchKey.CPU) if _has_kernel(op.name(), "CPU") else op._op
     names = [each.name for each in op._schema.arguments]
@@ -373,9 +348,7 @@ def on_cpu_as(op: Any) -> Callable[..., Any]:
 
 
 def _normalizing(names: list[str], run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs batch norm whose parameters and statistics have several dtypes,
-    as CUDA's does.
-    """
+    """Return a function that runs batch norm on parameters of several dtypes, as CUDA's does."""
     first, last = names.index("weight"), names.index("running_var") + 1
 
     def normalize(*args: Any) -> Any:
@@ -404,8 +377,7 @@ _ACCUMULATED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def again(error: Exception, op: Any, call: Kernel | None, taken: Any, named: dict[str, Any]) -> Any:
-    """Return what an operator gives in a dtype that only CUDA has a kernel for; raise any other
-    error again.
+    """Return the results for a dtype that only CUDA has a kernel for; raise other errors again.
 
     ``call`` is None where the operator does not run by its CPU kernel.
     """
@@ -522,16 +494,12 @@ def _fits(tensor: torch.Tensor) -> bool:
 
 
 def end_of(tensor: torch.Tensor, offset: Any) -> int:
-    """Return the bytes of a storage in which a tensor of this shape just fits, ``offset`` elements
-    from the start.
-    """
+    """Return the bytes of a storage that ends with a tensor of this shape at ``offset``."""
     return (offset + extent(tensor)) * tensor.itemsize if tensor.numel() else 0
 
 
 def settle(given: torch.Tensor, own: torch.Tensor) -> None:
-    """Give an ``out`` argument of the device the shape and values of ``own``, the CPU tensor in its
-    place.
-    """
+    """Give the device's ``out`` argument the shape and values of ``own``, its CPU tensor."""
     # The kernel wrote into the memory itself; only the shape may have changed.
     if own.untyped_storage().data_ptr() == memory_of(given).untyped_storage().data_ptr():
         if own.shape != given.shape or own.stride() != given.stride():
@@ -546,9 +514,7 @@ def settle(given: torch.Tensor, own: torch.Tensor) -> None:
 
 
 def take_shape(given: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Give a tensor of the device the shape and strides of another, and its storage the size that
-    this needs.
-    """
+    """Give a tensor of the device another's shape and strides, and its storage enough bytes."""
     storage, offset = given.untyped_storage(), given.storage_offset()
     if end_of(own, offset) > storage.nbytes():
         # Every tensor that has the storage sees the change.
@@ -580,9 +546,7 @@ class Results:
         self.counts_writes = bool(self._counted) and not self._given
 
     def of(self, result: Any, index: int, args: Any, kwargs: Any) -> Any:
-        """Return the results of a call: an argument itself where the schema says so, else a new
-        tensor.
-        """
+        """Return a call's results: arguments where the schema requires it, else new tensors."""
         if not self._given:
             # Autograd counts writes to results only, so CUDA's kernels count these.
             for position in self._counted:
@@ -600,8 +564,7 @@ class Results:
 
 
 def _alias_set(value: Any) -> str | None:
-    """Return the alias set of an argument or result, which an argument shares with the result that
-    is the argument.
+    """Return an argument's or result's alias set, equal if the result is the argument.
 
     None stands for a value without an alias set, and for a list.
     """

@@ -1,5 +1,4 @@
-"""Values that CUDA defines in another way than the CPU: integers beyond their range, and division
-of integers by 0.
+"""Integer values where CUDA's differ from the CPU's: beyond the range, and divided by 0.
 
 A conversion saturates at the limits of a wide integer, whose low bits are the result; on x86 such a
 number gives the lowest integer. A GPU does not report a division of integers by 0, and torch
@@ -32,9 +31,7 @@ _DIVISIONS = frozenset({"floor_divide", "fmod", "remainder"})
 
 
 def saturate(source: torch.Tensor, result: torch.Tensor) -> None:
-    """Give integers of a dtype in ``WIDE`` that the CPU made of numbers, in its memory, those of
-    CUDA's conversion.
-    """
+    """Correct the CPU's out-of-range integers, of a dtype in ``WIDE``, in place to CUDA's."""
     kind, dtype = dtype_of(source), dtype_of(result)
     if not kind.is_floating_point or not source.numel() or not policy.stands_for_cuda():
         return

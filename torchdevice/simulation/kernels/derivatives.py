@@ -1,5 +1,4 @@
-"""Derivatives of the operator that the real device calls, where another operator computes its
-values here.
+"""Derivatives of the operator the real device calls, where another computes values here.
 
 A node of autograd around the inputs refuses what the real device's operator cannot differentiate.
 torch is the table: it has a class of nodes for each formula of a derivative, and an operator
@@ -42,9 +41,7 @@ class Derivatives(NamedTuple):
 
 @functools.cache
 def derivatives_of(operator: str, backward: str) -> Derivatives:
-    """Return what torch refuses of an operator's derivatives. See :class:`Derivatives` for the
-    arguments.
-    """
+    """Return what torch refuses of an operator's derivatives (:class:`Derivatives`)."""
     formula = "".join(part.title() for part in backward.split("_"))
     known = any(hasattr(torch._C._functions, f"{formula}Backward{number}") for number in range(2))
     refusal = (RuntimeError, f"derivative for aten::{backward} is not implemented")
@@ -53,11 +50,8 @@ def derivatives_of(operator: str, backward: str) -> Derivatives:
 
 @functools.cache
 def in_forward_mode(operator: str) -> Refusal:
-    """Return how an operator refuses tensors with tangents. It does so before its kernel is
-    called.
-    """
-    # In a thread of its own, because the calling thread may be in the kernel of a transform of
-    # functorch.
+    """Return how an operator refuses tensors with tangents, before its kernel is called."""
+    # In its own thread, as the calling one may be in the kernel of a functorch transform.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_asked_on_meta, operator).result()
 
@@ -84,9 +78,7 @@ def _asked_on_meta(operator: str) -> Refusal:
 
 
 def differentiates_forward() -> bool:
-    """Return whether the program is in forward mode, by ``forward_ad`` or by a transform of
-    functorch.
-    """
+    """Return whether forward mode is on, by ``forward_ad`` or a transform of functorch."""
     return forward_ad._current_level >= 0
 
 
@@ -96,17 +88,14 @@ def are_transformed() -> bool:
 
 
 def are_asked(given: Any) -> bool:
-    """Return whether autograd watches some tensors among the arguments of a call, or may see their
-    tangents.
-    """
+    """Return whether autograd watches tensors among a call's arguments, or may see tangents."""
     return differentiates_forward() or (
         torch.is_grad_enabled() and any(each.requires_grad for each in tensors(list(given)))
     )
 
 
 def refusing(derivatives: Derivatives, args: Any) -> Any:
-    """Return the arguments of a call with a node around those that autograd watches, which has
-    these derivatives.
+    """Return a call's arguments, with a node of these derivatives around those autograd watches.
 
     Raises:
         NotImplementedError: An argument has a tangent, and the operator has no derivative in
@@ -122,8 +111,7 @@ def refusing(derivatives: Derivatives, args: Any) -> Any:
 
 
 def refuse_tangents(derivatives: Derivatives, given: Iterable[torch.Tensor]) -> None:
-    """Check that no argument of a call has a tangent, where the operator has no derivative in
-    forward mode.
+    """Check that no argument has a tangent if the operator has no forward-mode derivative.
 
     Raises:
         NotImplementedError: One has.
@@ -135,8 +123,7 @@ def refuse_tangents(derivatives: Derivatives, given: Iterable[torch.Tensor]) -> 
 
 
 def refuse_second(derivatives: Derivatives, result: torch.Tensor) -> None:
-    """Let the gradients of the gradients that the node of a result returns be refused, as far as
-    the operator does.
+    """Let the node of a result refuse gradients of its gradients, as far as the operator does.
 
     The graph has no node more, so that torch's errors name the nodes of the program. The result
     must be that of a single node.
@@ -182,9 +169,7 @@ class _Node(torch.autograd.Function):
     def in_a_kernel(
         cls, derivatives: Derivatives, *given: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Apply it in a kernel, whose calls a transform of functorch that has called it does not
-        see otherwise.
-        """
+        """Apply it in a kernel, visibly for the functorch transform that called the kernel."""
         if not are_transformed():
             # What `apply` of `Function` calls, after it has bound the arguments in as much time as
             # the node takes.

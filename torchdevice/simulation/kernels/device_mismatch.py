@@ -1,5 +1,4 @@
-"""CUDA's errors for a call whose tensors are on several devices, and the calls that CUDA accepts
-nevertheless.
+"""CUDA's errors for tensors on several devices, and the calls that CUDA accepts nevertheless.
 
 Torch generates a device check for most CUDA kernels. The kernels that use its tensor iterator check
 for themselves and accept CPU tensors without dimensions as scalars: native_functions.yaml marks
@@ -30,8 +29,7 @@ def accepts_cpu_scalars(op: Any) -> bool:
 
 
 def check(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise CUDA's RuntimeError if the tensors of a call are on several devices and CUDA does not
-    accept that.
+    """Raise CUDA's RuntimeError for tensors on several devices, unless CUDA accepts the call.
 
     CUDA compares each tensor with the first; the error names the first tensor that is on another
     device.
@@ -64,9 +62,7 @@ _ON_ANOTHER_DEVICE = (
 
 
 def _refuse(op: Any, name: str, index: int, first: int) -> None:
-    """Raise the error of the operator's own check, of the tensor iterator's, or of the generated
-    one.
-    """
+    """Raise the error of the operator's own check, the tensor iterator's, or the generated one."""
     its, on = _spelled(index), _spelled(first)
     base = op._schema.name.removeprefix("aten::").strip("_").removesuffix("_impl")
     if base in ("index", "index_put") and index < 0 and name == "indices":

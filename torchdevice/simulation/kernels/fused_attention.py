@@ -1,5 +1,4 @@
-"""CUDA's fused kernels of attention, which programs and jagged tensors also call by their names, as
-formulas.
+"""CUDA's fused attention kernels, which programs and jagged tensors also call, as formulas.
 
 Arguments and results go by their names in torch's schemas, and are those of
 aten/src/ATen/native/transformers/cuda/attention.cu. A packed batch is one sequence whose parts do
@@ -58,9 +57,7 @@ _REFUSED = ("alibi_slopes", "block_table", "seqlen_k", "seqused_k")
 
 
 class _Call:
-    """The arguments of a call by their first names, with heads before lengths and in single
-    precision at least.
-    """
+    """A call's arguments by first name, heads before lengths, in single precision or better."""
 
     def __init__(self, op: Any, args: Any, kwargs: Any):
         given = {
@@ -101,9 +98,7 @@ class _Call:
         return torch.empty_like(like).copy_(result) if keeps_strides else result
 
     def _places(self, keys: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return for each row its sequence, and its place from the sequence's end, or from its
-        beginning.
-        """
+        """Return each row's sequence, and its place from that sequence's end or beginning."""
         length = (self.k if keys else self.q).size(-2)
         ends = self.ends[keys]
         ends = torch.tensor([0, length]) if ends is None else ends.long()
@@ -143,9 +138,7 @@ class _Call:
         return kept / (1 - dropout)
 
     def weights(self) -> tuple[torch.Tensor, ...]:
-        """Return the softmax of the product, the logarithms of its sums, and what dropout
-        multiplies it by.
-        """
+        """Return the product's softmax, the logarithms of its sums, and the dropout factors."""
         scores = self.q @ self.k.mT * self.scale
         bias = self.given.get("bias")
         if bias is not None:
@@ -179,9 +172,7 @@ def _numbers(seed: Any, offset: Any) -> torch.Generator:
 
 
 def _uniform(like: torch.Tensor, dropout_p: float, seed: int, offset: int) -> torch.Tensor:
-    """Return numbers that are above ``dropout_p`` where dropout at an offset of a seed keeps a
-    weight.
-    """
+    """Return numbers above ``dropout_p`` where dropout, at a seed and an offset, keeps a weight."""
     numbers = _numbers(seed, offset)
     kept = torch.empty_like(like).bernoulli_(1 - dropout_p, generator=numbers).bool()
     # Rounding must not reach `dropout_p`.

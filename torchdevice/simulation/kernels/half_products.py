@@ -1,5 +1,4 @@
-"""Products, convolutions and slow functions of half tensors in float32, rounded once, where a CPU
-is slow in half.
+"""Products, convolutions and slow functions of halves in float32, rounded once, on slow CPUs.
 
 Torch's own kernels for half products take up to a hundred times as long on a CPU without half
 arithmetic, and so do the gradients of convolutions in float16 on any. A GPU's matrix units also sum
@@ -75,9 +74,7 @@ def takes(op: Any) -> bool:
 
 
 def slow_dtypes(op: Any) -> frozenset[torch.dtype]:
-    """Return the dtypes in which this machine's CPU takes longer than in float32 for one of the
-    operators.
-    """
+    """Return dtypes that are slower than float32 on this CPU for one of the operators."""
     name = op.name()
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
@@ -93,8 +90,7 @@ def _wanted(op: Any) -> frozenset[torch.dtype]:
 
 
 def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes an operator's calls with CPU tensors, those of half tensors
-    in float32.
+    """Return a function that computes an operator on CPU tensors, in float32 for halves.
 
     Args:
         op: The operator.

@@ -1,5 +1,4 @@
-"""Kernels that do more than the operator's CPU kernel: allocation, copies, resizing, and what only
-accelerators do.
+"""Kernels beyond the CPU's: allocation, copies, resizing, and operators of accelerators only.
 
 :data:`SPECIAL` maps names with overload to kernels.
 """
@@ -133,9 +132,7 @@ def _to_copy(
 
 
 def _pinned(result: torch.Tensor) -> torch.Tensor:
-    """Return the result of a copy that the host does not wait for as page-locked, as torch
-    allocates it for CUDA.
-    """
+    """Return a copy for which the host does not wait as page-locked memory, as on CUDA."""
     context = thread_state.state.context
     return result if context is None or context.program == "mps" else context.pinned.add(result)
 
@@ -167,9 +164,7 @@ def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> tor
 def _set_from_storage(
     self: Any, source: Any, storage_offset: int, size: Any, stride: Any = ()
 ) -> torch.Tensor:
-    """Set the storage of a tensor. One that is too small grows, as on CUDA; those of the CPU grow
-    by themselves.
-    """
+    """Set a tensor's storage. One that is too small grows, as on CUDA; the CPU's does so itself."""
     if not stride:
         stride = torch.empty(size, device="meta").stride()
     if min((*size, *stride), default=0) >= 0:  # else torch's kernel has an error for it
@@ -198,9 +193,7 @@ for _name in ("set_.source_Storage", "set_.source_Tensor", "is_set_to"):
 
 
 def _letting_go(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel that lets the storage before go with the mode: ``Tensor.set_`` asks no
-    mode.
-    """
+    """Return a kernel that drops the old storage in the mode: ``Tensor.set_`` calls no mode."""
 
     def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context
@@ -230,9 +223,7 @@ def _record_stream(self: torch.Tensor, s: Any) -> None:
 def _native_dropout(
     input: torch.Tensor, p: float, train: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dropout as the GPU computes it, or in the CPU's arithmetic, so that a seed gives the CPU's
-    results to the bit.
-    """
+    """Dropout as on a GPU, or in the CPU's arithmetic, equal to the CPU's to the bit by seed."""
     index, memory = index_of(input), aliased(input)
     drawing = device_generators.drawing_of(None, index)
     if drawing is not None:
@@ -306,9 +297,7 @@ def attend(
 
 
 def _is_checked(query: torch.Tensor) -> bool:
-    """Return whether CUDA may refuse a call with this query. If it does not, its kernel ``math``
-    computes the call.
-    """
+    """Return whether CUDA may refuse a call with this query. If not, its ``math`` computes it."""
     many = any(size > attention.MOST_ROWS for size in query.shape[:2])
     return (many or not torch._C._get_math_sdp_enabled()) and policy.stands_for_cuda()
 
@@ -320,9 +309,7 @@ def _are_differentiated(tensors: tuple[torch.Tensor, ...]) -> bool:
 
 
 def _has_flash(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Return whether the CPU has its flash kernel for such tensors. It has no gradient of a
-    mask.
-    """
+    """Return whether the CPU has its flash kernel for such tensors; it has no mask gradient."""
     mask_learns = any(each.requires_grad for each in tensors[3:])
     are_alike = len({(each.device, each.layout, each.is_nested) for each in tensors}) == 1
     return (
@@ -359,9 +346,7 @@ def _flash(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Return what the CPU's flash kernel computes, with the derivatives of the device's kernel, if
-    any.
-    """
+    """Return the CPU's flash results, with the derivatives of the device's kernel, if any."""
     if kernel is not None and derivatives.are_transformed():
         # Tangents may be of another transform, which asks a node.
         tensors, kernel = derivatives.refusing(kernel, tensors), None
@@ -381,9 +366,7 @@ def _flash(
 def _differentiable_kernel(
     tensors: Sequence[Any], dropout_p: float, is_causal: bool, enable_gqa: bool
 ) -> derivatives.Derivatives | None:
-    """Return the derivatives of the operator that the real device chooses; None where it composes
-    others.
-    """
+    """Return the derivatives of the real device's operator; None if it composes others."""
     if policy.stands_for_mps():
         watched = torch.is_grad_enabled() and any(each.requires_grad for each in tensors[:3])
         whole = not dropout_p and all(each.is_contiguous() for each in tensors[:3])
@@ -407,9 +390,7 @@ def differentiated(
     is_causal: bool,
     enable_gqa: bool,
 ) -> tuple[bool, str]:
-    """Return, for C++, whether the real device composes a call, and how its kernel refuses
-    gradients of gradients.
-    """
+    """Return, for C++, if the device composes a call, and its error for second gradients."""
     with torch._C.DisableTorchFunction():
         given = query, key, value, *(() if attn_mask is None else (attn_mask,))
         kernel = _differentiable_kernel(given, dropout_p, is_causal, enable_gqa)
@@ -427,9 +408,7 @@ parses the texts.
 
 
 def _of_four_dimensions(tensor: Any) -> Any:
-    """Return a tensor of three dimensions as one batch, as torch 2.14 and later choose a kernel for
-    it.
-    """
+    """Return a three-dimensional tensor as one batch, as torch 2.14 does to choose a kernel."""
     return tensor[None] if tensor is not None and tensor.dim() == 3 else tensor
 
 
@@ -468,9 +447,7 @@ def _added(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | Non
 def _chooses_flash(
     tensors: tuple[torch.Tensor, ...], dropout_p: float, is_causal: bool, **options: Any
 ) -> bool:
-    """Return whether torch would choose the CPU's flash kernel for a query, a key, a value and
-    perhaps a mask.
-    """
+    """Return whether torch chooses the CPU's flash kernel for query, key, value and any mask."""
     if any(map(_is_wrapped, tensors)):
         given = map(_of_one_row, tensors)
     elif any(has_no_values(each.untyped_storage()) for each in tensors if index_of(each) >= 0):
@@ -491,9 +468,7 @@ def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _of_one_row(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that has all that the choice looks at, in place of a wrapper of functorch
-    without memory.
-    """
+    """Return a CPU tensor that the choice of a kernel takes for a functorch wrapper."""
     row = torch.empty(tensor.shape[-1:], dtype=tensor.dtype)
     return row.as_strided(tensor.shape, (*[0] * (tensor.dim() - 1), int(tensor.stride(-1) == 1)))
 
@@ -519,9 +494,7 @@ def _convolution_above(*args: Any) -> torch.Tensor:
 
 @special("_convolution", "_convolution.deprecated")
 def _convolution(*args: Any) -> torch.Tensor:
-    """The operator that traced programs call: a convolution with settings for cuDNN behind its own
-    arguments.
-    """
+    """``_convolution``, called by traced programs: a convolution followed by settings of cuDNN."""
     return _run_convolution(*args[:9])
 
 
@@ -537,9 +510,7 @@ def _ctc(overload: str) -> Callable[..., Any]:
     def kernel(
         log_probs: torch.Tensor, targets: torch.Tensor, *lengths_and_options: Any, **options: Any
     ) -> Any:
-        """Torch's kernels do not look at the targets: the CPU's ends the process where one is far
-        out of range.
-        """
+        """Check the targets, which torch's kernels do not; the CPU's may end the process."""
         used, classes = _used_targets(aliased(targets), lengths_and_options[1]), log_probs.size(-1)
         wrong = used[(used < 0) | (used >= classes)]
         if wrong.numel():
@@ -596,9 +567,7 @@ def _svd(
 def _lstsq(
     self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> Any:
-    """CUDA's only driver is ``gels``. It takes a matrix to have full rank, and gives an answer to
-    any other too.
-    """
+    """CUDA's one driver, ``gels``: it assumes full rank, and returns a result for any matrix."""
     if not policy.stands_for_cuda():
         # Torch's own, which calls the operator with `out=`: MPS lacks that.
         return _aten.linalg_lstsq.default._op_dk(

@@ -1,5 +1,4 @@
-"""Tensors of the device that are not strided, and those that torch makes of parts: sparse, nested
-and quantized ones.
+"""Tensors of the device that are not strided, or made of parts: sparse, nested, quantized.
 
 - Sparse ones (COO, CSR, CSC, BSR, BSC) are torch's own, whose indices and values are on the device.
   Operators that only take or return indices and values run on the tensor itself; the others on a
@@ -165,9 +164,7 @@ def _copy_parts(
 
 
 class _SparseAliases(cpu_kernels.CpuAliases):
-    """CPU tensors in the memory of a call's tensors, plain or sparse. Sparse ones that it writes to
-    get new parts.
-    """
+    """CPU tensors in a call's memory, plain or sparse; written sparse ones get new parts."""
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is torch.strided:
@@ -215,9 +212,7 @@ def _replace_compressed(target: torch.Tensor, own: torch.Tensor) -> None:
 
 
 def _own(part: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor of its own with the memory of a part of a sparse tensor, which no
-    operator can resize.
-    """
+    """Return an unshared CPU tensor in a sparse part's memory, which no operator can resize."""
     # A result with the memory of the part shares the storage of the part.
     owner_of(part.untyped_storage())
     return with_bits(on_cpu(part), part)

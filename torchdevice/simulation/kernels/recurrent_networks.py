@@ -1,5 +1,4 @@
-"""Recurrent networks as cuDNN computes them: weights in one piece, derivatives in training mode
-only, and once.
+"""Recurrent networks as cuDNN's: weights in one piece, one derivative, in training mode only.
 
 cuDNN computes a network where ``torch.backends.cudnn.flags(enabled=False)`` does not forbid it. Its
 backward is one operator (aten/src/ATen/native/cudnn/RNN.cpp), which checks the mode and has no
@@ -39,9 +38,7 @@ def _lstm_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Results:
-    """Return the new hidden state, the new cell state and the activated gates, of shape (batch, 4 *
-    hidden).
-    """
+    """Return hidden state, cell state and activated gates, of shape (batch, 4 * hidden)."""
     ingate, forget, new, out = (
         _with_bias(of_hidden, hidden_bias) + _with_bias(of_input, input_bias)
     ).chunk(4, 1)
@@ -79,9 +76,7 @@ def _gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Results:
-    """Return the new hidden state, and the values that backward needs. The gates have shape (batch,
-    3 * hidden).
-    """
+    """Return the hidden state and backward's values. Gates have the shape (batch, 3 * hidden)."""
     input_reset, input_update, input_new = _with_bias(of_input, input_bias).chunk(3, 1)
     hidden_reset, hidden_update, hidden_new = _with_bias(of_hidden, hidden_bias).chunk(3, 1)
     reset, update = (hidden_reset + input_reset).sigmoid(), (hidden_update + input_update).sigmoid()
@@ -90,9 +85,7 @@ def _gru_cell(
 
 
 def _gru_cell_backward(gradient: Tensor, saved: Tensor, has_bias: bool) -> Results:
-    """Return the gradients of the input's gates, the hidden state's gates, the hidden state and
-    both biases.
-    """
+    """Return gradients of the input's and hidden state's gates, hidden state and both biases."""
     reset, update, new, hidden, hidden_new = saved.chunk(5, 1)
     of_new = gradient * (1 - update) * (1 - new * new)
     of_reset = of_new * hidden_new * (1 - reset) * reset
@@ -122,9 +115,7 @@ _DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
 def is_on_cudnn(input: Tensor) -> bool:
-    """Return whether cuDNN computes a network with this input, as ``at::cudnn_is_acceptable``
-    decides.
-    """
+    """Return whether cuDNN computes a network on this input, by ``at::cudnn_is_acceptable``."""
     return bool(
         torch._C._get_cudnn_enabled()
         and input.dtype in _DTYPES
@@ -182,8 +173,7 @@ def kernel_of(op: Any) -> Callable[..., Any]:
 
 
 def _with_shapes_of(states: Any, results: Any) -> Any:
-    """Return the results of an LSTM with the shapes of its states, to which torch 2.10 adds a
-    dimension.
+    """Return an LSTM's results in its states' shapes: torch 2.10 adds a dimension.
 
     Its kernel in Python, which ``op.decompose`` calls, takes one out that is not there
     (``torch/_decomp/decompositions.py: one_layer_lstm``).
@@ -196,9 +186,7 @@ def _with_shapes_of(states: Any, results: Any) -> Any:
 
 
 def _differentiated(args: Any, train: bool, is_on_mps: bool) -> Any:
-    """Return the arguments with the derivatives of the operator that computes a network on the real
-    device, if any.
-    """
+    """Return arguments with the derivatives of the real device's operator for networks, if any."""
     if is_on_cudnn(args[0]) and policy.stands_for_cuda():
         return derivatives.refusing(_OF_CUDNN[train], args)
     if is_on_mps and policy.stands_for_mps():
@@ -207,9 +195,7 @@ def _differentiated(args: Any, train: bool, is_on_mps: bool) -> Any:
 
 
 def _in_order(weights: list[Tensor]) -> list[Tensor]:
-    """Return weights as cuDNN orders them in memory: the matrices of all layers, then the
-    biases.
-    """
+    """Return weights in cuDNN's order in memory: all layers' matrices, then the biases."""
     return sorted(weights, key=lambda each: -each.dim())
 
 
@@ -223,9 +209,7 @@ def flatten(weights: list[Tensor], *rest: Any) -> Tensor:
 
 
 def _are_in_pieces(input: Tensor, weights: list[Tensor]) -> bool:
-    """Return whether cuDNN would have to copy weights. Autocast does that for it, and tracers' have
-    no memory.
-    """
+    """Return whether cuDNN must copy weights. Autocast has done so; tracers' have no memory."""
     real = all(type(each) is torch.nn.Parameter for each in weights)
     # Modules look for weights on CUDA, and flatten no others.
     if not (

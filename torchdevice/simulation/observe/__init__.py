@@ -1,3 +1,1 @@
-"""Recorders of the work of simulated devices: its order, races, copies in flight, shapes without
-values.
-"""
+"""Recorders of simulated devices' work: order, races, copies in flight, valueless shapes."""

@@ -1,5 +1,4 @@
-"""What stands for values in programs that compute none, for ``simulate(compute="meta",
-values="assume")``.
+"""Stands in for values in a plan that computes none: ``compute="meta", values="assume"``.
 
 A value that was not computed reads as 0, and a condition on it as False. An operator whose result's
 size depends on such values has the result that it has where all of them are 1: ``nonzero`` and a
@@ -83,9 +82,7 @@ def _are_plain(args: Any, kwargs: Any) -> bool:
 
 
 def _has_size_by_values(op: Any) -> bool:
-    """Return whether the size of an operator's new result depends on values. Operators of libraries
-    do not say so.
-    """
+    """Return whether a result's size depends on values: it may for operators outside ATen."""
     if any(argument.is_out for argument in op._schema.arguments):
         return False
     return torch.Tag.dynamic_output_shape in op.tags or op.namespace != "aten"

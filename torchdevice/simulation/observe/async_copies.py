@@ -1,5 +1,4 @@
-"""Copies that go on after their call (``asynchronous=True``): of page-locked memory, with
-``non_blocking=True``.
+"""Copies that continue after their call (``asynchronous=True``): non-blocking, of locked memory.
 
 Until the host has waited for a copy to the host, its destination holds garbage. A copy to the
 device takes the values of its source as late as it can: where a kernel that is ordered after it
@@ -68,9 +67,7 @@ class _Copy:
 
 
 class _ToHost(_Copy):
-    """A copy to the host. Its values are known; the destination gets them when the host has
-    waited.
-    """
+    """A copy to the host with known values. The destination gets them when the host has waited."""
 
     def __init__(self, stream: Stream, number: int, destination: torch.Tensor):
         self._values = destination.detach().clone()
@@ -162,8 +159,7 @@ class InFlight(Order):
         needed = [
             copy for copy in self._copies if isinstance(copy, _ToDevice) and copy.block in used
         ]
-        # Kernels of the CPU do not look whether indices are valid, and garbage would end the
-        # process.
+        # CPU kernels do not check indices, and garbage would end the process.
         if needed:
             trusted = {each.untyped_storage().data_ptr() for each in sparse_indices((args, kwargs))}
         else:

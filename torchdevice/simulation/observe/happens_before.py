@@ -60,8 +60,7 @@ class Order(Observer):
 
     def __init__(self, context: Context):
         self.context = context
-        # Reentrant: the garbage collector may call `freed` or `event_deleted` in any line under the
-        # lock.
+        # Reentrant: a collection may call `freed` or `event_deleted` anywhere under the lock.
         self.lock = threading.RLock()
         # One count for all streams: numbers only have to grow along each stream.
         self.number = 0
@@ -104,9 +103,7 @@ class Order(Observer):
         return index, self.context.thread.streams.get(index, 0)
 
     def submit(self, indices: set[int]) -> None:
-        """Count a kernel on the current stream of each device that it works on. These streams wait
-        for each other.
-        """
+        """Count a kernel on its devices' current streams, which then wait for each other."""
         # The clocks are objects, changed in place below.
         clocks = [self.clock(self.current(index)) for index in indices]
         for clock in clocks[1:]:
@@ -163,9 +160,7 @@ class Order(Observer):
             self._host_learns({(index, _ALL): self.number})
 
     def begin_collective(self, index: int) -> Stream:
-        """Count a collective, which runs after the work so far of the device's current stream.
-        Return its stream.
-        """
+        """Count a collective that follows the current stream's work. Return its own stream."""
         stream = index, COLLECTIVES
         clock = self.clock(stream)
         # A collective begins after the work so far of the calling stream.
@@ -192,9 +187,7 @@ class Order(Observer):
 def touched(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Yield each tensor of the device that a call reads or writes, and whether the call writes to
-    it.
-    """
+    """Yield each of the device's tensors that a call reads or writes, and whether it writes."""
     schema = op._schema
     # `zeros_like(x)` reads the shape of `x` and none of its values.
     reads = not _METADATA_ONLY.fullmatch(schema.name)
@@ -219,9 +212,7 @@ def touched(
 
 
 def of_device(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of the device with elements among some values; of a sparse tensor its
-    indices and values.
-    """
+    """Yield the device's tensors with elements in values; of sparse ones indices and values."""
     for tensor in _tensors(value):
         yield from _with_memory(tensor)
 
@@ -252,8 +243,7 @@ def _host_side(op: Any, args: tuple[Any, ...], result: Any) -> torch.Tensor | No
 def in_flight(
     context: Context, op: Any, args: Any, kwargs: Mapping[str, Any], result: Any
 ) -> torch.Tensor | None:
-    """Return the CPU tensor of a copy that goes on after its call, None for other calls: it is of
-    page-locked memory.
+    """Return the CPU tensor, page-locked, of a copy that continues after its call; else None.
 
     torch allocates a page-locked destination for ``to("cpu", non_blocking=True)``. Copies of sparse
     and of quantized tensors count as done.
@@ -281,8 +271,7 @@ def host_waits(
 
 
 class HostWaits(Observer):
-    """Tells the observers of streams how long the kernels of one context took, and where the host
-    waits.
+    """Tells stream observers how long kernels of a context took, and where the host waits.
 
     Args:
         context: The context.
@@ -294,9 +283,7 @@ class HostWaits(Observer):
     def run(
         self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a kernel. If the host waits for its result, it waits for the current streams of the
-        kernel's devices.
-        """
+        """Run a kernel. If the host waits for its result, it waits for those devices' streams."""
         began = time.perf_counter()
         result = kernel(*args, **kwargs)
         took = time.perf_counter() - began

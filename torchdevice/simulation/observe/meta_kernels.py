@@ -83,8 +83,7 @@ class WithoutValues(Observer):
             if name == _LEFT_ALIGNED:
                 return False
             leaves = list(tensors((args, kwargs)))
-            # Torch's meta device has no sparse and nested tensors. Their kernels refuse parts
-            # without values.
+            # The meta device has no sparse and nested tensors: kernels refuse valueless parts.
             if name in _OF_METADATA or any(
                 each.layout is not torch.strided or each.is_nested for each in leaves
             ):
@@ -96,8 +95,7 @@ class WithoutValues(Observer):
                 return kernel(*args, **kwargs)
             device = kwargs.get("device")
             if device is not None and device.type != policy.DEVICE_TYPE:
-                # An operator that reads shapes only, such as `zeros_like`, on a device of another
-                # type.
+                # An operator that reads only shapes, as `zeros_like`, on a device of another type.
                 taken, named = pytree.tree_map_only(torch.Tensor, meta_of, (args, kwargs))
                 return op(*taken, **named)
             result, plan = _run(op, kernel, args, kwargs, known)
@@ -129,9 +127,7 @@ def gives_values(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 def _run(
     op: Any, kernel: Callable[..., Any], args: Any, kwargs: Any, known: bool
 ) -> tuple[Any, _Plan | None]:
-    """Return the results of a call, and how to make those of calls like it, if these do not depend
-    on more.
-    """
+    """Return a call's results, and a way to make those of like calls, if nothing else matters."""
     index = _index(op, args, kwargs)
     named = given_to(op, args, kwargs)
     resizable = [named.get(argument.name) for argument in op._schema.arguments if argument.is_out]
@@ -187,9 +183,7 @@ def _planned(
 
 
 def _plan(op: Any, index: int, result: Any, given: list[torch.Tensor]) -> _Plan | None:
-    """Return the plan of a call on ``given``, of the meta device; None where its results are no
-    plain new tensors.
-    """
+    """Return the plan of a call on meta tensors ``given``; None unless results are new tensors."""
     storages = {each.untyped_storage()._cdata for each in given}
 
     def maker(new: Any) -> Any:
@@ -226,12 +220,9 @@ def _plan(op: Any, index: int, result: Any, given: list[torch.Tensor]) -> _Plan 
 
 
 def _key(op: Any, args: Any, kwargs: Any) -> Any:
-    """Return what the shapes of a call's results, and whether they have values, depend on; None if
-    it is not known.
-    """
+    """Return the cache key of a call's output shapes; None if the call cannot be cached."""
     seen: dict[int, int] = {}
-    # A number of such an operator changes values only, and an optimizer gives another one at each
-    # step.
+    # Numbers of such an operator change only values, and an optimizer's change at each step.
     by_class = op._schema.name.startswith("aten::_foreach_")
     try:
         given = (
@@ -266,9 +257,7 @@ _PLAIN = {
 
 
 def _mark(values: Any, seen: dict[int, int], by_class: bool) -> tuple[Any, ...]:
-    """Return what counts of arguments. ``seen`` has the address at which each storage was met
-    first.
-    """
+    """Return arguments' part in the key. ``seen`` maps storages to addresses at first sight."""
     marks: list[Any] = []
     for value in values:
         kind = value.__class__
@@ -387,9 +376,7 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _shapes_by_fakes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the results of an operator that has no meta kernel, as fake tensors of the CPU give
-    them.
-    """
+    """Return the results of an operator without a meta kernel from fake tensors of the CPU."""
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,

@@ -59,8 +59,7 @@ class Accesses:
 
 
 class _Memory:
-    """A block of memory, the stream for which it was allocated, and the accesses that a later one
-    may race with.
+    """A block of memory, the stream it was allocated for, and accesses a later one may race with.
 
     Attributes:
         pool: The memory pool of the graph whose capture allocated it; None for other memory.
@@ -184,9 +183,7 @@ class Races(Order):
         return Access(name, site_of(program_line()), stream, writes, self.number, start, end)
 
     def _note(self, memory: _Memory, access: Access) -> None:
-        """Report the accesses that race with a new one, and keep the new one in place of those that
-        it hides.
-        """
+        """Report accesses that race with a new one, which replaces those that it hides."""
         clock, gone = self.clock(access.stream), []
         for earlier in memory.accesses.between(access.start, access.end):
             known = _knows(clock, earlier)
@@ -236,8 +233,7 @@ class Races(Order):
                 memory.pool = pool
 
     def graph_replayed(self, graph: int, pool: Any, index: int) -> None:
-        """Look whether the memory of a graph is its own: its inputs are there, and no other graph
-        in its pool runs.
+        """Check that a graph's memory is its own: its inputs live, and no graph of its pool runs.
 
         Raises:
             RaceError: It is not, and the option says ``"error"``.
@@ -263,9 +259,7 @@ class Races(Order):
                 self._report(earlier, now, _wait_for(earlier.stream, now.stream))
 
     def _look_for_kept_results(self, op: Any, args: Any) -> None:
-        """Look whether a list has one result of a graph once for each of its replays, which have
-        overwritten it.
-        """
+        """Report a list with a graph's result kept over replays, which overwrote it."""
         # No graph was replayed, or no list given.
         if not (self._pools and args and isinstance(args[0], (list, tuple))):
             return
@@ -313,9 +307,7 @@ def _knows(clock: Clock, access: Access) -> bool:
 
 
 def _fits(freed: _Memory, stream: Stream, size: int) -> bool:
-    """Return whether CUDA's allocator may give a freed block for a request of ``size`` bytes on a
-    stream.
-    """
+    """Return whether CUDA's allocator may reuse a freed block for ``size`` bytes on a stream."""
     return (
         freed.stream == stream and freed.size >= size and (freed.size > _LARGE) == (size > _LARGE)
     )

@@ -1,5 +1,4 @@
-"""Which kernels of CUDA's can compute a call of ``scaled_dot_product_attention``, and why the
-others cannot.
+"""Which CUDA kernels can compute ``scaled_dot_product_attention``, and why others cannot.
 
 The checks, their order and their texts follow aten/src/ATen/native/transformers of torch 2.13:
 ``cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``. Strided nested tensors take no part: here no kernel
@@ -228,9 +227,7 @@ class _Facts:
         return len(set(self.dtypes)) > 1 or self.dtypes[0] not in taken
 
     def has_gaps(self, singles: bool) -> bool:
-        """Whether the last dimension of a tensor has gaps. A kernel may take any stride of a
-        dimension of size 1.
-        """
+        """Whether a tensor's last dimension has gaps. If its size is 1, kernels take any stride."""
         dense = self.strides == [1, 1, 1] or (singles and self.q.size(-1) == 1)
         return not dense or (
             self.mask is not None and self.mask.stride(-1) != 1 and self.mask.size(-1) != 1
@@ -387,8 +384,7 @@ def can_use(kernel: str, call: SDPAParams, debug: bool) -> bool:
 
 
 def check(call: SDPAParams) -> None:
-    """Raise torch's error if no kernel can compute a call of the device, with torch's warnings
-    about each.
+    """Raise torch's error, with its warnings for each kernel, if none can compute a device call.
 
     To be asked of many heads or batches, each of which takes a row of a kernel's grid, and where
     the program has switched "math" off, which computes every call.

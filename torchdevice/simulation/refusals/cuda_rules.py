@@ -33,9 +33,7 @@ _FLOAT8 = (8, 9)
 
 
 def _type(tensor: torch.Tensor) -> str:
-    """Return the name of a tensor's legacy type, as errors spell it (c10/core/DispatchKey.cpp where
-    it has none).
-    """
+    """Return a tensor's legacy type as errors spell it, or its key (c10/core/DispatchKey.cpp)."""
     if dtype_of(tensor) is torch.bfloat16:
         return "CUDABFloat16Type" if tensor.get_device() >= 0 else "CPUBFloat16Type"
     return (
@@ -49,9 +47,7 @@ def _parameters(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
 
 
 def _of_groups(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
-    """Refuse float32 for a lower input, which the CPU takes; of other dtypes the CPU's kernel has
-    CUDA's text.
-    """
+    """Refuse float32 parameters for a lower input; for other dtypes the CPU's error is CUDA's."""
     floats = [each for each in tensors(parameters) if dtype_of(each) is torch.float32]
     return _other_than(dtype_of(input), floats) if dtype_of(input) in _LOW else ""
 
@@ -65,9 +61,7 @@ _DTYPES_OF_CUDNN_BATCHES = (
 def _of_batch(
     input: torch.Tensor, weight: Any = None, bias: Any = None, *rest: Any, **out: Any
 ) -> str:
-    """Refuse parameters that have neither the input's dtype nor that of its sums, and for cuDNN
-    such statistics.
-    """
+    """Refuse parameters of neither the input's dtype nor its sums', and such cuDNN statistics."""
     if weight is None:
         return ""
     own, kind = dtype_of(input), dtype_of(weight)
@@ -91,9 +85,7 @@ _OF_BATCH = ("#1 'input'", "#2 'weight'", "#3 'bias'", "#4 'running_mean'", "#5 
 
 
 def _of_cudnn_batch(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> str:
-    """Refuse parameters and statistics of several dtypes, in the order in which torch compares them
-    for cuDNN.
-    """
+    """Refuse parameters of several dtypes, in the order in which torch compares them for cuDNN."""
     of_input, of_weight, *others = zip(_OF_BATCH, (input, weight, *rest), strict=False)
     pairs = [(of_weight, each) for each in others]
     if dtype_of(input) is not torch.float16:
@@ -246,9 +238,7 @@ _NETWORK_ON_TWO_DEVICES = (
 
 
 def _network(input: torch.Tensor, *args: Any) -> Any:
-    """Refuse states and weights on another device or of another dtype than the input's, and states
-    with gaps.
-    """
+    """Refuse states and weights of another device or dtype than the input, or with gaps."""
     if not is_on_cudnn(input):
         return ""
     # After the sizes of batches.
@@ -292,9 +282,7 @@ def _bags(weight: torch.Tensor, *rest: Any, **named: Any) -> str:
 def _integers(
     input: torch.Tensor, weight: Any, bias: Any, stride: Any, padding: Any, *rest: Any, **out: Any
 ) -> Any:
-    """Refuse integers as cuDNN does, whose convolutions torch takes for all but large paddings of
-    the output.
-    """
+    """Refuse integers as cuDNN does: torch convolves with it unless output padding is large."""
     dtype, (_, transposed, output_padding, _) = dtype_of(input), rest[-4:]
     if dtype.is_floating_point or dtype.is_complex or not torch._C._get_cudnn_enabled():
         return ""

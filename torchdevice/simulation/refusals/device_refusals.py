@@ -1,5 +1,4 @@
-"""What CUDA and MPS refuse of an operator: rules, those derived from torch's own tables, and
-assertions of values.
+"""Calls of an operator that CUDA and MPS refuse: by rules, torch's tables, and assertions.
 
 Operators without a deterministic kernel are those that ``torch.use_deterministic_algorithms``
 documents;
@@ -204,9 +203,7 @@ ASSERTING = frozenset(
 
 
 def rules_of_cuda(op: Any) -> Iterator[Rule]:
-    """Yield the rules of an operator: those of the table, and those derived from torch's own
-    tables.
-    """
+    """Yield an operator's rules: those in the table, and those derived from torch's tables."""
     name = name_of(op)
     # Dynamically quantized layers are the host's.
     if re.match("quantized::.*_dynamic", op.name()) or is_cpu_only(
@@ -249,9 +246,7 @@ _NONDETERMINISTIC = (
 
 
 def _undetermined(name: str, op: Any, *args: Any, **kwargs: Any) -> str | None:
-    """Refuse a nondeterministic kernel, or warn, as the program asks. The texts are of
-    aten/src/ATen/Context.cpp.
-    """
+    """Refuse a nondeterministic kernel or warn, as asked, in texts of aten/src/ATen/Context.cpp."""
     if not (torch.are_deterministic_algorithms_enabled() and policy.stands_for_cuda()):
         return None
     if name in _CONCERNS and not _CONCERNS[name](given_to(op, args, kwargs)):
@@ -276,9 +271,7 @@ def _lacked(name: str, dtypes: frozenset[torch.dtype], *args: Any, **kwargs: Any
 
 
 def _convolution(input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> str:
-    """Return the name of the kernel that torch chooses on CUDA without cuDNN
-    (aten/src/ATen/native/Convolution.cpp).
-    """
+    """Return torch's kernel on CUDA without cuDNN (aten/src/ATen/native/Convolution.cpp)."""
     dilation, transposed, _, groups = rest[3:]
     dims = 3 if input.dim() == 5 else 2
     if transposed:
@@ -296,9 +289,7 @@ _ON_CPU = "expected m1 and m2"
 
 
 def _asserts_of_one(op: Any, args: Any) -> bool:
-    """Return whether an operator that asserts of one value is given zero. The text is the program's
-    own.
-    """
+    """Return whether an operator that asserts one value is given zero. The program has the text."""
     if name_of(op) not in ("_assert_async", "_functional_assert_async"):
         return False
     value = host_alias(args[0])
@@ -306,9 +297,7 @@ def _asserts_of_one(op: Any, args: Any) -> bool:
 
 
 def check_assertion(op: Any, args: Any, error: Exception) -> None:
-    """Raise the device's error where it is another than the CPU's. Where its kernel asserts, CUDA
-    loses the device.
-    """
+    """Raise the device's error if it differs from the CPU's. An assertion loses a CUDA device."""
     said = str(error).split("\n")[0]
     asserted = name_of(op) in ASSERTING and (_asserts_of_one(op, args) or _ASSERTED.match(said))
     if asserted and policy.stands_for_mps():
@@ -396,9 +385,7 @@ def _lacked_by_mps(
 
 
 def _message(name: str, dtype: torch.dtype) -> str:
-    """Return a text of MPS's: of its conversion of dtypes, or of its operations. Some kernels have
-    another text.
-    """
+    """Return a text of MPS about dtypes or operations. Some kernels have others."""
     if dtype.is_complex:
         return (
             f"Trying to convert {scalar_type(dtype)} to the MPS backend but it does not have "

@@ -1,5 +1,4 @@
-"""The names of CUDA's kernels in torch's errors for dtypes that neither the CPU nor CUDA has a
-kernel for.
+"""Names of CUDA's kernels in torch's errors for dtypes that neither device has a kernel for.
 
 The names are those of aten/src/ATen/native/cuda and aten/src/ATen/native/sparse/cuda of torch 2.13.
 A test looks long ones up in the libraries of builds with CUDA; the compiler keeps no text of short
@@ -130,9 +129,7 @@ def of_cuda(operator: str, kernel: str) -> str:
 
 
 def named(operator: str, error: Exception) -> Exception:
-    """Return an error of the CPU's about a dtype with the name of CUDA's kernel; any other error as
-    it is.
-    """
+    """Return a CPU dtype error with the name of CUDA's kernel; other errors unchanged."""
     found = _NOT_IMPLEMENTED.match(str(error))
     if found is None or not policy.stands_for_cuda():
         return error

@@ -46,9 +46,7 @@ class Rule(NamedTuple):
 
 @functools.cache
 def scalar_type(dtype: torch.dtype) -> str:
-    """Return how torch's errors spell a dtype (c10/core/ScalarType.h), as in the name of its legacy
-    type.
-    """
+    """Return a dtype in the spelling of torch's errors and legacy types (c10/core/ScalarType.h)."""
     return (
         torch.empty(0, dtype=dtype, device="cpu")
         .type()
@@ -58,9 +56,7 @@ def scalar_type(dtype: torch.dtype) -> str:
 
 
 def name_of(op: Any) -> str:
-    """Return an operator's name without overload, and without the underscore of a variant in
-    place.
-    """
+    """Return an operator's name without overload and without an in-place underscore."""
     name = op._schema.name.removeprefix("aten::")
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
@@ -68,9 +64,7 @@ def name_of(op: Any) -> str:
 def by_operator(
     *rules: Rule, holds: Callable[[], bool] = policy.stands_for_cuda
 ) -> dict[str, list[Rule]]:
-    """Return the rules of a device by the names of their operators. ``holds`` is that of all
-    rules.
-    """
+    """Return a device's rules by operator name; ``holds`` applies to all of them."""
     found: dict[str, list[Rule]] = {}
     for rule in rules:
         for name in rule.operators.split():
@@ -79,17 +73,14 @@ def by_operator(
 
 
 def checks(rules: Iterable[Rule]) -> Refusals:
-    """Return functions of the arguments of a call, as a tuple and a dict, that raise what rules
-    refuse.
-    """
+    """Return functions that raise what rules refuse of a call's arguments, a tuple and a dict."""
     return tuple(functools.partial(_check, rule.refuses, rule) for rule in rules)
 
 
 def _check(refuses: Callable[..., Any], rule: Rule, args: Any, kwargs: Any) -> None:
     if torch._C._get_tracing_state() is not None:  # sizes are tensors while `torch.jit.trace` runs
         return
-    # The scope is asked for last, because most calls end at the rule's cheaper test of the
-    # arguments.
+    # The scope comes last: most calls end at the rule's cheaper test of the arguments.
     text = refuses(*args, **kwargs)
     if text and rule.holds():
         raise rule.error(text)

@@ -1,6 +1,4 @@
-"""The environment variables of MPS's allocator, as aten/src/ATen/mps/MPSAllocator.mm reads them at
-the first use.
-"""
+"""Variables of MPS's allocator, read at first use as in aten/src/ATen/mps/MPSAllocator.mm."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ _DEFAULTS = {_HIGH: 1.7, _LOW: 1.4}
 
 
 def high_ratio() -> float | None:
-    """Return the share of memory that the program may use, if a variable sets it. 0 stands for no
-    limit.
+    """Return the share of memory for the program, if a variable sets it; 0 lifts the limit.
 
     Raises:
         RuntimeError: A ratio is out of range. The low one may not be above the high one, also where
@@ -35,9 +32,7 @@ def high_ratio() -> float | None:
 
 
 def _number(text: str) -> float:
-    """Return the number that a text begins with, as C's ``strtod`` does for the texts that people
-    write.
-    """
+    """Return the number at the beginning of a text, like C's ``strtod`` for ordinary texts."""
     try:
         return float(text)
     except ValueError:
