@@ -1,6 +1,4 @@
-"""``apex.normalization``, and what of apex torch itself has had since: ``apex.amp`` and
-``apex.parallel``.
-"""
+"""``apex.normalization``, and ``apex.amp`` and ``apex.parallel``, which torch has taken over."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``apex.optimizers``: Adam and SGD as the papers and apex's documentation define them, computed in
-float32.
-"""
+"""``apex.optimizers``: Adam and SGD by papers and apex's documentation, in float32."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ class _Fused(Optimizer):
         self.set_grad_none = set_grad_none
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Drop the gradients, or set them to 0 where the optimizer was made with
-        ``set_grad_none=False``.
-        """
+        """Drop the gradients, or set them to 0 if ``set_grad_none=False`` was given."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
     @torch.no_grad()
@@ -63,8 +59,7 @@ class _Fused(Optimizer):
 
 @stands_in("apex.optimizers.FusedAdam apex.optimizers.fused_adam.FusedAdam")
 class FusedAdam(_Fused):
-    """Adam (arXiv 1412.6980), or with ``adam_w_mode`` AdamW (arXiv 1711.05101), whose moments are
-    in float32.
+    """Adam (arXiv 1412.6980), or ``adam_w_mode``'s AdamW (arXiv 1711.05101), with float32 moments.
 
     Args:
         params: The parameters, or groups of them.

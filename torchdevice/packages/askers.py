@@ -93,9 +93,7 @@ def gets_stand_in(who: Asker) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _goes_on_without(file: str, line: int) -> bool:
-    """Return whether the import at a line of a library is in a ``try`` statement whose handler does
-    not raise.
-    """
+    """Return whether a library's import stands in a ``try`` whose handler does not raise."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # not a file of Python's

@@ -69,9 +69,7 @@ class Attended(NamedTuple):
 
 
 def window(causal: bool, size: tuple[int, int]) -> tuple[int | None, int | None]:
-    """Return ``left`` and ``right`` of a :class:`Rule` for a window in which a negative number
-    means all.
-    """
+    """Return ``left`` and ``right`` of a :class:`Rule` for a window; a negative number is all."""
     left, right = (None if each < 0 else each for each in size)
     return left, 0 if causal else right
 
@@ -154,9 +152,7 @@ class _Block(NamedTuple):
 
 
 def _rows_without_keys(rows: int, keys: int, rule: Rule) -> int:
-    """Return how many rows, the first ones, see no key: those whose last key would be before the
-    first one.
-    """
+    """Return how many first rows see no key: their last key would be before the first one."""
     return 0 if rule.right is None else min(max(0, rows - keys - rule.right), rows)
 
 
@@ -164,8 +160,7 @@ def _rows_of_block(rows: int, scores: int, rule: Rule, *, own: bool) -> int:
     """Return how many rows are computed at once, of a batch in which one row has so many scores."""
     if own:
         rows = min(rows, max(16, _SCORES // max(1, scores)))
-    # In one call, unless a mask of all rows by all keys would be made for rows that see few of
-    # them.
+    # In one call, except where a mask of all rows by all keys serves rows that see few keys.
     elif rule.left is not None or rule.slopes is not None:
         rows = min(rows, _ROWS)
     return max(1, rows)
@@ -187,9 +182,7 @@ def _keys_of_rows(start: int, stop: int, rows: int, keys: int, rule: Rule) -> tu
 def _nothing(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lse: bool, weights: bool
 ) -> Attended:
-    """Return what rows without keys get. The result is linked to its inputs, so that they have
-    gradients of 0.
-    """
+    """Return the result of rows without keys, linked to its inputs for gradients of 0."""
     batch, rows, heads, _ = q.shape
     linked = (q.sum() + k.sum() + v.sum()) * 0 if torch.is_grad_enabled() else q.new_zeros(())
     out = q.new_zeros(batch, rows, heads, v.shape[-1]) + torch.nan_to_num(linked)
@@ -262,8 +255,7 @@ def _torchs(
         is_causal = False
         mask = _mask(q, k, rule, block)
         if mask is not None and mask.is_floating_point() and mask.dtype != q.dtype:
-            # A bias in float32 beside half-precision queries: rounding it would move scores of far
-            # keys.
+            # A float32 bias with half-precision queries: rounding would move far keys' scores.
             narrow = q.dtype
             q, k, v = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype)
     out = _by_torch(q, k, v, mask, is_causal and rows > 1, rule, grouped)
@@ -305,9 +297,7 @@ def _sees_all(keys: int, rule: Rule, block: _Block) -> bool:
 
 
 def _mask(q: torch.Tensor, k: torch.Tensor, rule: Rule, block: _Block) -> torch.Tensor | None:
-    """Return the mask of a block, as torch's attention takes one; None where each row sees all keys
-    without a bias.
-    """
+    """Return a block's mask for torch's attention; None if each row sees all keys, unbiased."""
     distance = _distance(q, k, block)
     seen = _visible(distance, rule)
     bias = _bias(q, distance, rule, block)

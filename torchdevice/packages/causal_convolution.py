@@ -1,6 +1,4 @@
-"""``causal_conv1d``: a short convolution along time, of each channel by itself, that sees no later
-values.
-"""
+"""``causal_conv1d``: a short convolution per channel along time, blind to later values."""
 
 from __future__ import annotations
 
@@ -124,8 +122,7 @@ def _of_sequences(
     """Return the convolution, of which each value takes only those of its own sequence."""
     batch, channels, _ = whole.shape
     width, length = weight.shape[1], index.shape[1]
-    # In float32: each value is in `width` windows, whose gradients are summed before they are
-    # rounded.
+    # In float32: a value is in `width` windows, whose gradients are summed before rounding.
     wide = whole.to(torch.promote_types(whole.dtype, torch.float32))
     windows = wide.unfold(2, width, 1)  # (batch, channels, length, width)
     earlier = functional.pad(index, (width - 1, 0), value=-1).unfold(1, width, 1)
@@ -146,8 +143,7 @@ def causal_conv1d_update(
     cache_seqlens: torch.Tensor | None = None,
     conv_state_indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the convolution of new values with the last ones, and write the new ones to the state
-    in place.
+    """Return the convolution of new values with the last ones; the state gets them in place.
 
     Args:
         x: (batch, channels), or (batch, channels, new values).
@@ -188,8 +184,7 @@ def causal_conv1d_update(
 def causal_conv1d_varlen_states(
     x: torch.Tensor, cu_seqlens: torch.Tensor, state_len: int
 ) -> torch.Tensor:
-    """Return the last values of each of several sequences (values of all, channels): (sequences,
-    channels, state_len).
+    """Return the last values per sequence of (all values, channels): (sequences, channels, length).
 
     What a sequence shorter than ``state_len`` lacks is 0. It has no gradients, as the package's.
     """

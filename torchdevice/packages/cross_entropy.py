@@ -25,8 +25,7 @@ def cross_entropy_loss(
     inplace_backward: bool = False,
     process_group: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of each row, and the part of it that ``lse_square_scale`` adds, which has no
-    gradient.
+    """Return each row's loss, and the part added by ``lse_square_scale``, without a gradient.
 
     Args:
         logits: (rows, classes).
@@ -74,9 +73,7 @@ def cross_entropy_loss(
 
 @stands_in("flash_attn.losses.cross_entropy.CrossEntropyLoss")
 class CrossEntropyLoss(nn.Module):
-    """The cross entropy of logits (rows, classes) and labels (rows,), with label smoothing and the
-    "z-loss".
-    """
+    """Cross entropy of logits (rows, classes) and labels (rows,), with smoothing and "z-loss"."""
 
     def __init__(
         self,

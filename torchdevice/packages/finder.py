@@ -25,8 +25,7 @@ from torchdevice.packages import askers, registry
 
 
 class StandInModule(ModuleType):
-    """A module of a package that is stood in for. A name that it lacks is refused in words that say
-    so.
+    """A module of a stood-in package. A name that it lacks raises an error with that fact.
 
     Its modules are its attributes without an import, as those are that a package imports itself.
     """
@@ -70,9 +69,7 @@ LOADER = _Loader()
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What ``importlib.metadata`` says of a package that is stood in for: its name and the release
-    it follows.
-    """
+    """A stood-in package's ``importlib.metadata``: its name, and the release it follows."""
 
     def __init__(self, package: str):
         self._package = package
@@ -92,9 +89,7 @@ class _Distribution(importlib.metadata.Distribution):
 
 
 def _context() -> Context | None:
-    """Return the context of this thread's program where it gets stand-ins: on another target than
-    CUDA.
-    """
+    """Return this thread's context if its program gets stand-ins: on targets other than CUDA."""
     context = state.for_cuda
     return context if context is not None and context.options.packages == "stand-in" else None
 
@@ -157,9 +152,7 @@ class StandInFinder:
                 yield _Distribution(package)
 
     def _is_found_behind(self, name: str, path: Any, target: Any) -> bool:
-        """Return whether a finder that was added behind this one finds a module, which is then
-        installed.
-        """
+        """Return whether a finder behind this one finds a module, which is then installed."""
         finders: list[Any] = sys.meta_path
         behind = finders[finders.index(self) + 1 :] if self in finders else []
         return any(

@@ -1,5 +1,4 @@
-"""The functions of ``flash_attn`` 2, as its documentation defines them, and the padding of
-``bert_padding``.
+"""Functions of ``flash_attn`` 2, as its documentation defines them, with ``bert_padding``.
 
 On a simulated GPU they refuse what the package's kernels refuse: other dtypes than float16 and
 bfloat16, head sizes above 256, softcap with dropout, a cache whose last dimension is not
@@ -64,9 +63,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def _check_as_kernels(given: tuple[torch.Tensor, ...]) -> None:
-    """Check what the package's kernels refuse, in its words. It copies a tensor that is not
-    contiguous by itself.
-    """
+    """Raise what the package's kernels refuse, in their words. It copies non-contiguous tensors."""
     check_device(given)
     for each in given:
         if each.dtype not in _HALF:
@@ -112,9 +109,7 @@ def _rule(
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, asked: bool) -> Any:
-    """Return the attention; where they are asked for, with the logarithms of sums and the
-    weights.
-    """
+    """Return attention, with logarithms of sums and weights if they are requested."""
     found = attention.attend(q, k, v, rule, lse=asked, weights=asked)
     return tuple(found) if asked else found.out
 
@@ -136,8 +131,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Return the attention of q (batch, rows, heads, size) to k and v (batch, keys, heads or fewer,
-    size).
+    """Return attention of q (batch, rows, heads, size) to k and v (batch, keys, heads, size).
 
     With ``return_attn_probs`` also the logarithm of each row's sum of exponentials, in float32 or
     wider, and the weights, negative where dropout left one out. Both have no gradient.
@@ -179,9 +173,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Return the attention of queries, keys and values in one tensor (batch, rows, 3, heads,
-    size).
-    """
+    """Return attention with q, k and v in one tensor (batch, rows, 3, heads, size)."""
     q, k, v = qkv.unbind(2)
     _check(q, k, v)
     rule = _rule(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
@@ -322,9 +314,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Return the attention within several sequences, with keys and values in one tensor (keys, 2,
-    heads, size).
-    """
+    """Return attention per sequence, with keys and values in one (keys, 2, heads, size)."""
     more = (
         dropout_p,
         softmax_scale,
@@ -353,9 +343,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Return the attention within several sequences, with all in one tensor (rows, 3, heads,
-    size).
-    """
+    """Return attention per sequence, with q, k and v in one tensor (rows, 3, heads, size)."""
     more = (
         dropout_p,
         softmax_scale,
@@ -576,9 +564,7 @@ def index_first_axis(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor
 def index_put_first_axis(
     values: torch.Tensor, indices: torch.Tensor, first_axis_dim: int
 ) -> torch.Tensor:
-    """Return a tensor of zeros with ``first_axis_dim`` rows, in which ``values`` are the rows at
-    indices.
-    """
+    """Return ``first_axis_dim`` rows of zeros with ``values`` in the rows at indices."""
     return values.new_zeros(first_axis_dim, *values.shape[1:]).index_put((indices,), values)
 
 

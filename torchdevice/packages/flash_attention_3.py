@@ -178,9 +178,7 @@ def _result(dtype: torch.dtype) -> torch.dtype:
 def _scaled(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scales: _Scales
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return q, k and v (batch, rows, heads, size) times their scales (batch, heads of the
-    keys).
-    """
+    """Return q, k and v (batch, rows, heads, size) times scales (batch, heads of the keys)."""
     if not _is_fp8(q.dtype) and all(scale is None for scale in scales):
         return q, k, v
     groups = q.shape[2] // k.shape[2]
@@ -361,9 +359,7 @@ def flash_attn_with_kvcache(
 
 
 def _sequences(given: torch.Tensor, bounds: torch.Tensor | None, name: str) -> list[torch.Tensor]:
-    """Return the rows of each sequence, of a batch or of a tensor in which they stand one after the
-    other.
-    """
+    """Return each sequence's rows, of a batch or of a tensor with one after the other."""
     if bounds is None:
         return list(given)
     return [given[start:stop] for start, stop, _ in _places(bounds_of(bounds, name), None)]
@@ -417,7 +413,5 @@ def get_scheduler_metadata(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ) -> torch.Tensor:
-    """Return what ``flash_attn_with_kvcache`` takes as ``scheduler_metadata``, which means nothing
-    here.
-    """
+    """Return ``scheduler_metadata`` for ``flash_attn_with_kvcache``, which is unused here."""
     return torch.zeros(batch_size + 1, dtype=torch.int32, device=cache_seqlens.device)

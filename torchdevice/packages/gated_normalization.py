@@ -1,6 +1,4 @@
-"""``mamba_ssm.ops.triton.layernorm_gated``: normalizations with a gate, by groups of the last
-dimension.
-"""
+"""``mamba_ssm.ops.triton.layernorm_gated``: gated norms by groups of the last dimension."""
 
 from __future__ import annotations
 

@@ -342,9 +342,7 @@ def _reasons(query: torch.Tensor, value: torch.Tensor) -> Iterator[str]:
 
 
 def _alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
-    """Return of what a size must be a multiple: as many as fill 16 bytes where tensor cores
-    compute.
-    """
+    """Return the divisor of sizes: elements in 16 bytes where tensor cores compute."""
     if capability >= (8, 0):
         return max(4, 16 // dtype.itemsize)
     return 16 // dtype.itemsize if capability >= (7, 0) and dtype == torch.float16 else 1

@@ -1,5 +1,4 @@
-"""Libraries that keep what they found when they looked for a package or for CUDA, and that a
-program then asks for it.
+"""Libraries that cache whether a package or CUDA is there, which a program then asks them for.
 
 transformers looks for ``flash_attn`` once, and finds none, so that a model has torch's attention by
 default. A program that asks for ``attn_implementation="flash_attention_2"``, or whose remote code
@@ -40,9 +39,7 @@ def _stands_in(context: Context, package: str) -> bool:
 
 
 def _is_there(package: str) -> Any:
-    """Return the replacement of a function that asks whether a package is there, for its answer is
-    yes.
-    """
+    """Return the replacement of a function that asks for a package that is stood in for."""
 
     def is_there(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
         return _stands_in(context, package) or original(*args, **kwargs)
@@ -136,9 +133,7 @@ loaded last.
 
 
 class _Demanded(ModuleType):
-    """Stands for a package in a module that has not imported it: its attributes are those of the
-    stand-in.
-    """
+    """A package's stand-in, in a module that failed to import it: it has the same attributes."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -31,8 +31,7 @@ _States = tuple[torch.Tensor, torch.Tensor]
 
 @stands_in("mamba_ssm.modules.mamba2.Mamba2 mamba_ssm.Mamba2")
 class Mamba2(nn.Module):
-    """A block of Mamba2: a projection, a short convolution, the state space, a gated normalization,
-    and a projection.
+    """A Mamba2 block: projection, short convolution, state space, gated norm, projection.
 
     Args:
         d_model: The size of the input and the result.
@@ -147,8 +146,7 @@ class Mamba2(nn.Module):
         cu_seqlens: torch.Tensor | None = None,
         inference_params: Any = None,
     ) -> torch.Tensor:
-        """Return the output for (batch, length, size), or with ``seqlen`` for (batch * length,
-        size).
+        """Return the output for (batch, length, size), or (batch * length, size) with ``seqlen``.
 
         Args:
             u: The input.
@@ -235,8 +233,7 @@ class Mamba2(nn.Module):
     def step(
         self, hidden_states: torch.Tensor, conv_state: torch.Tensor, ssm_state: torch.Tensor
     ) -> Any:
-        """Return the output of one step (batch, 1, size), and the states, which are written in
-        place.
+        """Return one step's output (batch, 1, size), and the states, updated in place.
 
         Raises:
             AssertionError: There is more than one step.
@@ -268,9 +265,7 @@ class Mamba2(nn.Module):
     def _parts(
         self, projected: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the gated layer beside the state space, the gate, what the convolution gets, and
-        the steps.
-        """
+        """Return gated layer beside the state space, gate, convolution input, and steps."""
         channels = self.conv1d.weight.shape[0]
         beside = projected.shape[-1] - self.d_ssm - channels - self.nheads
         first, z, conv, dt = projected.split([beside, self.d_ssm, channels, self.nheads], -1)

@@ -38,9 +38,7 @@ def mamba_inner_fn(
     delta_softplus: bool = True,
     checkpoint_lvl: int = 1,
 ) -> torch.Tensor:
-    """Return the output of a block (batch, length, size), from its projected input xz (batch, 2
-    channels, length).
-    """
+    """Return a block's output (batch, length, size) for xz (batch, 2 channels, length)."""
     x, z = xz.chunk(2, 1)
     x = of_channels(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
     size, rank = A.shape[-1] * (2 if A.is_complex() else 1), delta_proj_weight.shape[1]
@@ -69,8 +67,7 @@ def _of_steps(projected: torch.Tensor, bias: torch.Tensor | None, a: torch.Tenso
 
 @stands_in("mamba_ssm.modules.mamba_simple.Mamba mamba_ssm.Mamba")
 class Mamba(nn.Module):
-    """A block of Mamba: a projection, a short convolution, the selective state space with a gate,
-    and a projection.
+    """A Mamba block: projection, short convolution, gated selective state space, projection.
 
     Args:
         d_model: The size of the input and the result.
@@ -140,9 +137,7 @@ class Mamba(nn.Module):
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias, **place)
 
     def _set_steps(self, init: str, scale: float, least: float, most: float, floor: float) -> None:
-        """Let the step sizes at the start be spread evenly between two bounds, on a logarithmic
-        scale.
-        """
+        """Spread the initial step sizes evenly on a logarithmic scale between two bounds."""
         bound = self.dt_rank**-0.5 * scale
         if init not in ("random", "constant"):
             raise NotImplementedError(f"dt_init={init!r} is not known. Use 'random' or 'constant'.")
@@ -160,9 +155,7 @@ class Mamba(nn.Module):
         self.dt_proj.bias._no_reinit = True  # type: ignore[attr-defined]
 
     def forward(self, hidden_states: torch.Tensor, inference_params: Any = None) -> torch.Tensor:
-        """Return the output for (batch, length, size). ``inference_params`` keep the state between
-        calls.
-        """
+        """Return the output of (batch, length, size). ``inference_params`` keeps the state."""
         state = None
         if inference_params is not None:
             state = self._state_of(inference_params, hidden_states.shape[0])
@@ -204,8 +197,7 @@ class Mamba(nn.Module):
     def step(
         self, hidden_states: torch.Tensor, conv_state: torch.Tensor, ssm_state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the output of one step (batch, 1, size), and the states, which are written in
-        place.
+        """Return one step's output (batch, 1, size), and the states, updated in place.
 
         Raises:
             ValueError: There is more than one step.

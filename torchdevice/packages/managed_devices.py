@@ -1,6 +1,4 @@
-"""The devices of a scope as NVIDIA's management library counts them: all of them, whatever the
-program may see.
-"""
+"""A scope's devices as NVIDIA's management library counts them: all, visible or not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Lets the processes that a program under ``run`` starts find an ``nvidia-smi``, where the target
-is simulated GPUs.
-"""
+"""Offers an ``nvidia-smi`` to the processes of programs under ``run``, on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def _described(options: Options, runtime: Runtime, index: int) -> dict[str, Any]
 
 
 def offer(options: Options, runtime: Runtime) -> None:
-    """Put the command first on the path of the processes that this one starts, for the rest of this
-    process.
-    """
+    """Put the command first on the path of this process's children, for good."""
     if options.packages != "stand-in" or os.name == "nt" or not runtime.supplied.is_gpu:
         return
     os.environ[VARIABLE] = json.dumps(devices(options, runtime))

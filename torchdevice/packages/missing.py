@@ -1,5 +1,4 @@
-"""Packages that need CUDA and that nothing stands in for: what an error that one is missing says of
-it, and what to do.
+"""CUDA packages without a stand-in: the text and the remedy of the error that one is missing.
 
 The note is added where an error ends a program under ``run``, leaves a scope, or ends a cell. A
 package that is there and fails for want of CUDA raises its own errors.

@@ -124,9 +124,7 @@ def dropout_add_rms_norm(
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
 ) -> Any:
-    """Return the normalized sum of x0 after dropout and a residual; with ``prenorm`` the sum
-    too.
-    """
+    """Return the RMS norm of dropped-out x0 plus a residual; with ``prenorm`` the sum too."""
     more = rowscale, layerscale, prenorm, residual_in_fp32, return_dropout_mask
     return _dropout_add(x0, residual, weight, bias, dropout_p, Way(epsilon, True), *more)
 
@@ -145,9 +143,7 @@ def dropout_add_layer_norm(
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
 ) -> Any:
-    """Return the normalized sum of x0 after dropout and a residual; with ``prenorm`` the sum
-    too.
-    """
+    """Return the layer norm of dropped-out x0 plus a residual; with ``prenorm`` the sum too."""
     more = rowscale, layerscale, prenorm, residual_in_fp32, return_dropout_mask
     return _dropout_add(x0, residual, weight, bias, dropout_p, Way(epsilon, False), *more)
 
@@ -273,9 +269,7 @@ def layer_norm_fn(
     is_rms_norm: bool = False,
     return_dropout_mask: bool = False,
 ) -> Any:
-    """Return the normalized sum of x, after dropout, and a residual; with ``prenorm`` the sum
-    too.
-    """
+    """Return the norm of dropped-out x plus a residual; with ``prenorm`` the sum too."""
     if x1 is not None or weight1 is not None:
         name = "flash_attn.ops.triton.layer_norm.layer_norm_fn(x1=..., weight1=...)"
         refuse(name, "Add x1 to x first, and call it once for each weight.")

@@ -1,5 +1,4 @@
-"""What ``nvidia-smi`` prints of simulated GPUs: the queries that programs make, and the plain
-table.
+"""Output of ``nvidia-smi`` for simulated GPUs: programs' queries, and the plain table.
 
 The file is run as a script of its own, without torch. The devices are those with which the run
 began, so the memory in use is what CUDA's context takes. What would have to be measured is

@@ -37,9 +37,7 @@ DRIVER = "580.00"
 
 
 def cuda_version() -> str:
-    """Return the version of CUDA: that of the installed build of torch, or the one that scopes
-    declare.
-    """
+    """Return CUDA's version: of the installed torch build, or the one that scopes declare."""
     return torch.version.cuda or CUDA
 
 
@@ -84,9 +82,7 @@ _TEXTS = {
 
 
 class NVMLError(Exception):
-    """An error of the library. The class called with a number makes an instance of the class for
-    that number.
-    """
+    """An error of the library. Called with a number, the class makes its class for the number."""
 
     _classes: dict[int, type[NVMLError]] = {}
 

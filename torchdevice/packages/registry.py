@@ -1,6 +1,4 @@
-"""The packages that are stood in for, and the functions and classes of each by their dotted
-names.
-"""
+"""Packages that are stood in for, and the dotted names of their functions and classes."""
 
 from __future__ import annotations
 
@@ -128,8 +126,7 @@ def stands_in(names: str, fidelity: Fidelity = Fidelity.EXACT, note: str = "") -
 
 
 def refuses(names: str, remedy: str) -> None:
-    """Register functions or classes that a package has and nothing stands in for: a call of one
-    raises.
+    """Register a package's functions or classes without a stand-in: calls of them raise.
 
     Args:
         names: The dotted names, with spaces between.
@@ -172,8 +169,7 @@ def _reporting_class(kind: Any, name: str, fidelity: Fidelity, note: str) -> Any
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        # Once, by the class of the package that was asked for, and not by those that it derives
-        # from.
+        # Once, by the requested class of the package, and not by its base classes.
         if next(each for each in type(self).__mro__ if each in _REPORTING) is kind:
             report(name, done, fidelity)
         construct(self, *args, **kwargs)
@@ -209,9 +205,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def without_autocast(tensor: torch.Tensor) -> AbstractContextManager[Any]:
-    """Return what a function computes in as a kernel of its own does: autocast does not see
-    inside.
-    """
+    """Run a function outside autocast, which does not see inside a package's own kernel."""
     if not torch._C._is_any_autocast_enabled():
         return _NOTHING
     kind = tensor.device.type
@@ -232,8 +226,7 @@ def widened(*given: torch.Tensor | None) -> list[Any]:
 
 
 def computes_again(*given: torch.Tensor | None) -> bool:
-    """Return whether a part of a computation with these tensors may be computed again for
-    gradients.
+    """Return whether part of a computation on these tensors may be recomputed for gradients.
 
     ``torch.utils.checkpoint`` keeps such a part by hooks, which the transforms of ``torch.func``
     refuse.
@@ -247,9 +240,7 @@ def computes_again(*given: torch.Tensor | None) -> bool:
 
 
 def on_simulated_gpu() -> bool:
-    """Return whether this thread's program runs on a simulated GPU, where a package's own refusals
-    hold.
-    """
+    """Return whether this thread runs on a simulated GPU, where packages' own refusals hold."""
     context = state.context
     return context is not None and context.runtime.supplied.is_gpu
 

@@ -21,8 +21,7 @@ _MODULE = "flash_attn.layers.rotary"
 def rotated(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
-    """Return x (..., rows, heads, size) rotated by cos and sin (..., rows, half of the rotated
-    size).
+    """Return x (..., rows, heads, size) rotated by cos and sin (..., rows, half the rotated size).
 
     It is computed in float32 or wider, and rounded once.
     """
@@ -59,8 +58,7 @@ def _of_rows(
 
 
 class _InPlace(torch.autograd.Function):
-    """Rotates parts of a tensor in place, also of one that a program has made and wants the
-    gradient of.
+    """Rotates parts of a tensor in place, also if the program wants its gradient.
 
     The gradient is rotated back. The tables have none, as in the package.
     """
@@ -256,9 +254,7 @@ class RotaryEmbedding(nn.Module):
         )
 
     def _up_to(self, positions: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines of at least so many positions, in the dtype and on the device of
-        a tensor.
-        """
+        """Return cosines and sines for that many positions, in a tensor's dtype and device."""
         tables = self._tables
         known = tables is not None and len(tables[0]) >= positions
         # Tables made in inference mode cannot be saved for a backward pass.
@@ -284,9 +280,7 @@ class RotaryEmbedding(nn.Module):
         max_seqlen: int | None = None,
         num_heads_q: int | None = None,
     ) -> Any:
-        """Rotate qkv (batch, rows, 3, heads, size) in place; or q, and in place the keys of kv, and
-        return both.
-        """
+        """Rotate qkv (batch, rows, 3, heads, size) in place; or rotate and return q and kv."""
         if cu_seqlens is not None:
             refuse(
                 f"{_MODULE}.RotaryEmbedding(cu_seqlens=...)",

@@ -1,5 +1,4 @@
-"""The state space of Mamba: ``h = exp(dt A) h + dt B u``, ``y = C h + D u``, gated by ``silu(z)``
-(arXiv 2312.00752).
+"""Mamba's state space: ``h = exp(dt A) h + dt B u``, ``y = C h + D u`` (arXiv 2312.00752).
 
 A sequence is computed in chunks, and each again for the backward pass, so that the states of one
 chunk are kept at a time. Memory is linear in the length, without the size of the state as a factor.
@@ -176,9 +175,7 @@ def _complex(
     delta_softplus: bool,
     return_last_state: bool,
 ) -> Any:
-    """Compute with a complex state: B and C of each step have pairs of real numbers, and y is twice
-    the real part.
-    """
+    """Compute a complex state: B and C are pairs of real numbers, y is twice the real part."""
     wide = torch.promote_types(u.dtype, torch.float32)
     b, c = (each if each.is_complex() else _from_pairs(each.to(wide)) for each in (B, C))
     dt = _steps(delta, delta_bias, delta_softplus, wide)
@@ -243,9 +240,7 @@ def selective_state_update(
 
 
 def _of_heads(given: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return B or C of one step, to be multiplied with (batch, channels, size) or (batch, heads,
-    channels, size).
-    """
+    """Return a step's B or C, to multiply (batch, channels, size) or (batch, heads, ..., size)."""
     if given.dim() == 3:
         return given.repeat_interleave(x.shape[1] // given.shape[1], 1)[:, :, None]
     return given[:, None]

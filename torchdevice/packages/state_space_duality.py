@@ -1,5 +1,4 @@
-"""The state space of Mamba2, whose decay is one number for each head and step (arXiv 2405.21060,
-section 6).
+"""Mamba2's state space, with one decay per head and step (arXiv 2405.21060, section 6).
 
 Within a chunk the output is an attention without a softmax, and between chunks a state is handed
 on. Chunks are computed again for the backward pass, so memory is linear in the length.
@@ -103,9 +102,7 @@ def _chunk(
 def _scan(
     given: _Sequence, state: torch.Tensor, chunk_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output (batch, length, heads, size of a head), and the state after the last
-    step.
-    """
+    """Return the output (batch, length, heads, head size), and the state after the last step."""
     length = given.x.shape[1]
     again = length > chunk_size and computes_again(*given.tensors(), state)
     before = None if given.index is None else torch.zeros_like(given.index[:, 0])

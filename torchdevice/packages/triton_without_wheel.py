@@ -1,5 +1,4 @@
-"""``triton`` where it has no wheel, as on macOS and Windows: importable, and a kernel that is
-launched raises.
+"""``triton`` where it has no wheel (macOS, Windows): importable, and launching a kernel raises.
 
 Programs import Triton and define kernels at their top, and many never launch one without a GPU.
 Triton's own package, where it is installed, runs its kernels in NumPy (``triton_kernels/``).
@@ -98,9 +97,7 @@ refuses("triton.compile triton.testing.do_bench triton.testing.perf_report", _IN
 
 
 class Word:
-    """A name of ``triton.language``. Kernels use it in their text, which nothing runs, and in
-    annotations.
-    """
+    """A name of ``triton.language``, for annotations and for kernels' text, which never runs."""
 
     def __init__(self, name: str) -> None:
         self._name = name

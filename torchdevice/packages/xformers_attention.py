@@ -177,9 +177,7 @@ class BlockDiagonalMask(AttentionBias):
         ]
 
     def make_causal(self) -> BlockDiagonalMask:
-        """Return a mask like this one whose rows see the keys up to their own, from the first
-        on.
-        """
+        """Return a like mask in which rows see keys up to their own, counted from the first."""
         return BlockDiagonalCausalMask(self.q_seqlen, self.kv_seqlen, self._batch_sizes)
 
     def make_causal_from_bottomright(self) -> BlockDiagonalMask:
