@@ -51,9 +51,7 @@ def _loaded(module: str) -> Any:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Add the magic commands ``%torchdevice`` and ``%%torchdevice``: what ``%load_ext torchdevice``
-    calls.
-    """
+    """Add ``%torchdevice`` and ``%%torchdevice`` to IPython, on ``%load_ext torchdevice``."""
     _loaded("torchdevice.tools.magics").add(ipython)
 
 

@@ -1,5 +1,4 @@
-"""Every exception and warning that this package raises. Each keeps the facts that it reports as
-attributes.
+"""All exceptions and warnings of this package. Each has the reported facts as attributes.
 
 An error whose text is one sentence about its facts and one about the remedy is a dataclass:
 ``_text`` names the fields that stand in the text.
@@ -12,9 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class TorchDeviceError(Exception):
-    """Base of all exceptions here. A class with a ``_text`` of its own becomes a dataclass and
-    shows its fields.
-    """
+    """Base of all exceptions here. A class with ``_text`` is a dataclass that shows its fields."""
 
     _text: ClassVar[str]
 
@@ -30,9 +27,7 @@ class TorchDeviceError(Exception):
             setattr(self, name, value)
 
     def __reduce__(self) -> Any:
-        """Pickle and copy the error with its text and its facts, not by the arguments of its
-        constructor.
-        """
+        """Pickle and copy the error by text and facts, not by its constructor's arguments."""
         facts = dict(vars(self))
         if is_dataclass(self):
             # ImportError has its own ``name``.
@@ -125,8 +120,7 @@ PATCHERS = (
 
 
 class AnotherPatcherError(TorchDeviceError, RuntimeError):
-    """The program imports a package that replaces parts of torch for the whole process, before a
-    scope or in one.
+    """The program imports a package that patches torch for the whole process, before or in a scope.
 
     Attributes:
         patcher: The name of that package.
@@ -191,8 +185,7 @@ _ONLY_ON_AN_ACCELERATOR = (
 
 
 class ExtensionRefusedError(NotSupportedError, OSError):
-    """An extension in CUDA's or SYCL's C++ was to be built in a scope; an OSError, as torch's own
-    where no CUDA is.
+    """A C++ extension for CUDA or SYCL was to be built in a scope; an OSError, as without CUDA.
 
     Attributes:
         extension: The name of the extension.
@@ -252,9 +245,7 @@ class EngineUnavailableError(TorchDeviceError, RuntimeError):
 
 
 class PortabilityWarning(UserWarning):
-    """A value that the program requested was changed because the target lacks it, such as float64
-    on MPS.
-    """
+    """A requested value was changed because the target lacks it, such as float64 on MPS."""
 
 
 class Access(NamedTuple):
@@ -286,8 +277,7 @@ class Access(NamedTuple):
 
 
 class RaceError(TorchDeviceError, RuntimeError):
-    """Two kernels on different streams use the same memory, one of them writes, and nothing orders
-    them.
+    """Two kernels on unordered streams use the same memory, and at least one of them writes.
 
     Attributes:
         earlier: The access that was submitted first.
@@ -306,30 +296,23 @@ class RaceError(TorchDeviceError, RuntimeError):
 
 
 class GraphRaceError(RaceError):
-    """A CUDA graph was replayed after memory that it uses was freed, or has overwritten a result
-    that is read.
-    """
+    """A CUDA graph was replayed with freed memory, or has overwritten a result that is read."""
 
     __init__ = TorchDeviceError.__init__
 
 
 class KernelRaceError(RaceError):
-    """Two instances of a Triton kernel use the same memory, one of them writes it, and no atomic
-    orders them.
-    """
+    """Two instances of a Triton kernel use the same memory unordered, and one of them writes."""
 
     __init__ = TorchDeviceError.__init__
 
 
 class UninitializedReadError(TorchDeviceError, RuntimeError):
-    """A Triton kernel reads memory that nothing has written, in a scope with
-    ``uninitialized="error"``.
-    """
+    """A Triton kernel reads unwritten memory, in a scope with ``uninitialized="error"``."""
 
 
 class CopyInFlightError(TorchDeviceError, RuntimeError):
-    """The host wrote to page-locked memory before it had waited for a copy from it, in an
-    asynchronous scope.
+    """The host wrote to page-locked memory before a copy from it ended (``asynchronous=True``).
 
     Attributes:
         site: The line of the program that began the copy, with ``file``, ``line`` and ``function``.
@@ -367,8 +350,7 @@ class RaceWarning(UserWarning):
 
 
 class DivergenceError(TorchDeviceError, RuntimeError):
-    """An operator does something else than the CPU, in a scope with ``verify=`` and
-    ``strict=True``.
+    """An operator differs from the CPU, in a scope with ``verify=`` and ``strict=True``.
 
     Attributes:
         finding: What differs: its ``operator``, ``kind``, ``what``, ``site``, ``arguments``,
@@ -381,14 +363,11 @@ class DivergenceError(TorchDeviceError, RuntimeError):
 
 
 class DivergenceWarning(UserWarning):
-    """An operator does something else than the CPU, in a scope with ``verify=``; with the text of
-    the error.
-    """
+    """An operator differs from the CPU, in a scope with ``verify=``; it has the error's text."""
 
 
 class BackendTakenError(TorchDeviceError, RuntimeError):
-    """Another out-of-tree backend is registered, and torch has room for only one, which the
-    simulated device needs.
+    """Another out-of-tree backend has torch's only place, which the simulated device needs.
 
     Attributes:
         name: The name of the registered backend.

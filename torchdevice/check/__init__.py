@@ -1,5 +1,4 @@
-"""``torchdevice check``: predicts from a program's source what differs on a target. The program is
-not run.
+"""``torchdevice check``: predicts from sources, without running them, what a target changes.
 
 May import ``errors``, ``kernel``, ``scope``, ``simulation`` and ``version``.
 """

@@ -1,5 +1,4 @@
-"""Checks sources: reads them, lets the rules look at each node, and leaves out what the program
-says to ignore.
+"""Checks sources: reads them, applies the rules to each node, drops what the program ignores.
 
 Sources are files, folders and notebooks. Nothing is run or imported.
 """
@@ -95,9 +94,7 @@ class Source(NamedTuple):
             ) from None
 
     def ignored(self) -> dict[int, set[str] | None]:
-        """Return the lines that have a comment ``# torchdevice: ignore``, with the rules in it;
-        None means all.
-        """
+        """Return lines with a comment ``# torchdevice: ignore``, and its rules; None is all."""
         found: dict[int, set[str] | None] = {}
         if _IGNORE.search(self.text) is None:
             return found
@@ -175,8 +172,7 @@ def _in_folder(path: str, roots: Sequence[str], outside: list[str]) -> Iterator[
             name for name in inner if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
         ]
         sources = (os.path.join(folder, name) for name in files)
-        # Pipes and devices are no sources. A link that leads nowhere is said to be one that cannot
-        # be read.
+        # Pipes and devices are no sources. A link that leads nowhere is reported as unreadable.
         yield from (each for each in sources if os.path.isfile(each) or os.path.islink(each))
 
 
@@ -236,9 +232,7 @@ class _At(str):
 
 
 class _Decoder(json.JSONDecoder):
-    """Reads JSON and keeps the line of each string: editors and code hosts show the lines of the
-    file.
-    """
+    """Reads JSON with the line of each string: editors and code hosts show a file's lines."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -399,9 +393,7 @@ def _finding(
 
 
 def _extent(node: ast.AST, view: View) -> tuple[int, int]:
-    """Return the first and the last line of a node's statement; where the statement has a body, of
-    its header.
-    """
+    """Return a statement's first and last line; of one with a body, those of its header."""
     line = getattr(node, "lineno", 1)
     last = getattr(node, "end_lineno", None) or line
     statement = next(

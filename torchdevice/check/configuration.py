@@ -1,6 +1,4 @@
-"""What a project says of its own check: ``[tool.torchdevice.check]`` in ``pyproject.toml``, and a
-baseline.
-"""
+"""A project's own settings: ``[tool.torchdevice.check]`` in pyproject.toml, and a baseline."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ class Configuration:
     baseline: str | None = None
 
     def excludes(self, path: str) -> bool:
-        """Return whether a file is not to be checked: a pattern matches it, or a folder that it is
-        in.
-        """
+        """Return whether a pattern excludes a file, or a folder that it is in."""
         name = self._name(path)
         parts = [name, *map(str, Path(name).parents)]
         return any(_matches(part, pattern) for pattern in self.exclude for part in parts)
@@ -133,9 +129,7 @@ def _kind(value: Any) -> str:
 
 
 def write_baseline(file: Path, findings: Iterable[Finding]) -> None:
-    """Write the findings that are known from now on, without the numbers of lines, which edits
-    elsewhere change.
-    """
+    """Write the now known findings, without line numbers, which change by edits elsewhere."""
     counts = Counter(_key(file, finding) for finding in findings)
     rows = [
         {"path": path, "rule": rule, "text": text, "count": count}

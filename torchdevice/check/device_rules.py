@@ -88,8 +88,7 @@ def _spelled(text: str, view: View) -> Iterator[Found]:
 
 
 def _place(node: ast.AST, view: View) -> bool | None:
-    """Return whether a text is passed to a function where it is written, or only kept; None where
-    it is no device.
+    """Return whether a text is passed on where it is written, or only kept; None if no device.
 
     It is none in a comparison, in a key, in a message, and alone.
     """
@@ -119,9 +118,7 @@ def _puts(call: ast.AST, view: View) -> bool:
 
 
 def _is_part(node: ast.AST, whole: ast.AST) -> bool:
-    """Return whether an expression may have a value that a part of it has, or that begins with
-    it.
-    """
+    """Return whether an expression may have the value of a part, or begin with it."""
     if isinstance(whole, ast.IfExp):
         return node is not whole.test
     if isinstance(whole, ast.BinOp):
@@ -175,9 +172,7 @@ _ORDINAL = re.compile(
 
 
 def _is_ordinal(node: ast.expr, view: View) -> bool:
-    """Return whether an expression is the number of a device: an int, or a variable that is called
-    after a rank.
-    """
+    """Return whether an expression is a device's number: an int, or a variable named as a rank."""
     if isinstance(node, ast.Constant):
         return type(node.value) is int
     if _ORDINAL.fullmatch(_name(node).lower()):
@@ -257,9 +252,7 @@ def _reads_device(side: ast.expr, view: View, depth: int = 0) -> bool:
 
 
 def _is_device(node: ast.expr, view: View) -> bool:
-    """Return whether an expression is a ``torch.device``, as far as its name or its value says
-    so.
-    """
+    """Return whether an expression is a ``torch.device``, as its name or its value shows."""
     if isinstance(node, ast.Attribute):
         return "device" in node.attr
     if isinstance(node, ast.Name) and "device" in node.id:

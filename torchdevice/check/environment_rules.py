@@ -235,9 +235,7 @@ def _compile(node: ast.Call | ast.Attribute | ast.Name, view: View) -> Iterator[
 
 
 def _compiled_by(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
-    """Yield what a mention of `torch.compile` without a call means: a decorator, an argument of
-    `functools.partial`.
-    """
+    """Yield meanings of `torch.compile` without a call: as decorator, or given to `partial`."""
     parent = view.parent(node)
     is_read = isinstance(getattr(node, "ctx", None), ast.Load) and not isinstance(
         parent, ast.Attribute

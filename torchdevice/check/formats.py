@@ -102,9 +102,7 @@ def _result(finding: Finding) -> dict[str, Any]:
 
 
 def _uri(path: str) -> str:
-    """Return a path as a URI: relative to the working folder where it is in it, as code hosts want
-    it.
-    """
+    """Return a path as a URI, relative to the working folder if in it, for code hosts."""
     relative = os.path.relpath(path) if os.path.isabs(path) else path
     if relative.startswith(os.pardir):
         return Path(os.path.abspath(path)).as_uri()

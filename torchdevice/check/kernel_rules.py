@@ -1,5 +1,4 @@
-"""The rules for dtypes and operators for which a device has no kernel, and for names of
-``torch.cuda`` and its like.
+"""Rules for dtypes and operators that a device has no kernels for, and for ``torch.cuda`` names.
 
 The fidelity of the names is that of the table that docs/make_coverage.py shows.
 """
@@ -88,9 +87,7 @@ def _named(node: ast.AST, view: View) -> str:
 
 
 def _dtype_of_name(name: str) -> str:
-    """Return the dotted name of the dtype that a dotted name means; empty for a name of another
-    kind.
-    """
+    """Return the dotted name of the dtype that a dotted name means; "" for other kinds."""
     if not name.startswith("torch."):
         return ""
     if name.endswith(f".{_LEGACY}"):
@@ -99,9 +96,7 @@ def _dtype_of_name(name: str) -> str:
 
 
 def _held(node: ast.AST, view: View) -> str:
-    """Return the dotted name of the dtype that a variable surely holds where a tensor on a device
-    is to have it.
-    """
+    """Return the dotted name of a variable's sure dtype, where a device's tensor is to get it."""
     if not isinstance(node, (ast.Name, ast.Attribute)) or view.dotted(node) is not None:
         return ""
     call = _call_with(node, view)
@@ -121,8 +116,7 @@ def _call_with(node: ast.AST, view: View) -> ast.Call | None:
 
 
 def _surely(node: ast.AST, view: View, known: dict[ast.AST, str | None]) -> str:
-    """Return the dotted name of the wide dtype that every known value of an expression is; empty
-    where none is known.
+    """Return the dotted name of the wide dtype that all known values have; "" if none is known.
 
     Args:
         node: The expression.
@@ -156,8 +150,9 @@ def _wide_name(name: str) -> str:
 
 
 def _is_kept(node: ast.AST, view: View) -> bool:
-    """Return whether a dtype is only kept where it stands, in a variable or as a default, or passed
-    on to a function of the program: a report shows the line that asks torch for a tensor.
+    """Return whether a dtype is only stored, as a default too, or passed to a program's function.
+
+    The report shows the line that asks torch for a tensor.
     """
     parent = view.parent(node)
     if isinstance(parent, ast.Call) and node is parent.func:
@@ -183,9 +178,7 @@ def _is_compared(node: ast.AST, view: View) -> bool:
 
 
 def _stays_on_the_cpu(node: ast.AST, view: View) -> bool:
-    """Return whether a dtype is that of a tensor that a function of torch makes without a
-    device.
-    """
+    """Return whether a dtype is a tensor's that a torch function makes without a device."""
     call = _call_with(node, view)
     if (
         call is None
@@ -216,9 +209,7 @@ def _names_dtype(call: ast.Call, view: View) -> bool:
 
 
 def _wide(node: ast.AST, view: View) -> str:
-    """Return the dotted name of the wide dtype that a tensor surely has; empty where none is
-    known.
-    """
+    """Return the dotted name of the wide dtype that a tensor surely has, or ""."""
 
     def of_call(call: ast.Call) -> Any:
         function = view.called(call)
@@ -334,9 +325,7 @@ def _mps_arguments(node: ast.Call, view: View) -> Iterator[Found]:
 
 
 def _is_of_device(call: ast.Call, view: View) -> bool:
-    """Return whether a call is of a method of an object that was made on the device or moved there
-    just before.
-    """
+    """Return whether a method's object was made on the device, or moved there just before."""
     made = call.func.value if isinstance(call.func, ast.Attribute) else None
     return isinstance(made, ast.Call) and (view.method(made) == "cuda" or _on_device(made, view))
 
@@ -357,9 +346,7 @@ def _refused_arguments(node: ast.Call, view: View) -> Iterator[str]:
 
 
 def _first_called(call: ast.Call, view: View) -> str:
-    """Return the dotted name of the first call in a chain of methods: of
-    ``Layer(...).cuda().half()`` the layer's.
-    """
+    """Return the first call's dotted name in a chain: ``Layer`` of ``Layer(...).cuda().half()``."""
     origin: ast.expr = call
     while isinstance(origin, ast.Call) and isinstance(origin.func, ast.Attribute):
         origin = origin.func.value
@@ -412,9 +399,7 @@ def _used(node: ast.Attribute | ast.Name, view: View) -> str:
 
 @functools.cache
 def _methods_of_others() -> frozenset[str]:
-    """Return the methods of objects that programs use beside tensors: of Python's own types, and of
-    NumPy's arrays.
-    """
+    """Return the methods of other objects in programs: Python's own types and NumPy's arrays."""
     import numpy
 
     kinds = (
@@ -474,9 +459,7 @@ _BEFORE = {
 
 
 def _third_person(note: str) -> str:
-    """Return a note of the table, which begins with a verb as docstrings do, as what a name
-    does.
-    """
+    """Return a note of the table, which begins with an imperative, in the third person."""
     first, _, rest = note.removeprefix("It ").partition(" ")
     said = first if first == "MPS's" else first.lower()
     if first in _BEFORE or first.endswith("s"):

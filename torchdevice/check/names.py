@@ -1,5 +1,4 @@
-"""What the names of a source mean: which dotted name a name was imported as, and which values a
-name was given.
+"""Resolves names of a source: the dotted name each was imported as, and the values it was given.
 
 Python's rules of scopes hold: a function's own names hide those of the file, and a class's names
 are not those of its methods. Nothing is evaluated. A name that is imported anywhere in its scope
@@ -97,9 +96,7 @@ class Names:
         self._read(tree)
 
     def _read(self, tree: ast.Module) -> None:
-        """Visit every node without recursion: sources may be nested deeper than Python's own
-        stack.
-        """
+        """Visit every node without recursion: sources may be nested deeper than Python's stack."""
         stack: list[tuple[ast.AST, _Scope | None]] = [(tree, None)]
         while stack:
             node, scope = stack.pop()
@@ -153,8 +150,7 @@ class Names:
     # ---- questions -------------------------------------------------------------------------------
 
     def dotted(self, node: ast.AST | None) -> str | None:
-        """Return the dotted name that an expression means by imports and aliases, such as
-        ``torch.nn.functional.pad``.
+        """Return an expression's dotted name, by imports and aliases: ``torch.nn.functional.pad``.
 
         Returns None for anything else, such as a variable that holds a tensor.
         """
@@ -179,9 +175,7 @@ class Names:
         return None
 
     def _meant(self, node: ast.Name) -> str | ast.expr | None:
-        """Return the dotted name that was imported as a name, or the only expression that was
-        assigned to it.
-        """
+        """Return the dotted name a name was imported as, or the one expression assigned to it."""
         scope = self._scopes[node].owner(node.id)
         if scope is None:
             starred: _Scope | None = self._scopes[node]
@@ -195,9 +189,7 @@ class Names:
         return given[0].value if len(given) == 1 else None
 
     def values(self, node: ast.AST) -> list[ast.expr]:
-        """Return the expressions that the source gives to the variable or the attribute that a node
-        reads.
-        """
+        """Return the expressions that a source assigns to the variable or attribute read."""
         if isinstance(node, ast.Attribute):
             return self.attributes.get(node.attr, [])
         if not isinstance(node, ast.Name):
@@ -235,18 +227,14 @@ class Names:
         return (whole for _, whole in self.upwards(node))
 
     def upwards(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Yield the nodes that a node is a part of, the innermost first, each behind its part that
-        holds the node.
-        """
+        """Yield the nodes around a node, innermost first, each with its part that holds it."""
         while node in self.parents:
             part, node = node, self.parents[node]
             yield part, node
 
 
 def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | None:
-    """Return an argument of a call, by its position or by one of its names; None where it is not
-    there.
-    """
+    """Return a call's argument by position or one of its names; None if it is missing."""
     for keyword in call.keywords:
         if keyword.arg in names:
             return keyword.value
@@ -261,17 +249,13 @@ def argument(call: ast.Call, position: int | None, *names: str) -> ast.expr | No
 
 
 def _own_function(call: ast.Call) -> str:
-    """Return the name of the function, or of the method of ``self``, that a call may call; else an
-    empty text.
-    """
+    """Return the name of the function, or of ``self``'s method, that a call may call; else ""."""
     of_self = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "self"
     return call.func.attr if of_self else getattr(call.func, "id", "")  # type: ignore[attr-defined]
 
 
 def _is_outside(node: Any, child: ast.AST) -> bool:
-    """Return whether a part of a function or a class belongs to the scope around it: decorators,
-    bases, defaults.
-    """
+    """Return whether part of a definition is in the outer scope: decorators, bases, defaults."""
     body = node.body if isinstance(node.body, list) else [node.body]
     return child not in body and not isinstance(child, ast.arguments)
 
@@ -308,9 +292,7 @@ def _note_import(node: ast.Import | ast.ImportFrom, scope: _Scope) -> Iterator[s
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Yield what a node assigns to, with the value where the value is one expression of the
-    source.
-    """
+    """Yield the targets a node assigns to, with the value if it is one expression."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _unpacked(target, node.value)

@@ -1,5 +1,4 @@
-"""The fidelity of each public name, for the documentation, ``check`` and the tests. Scopes do not
-read it.
+"""The fidelity of each public name, for documentation, ``check`` and tests, not for scopes.
 
 ``torch.cuda``, ``torch.mps`` and the modules beside them are torch's own Python code, which calls
 supplied names. So the fidelity of most public names follows from that of supplied names. The tables

@@ -1,5 +1,4 @@
-"""The rules: what each looks for in a source, as a syntax tree whose names are resolved, and in the
-target.
+"""The rules: what each finds in a source, a syntax tree with resolved names, for a target.
 
 A rule is a function of a node that yields what it found.
 """
@@ -113,9 +112,7 @@ Look = Callable[..., Iterator[Found]]
 def rule(
     name: str, *kinds: type[ast.AST], of_cuda: bool = False, of_lacks: bool = False
 ) -> Callable[[Look], Look]:
-    """Register a function as a rule for some kinds of nodes. Its docstring says what the rule
-    finds.
-    """
+    """Register a function as a rule for kinds of nodes. Its docstring describes the findings."""
 
     def register(look: Look) -> Look:
         RULES[name] = Rule(
@@ -318,9 +315,7 @@ class View(Names):
         return (self.dotted(node.func) or "") if isinstance(node, ast.Call) else ""
 
     def method(self, node: ast.AST) -> str:
-        """Return the name of the method that a call calls on some object; empty for a function of a
-        module.
-        """
+        """Return the name of the method that a call calls; "" for a module's function."""
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -343,9 +338,7 @@ class View(Names):
         return False
 
     def is_tensor(self, node: ast.AST) -> bool:
-        """Return whether an expression is surely a tensor: the result of a function of torch, or
-        made from one.
-        """
+        """Return whether an expression is surely a tensor: from a torch function or a tensor."""
 
         def of_call(call: ast.Call) -> Any:
             function = self.called(call)
@@ -356,8 +349,7 @@ class View(Names):
     def surely(
         self, node: ast.AST, of_call: Callable[[ast.Call], Any], depth: int = 0, known: Any = None
     ) -> Any:
-        """Return what is surely known of an expression: of each value that it may have, by the
-        calls it is made by.
+        """Return what is sure about all values that an expression may have, by the calls behind it.
 
         Args:
             node: The expression.
@@ -390,9 +382,7 @@ class View(Names):
         return known[node]
 
     def texts(self, node: ast.AST | None) -> Iterator[ast.Constant]:
-        """Yield the literal texts that an expression may be, by its branches and the variables it
-        reads.
-        """
+        """Yield the literal texts of an expression, by its branches and variables."""
         seen: set[ast.AST] = set()  # many ways lead to an expression
         ahead = [node]
         while ahead:

@@ -75,9 +75,7 @@ class Target(NamedTuple):
         return profiles.find(self.profile_name) if self.profile_name else None
 
     def reports(self, families: Collection[str]) -> bool:
-        """Return whether tensors say that they are on one of these accelerators, which a program is
-        written for.
-        """
+        """Return whether tensors report one of these accelerators that programs are written for."""
         return self.native in families or not (self.native or self.name in _REAL)
 
     @property
@@ -107,9 +105,7 @@ class Target(NamedTuple):
         return self.profile is not None and torch_object(name) in self.profile.unsupported_dtypes
 
     def missing(self, name: str) -> str | None:
-        """Return the operator that a public function or module of torch needs and the device lacks,
-        else None.
-        """
+        """Return the operator a public torch name needs and the device lacks, else None."""
         needed = _needed_operators()
         forward, backward = (needed[of].get(name) for of in ("forward", "backward"))
         return self._missing(forward) or self._missing_by_name(name) or self._missing(backward)
@@ -141,9 +137,7 @@ class Target(NamedTuple):
         return None
 
     def refused_by_tests(self, name: str) -> bool:
-        """Return whether torch's own tests expect a function to fail on the device for some
-        inputs.
-        """
+        """Return whether torch's tests expect a function to fail on the device for some inputs."""
         return (
             self.profile is not None
             and bool(self.profile.backends)
@@ -163,8 +157,7 @@ _PREFIXES |= {"torch.Tensor.": "", "torch.": ""}
 
 @functools.cache
 def _needed_operators() -> Mapping[str, Any]:
-    """Return which operators without a kernel on MPS names need: for themselves, and for their
-    gradients alone.
+    """Return operators without an MPS kernel that names need: at all, or just for gradients.
 
     ``"tests"`` are the names that torch's own tests expect to fail on MPS in float32.
 
@@ -201,9 +194,7 @@ def _public_names() -> Mapping[str, Any]:
 
 @functools.cache
 def _by_last_word() -> Mapping[str, list[tuple[str, str]]]:
-    """Return the public names by their last word: word -> module and name, the innermost module
-    first.
-    """
+    """Return public names by last word: word -> module and name, the innermost module first."""
     found: dict[str, list[tuple[str, str]]] = {}
     for name in sorted(_public_names(), key=len, reverse=True):
         module, _, word = name.rpartition(".")

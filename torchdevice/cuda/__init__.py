@@ -1,5 +1,4 @@
-"""What to say where the other project of this name, ``torchdevice`` on PyPI, was installed over
-this one.
+"""A remedy for the other project named ``torchdevice`` on PyPI, if it was installed over this one.
 
 Its package has the same name, so its ``torchdevice/__init__.py`` takes the place of this package's.
 Everything else of this package stays, and torch must be importable all the same. That project has a

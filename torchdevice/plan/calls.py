@@ -68,9 +68,7 @@ def plan(
 
 
 def _run(what: Any, args: Any, kwargs: Mapping[str, Any], train: bool) -> Any:
-    """Call a function or a copy of a model, and return what is to live until its memory has been
-    looked at.
-    """
+    """Call a function or a model's copy, and return what must live until memory is measured."""
     if not isinstance(what, torch.nn.Module):
         if train:
             raise TypeError(

@@ -111,9 +111,7 @@ def tried_on_model(train: str) -> list[Change]:
 
 
 def words_of_model(words: list[str], change: Change) -> list[str]:
-    """Return the words of the program that plans a model, with a change; ``8-bit`` is none of
-    them.
-    """
+    """Return the words of the program that plans a changed model; ``8-bit`` is none of them."""
     found = list(words)
     for name in change.names:
         if name == "checkpointing" and "--checkpointing" not in found:

@@ -1,5 +1,4 @@
-"""Adam with states of 8 bits, for plans of what would make a program fit: the memory of
-bitsandbytes' AdamW8bit.
+"""Adam with 8-bit states, for plans that must fit: the memory of bitsandbytes' AdamW8bit.
 
 A state takes a byte for each element and a float32 for each block of 256. States of tensors with
 fewer than 4096 elements stay float32, and so do those of embeddings in transformers' ``Trainer``.

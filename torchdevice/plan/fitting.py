@@ -26,9 +26,7 @@ def memory_of(model: str) -> int:
 
 
 def needed(devices: Sequence[Mapping[str, Any]], context: int) -> int:
-    """Return the bytes that the device with the highest peak needs, with those that CUDA itself
-    takes.
-    """
+    """Return the bytes that the device with the highest peak needs, including CUDA's own."""
     return int(max((each["peak"] for each in devices), default=0) + context)
 
 
@@ -59,8 +57,7 @@ class Workspaces(NamedTuple):
 def fits(
     need: int, least: int, more: Workspaces | None = None, *, finished: bool, too_little: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Yield for each model of a GPU whether it has the memory that is needed, those with the least
-    memory first.
+    """Yield per GPU model whether it has the needed memory, the smallest memory first.
 
     A GPU that lacks only the fragments may do: its allocator gives cached memory back before memory
     runs out. A program that did not finish may need more than it got, and one that ran out of
@@ -92,9 +89,7 @@ def fits(
 
 
 def macs(need: int, *, finished: bool) -> Iterator[dict[str, Any]]:
-    """Yield for each size of a Mac's unified memory whether Metal recommends to use as much of it
-    as is needed.
-    """
+    """Yield per size of a Mac's memory whether Metal recommends to use as much as is needed."""
     for size, most in models.MACS.items():
         if need > most:
             found = NO
@@ -114,7 +109,5 @@ def _headroom(need: int, memory: int) -> float:
 
 
 def smallest(found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the first model that fits, of those with the least memory first; None where none
-    does.
-    """
+    """Return the fitting model with the least memory; None if none fits."""
     return next((each for each in found if each["fits"] == YES), None)

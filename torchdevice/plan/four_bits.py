@@ -1,5 +1,4 @@
-"""Linear layers with weights in four bits, for the plan of QLoRA: their memory is that of
-bitsandbytes' ``Linear4bit``.
+"""Linear layers with four-bit weights for plans of QLoRA: ``Linear4bit``'s memory (bitsandbytes).
 
 The weight takes half a byte, and a scale of one byte for each block of 64, because the scales are
 quantized too (``bnb_4bit_use_double_quant``), with a float32 for each block of 256 of them. For
@@ -35,8 +34,7 @@ class _Product(torch.autograd.Function):
 
 
 class FourBitLinear(torch.nn.Linear):
-    """A linear layer whose weight is packed. It is a class of ``torch.nn.Linear``, so that PEFT
-    adapts it.
+    """A linear layer with a packed weight. It is a ``torch.nn.Linear``, so that PEFT adapts it.
 
     Args:
         of: The layer whose sizes, bias and device it has.

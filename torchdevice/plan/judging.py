@@ -1,6 +1,4 @@
-"""Whether a plan is what it may be: not larger than that of a baseline, and no larger than a
-GPU.
-"""
+"""Compares a plan with its limits: a baseline's figures, and a GPU's memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a plan changes of a model: adapters of LoRA, and activations that are computed again in the
-backward pass.
-"""
+"""Changes of a model in a plan: LoRA's adapters, and activations recomputed in backward."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ from torchdevice.plan.model_words import RANK
 
 
 def with_adapters(model: Any, without: BaseException) -> Any:
-    """Return a model with PEFT's LoRA on all linear layers but the output's, unless it has adapters
-    already.
+    """Return a model with PEFT's LoRA on all linear layers but the output's, unless adapted.
 
     Args:
         model: The model.

@@ -1,6 +1,4 @@
-"""The words of the program that ``torchdevice plan --model`` runs, and what a person calls it. No
-torch is needed.
-"""
+"""The words and the name of the program of ``torchdevice plan --model``, made without torch."""
 
 from __future__ import annotations
 

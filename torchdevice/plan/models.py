@@ -1,5 +1,4 @@
-"""``torchdevice plan --model``: the program that is planned where only the name of a model of
-transformers is given.
+"""``torchdevice plan --model``: the planned program if only a transformers model is named.
 
 It makes the model of its configuration on the GPU, without weights, and trains it for two steps or
 lets it generate. What it takes for granted is what people mostly do: AdamW as torch has it, PEFT's
@@ -50,8 +49,7 @@ def configuration(name: str) -> Any:
 
 
 def make(config: Any, dtype: torch.dtype) -> Any:
-    """Return the model of a configuration on the meta device, of the class that the configuration
-    names.
+    """Return a configuration's model on the meta device, of the class that it names.
 
     Raises:
         ValueError: It is no model of language.
@@ -78,9 +76,7 @@ def make(config: Any, dtype: torch.dtype) -> Any:
 
 
 def materialized(model: torch.nn.Module, device: str) -> None:
-    """Give the parameters and buffers of a model on the meta device memory of a device. Those that
-    are tied stay so.
-    """
+    """Give a meta model's parameters and buffers memory of a device. Tied ones stay tied."""
     made: dict[int, Any] = {}
     for module in model.modules():
         parameters = module.named_parameters(recurse=False, remove_duplicate=False)
@@ -151,9 +147,7 @@ def _step(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
 
 
 def _is_mixed(model: torch.nn.Module) -> bool:
-    """Return whether a model has weights of more than one precision, so that it is trained under
-    autocast.
-    """
+    """Return whether a model has weights of several precisions, to be trained under autocast."""
     return len({each.dtype for each in model.parameters() if each.is_floating_point()}) > 1
 
 

@@ -54,9 +54,7 @@ COLUMNS = 240
 
 @dataclass(slots=True)
 class _Held:
-    """A block in use, or one that was. Times count the blocks that were given out and given
-    back.
-    """
+    """A block in use, or one that was. Times count blocks given out and given back."""
 
     device: int
     size: int
@@ -90,8 +88,7 @@ class Peak:
 
 
 class Peaks(Observer):
-    """Follows the memory of a context's devices, as an observer of blocks and a recorder of
-    operators.
+    """Follows the memory of a context's devices, by observing blocks and operators.
 
     Attributes:
         devices: Index -> the peak of the device.
@@ -168,13 +165,11 @@ class Peaks(Observer):
         return found
 
     def timeline(self, index: int) -> list[list[int]]:
-        """Return the bytes of each kind on a device over time, in columns. Call :meth:`kinds`
-        before.
+        """Return the bytes per kind on a device over time, in columns. Call :meth:`kinds` first.
 
         A column shows the moment of its span at which the most memory was in use.
         """
-        # Of the blocks before those that are remembered nothing is known, so the picture begins
-        # after them.
+        # Blocks before those remembered are unknown, so the picture begins after them.
         begin = self._ended[0].died or 0 if len(self._ended) == _REMEMBERED else 0
         span = next(self._clock) - begin
         blocks = [each for each in (*self._ended, *self._held.values()) if each.device == index]
@@ -230,9 +225,7 @@ class Peaks(Observer):
     def run(
         self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run an operator, and note which of its arguments are parameters, and whether cuBLAS
-        computes it.
-        """
+        """Run an operator, and note parameters among its arguments and uses of cuBLAS."""
         if op.overloadpacket in workspaces.PRODUCTS:
             self._product(args)
         for each in tensors((args, kwargs)):
@@ -262,9 +255,7 @@ class Peaks(Observer):
 
 
 def _parts(found: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield strided tensors: those themselves, and those of which tensors of other classes are
-    made.
-    """
+    """Yield strided tensors: themselves, and those that tensors of other classes consist of."""
     for each in found:
         if is_traceable_wrapper_subclass(each):
             # A DTensor's mesh is one, too.
@@ -342,9 +333,7 @@ _LIBRARIES = (
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that the program has imported: a plan holds for
-    these.
-    """
+    """Return the versions of the program's imported libraries, for which a plan holds."""
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES}
     return {name: str(version) for name, version in found.items() if version}
 

@@ -134,9 +134,7 @@ _SENT = ("collective", "calls", f"{'messages':>11}", f"{'sent':>11}")
 
 
 def _gpus(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
-    """Yield the table of the GPUs that fit, with what is left of their memory, and the list of
-    those that do not.
-    """
+    """Yield a table of GPUs that fit, with the memory left, and a list of those that do not."""
     fit = [
         each for each in plan["fits"] if each["fits"] in (fitting.YES, fitting.WITHOUT_FRAGMENTS)
     ]
@@ -206,9 +204,7 @@ def sentence(text: str) -> str:
 
 
 def markdown_table(rows: Rows) -> Iterator[str]:
-    """Yield the lines of a table in Markdown. The first row is its head; a column without a text is
-    left out.
-    """
+    """Yield a table in Markdown. The first row is its head; columns without text are omitted."""
     cells = [[cell.strip().replace("|", "\\|") for cell in row] for row in rows]
     kept = [index for index, column in enumerate(zip(*cells, strict=True)) if any(column)]
     for index, row in enumerate(cells):

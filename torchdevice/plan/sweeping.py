@@ -61,9 +61,7 @@ def combinations(sweeps: Sequence[Sweep]) -> list[Values]:
 
 
 def words_with(words: Sequence[str], values: Values) -> tuple[list[str], dict[str, str]]:
-    """Return a program's words with these values, and the variables of the environment that are
-    among them.
-    """
+    """Return a program's words with these values, and the environment variables among them."""
     found, variables = list(words), {}
     for name, value in values.items():
         if any(f"{{{name}}}" in word for word in found):
@@ -201,9 +199,7 @@ def data(sweeps: Sequence[Sweep], plans: Mapping[int, dict[str, Any]]) -> dict[s
 
 
 def _largest(model: str, plans: Sequence[Mapping[str, Any]]) -> Values | None:
-    """Return the values of the plan that fits a model and needs the most; of one name, those with
-    the largest value.
-    """
+    """Return the values of the largest fitting plan; of one name, those of largest value."""
     fit = [
         each
         for each in plans

@@ -1,5 +1,4 @@
-"""The memory in which cuBLAS computes products: torch allocates it at the first product, and keeps
-it.
+"""cuBLAS's memory for products, which torch allocates at the first product and keeps.
 
 torch has a handle of cuBLAS for each thread that computes products, and a workspace for each handle
 and stream. A step of training has two, because the backward pass has a thread of its own; other

@@ -1,5 +1,4 @@
-"""The random numbers of NVIDIA's GPUs, made on the host: a seed gives what torch prints on such a
-GPU.
+"""Random numbers of NVIDIA's GPUs, made on the host: a seed gives torch's numbers on a GPU.
 
 May import ``calls`` and ``kernel``.
 """

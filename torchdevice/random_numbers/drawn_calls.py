@@ -1,5 +1,4 @@
-"""Calls that draw numbers, on targets that are no simulated GPU: a GPU's numbers are made on the
-host and copied.
+"""Calls that draw, on targets other than simulated GPUs: the host makes a GPU's numbers.
 
 A call draws for the accelerator if it says so by its device, by its generator or by the device of
 its tensors. On a CPU target, whose tensors do not tell, the numbers of tensors on an unknown side
@@ -209,9 +208,7 @@ def _drawing_for(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _index(context: Context, asked: Any, tensors: list[torch.Tensor]) -> int | None:
-    """Return the index of the accelerator for which a call draws; None where it draws for another
-    device.
-    """
+    """Return the index of the accelerator that a call draws for; None for another device."""
     if asked is not None:
         target = _redirected(context, asked)
         if (
@@ -230,9 +227,7 @@ def _index(context: Context, asked: Any, tensors: list[torch.Tensor]) -> int | N
 
 
 def _redirected(context: Context, asked: Any) -> torch.device | None:
-    """Return the device to which a context redirects an argument. Known ones are not reported: the
-    call does that.
-    """
+    """Return an argument's redirected device. The call, not this, reports known ones."""
     known: Any = (
         context.thread.redirects.get(asked, ()) if isinstance(asked, (str, torch.device)) else ()
     )

@@ -1,5 +1,4 @@
-"""Uniform and normal numbers in float32 from words of 32 bits, by additions and multiplications
-alone.
+"""Uniform and normal float32 numbers from 32-bit words, by additions and products alone.
 
 They are equal on every machine, and in the compiled kernels, which do the same steps. The
 polynomials for logarithm, sine and cosine are those of the Cephes library (Stephen L. Moshier,
@@ -61,9 +60,7 @@ def uniform(words: Any) -> Any:
 
 
 def normal(first: Any, second: Any) -> tuple[Any, Any]:
-    """Return two normal numbers of two words, as ``_curand_box_muller``: radius times sine and
-    radius times cosine.
-    """
+    """Return two normal numbers by ``_curand_box_muller``: radius times sine, and times cosine."""
     radius = logarithm(uniform(first))
     radius *= _F(-2)
     numpy.sqrt(radius, out=radius)
@@ -123,8 +120,7 @@ def sine_and_cosine(x: Any) -> tuple[Any, Any]:
     change &= -(quadrant & 1)
     sines ^= change
     cosines ^= change
-    # The sign bit: of the sine in the third and fourth quadrant, of the cosine in the second and
-    # third.
+    # The sign bit: of the sine in quadrants three and four, of the cosine in two and three.
     sines ^= (quadrant & 2) << 30
     cosines ^= ((quadrant + 1) & 2) << 30
     return sine, cosine

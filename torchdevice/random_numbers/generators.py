@@ -1,6 +1,4 @@
-"""Generators of a seed and an offset, for targets that are no simulated GPU and draw a GPU's
-numbers.
-"""
+"""Generators with seed and offset that draw a GPU's numbers on targets that simulate none."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ class GpuGenerator(torch.Generator):
         return context.devices.shown(context.runtime.device(self._index))
 
     def drawing(self, context: Context) -> Drawing | None:
-        """Return what draws from this generator in a context; None where it gives no numbers of a
-        GPU.
-        """
+        """Return the source that draws in a context; None if it draws no GPU's numbers."""
         gpu = gpus.of_context(context, self._index)
         return None if gpu is None else Drawing(gpu, self._take)
 
@@ -147,7 +143,6 @@ def default_generator(
     if found is None:
         found = context.settings.setdefault(key, GpuGenerator(index))
         found._targets = targets
-        # A new device begins with the program's seed, as a CUDA device does that is initialised
-        # late.
+        # A new device begins with the program's seed, as a lately initialised CUDA device does.
         found.manual_seed(torch.default_generator.initial_seed())
     return found

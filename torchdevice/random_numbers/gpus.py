@@ -1,6 +1,4 @@
-"""Whose random numbers a scope gives: those of the GPU that its options describe, else those of an
-A100.
-"""
+"""The GPU whose random numbers a scope gives: its options' GPU, or else an A100."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ scope, is its own.
 
 
 def of_context(context: Context | None, index: int = 0) -> Gpu | None:
-    """Return the GPU whose numbers a device of a context gives; None where it gives none of a
-    GPU.
-    """
+    """Return the GPU whose numbers a context's device gives; None if they are no GPU's."""
     if context is None:
         return None
     chosen = context.options.random

@@ -48,14 +48,11 @@ class Drawing:
         self.gpu, self._take = gpu, take
 
     def take(self, increment: int) -> Source:
-        """Move the generator's offset on, by a multiple of 4
-        (``CUDAGeneratorImpl::philox_cuda_state``).
-        """
+        """Advance the generator by a multiple of 4 (``CUDAGeneratorImpl::philox_cuda_state``)."""
         return self._take(-(-increment // 4) * 4)
 
     def numbers(self, kind: Kind, like: torch.Tensor) -> Any:
-        """Return an array of one number for each element of a tensor, by
-        ``distribution_nullary_kernel``.
+        """Return an array with a number per element, by ``distribution_nullary_kernel``.
 
         DistributionTemplates.h
         """
@@ -64,9 +61,7 @@ class Drawing:
         return out
 
     def fill(self, kind: Kind, out: Any, itemsize: int) -> None:
-        """Write one number for each element of a tensor, whose elements have so many bytes, into an
-        array.
-        """
+        """Write a number per element of a tensor, of so many bytes each, into an array."""
         parts = list(_parts(0, len(out), itemsize))
         # The call for the whole tensor has moved the offset before it divides the work.
         if len(parts) > 1:
@@ -97,9 +92,7 @@ def _check(op: Any, tensor: torch.Tensor, *args: Any) -> None:
 
 
 def _in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with its dimensions in the order in which a kernel counts elements: by
-    falling strides.
-    """
+    """Return a tensor with dimensions in a kernel's order of elements: by falling strides."""
     if tensor.is_contiguous():
         return tensor
     strides = tensor.stride()
@@ -114,9 +107,7 @@ def _write(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _filled(draw: Drawing, kind: Kind, tensor: torch.Tensor) -> bool:
-    """Fill the memory of a tensor of float32 itself. Return false for one with another dtype or
-    with gaps.
-    """
+    """Fill a float32 tensor's own memory. Return False for other dtypes and for gaps."""
     own = _in_order(tensor)
     if tensor.dtype is not torch.float32 or not own.is_contiguous():
         return False
@@ -180,9 +171,7 @@ def _logarithm(x: torch.Tensor) -> torch.Tensor:
 
 
 def _uniform_numbers(draw: Drawing, tensor: torch.Tensor) -> torch.Tensor:
-    """Return numbers in (0, 1] in the dtype that a kernel computes in
-    (``uniform_and_transform``).
-    """
+    """Return numbers in (0, 1] in the dtype a kernel computes in (``uniform_and_transform``)."""
     return torch.from_numpy(
         draw.numbers(philox.UNIFORM64 if _is_double(tensor) else philox.UNIFORM, tensor)
     )
@@ -200,9 +189,7 @@ def _normal_numbers(draw: Drawing, tensor: torch.Tensor) -> torch.Tensor:
 def uniform_(
     draw: Drawing, self: torch.Tensor, low: float = 0.0, high: float = 1.0
 ) -> torch.Tensor:
-    """``uniform_kernel``. It turns the end of the interval that belongs to it from the upper to the
-    lower.
-    """
+    """``uniform_kernel``. It moves the closed end of its interval from the upper to the lower."""
     _check(_aten.uniform_, self, low, high)
     if not self.numel():
         return self
@@ -311,9 +298,7 @@ def random_(draw: Drawing, self: torch.Tensor) -> torch.Tensor:
 
 
 def _values_of(dtype: torch.dtype) -> int:
-    """Return how many values from 0 on a dtype has, or of floating-point numbers those without
-    gaps.
-    """
+    """Return how many values from 0 a dtype has, for floating point those without gaps."""
     if dtype is torch.bool:
         return 2
     return 2 ** _DIGITS[dtype] + 1 if dtype in _DIGITS else torch.iinfo(dtype).max + 1
@@ -330,8 +315,7 @@ def _integers(words: Any, span: int, base: int) -> torch.Tensor:
 
 
 def random_from(draw: Drawing, self: torch.Tensor, low: int, high: int | None) -> torch.Tensor:
-    """``random_from_to_kernel``, and ``random_full_64_bits_range_kernel`` for the whole range of
-    int64.
+    """``random_from_to_kernel``, and ``random_full_64_bits_range_kernel`` for all of int64.
 
     The range is that of ATen/native/DistributionTemplates.h.
     """
@@ -377,8 +361,7 @@ def _fitting_end(high: int, dtype: torch.dtype) -> int:
 
 
 def randperm_out(draw: Drawing, n: int, *, out: torch.Tensor) -> torch.Tensor:
-    """``randperm_out_cuda``: the order of random keys, with so many bits that equal ones are rare,
-    and then shuffled.
+    """``randperm_out_cuda``: the order of random keys, whose rare equal ones are then shuffled.
 
     Randperm.cu, Randperm.cuh
     """
@@ -445,8 +428,7 @@ def randperm(
 
 
 def bernoulli_tensor_(draw: Drawing, self: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """``bernoulli_tensor_cuda_kernel``: a thread draws four numbers, for four elements that follow
-    each other.
+    """``bernoulli_tensor_cuda_kernel``: a thread draws four numbers for four adjacent elements.
 
     DistributionTemplates.h, and ``kernelPointwiseApply2`` of ATen/cuda/CUDAApplyUtils.cuh
     """
@@ -466,9 +448,7 @@ def bernoulli_tensor_(draw: Drawing, self: torch.Tensor, p: torch.Tensor) -> tor
 
 
 def _common_order(*given: torch.Tensor) -> list[int]:
-    """Return the order of dimensions in which ``rearrangeDims`` makes strides fall, as far as all
-    tensors allow.
-    """
+    """Return ``rearrangeDims``' order of dimensions: falling strides, as far as tensors allow."""
     order = list(range(given[0].dim()))
     for i in range(len(order) - 1):
         if given[0].shape[order[i]] == 1:
@@ -527,8 +507,7 @@ def _has_negative(std: Any) -> bool:
 def multinomial(
     draw: Drawing, self: torch.Tensor, num_samples: int, replacement: bool = False
 ) -> torch.Tensor:
-    """``multinomial`` of ATen/native/Distributions.cpp, and MultinomialKernel.cu for several
-    samples with replacement.
+    """``multinomial`` of ATen/native/Distributions.cpp, or MultinomialKernel.cu (replacement).
 
     There the sums of probabilities are rounded as one sum in float64, which is not the order of a
     GPU's additions. A number that falls between the two roundings, one of a million or so, gives
@@ -609,8 +588,7 @@ def multinomial_out(
 def native_dropout(
     draw: Drawing, input: torch.Tensor, p: float, train: bool | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``native_dropout_cuda``: a thread drops as many elements as it reads at once, which follow
-    each other.
+    """``native_dropout_cuda``: a thread drops the adjacent elements that it reads at once.
 
     Dropout.cu
     """
@@ -637,9 +615,7 @@ def native_dropout(
 
 
 def _read_at_once(input: torch.Tensor) -> int:
-    """Return how many elements a thread reads at once (``get_vector_size``). Memory begins at a
-    multiple of 256.
-    """
+    """Return a thread's elements per read (``get_vector_size``); memory begins 256-aligned."""
     if not _in_order(input).is_contiguous():
         return 1
     width = 16 // input.itemsize
@@ -702,9 +678,7 @@ _PYTHONS_WORDS = {"from": "low", "to": "high"}
 
 
 def named(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an operator's arguments by the names that a function here has for them, without the
-    generator.
-    """
+    """Return an operator's arguments by their names in a function here, without the generator."""
     return {
         _PYTHONS_WORDS.get(name, name): value
         for name, value in arguments.items()

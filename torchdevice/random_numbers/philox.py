@@ -1,5 +1,4 @@
-"""Philox4x32-10, the generator of torch's CUDA kernels, and how these kernels share its numbers out
-among threads.
+"""Philox4x32-10, the generator of torch's CUDA kernels, and how their threads share its numbers.
 
 Philox turns a key and a counter of four words of 32 bits into four random words. cuRAND's key is
 the seed, and its counter is the offset divided by 4 (two words) and the number of the thread (two
@@ -57,9 +56,7 @@ class Gpu(NamedTuple):
         return _BLOCK * min(blocks, self.multiprocessors * (self.threads // _BLOCK))
 
     def offsets_for(self, elements: int, unroll: int) -> int:
-        """Return by how much such a kernel moves the offset, with so many numbers of each
-        counter.
-        """
+        """Return the offset's advance by a kernel that takes so many numbers per counter."""
         of_each_call = self.threads_for(elements) * unroll
         calls = -(-elements // of_each_call)
         return calls * _PER_CALL
@@ -120,9 +117,7 @@ def _normal(words: tuple[Words, ...], wanted: int) -> list[Any]:
 
 
 def _in_unit(low: Words, high: Words) -> Any:
-    """Return float64 in (0, 1] of 53 bits: the low word, and combined by XOR the high one, moved up
-    by 21 bits.
-    """
+    """Return float64 in (0, 1] of 53 bits: the low word XOR the high one shifted by 21 bits."""
     bits = low ^ (high << numpy.uint64(53 - 32))
     return bits.astype(numpy.float64) * 2.0**-53 + 2.0**-54
 
@@ -175,9 +170,7 @@ scaling: list[Scaling] = []
 
 
 def words(source: Source, counter: int, first: int, count: int) -> tuple[Words, ...]:
-    """Return the four words of ``count`` threads from ``first``, of the counter so many behind the
-    offset.
-    """
+    """Return four words of ``count`` threads from ``first``, at a counter past the offset."""
     low, high = _halves(source.offset // _PER_CALL + counter)
     key = _halves(source.seed)
     thread = numpy.arange(first, first + count, dtype=numpy.uint64)
@@ -234,9 +227,7 @@ def fill(kind: Kind, out: numpy.ndarray[Any, Any], source: Source, threads: int)
 
 
 def uniform_of_threads(source: Source, threads: int) -> numpy.ndarray[Any, Any]:
-    """Return the four numbers of each thread's first call of ``curand_uniform4``, a row for each
-    thread.
-    """
+    """Return the numbers of each thread's first ``curand_uniform4``, a row per thread."""
     out = numpy.empty((4, threads), numpy.float32)
     # As a kernel with so many threads would fill a tensor of four times as many elements.
     fill(UNIFORM, out.reshape(-1), source, threads)

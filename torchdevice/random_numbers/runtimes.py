@@ -19,9 +19,7 @@ interruptions.handles_calls(__file__)
 
 
 class _WithGpuNumbers(Runtime):
-    """Puts generators of a GPU's numbers, and the calls that draw from them, into the class of a
-    runtime.
-    """
+    """Adds generators of a GPU's numbers, and calls that draw them, to a runtime's class."""
 
     _own_rewriters: Mapping[Any, Any]
 
@@ -57,9 +55,7 @@ _made: weakref.WeakKeyDictionary[Runtime, Runtime] = weakref.WeakKeyDictionary()
 
 
 def with_gpu_numbers(runtime: Runtime) -> Runtime:
-    """Return a runtime that shares the state of another and draws a GPU's numbers, one object for
-    each.
-    """
+    """Return the runtime that shares another's state and draws a GPU's numbers, one for each."""
     found = _made.get(runtime)
     if found is None:
         supplied = _sharing(runtime.supplied, _SuppliesGpuNumbers)

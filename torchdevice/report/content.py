@@ -1,5 +1,4 @@
-"""What a report says, as data: what a program asked for and what was done instead, by line of the
-program.
+"""A report's data: the program's requests and what was done instead, by line of the program.
 
 A row is what a line of the program asked for and what was done, each kind of thing once.
 """
@@ -127,9 +126,7 @@ def _row(entry: Entry) -> Row:
 
 
 def folded(rows: Iterable[Row]) -> list[Row]:
-    """Return rows with those made one that differ in indices of devices alone, as those of ranks
-    do, in that order.
-    """
+    """Return rows, in order, merged if only indices of devices differ, as those of ranks."""
     return _ordered([_one_of(alike) for alike in _alike(rows, without_indices)])
 
 
@@ -171,9 +168,7 @@ def numbers(found: Sequence[int]) -> str:
 
 
 def _ordered(rows: Collection[Row]) -> list[Row]:
-    """Return rows by group; in a group the lines with the longest time first, then those with the
-    most calls.
-    """
+    """Return rows by group; in a group the longest time comes first, then the most calls."""
     lines: dict[Any, list[Row]] = {}
     for row in rows:
         lines.setdefault((row.group, row.file, row.line), []).append(row)
@@ -202,8 +197,7 @@ def _sum(one: Row, other: Row) -> Row:
 
 
 def record(cls: type, data: Any) -> Any:
-    """Return the object of a dataclass whose fields these data are. Data of other names are left
-    out.
+    """Return a dataclass object with the fields of these data. Other names are ignored.
 
     Raises:
         KeyError: A field is missing.
@@ -363,9 +357,7 @@ class Content:
 
     @property
     def fallbacks(self) -> dict[str, Totals]:
-        """What ran on the CPU because the target lacks it: operator -> figures, the longest time
-        first.
-        """
+        """Operators run on the CPU because the target lacks them, with figures, slowest first."""
         names = dict.fromkeys(row.asked for row in self.rows if row.seconds)
         found = {
             name: Totals.of(row for row in self.rows if row.seconds and row.asked == name)

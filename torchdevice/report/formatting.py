@@ -35,9 +35,7 @@ def program(report: Content) -> str:
 
 
 def target(report: Content) -> str:
-    """Return the device that stood in, without the number of simulated devices where there is
-    one.
-    """
+    """Return the device that stood in, without the number of simulated devices."""
     if report.target.startswith("simulated:"):
         return report.target.removesuffix(":1")
     return report.target
@@ -64,9 +62,7 @@ def participants(report: Content) -> str:
 
 
 def editor_link(row: Row) -> str:
-    """Return the address that opens a row's line in an editor. A name that is no text stays the
-    bytes that it is.
-    """
+    """Return the address that opens a row's line in an editor. Undecodable names stay bytes."""
     return f"vscode://file{urllib.parse.quote(os.fsencode(row.file))}:{row.line}"
 
 
@@ -78,9 +74,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def verified(report: Content) -> str:
-    """Return how many calls ``verify=`` compared and what came of it; nothing without
-    ``verify=``.
-    """
+    """Return how many calls ``verify=`` compared, and the outcome; nothing without ``verify=``."""
     if not report.verified:
         return ""
     calls = {name: sum(counts.values()) for name, counts in report.verified.items()}
@@ -136,9 +130,7 @@ def costs(row: Row) -> str:
 
 
 def libraries(row: Row) -> str:
-    """Return which lines of libraries asked on behalf of the program's line; nothing where it asked
-    itself.
-    """
+    """Return the lines of libraries that asked for the program's line; nothing if it asked."""
     if not row.libraries:
         return ""
     first, *others = row.libraries
@@ -148,9 +140,7 @@ def libraries(row: Row) -> str:
 
 
 def processes(row: Row, report: Content) -> str:
-    """Return in which processes a row happened; nothing where all of those that asked for anything
-    did the same.
-    """
+    """Return the processes of a row; nothing if all processes that asked did the same."""
     asking = sum(process.calls > 0 or process.end != "reported" for process in report.processes)
     if len(report.processes) == 1 or len(row.processes) == asking > 1:
         return ""
@@ -171,9 +161,7 @@ def _together(names: Sequence[str]) -> str:
 
 
 def missing(report: Content) -> list[str]:
-    """Return a sentence for each failure, each process whose doings are not in the report, and for
-    calls left out.
-    """
+    """Return a sentence per failure and per process that is missing, and for calls left out."""
     ends = {
         "running": "is still running; what it did is not in this report.",
         "lost": "was killed before it could say what it did.",

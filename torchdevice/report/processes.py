@@ -1,5 +1,4 @@
-"""One report of all processes of a run: each writes its part into the run's folder, and the first
-one joins them.
+"""One report of a run's processes: each writes its part to the run's folder, the first joins them.
 
 A process that asks for an accelerator notes that it began, so that the first one can tell which
 were killed before they could report.
@@ -90,9 +89,7 @@ class _Member:
                 self._take_back(folder)
 
     def _forget(self) -> None:
-        """Take back what was noted for a first process that was killed, as the last process with
-        the folder.
-        """
+        """Undo, as the folder's last process, the notes for a first process that was killed."""
         folder = os.environ.get(run_folder.VARIABLE)
         if folder and not run_folder.leads():
             self._take_back(Path(folder))
@@ -120,9 +117,7 @@ class _Member:
             (folder / f"{os.getpid()}-{self._token}.begun").unlink(missing_ok=True)
 
     def _forked(self) -> None:
-        """Count anew in a forked process. One that multiprocessing did not start runs the handlers
-        of ``atexit``.
-        """
+        """Count anew in a forked process. Unless multiprocessing's, it runs ``atexit`` handlers."""
         self._token = secrets.token_hex(4)
         self._journal.clear()
         atexit.register(self.end)
@@ -141,9 +136,7 @@ def _name() -> str:
 
 
 def _told_apart(reports: list[Report]) -> Iterator[Report]:
-    """Yield reports of one process each, with the number of the process where several have the same
-    name.
-    """
+    """Yield one-process reports, with process numbers where several have the same name."""
     names = Counter(report.processes[0].name for report in reports)
     for report in reports:
         process = report.processes[0]

@@ -1,6 +1,4 @@
-"""The report in every form that it is shown in: as text, in colours on a terminal, and as a
-page.
-"""
+"""The report in all its forms: text, terminal colours, and a page."""
 
 from __future__ import annotations
 
@@ -101,9 +99,7 @@ class Report(Content):
     """
 
     def to_html(self) -> str:
-        """Return one page that needs nothing else: no network, light and dark, sortable, readable
-        on a phone.
-        """
+        """Return a self-contained page: offline, light and dark, sortable, readable on a phone."""
         more = {"text": formatting, "place": source.place, "short": source.short, "Totals": Totals}
         return data_files.filled(__file__, "page.html", report=self, **more)
 

@@ -21,8 +21,7 @@ def remember(file: str, text: str) -> None:
 
 
 def around(file: str, line: int) -> tuple[int, list[str]]:
-    """Return the number of the first line of a passage, and the passage around a line, without
-    blank lines at its ends.
+    """Return a passage around a line, without blank ends, and the number of its first line.
 
     The passage is empty where the source is not to be had.
     """
@@ -38,16 +37,12 @@ def around(file: str, line: int) -> tuple[int, list[str]]:
 
 
 def place(file: str, line: int) -> str:
-    """Return a place as a person writes it: relative to the working folder, or to where packages
-    are installed.
-    """
+    """Return a place for people: relative to the working folder or to installed packages."""
     return f"{short(file)}:{line}"
 
 
 def short(file: str) -> str:
-    """Return the name of a file, fit to be printed, without the folders that say nothing; IPython
-    names its cells.
-    """
+    """Return a printable file name without meaningless folders; IPython names its cells."""
     if (session := ipython()) and (cell := session.compile.format_code_name(file)):
         return cell[1]  # "In[3]"; the first is "Cell"
     file = printable.line(file)

@@ -1,6 +1,4 @@
-"""The functions that make and activate scopes: ``portable``, ``simulate``, ``enable``, ``disable``
-and ``current``.
-"""
+"""Functions that make and activate scopes: ``portable``, ``simulate``, ``enable`` and others."""
 
 from __future__ import annotations
 
@@ -139,8 +137,7 @@ def _renamed_count(devices: int | None, count: Any) -> Any:
 def enable(
     target: str | torch.device | None = None, *, propagate: bool = False, **options: Any
 ) -> Scope:
-    """Activate a scope for the rest of the process: this thread and the ones it starts, until
-    :func:`disable`.
+    """Activate a scope in this thread and those it starts, until :func:`disable` or the end.
 
     The last call counts: it takes the place of the program's calls before, in this thread, with
     their options.
@@ -169,9 +166,7 @@ def enable(
 
 
 def enabled_by_program() -> list[Entry]:
-    """Return the entries that the program's calls of :func:`enable` have made in this thread, until
-    :func:`disable`.
-    """
+    """Return the entries made by :func:`enable` in this thread and not yet disabled."""
     return [entry for entry in state.entries if entry.enabled_by == "program"]
 
 
@@ -225,8 +220,7 @@ def _end(entries: Sequence[Entry]) -> None:
 
 
 def _undo_all(entry: Entry) -> None:
-    # All steps, also if one fails or is interrupted: without its entry nothing would restore the
-    # variables.
+    # All steps, also after a failure or an interrupt: only this entry restores the variables.
     hooks = () if entry.hooks is None else (lambda entry: entry.hooks.end(),)
     do_all((lambda entry: _options.set_environment(entry.environment), *hooks, leave), entry)
 
@@ -248,8 +242,7 @@ def variables_of(scope: Scope) -> dict[str, str | None]:
 
 
 def disable() -> None:
-    """Undo :func:`enable` in this thread; without one, what ``torchdevice run`` or
-    ``TORCHDEVICE=1`` has activated.
+    """Undo :func:`enable` in this thread; without one, ``torchdevice run`` or ``TORCHDEVICE=1``.
 
     Raises:
         ScopeError: No :func:`enable` is in force in this thread, or a scope entered after it is

@@ -14,8 +14,7 @@ FEATURES = (
     Feature("torchdevice.verify.watching", lambda options: getattr(options, "verify", None)),
 )
 
-# The simulation comes last: its record declares the option `target` again, and a later declaration
-# counts.
+# The simulation comes last: its record declares `target` again, and the last declaration counts.
 OPTIONS = ("torchdevice.verify.options", "torchdevice.simulation.options")
 """The modules of features that declare options, each in a class ``RECORD``. Those of a folder that
 is not there are passed over.

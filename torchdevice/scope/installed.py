@@ -1,5 +1,4 @@
-"""The patches that are installed while a scope is active. What has them registers them when it is
-imported.
+"""Patches that are installed while a scope is active. Modules register theirs on import.
 
 A file in ``torch_modules/cuda/``, ``torch_modules/accelerators/`` or ``torch_modules/apis/`` is
 found by itself.

@@ -41,9 +41,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _records() -> list[type[_kernel.Options]]:
-    """Return the records of the features whose folders are there, the last one first, as a class
-    lists its bases.
-    """
+    """Return the records of the present features, last first, as a class lists its bases."""
     there = [name for name in features.OPTIONS if feature.is_there(name)]
     return [importlib.import_module(name).RECORD for name in reversed(there)] or [_kernel.Options]
 
@@ -137,9 +135,7 @@ def from_texts(
 
 
 def to_environment(options: _kernel.Options) -> dict[str, str | None]:
-    """Return the variables that give a child process these options; None means that a variable must
-    not be set.
-    """
+    """Return a child process's variables for these options; None for ones that must be unset."""
     values: dict[str, str | None] = {SWITCH: "1", SAID: os.environ.get(SAID)}
     # What the target implies is left to it, so that a child's scope on another target has the
     # figures of that one.
@@ -170,9 +166,7 @@ def set_environment(
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the options as a command line lists them: heading -> names, those that most people
-    need first.
-    """
+    """Return options for a command line, by heading, with the commonly needed ones first."""
     return {
         heading: [
             name for name, declaration in declarations().items() if declaration.group == heading
@@ -206,9 +200,7 @@ def add_flags(
 
 
 def _argument(declaration: Declaration) -> Callable[[str], Any]:
-    """Return a function that argparse calls for a text. argparse shows the message of an
-    ArgumentTypeError only.
-    """
+    """Return a converter for argparse, which shows only an ArgumentTypeError's message."""
 
     def parse(text: str) -> Any:
         try:
@@ -220,8 +212,7 @@ def _argument(declaration: Declaration) -> Callable[[str], Any]:
 
 
 def takes_options(*, without: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Give a function that takes ``**options`` the signature and the documentation of these
-    options.
+    """Give a function with ``**options`` the signature and documentation of these options.
 
     Args:
         without: Options that the function does not take.

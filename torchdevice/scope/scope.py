@@ -88,8 +88,7 @@ class _Leaving(Leaving):
 
 
 class Scope(AbstractContextManager["Scope"]):
-    """Programs written for one accelerator run on another while this is active. Made by
-    :func:`portable`.
+    """Runs programs written for one accelerator on another while active (:func:`portable`).
 
     Usable with ``with``, as a decorator, again and again, and inside itself.
 
@@ -117,9 +116,7 @@ class Scope(AbstractContextManager["Scope"]):
         return self._resolved().runtime
 
     def report(self) -> Report:
-        """Return what the program asked for in this process so far and what was done instead, by
-        line.
-        """
+        """Return, by line, what the program asked for so far and what was done instead."""
         from torchdevice.report import Report  # here, because most programs ask for none
 
         options = self._resolved().options
@@ -272,8 +269,7 @@ def _enter(entry: Entry, context: Context) -> None:
         if context.thread.at_return:
             context.thread.begin()
     except BaseException:
-        # Everything, whichever step failed: each step of leaving can be done without its
-        # counterpart.
+        # Everything, whichever step failed: a step of leaving needs no counterpart.
         undo(leave, entry)
         raise
 

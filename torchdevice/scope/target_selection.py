@@ -85,9 +85,7 @@ def _best() -> Runtime:
 
 
 def machine_of(options: Options) -> Context | None:
-    """Return the context of the simulated Mac on which a scope with these options runs; None for
-    this machine.
-    """
+    """Return the simulated Mac's context for a scope with these options; None for this machine."""
     name = _name_of(options.target)
     if name in _SIMULATED_MAC and options.written_for != MpsRuntime.device_type:
         from torchdevice.simulation import mac
@@ -98,9 +96,7 @@ def machine_of(options: Options) -> Context | None:
 
 
 def simulated_machine() -> Context | None:
-    """Return the context of the simulated Mac that this thread is in, innermost first; None where
-    it is in none.
-    """
+    """Return the innermost context of this thread on a simulated Mac; None if there is none."""
     for entry in reversed(thread_state.state.entries):
         context = entry.context
         if context is not None and context.names.answered_by is not None:
@@ -114,9 +110,7 @@ def simulated_machine() -> Context | None:
 
 
 def _on_machine(machine: Context, options: Options) -> tuple[Runtime, Options]:
-    """Return the runtime of MPS on a simulated Mac; for a program written for MPS, the simulated
-    Mac itself.
-    """
+    """Return MPS's runtime on a simulated Mac, or, for MPS programs, the simulated Mac itself."""
     from torchdevice.simulation import mac
 
     if options.written_for != MpsRuntime.device_type:
@@ -139,9 +133,7 @@ def is_simulated(target: object) -> bool:
 
 
 def simulated_name(profile: object) -> str | None:
-    """Return the target that a profile means where only a simulated device can be meant; None where
-    it means none.
-    """
+    """Return a profile's target where it must be a simulated device; None if it is none."""
     from torchdevice.simulation import models
 
     text = str(profile).strip()
@@ -151,9 +143,7 @@ def simulated_name(profile: object) -> str | None:
 
 
 def names_count(target: str) -> bool:
-    """Return whether the name of a target contains a number of devices, as ``"simulated:cuda:2"``
-    does.
-    """
+    """Return whether a target's name has a number of devices, like ``"simulated:cuda:2"``."""
     if not is_simulated(target):
         return False
     from torchdevice.simulation import models
@@ -200,9 +190,7 @@ def target_names() -> tuple[str, ...]:
 
 
 def known_targets() -> tuple[str, ...]:
-    """Return the names of devices that can be targets, available here or not: real ones, and
-    profiles and models.
-    """
+    """Return all possible targets' names, available or not: real ones, profiles and models."""
     from torchdevice.simulation import models, profiles
 
     return (

@@ -17,9 +17,7 @@ from torchdevice.kernel.python.environment import SWITCH, switched_on
 
 
 def activate() -> None:
-    """Enable a scope with the options of the environment if ``TORCHDEVICE`` is set and no scope is
-    active.
-    """
+    """Enable a scope by the environment's options if ``TORCHDEVICE`` is set and none is active."""
     if not switched_on():
         return
     try:
@@ -42,8 +40,7 @@ def _enable() -> None:
 
 
 def _load_backends() -> None:
-    """Load the backends that torch would load after this package, because one of them may be the
-    target.
+    """Load the backends that torch loads after this package, as one may be the target.
 
     torch calls their entry points again, so an error is torch's to raise.
     """

@@ -1,6 +1,4 @@
-"""The magic commands of IPython and notebooks: ``%torchdevice`` for the session, ``%%torchdevice``
-for a cell.
-"""
+"""Magics of IPython and notebooks: ``%torchdevice`` per session, ``%%torchdevice`` per cell."""
 
 from __future__ import annotations
 
@@ -129,8 +127,7 @@ def _parser() -> _Parser:
 
 
 def _given(words: list[str]) -> dict[str, Any]:
-    """Return the options that a line gives: the target first or by its flag, and the others by
-    their flags.
+    """Return a line's options: the target first or by flag, and the others by flag.
 
     Raises:
         UsageError: An option does not exist, or the target is given twice.

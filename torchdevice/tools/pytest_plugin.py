@@ -41,9 +41,7 @@ _scopes_of_marks = pytest.StashKey["Scope"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--torchdevice`` for the target, a flag for each other option of a scope, and a key for
-    each option.
-    """
+    """Add ``--torchdevice``, a flag for each other option of a scope, and configuration keys."""
     for index, (heading, names) in enumerate(_options.groups().items()):
         group = parser.getgroup(f"torchdevice{index or ''}", f"torchdevice: {heading}")
         _options.add_flags(group.addoption, _options.pytest_flag_of, names)
@@ -110,9 +108,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Leave the scope of a test's mark, after its fixtures are gone, and replace devices that
-    failed in the test.
-    """
+    """Leave a test's scope after its fixtures, and replace devices that failed in the test."""
     yield
     _leave_scope_of_mark(item)
     # Not imported for tests that simulate nothing.
@@ -156,9 +152,7 @@ def _leave_scope_of_mark(item: pytest.Item) -> None:
 
 @pytest.fixture
 def torchdevice_scope(request: pytest.FixtureRequest) -> Iterator[Scope]:
-    """The scope in which the test runs: that of its mark or of ``--torchdevice``, else a new
-    one.
-    """
+    """The scope in which the test runs: of its mark or ``--torchdevice``, or a new one."""
     from torchdevice.scope import activation
 
     active = activation.current()
@@ -171,8 +165,7 @@ def torchdevice_scope(request: pytest.FixtureRequest) -> Iterator[Scope]:
 
 @pytest.fixture
 def simulated_accelerator(request: pytest.FixtureRequest) -> Iterator[Scope]:
-    """A scope on simulated devices, active during the test: that of its mark or of
-    ``--torchdevice``, else a new one.
+    """A scope on simulated devices for the test: of its mark or ``--torchdevice``, or a new one.
 
     A test chooses others by ``@pytest.mark.parametrize("simulated_accelerator", ["cuda:2", "mps"],
     indirect=True)``.
@@ -225,9 +218,7 @@ def _scope_on(config: pytest.Config, profile: str, options: Mapping[str, Any]) -
 
 
 def _scope_with(config: pytest.Config, options: Mapping[str, Any]) -> Scope:
-    """Return a scope with options that a test gives, and for the rest those of the
-    configuration.
-    """
+    """Return a scope with a test's options, and the configuration's for all others."""
     from torchdevice.scope.scope import Scope
 
     return Scope(_options.chosen(options, **{**_configured(config), **_given(config)}))
@@ -250,8 +241,7 @@ def _configured(config: pytest.Config) -> dict[str, Any]:
 
 
 class _Summary:
-    """Reports, in a run of pytest in one scope, what all workers of xdist asked of the accelerator
-    and what was done.
+    """Reports, for all xdist workers in one scope, the accelerator requests and their handling.
 
     Args:
         scope: The scope of ``--torchdevice``.

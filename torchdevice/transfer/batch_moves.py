@@ -59,8 +59,7 @@ def parts(batch: Any) -> Parts | None:
             map("[{!r}]".format, batch), batch.values(), lambda values: _mapping(batch, values)
         )
     if isinstance(batch, (tuple, set, frozenset)):
-        # _make skips a __new__ of the program's own, which may take other arguments than the
-        # fields.
+        # _make skips a program's own __new__, which may take arguments other than fields.
         return Parts(_numbers(), batch, getattr(type(batch), "_make", type(batch)))
     if isinstance(batch, (list, UserList, deque)):
         return Parts(_numbers(), batch, lambda values: _with_items(batch, enumerate(values)))
@@ -92,9 +91,7 @@ def _numbers() -> Iterator[str]:
 
 
 def _with_items(batch: Any, items: Iterable[tuple[Any, Any]]) -> Any:
-    """Return a copy with other items. A copy, because a subclass holds more: a default factory,
-    attributes.
-    """
+    """Return a copy with other items: a subclass holds more, such as a default factory."""
     new = copy.copy(batch)
     for key, value in items:
         new[key] = value
@@ -194,9 +191,7 @@ class ToDevice(torch.nn.Module):
         return type(self)(self.ospec, self.ispec)
 
     def normal(self) -> ToDevice:
-        """Return the adjoint after this move: the identity on the source, which hands on what it is
-        given.
-        """
+        """Return the adjoint after this move: the identity on the source."""
         return type(self)(self.ispec, self.ispec)
 
     @property
@@ -251,8 +246,7 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
         source, target = self._source, self._target
         way = source._way()
         if way is not None:
-            # The transfer stream waits until the batch is complete, and until the target's memory
-            # is free.
+            # The transfer stream waits for the complete batch and for free target memory.
             self._transfer = transfer = source._leaving_stream(*way)
             self._computing, self._awaiting = (
                 source._working_stream(way[0]),
@@ -309,9 +303,7 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
 
 
 class _Exchange(torch.autograd.Function):
-    """A copy from accelerator to accelerator, for autograd. The gradient takes the transfer stream
-    of its own way.
-    """
+    """A copy between accelerators, for autograd. The gradient uses the reverse transfer stream."""
 
     @staticmethod
     def forward(tensor: torch.Tensor, passage: _Passage) -> torch.Tensor:
@@ -345,17 +337,13 @@ class _Exchange(torch.autograd.Function):
 
 
 def moved_by_itself(leaf: Any, device: torch.device) -> Any:
-    """Return what a leaf that is no tensor makes of a move. Classes have methods too, and are not
-    moved.
-    """
+    """Return a non-tensor leaf after a move by its own method. Classes stay as they are."""
     move = None if isinstance(leaf, type) else getattr(leaf, "to", None)
     return move(device) if callable(move) else leaf
 
 
 def may_copy_alone(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Return whether a copy to a device may go on while the host does: the host's memory stays in
-    place until then.
-    """
+    """Return whether a copy may outlast the call: only page-locked memory stays in place."""
     # First, because a graph cannot ask what is pinned.
     if (
         torch.compiler.is_compiling()

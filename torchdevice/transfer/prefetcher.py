@@ -32,8 +32,7 @@ class _Flight(NamedTuple):
 
 
 class Prefetcher:
-    """A loader whose batches are moved to a device before they are asked for, on a stream of its
-    own.
+    """A loader that moves batches to a device ahead of their use, on a stream of its own.
 
     The copies run while the program computes, where the loader's batches are pinned
     (``DataLoader(..., pin_memory=True)``) and the device has streams. Elsewhere batches are moved

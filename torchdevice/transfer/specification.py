@@ -92,9 +92,7 @@ class DeviceSpec:
 
     @property
     def transfer_stream(self) -> torch.Stream | None:
-        """The stream on which tensors leave this device for the other one of :meth:`p2p_setup`;
-        None as above.
-        """
+        """The stream for tensors from here to the other of :meth:`p2p_setup`; None as above."""
         way = self._way()
         return self._transfer if way is None else self._leaving_stream(*way)
 
@@ -105,8 +103,7 @@ class DeviceSpec:
         return self._transfer if self._transfer is not None else _transfer_stream(here, there)
 
     def p2p_setup(self, other: DeviceSpec | torch.device | str) -> None:
-        """Prepare for moves between this device and another one, from device to device where both
-        are accelerators.
+        """Prepare moves between two devices, direct from device to device if both are accelerators.
 
         There is one transfer stream for each source and target in a process, and one in each scope.
         """
@@ -117,9 +114,7 @@ class DeviceSpec:
         self._peer = device if _are_two_of_a_kind(self.device, device) else None
 
     def _way(self) -> tuple[torch.device, torch.device] | None:
-        """Return this device and the other one where tensors go from device to device: both are
-        accelerators here.
-        """
+        """Return both devices if tensors go directly: both are accelerators here."""
         if self._peer is None:
             return None
         here, there = self.here, torch.device(self._peer)
@@ -169,9 +164,7 @@ class DeviceSpec:
 
 
 def _with_ordinal(device: torch.device) -> torch.device:
-    """Return a device with the ordinal that it means now, where torch has a current device of that
-    type.
-    """
+    """Return a device with the current ordinal, if it has none and torch a current device."""
     if device.index is None:
         current = torch.accelerator.current_accelerator(check_available=True)
     else:
@@ -197,9 +190,7 @@ def _are_two_of_a_kind(one: torch.device, other: torch.device) -> bool:
 
 
 def have_streams(*devices: torch.device) -> bool:
-    """Return whether devices of one type are accelerators that are there, and programs make streams
-    for their work.
-    """
+    """Return whether devices of a type are available accelerators with streams for programs."""
     kind = devices[0]
     if kind.index is None or registry.runtime(kind.type).shares_host_memory:
         return False
@@ -235,9 +226,7 @@ def _native(stream: torch.Stream, device: torch.device) -> torch.Stream:
 
 
 def _spelled(device: torch.device) -> str:
-    """Return a device as the program spells it, so that it means the same in another scope, or on
-    another machine.
-    """
+    """Return a device as the program spells it, to mean the same in other scopes or machines."""
     context = thread_state.state.context
     if context is None or device.type != context.device_type:
         return str(device)
@@ -246,7 +235,5 @@ def _spelled(device: torch.device) -> str:
 
 
 def own_specification(device: Any) -> DeviceSpec:
-    """Return a specification that is nobody else's: a specification knows its peer, and there may
-    be several.
-    """
+    """Return an unshared specification: each knows one peer, and there may be several."""
     return device.__copy__() if isinstance(device, DeviceSpec) else DeviceSpec(device)

@@ -1,6 +1,4 @@
-"""What ``triton.runtime.driver.active`` answers where no GPU is: the stand-in device that the scope
-shows.
-"""
+"""``triton.runtime.driver.active`` where there is no GPU: the scope's stand-in device."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ _PROPERTIES = {
 
 
 class StandInDriver(CudaDriver):  # type: ignore[misc]
-    """The driver of a scope on a target for which Triton makes no code: that for CUDA, without a
-    library of CUDA.
-    """
+    """The driver for targets that Triton cannot compile for: CUDA's, without CUDA's libraries."""
 
     set_current_device = staticmethod(torch.cuda.set_device)
 
@@ -82,9 +78,7 @@ class StandInDriver(CudaDriver):  # type: ignore[misc]
     def _load(
         self, name: str, kernel: bytes, shared: int, device: int
     ) -> tuple[int, int, int, int, int]:
-        """Return two handles that stand for nothing, and the registers, spills and threads of a
-        compiled kernel.
-        """
+        """Return two null handles, and a compiled kernel's registers, spills and threads."""
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(kernel)
             file.flush()

@@ -35,17 +35,14 @@ runs.
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Rewrites what Triton's compiler reads in its own way: calls, conditions, and assignments,
-    which make tensors.
-    """
+    """Rewrites syntax that Triton's compiler reads its own way: calls, conditions, assignments."""
 
     def visit(self, node: ast.AST) -> Any:
         self.generic_visit(node)
         match node:
             case ast.FunctionDef():
                 node.decorator_list = []
-                # The function gets the values of the original one, which Python evaluated when it
-                # was defined.
+                # It gets the original's values, which Python evaluated at its definition.
                 node.args.defaults = []
                 node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
             case ast.Assign():
@@ -105,8 +102,7 @@ def _code_of(source: str, file: str, line: int, free: tuple[str, ...]) -> types.
     around = ast.parse(f"def outer({', '.join(free)}): pass")
     around.body[0].body = tree.body  # type: ignore[attr-defined]
     ast.increment_lineno(ast.fix_missing_locations(around), line - 1)
-    # Like this file, it leaves annotations unevaluated: compile() inherits what it imports from
-    # __future__.
+    # Like this file, it leaves annotations unevaluated: compile() inherits __future__ imports.
     return _first_inside(_first_inside(compile(around, file, "exec")))
 
 
@@ -141,9 +137,7 @@ def _line_of_def(kernel: Any) -> int:
 
 @functools.cache
 def as_jit(kernel: Any) -> Any:
-    """Return a kernel as JITFunction, also one that was decorated while ``TRITON_INTERPRET`` was
-    set.
-    """
+    """Return a kernel as JITFunction, even if decorated while ``TRITON_INTERPRET`` was set."""
     if isinstance(kernel, triton.InterpretedFunction):
         return triton.JITFunction(kernel.fn, **kernel.kwargs)
     return kernel
@@ -182,9 +176,7 @@ def attribute(value: Any, name: str) -> Callable[..., Any]:
 
 
 def _logical(name: str, *operands: Callable[[], Any]) -> Any:
-    """``and`` and ``or`` as Triton's compiler reads them: elementwise, and constants end them
-    early.
-    """
+    """``and`` and ``or`` as in Triton's compiler: elementwise, but ended early by constants."""
     result: Any = None
     for operand in operands:
         value = operand()
@@ -214,9 +206,7 @@ def tensor_of(value: Any, dtype: Any) -> Any:
 
 
 def _range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -> Iterator[Any]:
-    """``tl.range``. Instances stay together where their loops have as many turns, from whatever
-    they begin.
-    """
+    """``tl.range``. Instances stay together if their loops have as many turns."""
     tensors = [running.semantic.to_tensor(each) for each in _bounds(start, stop, step)]
     dtype = tl.int64 if any(each.dtype == tl.int64 for each in tensors) else tl.int32
     first, last, by = (each.handle.data.astype(numpy_dtype(dtype)) for each in tensors)
@@ -231,9 +221,7 @@ def _static_range(start: Any, stop: Any = None, step: Any = 1, **options: Any) -
 
 
 def _bounds(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
-    """Return the first number of a range, the one after its last, and the step, as Python reads the
-    arguments.
-    """
+    """Return a range's start, end and step, as Python reads these arguments."""
     if step is None:
         step = 1
     return (0, start, step) if stop is None else (start, stop, step)
@@ -282,9 +270,7 @@ def _inputs(input: Any) -> tuple[tuple[Any, ...], list[Any]]:
 
 
 def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any) -> Any:
-    """``tl.reduce``: neighbours are combined first, so that a function that does not commute gets
-    them in order.
-    """
+    """``tl.reduce``: neighbours first, so a non-commutative function gets them in order."""
     axis = triton.constant(axis)
     like, arrays = _inputs(input)
     count, *shape = arrays[0].shape
@@ -329,9 +315,7 @@ def _reduce_with_indices(
 
 
 def _scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: Any) -> Any:
-    """``tl.associative_scan``: each step combines an element with the one 1, 2, 4, ... before
-    it.
-    """
+    """``tl.associative_scan``: step by step, combine elements with those 1, 2, 4, ... before."""
     step = -1 if triton.constant(reverse) else 1
     like, arrays = _inputs(input)
     axis = triton.constant(axis) % (arrays[0].ndim - 1) + 1
@@ -421,9 +405,7 @@ _FREE = {f"_triton_{name}": function for name, function in _CALLED.items()}
 
 
 def with_semantic(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operator of Triton's tensors that finds the semantic of the kernel which this
-    thread runs.
-    """
+    """Return a Triton operator that finds the semantic of this thread's running kernel."""
 
     @functools.wraps(original)
     def operate(*args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,4 @@
-"""A launch: its arguments as Triton specialises them, an operator of torch, and the instances of
-the grid in turn.
+"""A launch: arguments specialised as by Triton, a torch operator, and the grid's instances.
 
 The operator is that of ``calls/host_functions.py``.
 """
@@ -73,8 +72,7 @@ class Launch:
         self.instance: tuple[int, ...] = (0, 0, 0)
 
     def check_shared(self, size: int) -> None:
-        """Raise Triton's error, by its own figure, where a product may need more shared memory than
-        the device has.
+        """Raise Triton's error if a product may need more shared memory than the device has.
 
         Args:
             size: The bytes of its blocks.
@@ -97,9 +95,7 @@ class Launch:
             host_functions.call(self.context, self.run, list(self._storages().values()))
 
     def _storages(self) -> dict[int, torch.Tensor]:
-        """Return a tensor that covers each storage, by the storage's address, and note which
-        arguments have it.
-        """
+        """Return a tensor per storage, by its address, and note the arguments that are in it."""
         found: dict[int, torch.Tensor] = {}
         self._names: dict[int, list[str]] = {}
         for position, (name, value) in enumerate(
@@ -186,9 +182,7 @@ class Launch:
     def _run_group(
         self, builder: NumpyBuilder, call: Callable[[], Any], group: Any, depth: int = 0
     ) -> None:
-        """Run instances together; where a condition parts them, undo what they did and run each
-        part.
-        """
+        """Run instances together; if a condition parts them, undo and run each part."""
         builder.group, memory = group, builder.memory
         memory.logs = [] if len(group) > 1 else None
         self.instance = tuple(group[0].tolist())
@@ -219,9 +213,7 @@ class Launch:
         )
 
     def fault(self, what: str, instance: Any = (0, 0, 0)) -> None:
-        """Raise CUDA's error for an illegal address, after which a simulated device runs
-        nothing.
-        """
+        """Raise CUDA's error for an illegal address, after which the device runs nothing."""
         self.instance = tuple(map(int, instance))
         note = f"{self.place()} {what}."
         if self.context.policy is not None:
@@ -229,8 +221,7 @@ class Launch:
         raise cuda_error(ILLEGAL_ADDRESS, note)
 
     def are_allocated(self, addresses: Any, size: int) -> Any:
-        """Return for addresses that are no argument's whether a tensor has them: kernels may read
-        pointers from memory.
+        """Return which addresses, not an argument's, tensors have: kernels may read pointers.
 
         Args:
             addresses: The addresses, which may lie in several tensors.
@@ -270,9 +261,7 @@ class Launch:
     # ---- arguments -------------------------------------------------------------------------------
 
     def _converted(self, places: Mapping[int, int]) -> inspect.BoundArguments:
-        """Return the arguments as the kernel sees them: constants as they are, pointers and scalars
-        as tensors.
-        """
+        """Return arguments for the kernel: constants unchanged, others as tensors."""
         given = zip(self.compiled.src.signature.items(), self.args, strict=True)
         made = {name: self._value(kind, value, places) for (name, kind), value in given}
         return inspect.BoundArguments(self.kernel.signature, made)  # type: ignore[arg-type]
@@ -326,9 +315,7 @@ and its compiler.
 
 
 def of_each_scope(name: str) -> Replaced:
-    """Return the patch by which an attribute of kernels is one of each scope. A kernel keeps that
-    outside of scopes.
-    """
+    """Return a patch that makes a kernels' attribute per scope; outside, the kernel has its own."""
 
     def get(kernel: Any) -> Any:
         context = thread_state.state.context
@@ -362,8 +349,7 @@ class OnNoDevice(triton.CompiledKernel):  # type: ignore[misc]
 
 
 class Compiled(OnNoDevice):
-    """A kernel for types and constants, which Triton compiles where the program looks at it. This
-    needs no GPU.
+    """A kernel for types and constants, compiled, without a GPU, if the program looks at it.
 
     Args:
         context: The scope.
@@ -393,9 +379,7 @@ class Compiled(OnNoDevice):
 
     @functools.cached_property
     def shared(self) -> int:
-        """The shared memory in bytes. Triton knows it before ``ptxas``, which may take minutes for
-        large blocks.
-        """
+        """The shared memory in bytes, known before ``ptxas``, which takes minutes for some."""
         stages: dict[str, Any] = {}
         figures = {**self.options.__dict__}
         self._backend.add_stages(stages, self.options, self.src.language)
@@ -471,9 +455,7 @@ run._torchdynamo_disable = True  # type: ignore[attr-defined]  # in compiled cod
 
 
 def run_tuned(context: Context, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Autotuner.run``: the first configuration that the device can run. An interpreter's times
-    say nothing.
-    """
+    """``Autotuner.run``: the first configuration that the device can run, without timing."""
     if context.runtime.support.makes_kernels:
         return original(tuner, *args, **kwargs)
     named = tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))

@@ -126,8 +126,7 @@ class Memory:
         return first
 
     def rows(self, pointers: Any, mask: Any, dtype: Any) -> Rows | None:
-        """Return where a block lies in a storage, if its bounds tell that and nothing looks at each
-        address.
+        """Return a block's rows in a storage, if bounds show them without a look at addresses.
 
         Args:
             pointers: The handle of the kernel's addresses.
@@ -161,8 +160,7 @@ class Memory:
         return Rows(parts, axis, shape)
 
     def _parts(self, first: Any, places: list[tuple[Any, slice]], dtype: Any) -> list[Any]:
-        """Return the parts of a block, see :class:`Rows`; none where its rows are not all whole in
-        one storage.
+        """Return a block's parts (:class:`Rows`); none unless all rows are whole in one storage.
 
         Args:
             first: The address of the first element of each row.
@@ -228,9 +226,7 @@ class Memory:
         access: str,
         group: Any,
     ) -> Any:
-        """Return what leads from addresses of one region to those of the process, if all are in the
-        storage.
-        """
+        """Return the offset from a region's addresses to the process's, if all are in storage."""
         region = self._regions.get(number)
         if region is None:
             allocated = self.launch.are_allocated(found, size)
@@ -305,9 +301,7 @@ def _unwritten(addresses: Any, active: Any) -> Any:
 def _told(
     region: Region, pointers: Any, active: Any, wrong: Any, what: str, why: str, group: Any
 ) -> tuple[str, Any]:
-    """Return a text about the lanes of the first instance that do something wrong, and the
-    instance.
-    """
+    """Return a text about the first instance's faulty lanes, and the instance."""
     instance = np.nonzero(wrong)[0][0]
     one = slice(None) if len(pointers) == 1 else slice(instance, instance + 1)
     offset = int(pointers[one][wrong[one]][0]) - region.first
@@ -320,8 +314,7 @@ def _told(
 
 
 def _alike(active: Any, length: int, outer: tuple[int, ...]) -> list[tuple[Any, slice]]:
-    """Return which rows of a block a mask lets the same lanes through of, and these; none if they
-    are many or apart.
+    """Return the rows with the same active lanes, and these; none if they are many or apart.
 
     Args:
         active: The mask. Its last axis is that of the rows, and may have the length 1.
@@ -346,8 +339,7 @@ def _alike(active: Any, length: int, outer: tuple[int, ...]) -> list[tuple[Any, 
 
 
 class Races:
-    """The instance that last wrote and the one that read each element, and which instances are
-    ordered by atomics.
+    """Who last wrote and read each element, and which instances atomics have ordered.
 
     Args:
         report: Told of a race: what happens, and the number of the earlier instance.

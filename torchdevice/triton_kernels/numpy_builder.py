@@ -1,5 +1,4 @@
-"""The operations of a kernel on NumPy arrays: those of Triton's interpreter, corrected where a
-GPU's values differ.
+"""A kernel's operations on NumPy arrays: those of Triton's interpreter, with a GPU's values.
 
 The interpreter keeps bfloat16 and float8 as integers of their bits, and computes with these
 integers. Here they are decoded to float32 and rounded again to nearest, as torch and the GPU do.
@@ -57,9 +56,7 @@ def decoded(handle: Any) -> Any:
 
 
 def encoded(values: Any, dtype: Any) -> Any:
-    """Return a handle of values in a dtype, rounded to nearest; float8 saturates, as CUDA's
-    conversions do.
-    """
+    """Return a handle of values rounded to nearest in a dtype; float8 saturates, as on CUDA."""
     dtype = dtype.scalar
     if values.dtype == np.bool_:
         return TensorHandle(values, tl.int1)
@@ -77,9 +74,7 @@ _OF_BITS = np.bitwise_and, np.bitwise_or, np.bitwise_xor
 
 
 def _as_tf32(values: Any) -> Any:
-    """Round float32 to the 10 bits of TF32's mantissa, to nearest and ties away from zero, as
-    ``cvt.rna`` does.
-    """
+    """Round float32 to TF32's 10 bits of mantissa, ties away from zero, as ``cvt.rna`` does."""
     bits = values.view(np.uint32) + np.uint32(0x1000)
     bits &= np.uint32(0xFFFFE000)
     rounded = bits.view(np.float32)
@@ -88,9 +83,7 @@ def _as_tf32(values: Any) -> Any:
 
 
 def _of_values(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation of the builder: what a function makes of its operands' values, in the
-    dtype of the first.
-    """
+    """Return a builder's operation: a function of operands' values, in the first one's dtype."""
 
     def operation(self: Any, arg: Any, *rest: Any) -> Any:
         values = (each.data if isinstance(each, TensorHandle) else each for each in rest)
@@ -179,9 +172,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         memory_windows.write(at, active, values)
 
     def _for_each(self, ptr: Any, mask: Any, *values: Any) -> list[Any]:
-        """Return the addresses, the lanes and operands of an atomic, for each instance also where
-        they are equal.
-        """
+        """Return an atomic's addresses, lanes and operands for each instance, even if equal."""
         at, active = self._at(ptr, mask, "updates")
         shape = np.broadcast_shapes(
             (len(self.group), *at.shape[1:]), *(each.data.shape for each in values)
@@ -205,9 +196,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return self._update_one_by_one(op, at.data, active.data, values.data, val.dtype)
 
     def _update_one_by_one(self, op: Any, at: Any, active: Any, values: Any, dtype: Any) -> Any:
-        """Do an atomic on floats whose bits Triton's interpreter would add. Addresses may be
-        equal.
-        """
+        """Do an atomic on floats, whose bits Triton's interpreter adds. Addresses may be equal."""
         by_op = {ir.ATOMIC_OP.MIN: self.create_minnumf, ir.ATOMIC_OP.MAX: self.create_maxnumf}
         combine = by_op.get(op, self.create_fadd)
         old = np.zeros(values.size, values.dtype)
@@ -328,8 +317,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
         return TensorHandle(chosen.astype(numpy_dtype(rhs.dtype), copy=False), rhs.dtype.scalar)
 
     def create_fma(self, x: Any, y: Any, z: Any) -> Any:
-        # The product of two float32 is exact in float64, so that only the sum is rounded, twice at
-        # worst.
+        # The product of two float32 is exact in float64: only the sum is rounded, at most twice.
         wide = [decoded(each).astype(np.float64) for each in (x, y, z)]
         return encoded(wide[0] * wide[1] + wide[2], z.dtype)
 
@@ -515,8 +503,7 @@ class _Tile:
         return self.pointers([each.data for each in indices], range(len(indices)), value)
 
     def pointers(self, offsets: Any, checked: Any, value: Any = None) -> tuple[Any, Any, Any]:
-        """Return the pointers, the value that is given and the mask of a block, in the order of a
-        store's arguments.
+        """Return a block's pointers, value and mask, in the order of a store's arguments.
 
         Args:
             offsets: For each axis the first index of each instance, or all indices of the axis.

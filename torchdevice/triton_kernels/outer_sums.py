@@ -1,5 +1,4 @@
-"""Sums of blocks that vary along different axes, as most addresses are: ``rows[:, None] * stride +
-columns[None, :]``.
+"""Sums of blocks along different axes, like most addresses: ``rows[:, None] * n + cols[None, :]``.
 
 Such a sum is kept as its terms. They are added up where something asks for the elements, which the
 loads and stores of whole rows do not.

@@ -30,9 +30,7 @@ def _active(original: Any) -> property:
 
 
 def _bench(context: Context, original: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-    """``do_bench``, which would call a function seven times more, however long its first call
-    took.
-    """
+    """``do_bench``, which would call even a slow function seven times more."""
     given = inspect.signature(original).bind(fn, *args, **kwargs)
     given.apply_defaults()
     begun = time.perf_counter()

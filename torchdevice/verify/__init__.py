@@ -1,5 +1,4 @@
-"""``verify=``: runs each operator of the target on the CPU too, and reports where the results
-differ.
+"""``verify=``: runs each of the target's operators on the CPU too, and reports differences.
 
 May import ``calls``, ``errors``, ``kernel``, ``report``, ``torch_modules`` and ``version``.
 """

@@ -1,6 +1,4 @@
-"""One call of an operator: its inputs before it, and what it did compared with what the CPU
-does.
-"""
+"""One call of an operator: its inputs, and its effects compared with the CPU's."""
 
 from __future__ import annotations
 
@@ -68,8 +66,7 @@ class Call:
         self._alias = context.runtime.supplied.host_alias
         self._wide = context.runtime.shares_host_memory
         self._draws = operator.draws(args, kwargs)
-        # The CPU can draw the numbers that the target draws, but not in float64, which takes more
-        # random bits.
+        # The CPU can draw the target's numbers, but not in float64, which takes more random bits.
         can_replay = context.runtime.supplied.draws_on_cpu and not self._wide
         self._state: torch.Tensor | None = None
         self.inputs = Inputs(args, kwargs, given, self._alias, values=not operator.is_view)
@@ -217,9 +214,7 @@ class Call:
     def _of_choices(
         self, indices: torch.Tensor, expected: torch.Tensor, found: Difference
     ) -> Difference | None:
-        """Return a difference of indices, unless they are of elements that equal the reference's,
-        each taken once.
-        """
+        """Return a difference of indices, unless they choose equal elements, each once."""
         place = self.inputs.places[id(self._given["self"])]
         elements = place.of(self.inputs.memories[place.memory])
         dim, keepdim = self._given.get("dim", -1), indices.dim() == elements.dim()
@@ -267,9 +262,7 @@ class Call:
         return tolerances.surely_agree(now, before) or same_bits(now, before)
 
     def _undeclared(self, copies: Copies) -> Iterator[tuple[str, Difference]]:
-        """Yield the arguments that only the operator has changed or only the CPU, which the schema
-        does not say.
-        """
+        """Yield arguments that only the operator or only the CPU changed, against the schema."""
         places = self.inputs.places
         written = {
             places[id(each)].memory
@@ -296,12 +289,9 @@ class Call:
     def _of_undeclared(
         self, tensor: torch.Tensor, found: Difference, cpu_wrote: bool
     ) -> Difference | None:
-        """Return what is wrong with an argument that differs from the CPU's, without a word of the
-        schema.
-        """
+        """Return the fault of an undeclared write to an argument that differs from the CPU's."""
         if self._is_unchanged(tensor):
-            # The reference of a conjugate or negative view is kept without its bits, which nobody
-            # writes to.
+            # A conjugate or negative view's reference has no such bits, which nobody writes to.
             is_view = tensor.is_conj() or tensor.is_neg()
             return _not_written(found) if cpu_wrote and not is_view else None
         if cpu_wrote:

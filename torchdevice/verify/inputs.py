@@ -1,6 +1,4 @@
-"""CPU copies of the tensors that a call is given: their memory, with strides, offsets and what they
-share.
-"""
+"""CPU copies of a call's tensors: their memory, with strides, offsets and sharing."""
 
 from __future__ import annotations
 
@@ -42,8 +40,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def window(tensor: torch.Tensor, alias: Alias, size: int) -> torch.Tensor:
-    """Return the memory from the first to the last element of a tensor as a CPU tensor of one
-    dimension, not copied.
+    """Return a tensor's memory, from first to last element, as a flat CPU tensor, uncopied.
 
     Memory of a device is read without gaps: copies with strides are among what devices do wrong.
 
@@ -60,9 +57,7 @@ def window(tensor: torch.Tensor, alias: Alias, size: int) -> torch.Tensor:
 
 
 def on_cpu(tensor: torch.Tensor, alias: Alias) -> torch.Tensor:
-    """Return a CPU tensor with the values of a tensor, not copied where the CPU can read the
-    memory.
-    """
+    """Return a CPU tensor with a tensor's values, uncopied if the CPU can read the memory."""
     found = alias(tensor)
     if found is not None:
         return found
@@ -189,8 +184,7 @@ class Inputs:
             first.is_whole = first.like.is_contiguous() and not has_bits
             return first.now(alias).clone()
         begins, ends = zip(*(place.bytes for place in places), strict=True)
-        # Down to a multiple of the largest dtype, so that the copies are aligned as the tensors
-        # are.
+        # Down to a multiple of the largest dtype, so that copies are aligned as the tensors are.
         start = min(begins) // _ALIGNED * _ALIGNED
         memory = torch.empty(max(ends) - start, dtype=torch.uint8)
         for place in places:
@@ -199,17 +193,13 @@ class Inputs:
         return memory
 
     def index_on(self, device_type: str) -> int:
-        """Return the index of the device of a type that the call is on: its tensors', or the one
-        that it names.
-        """
+        """Return the index of a call's device of a type: its tensors', or the one it names."""
         devices = [native_device(each) for each in tensors((self.args, self.kwargs))]
         devices += [each for each in self.kwargs.values() if isinstance(each, torch.device)]
         return next((each.index or 0 for each in devices if each.type == device_type), 0)
 
     def elements(self, place: Place) -> torch.Tensor:
-        """Return the copy of the memory of a place in its dtype, as many whole elements as there
-        are.
-        """
+        """Return the copied memory of a place in its dtype, as many elements as are whole."""
         memory = self.memories[place.memory]
         if memory.dtype == place.dtype:
             return memory
@@ -218,9 +208,7 @@ class Inputs:
         return memory[:whole].view(place.dtype)
 
     def copies(self, *, again: bool) -> Copies:
-        """Return the arguments with CPU tensors in these memories or in copies of them. What is
-        shared stays shared.
-        """
+        """Return the arguments as CPU tensors in these memories or copies; sharing is kept."""
         memories = [memory.clone() for memory in self.memories] if again else self.memories
         return Copies(self, lambda place: place.of(memories[place.memory]), {})
 
@@ -270,9 +258,7 @@ class Copies(StandIns):
         return self._made(self._places[id(tensor)])
 
     def other(self, value: Any) -> Any:
-        """Return an argument for the CPU. A generator is left out: the default one has the right
-        state.
-        """
+        """Return an argument for the CPU, without generators: the default one has the state."""
         if isinstance(value, torch.device):
             return value if value.type == "meta" else _CPU
         if isinstance(value, torch.dtype):

@@ -32,9 +32,7 @@ class Where(NamedTuple):
 
 
 class BackwardCalls(Observer):
-    """Remembers the line that called backward last, for threads of the engine, which have no
-    line.
-    """
+    """Remembers the line that last called backward, for the engine's threads, which have none."""
 
     def __init__(self) -> None:
         self.last: Site | None = None
@@ -74,9 +72,7 @@ class Lines:
 
 
 def _within_backward(frame: FrameType) -> FrameType | None:
-    """Return the innermost frame of the program that backward has called, as of a custom function
-    or a hook.
-    """
+    """Return the program's innermost frame called by backward: a custom function or a hook."""
     current: FrameType | None = frame
     while current is not None and (
         current.f_code.co_name != "_engine_run_backward" or callers.kind_of(current) != OURS

@@ -133,9 +133,7 @@ class Operator:
         return bool(given.get("dropout_p", True)) and given.get("train") is not False
 
     def results(self, result: Any) -> list[tuple[str, Any, bool]]:
-        """Return the name of each result, the result, and whether it is a new tensor or a list of
-        such.
-        """
+        """Return each result, with its name, and whether it is a new tensor or a list of them."""
         several = len(self.made) > 1
         values = result if several else [result]
         if several:
@@ -146,8 +144,7 @@ class Operator:
 
 
 def looked_at(op: Any, only: tuple[str, ...] | None, runtime: Any) -> Operator | str | None:
-    """Return what verify knows of an operator, or why it does not look at it; None where there is
-    nothing to look at.
+    """Return verify's facts of an operator, or why it is skipped; None if nothing is compared.
 
     The program did not ask for it, or float64 on the CPU would show nothing of a kernel that is the
     CPU's.
@@ -173,9 +170,7 @@ def looked_at(op: Any, only: tuple[str, ...] | None, runtime: Any) -> Operator |
 
 
 def _has_two_kernels(op: Any, device_type: str) -> bool:
-    """Return whether an operator of the program's has a kernel of its own for the target, and
-    another for the CPU.
-    """
+    """Return whether a program's operator has separate kernels for the target and the CPU."""
     name, key = op.name(), torch._C._dispatch_key_for_device(device_type)
     has_own = torch._C._dispatch_has_kernel_for_dispatch_key(name, key) or dispatch.serves(op)
     return has_own and torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")

@@ -22,9 +22,7 @@ MOVES = 3
 
 
 def unseen(function: Callable[..., T], *args: Any) -> T:
-    """Call a function whose calls of torch's operators no mode, no autograd and no autocast of the
-    program sees.
-    """
+    """Call a function unseen by the program's modes, autograd and autocast."""
     with torch._C.DisableTorchFunction(), ExcludeDispatchKeyGuard(_UNSEEING):
         return function(*args)
 
@@ -35,8 +33,7 @@ def run(op: Any, copies: Copies) -> Any:
 
 
 def moved(op: Any, inputs: Inputs, place: Any) -> tuple[list[Any], Any] | None:
-    """Return a result in float64 for inputs that were moved by up to one rounding each, and for the
-    inputs themselves.
+    """Return results in float64 for inputs moved by up to one rounding, and for the inputs.
 
     Args:
         op: The operator.

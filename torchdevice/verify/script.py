@@ -1,5 +1,4 @@
-"""Writes a program that calls only the operator of a finding, on the target and on the CPU, and
-compares the two.
+"""Writes a program that runs a finding's operator on target and CPU, and compares both.
 
 The program needs torch alone, and this package where the target is simulated. Arguments of many
 elements lie beside it in a file of ``torch.save``.
@@ -49,9 +48,7 @@ _READABLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torc
 
 
 def write(context: Context, operator: Operator, inputs: Inputs, finding: Finding) -> str:
-    """Write the program of a finding, and return its path; nothing where it would be too large or
-    cannot be written.
-    """
+    """Write a finding's program, and return its path; nothing if it is too large or fails."""
     # Beside the file of findings, or in the working folder.
     named = context.options.verify
     folder = Path(named).with_suffix("") if isinstance(named, str) else Path(_FOLDER)
@@ -196,9 +193,7 @@ def _encodable(text: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a text as a literal of Python, which JSON's is where characters are written as they
-    are.
-    """
+    """Return a text as a Python literal: JSON's, with characters written as they are."""
     return _encodable(json.dumps(text, ensure_ascii=False))
 
 

@@ -78,8 +78,7 @@ def of_values(
     # Whole numbers are compared as such: float64 has not all of them.
     are_equal = actual == rounded
     are_nan = one.isnan() & other.isnan()
-    # An error of 0 in float64 with unequal values means whole numbers that float64 cannot tell
-    # apart.
+    # A float64 error of 0 with unequal values means whole numbers that float64 rounds.
     are_near = (error <= allowed) & (error > 0)
     agree = are_equal | are_nan | are_near
     if bool(agree.all()):
@@ -96,9 +95,7 @@ three other calls.
 def surely_agree(
     actual: torch.Tensor, rounded: torch.Tensor, relative: float = 0, absolute: float = 0
 ) -> bool:
-    """Return whether all elements are within half of what is allowed; the rest is for roundings of
-    this comparison.
-    """
+    """Return whether all elements are within half the tolerance; the comparison rounds too."""
     has_vectors = actual.dtype in (torch.float32, torch.float64)
     if actual.numel() < _FEW or not has_vectors:
         agree = actual.dtype != torch.complex32 and torch.equal(actual, rounded)
@@ -166,16 +163,14 @@ def sensitivity(results: list[Any], reference: Any, terms: float | None) -> torc
     if terms is None:
         return ROUNDINGS * most
     if most.numel():
-        # By the median: an element that the moves happen not to change is as uncertain as the
-        # others.
+        # By the median: an element that the moves happen to leave is as uncertain as the others.
         most = most.clamp(min=float(most.median()))
     # Roundings of independent terms add up like the square root of their number.
     return ROUNDINGS * math.sqrt(terms) * most
 
 
 def terms_of(inputs: list[torch.Tensor], result: torch.Tensor) -> float:
-    """Return from about how many numbers an element of a result is added up, by the numbers of
-    elements.
+    """Return roughly how many numbers are added up per result element, by element counts.
 
     A product of m x k and k x n has k terms, the sum of n elements n.
     """
@@ -206,8 +201,7 @@ _RANGES: dict[str, Callable[[_Given], tuple[float, float]]] = {
 def outside(
     operator: Operator, given: _Given, actual: torch.Tensor, expected: torch.Tensor
 ) -> Difference | None:
-    """Return how random numbers lie outside of their range, or are not finite where the CPU's are;
-    None if neither.
+    """Return how random numbers leave their range, or lose finite values; None if neither.
 
     Args:
         operator: The operator that drew them.

@@ -110,9 +110,7 @@ class Watcher(Observer):
 
 
 class _Threads(threading.local):
-    """This thread's entries in scopes with ``verify=``, and the mode that lets each context's
-    watcher run operators.
-    """
+    """This thread's entries with ``verify=``, and the mode with which watchers run operators."""
 
     def __init__(self) -> None:
         self.entries: set[Any] = set()
@@ -158,9 +156,7 @@ def leave_thread(entry: Any) -> None:
 
 
 def _write(context: Context) -> None:
-    """Write the findings to the file that ``verify=`` names. In a run of several processes the
-    first one does that.
-    """
+    """Write the findings to the file of ``verify=``. The first process of a run does that."""
     file = context.options.verify
     if not isinstance(file, str) or not (run_folder.path() is None or run_folder.leads()):
         return

@@ -1,6 +1,4 @@
-"""``torchdevice demo``: the story in the terminal. A program fails, runs, is planned, and shows its
-mistake.
-"""
+"""``torchdevice demo``: in the terminal, a program fails, runs, is planned, and is checked."""
 
 from __future__ import annotations
 

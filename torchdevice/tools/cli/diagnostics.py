@@ -1,6 +1,4 @@
-"""What ``torchdevice doctor`` looks at. Each examination returns findings, and takes less time than
-importing torch.
-"""
+"""The examinations of ``torchdevice doctor``, each faster than torch's import."""
 
 from __future__ import annotations
 
@@ -158,9 +156,7 @@ _SIDE = 256
 
 
 def _speed() -> list[Finding]:
-    """Compare how fast a program multiplies matrices in mixed precision on the CPU, in a scope, and
-    without it.
-    """
+    """Compare the speed of mixed-precision products on the CPU in a scope and without one."""
     try:
         with activation.portable("cpu"):
             plain = _multiplication(None)
@@ -174,9 +170,7 @@ def _speed() -> list[Finding]:
 
 
 def _speed_of(dtype: torch.dtype, factor: float) -> Finding:
-    """Return what is found of autocast to a dtype in which a product takes ``factor`` times as long
-    as in float32.
-    """
+    """Return the finding about autocast if products take ``factor`` times as long as float32's."""
     name = str(dtype).removeprefix("torch.")
     times = max(factor, 1 / factor)
     compared = f"{times:.{0 if times > 10 else 1}f} times {'slower' if factor > 1 else 'faster'}"
@@ -191,9 +185,7 @@ def _speed_of(dtype: torch.dtype, factor: float) -> Finding:
 
 
 def _multiplication(dtype: torch.dtype | None) -> float:
-    """Return the seconds of the fastest of three products in one thread, in autocast to a dtype,
-    after one more.
-    """
+    """Return the seconds of the fastest of three products, warmed up, in autocast to a dtype."""
     threads = torch.get_num_threads()
     # Several wait for each other, on a busy machine hundreds of times as long as they compute.
     torch.set_num_threads(1)
@@ -221,9 +213,7 @@ def _compiler() -> list[Finding]:
 
 
 def _patchers() -> list[Finding]:
-    """Look for packages that replace parts of torch for the whole process. Nothing is imported for
-    it.
-    """
+    """Look for packages that patch torch for the whole process, without importing them."""
     installed = sorted(
         {name.partition(".")[0] for name in PATCHERS if _place_of(name.partition(".")[0])}
     )
@@ -249,9 +239,7 @@ def _place_of(package: str) -> ModuleSpec | None:
 
 
 def _packages() -> list[Finding]:
-    """Compare the builds of torch's sister packages with torch's: one for CUDA fails to import
-    beside one without.
-    """
+    """Compare sister packages' builds with torch's: CUDA's fail to import beside the CPU's."""
     found = []
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version("torchdevice")
@@ -294,9 +282,7 @@ def _cuda_of(package: str) -> str | None:
 
 
 def _activation() -> list[Finding]:
-    """Look at what lets other processes follow: the entry point that torch calls when it is
-    imported.
-    """
+    """Look for the entry point that torch calls on import, so that other processes follow."""
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         remedy = "unset it: child processes do not follow `torchdevice run` without it"
         return [Finding("children", "warning", "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set", remedy)]

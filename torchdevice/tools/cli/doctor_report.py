@@ -1,6 +1,4 @@
-"""``torchdevice doctor --report``: what a device does with the tests of ``torchdevice_selftest``,
-to be sent.
-"""
+"""``torchdevice doctor --report``: a device's results of ``torchdevice_selftest``, to be sent."""
 
 from __future__ import annotations
 
@@ -142,9 +140,7 @@ def system() -> str:
 
 
 def where_to_send() -> str:
-    """Return the sentence that asks for the report, with the address of the issues where the
-    metadata has it.
-    """
+    """Return the sentence that asks for the report, with the issues' address if it is known."""
     listed = importlib.metadata.metadata("torchdevice-portable").get_all("Project-URL") or []
     addresses = dict(each.split(", ", 1) for each in listed)
     place = addresses.get("Issues", "the issues of torchdevice")

@@ -1,5 +1,4 @@
-"""A note on errors of programs that compare the type of a device, and give up where it is not
-CUDA's.
+"""A note on errors of programs that give up because a device's type is not CUDA's.
 
 On a real target a tensor reports the target's own device, so such a comparison is false. The error
 has the program's own words, and nothing in it points to the cause.
@@ -67,9 +66,7 @@ def add_to(error: BaseException, frames: TracebackType | None, scope: Scope | No
 
 
 def _comparison(entry: TracebackType, target: str) -> Finding | None:
-    """Return the last comparison in the function of a frame, at the line that it is at or shortly
-    before it.
-    """
+    """Return a frame's last comparison at its line or shortly before."""
     code, line = entry.tb_frame.f_code, entry.tb_lineno
     if is_library(code.co_filename) or not os.path.isfile(code.co_filename):
         return None

@@ -1,5 +1,4 @@
-"""A hint, after a long run on simulated devices, that native kernels would have taken at most half
-of its time.
+"""A hint, after long simulated runs, if native kernels would have halved the time.
 
 The simulated allocator counts the results of kernels. For each of them a kernel in Python takes
 some microseconds longer than a native one, whatever the size of the tensors, and a short
@@ -63,9 +62,7 @@ def give(scope: Scope) -> None:
 
 
 def saved_by_each(device: torch.device) -> float:
-    """Return how many seconds a native kernel saves, measured by small additions on a device and on
-    the CPU.
-    """
+    """Return the seconds a native kernel saves, measured by small additions here and there."""
     here, there = _seconds_of(torch.ones(4)), _seconds_of(torch.ones(4).to(device))
     return max(0.0, there - NATIVE * here)
 

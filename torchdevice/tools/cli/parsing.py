@@ -1,6 +1,4 @@
-"""How the command line is parsed, beyond what argparse does, and how commands print tables and
-end.
-"""
+"""Parsing of the command line beyond argparse's, and commands' tables and endings."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ class CommandTexts(NamedTuple):
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Fills paragraphs to the width of the terminal, except those with indented lines, which are
-    examples.
-    """
+    """Fills paragraphs to the terminal's width, except those with indented lines: examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         filler = textwrap.TextWrapper(
@@ -102,8 +98,7 @@ class CommandParser(argparse.ArgumentParser):
     ends_in_program = False
 
     def __init__(self, *args: Any, **kwargs: Any):
-        # A flag must be spelled out, so that a new one never takes the meaning from an old one that
-        # was shortened.
+        # A flag must be spelled out, so that a new flag never changes an abbreviation's meaning.
         kwargs.setdefault("allow_abbrev", False)
         kwargs.setdefault("formatter_class", _HelpFormatter)
         super().__init__(*args, **kwargs)
@@ -160,8 +155,7 @@ class CommandParser(argparse.ArgumentParser):
 def add_command(
     commands: Any, name: str, action: Callable[[Any], int], texts: CommandTexts, **types: Any
 ) -> CommandParser:
-    """Add a command to a command line. The list of commands shows the first sentence of its
-    description.
+    """Add a command. The list of commands shows the first sentence of its description.
 
     Args:
         commands: The commands of the command line.
@@ -198,9 +192,7 @@ _LEAST = 30
 
 
 def show_columns(rows: Sequence[Sequence[str]], indent: str = "") -> None:
-    """Print rows of texts as columns. The last one is wrapped between words, unless the output goes
-    to a file.
-    """
+    """Print rows as columns. The last one is wrapped between words, unless output is a file."""
     rows = [[printable.line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     screen = shutil.get_terminal_size((1 << 20, 0)).columns

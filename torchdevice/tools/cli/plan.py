@@ -321,9 +321,7 @@ def _be_rank(rank: int, count: int) -> None:
 
 
 class _Exclusion(NamedTuple):
-    """A flag, the flags that cannot stand beside it, and the error where one does. Flags are
-    attributes of options.
-    """
+    """A flag, the flags it excludes, and the error for both. Flags are attributes of options."""
 
     flag: str
     others: tuple[str, ...]
@@ -358,9 +356,7 @@ _EXCLUSIONS = (
 
 
 def _by_others(options: argparse.Namespace) -> Callable[[argparse.Namespace, str], int] | None:
-    """Return what has other processes make the plans; None where this process makes the only
-    one.
-    """
+    """Return the way in which other processes make the plans; None if only this one does."""
     given = {name for name, value in vars(options).items() if value}
     given |= {"all_ranks"} if options.rank == "all" else set()
     for flag, others, error in _EXCLUSIONS:
@@ -483,9 +479,7 @@ def _changed(change: Change | None) -> Changed | None:
 
 
 def _call(plan: dict[str, Any], title: str) -> None:
-    """Give a plan the name of what was planned, and take out the lines of the program, which is
-    this package's.
-    """
+    """Name a plan after its subject, and drop the program's lines, which are this package's."""
     plan["program"] = title
     for each in (*plan["devices"], *plan["assumed"]):
         each["lines"] = [line for line in each["lines"] if not line.startswith("<")]

@@ -1,6 +1,4 @@
-"""``torchdevice plan --sweep``, ``--baseline`` and ``--fits``: what is done with plans that other
-processes make.
-"""
+"""``torchdevice plan`` with ``--sweep``, ``--baseline`` or ``--fits``: plans of other processes."""
 
 from __future__ import annotations
 
@@ -124,8 +122,7 @@ def try_changes(options: argparse.Namespace, title: str) -> int:
 
 
 def interval(options: argparse.Namespace, title: str) -> int:
-    """Plan a program with the most and with the fewest that values can select, and show the larger
-    plan with both.
+    """Plan with the most and the fewest values selected, and show the larger plan with both.
 
     Returns:
         The exit status: 1 if the larger plan did not finish.
@@ -217,8 +214,7 @@ def _optimizer_flag(change: Change) -> list[str]:
 
 
 def judge(options: argparse.Namespace, title: str) -> int:
-    """Plan a program in another process, and compare the plan with a baseline, and with the GPU
-    that it is to fit.
+    """Plan in another process, and compare with a baseline and with the GPU it should fit.
 
     Returns:
         The exit status: 1 if the program needs more than it may, or does not fit or finish.

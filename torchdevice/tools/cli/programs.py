@@ -1,5 +1,4 @@
-"""Which program a command line names, and ``--ranks N``: a program in N processes, started by
-torchrun's own launcher.
+"""The program of a command line, and ``--ranks N``: N processes of it by torchrun's launcher.
 
 A command line names a script, a module, code, stdin, or a command such as ``torchrun``.
 """
@@ -52,8 +51,7 @@ class Program(NamedTuple):
 
 
 def named(words: Sequence[str]) -> Program:
-    """Return the program that words name as they do after ``python``; or after ``python`` itself,
-    or a command.
+    """Return the program of a command line: a script, ``-m``, ``-c``, Python itself, a command.
 
     Raises:
         SystemExit: With status 2, as Python does, if the file cannot be read.
@@ -89,9 +87,7 @@ def _module_or_code(flag: str, words: list[str]) -> Program:
 
 
 def _taken_flags(arguments: list[str]) -> list[str]:
-    """Take the flags of the interpreter, with their values, off the beginning of the words, and
-    return them.
-    """
+    """Remove the interpreter's flags, with values, from the words' beginning; return them."""
     flags: list[str] = []
     while arguments and re.match(r"-(?![mc]|$)", arguments[0]):
         flags.append(arguments.pop(0))
@@ -115,9 +111,7 @@ def _script(path: str, arguments: list[str]) -> Program:
 
 
 def _command(name: str) -> str | None:
-    """Return the path of a command: that of this interpreter's environment, which may not be
-    activated, comes first.
-    """
+    """Return a command's path, first from this interpreter's environment, activated or not."""
     # Here, because the program may have a file of this name, see `run._import_beside`.
     import sysconfig
 
@@ -125,9 +119,7 @@ def _command(name: str) -> str | None:
 
 
 def _is_this_python(word: str) -> bool:
-    """Return whether a word names the interpreter: by its name alone, or by a path to the one that
-    runs this.
-    """
+    """Return whether a word is the interpreter: its name, or a path to the running one."""
     if not _PYTHON.fullmatch(os.path.basename(word)):
         return False
     if os.path.dirname(word):
@@ -142,8 +134,7 @@ def _is_python_script(path: str) -> bool:
 
 
 def launched(options: argparse.Namespace) -> list[str]:
-    """Return the words that start a program in the ranks that were asked for, and give each rank a
-    device.
+    """Return the words that start a program in the requested ranks, each with a device.
 
     Raises:
         ValueError: The program is one that the launcher cannot start.

@@ -1,5 +1,4 @@
-"""What ``torchdevice run --ranks`` shows of its ranks when one has failed, or when a signal such as
-Ctrl-C ended them.
+"""The end of ``torchdevice run --ranks``: failed ranks, or ranks ended by signals like Ctrl-C.
 
 The traceback of the rank that failed first comes first. The others have a line each, or share one
 where they agree.
@@ -43,8 +42,7 @@ def shown(ranks: int) -> Iterator[None]:
             launcher.
     """
     os.environ[COLLECTED] = "1"
-    # What the launcher logs of signals and exit codes is said below, in one line for all ranks that
-    # agree.
+    # One line below covers the launcher's logs of signals and exit codes, for ranks that agree.
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_is_critical)
     try:
@@ -121,8 +119,7 @@ def _of_other(note: Failure, first: Failure | None, killed: str) -> str:
         return f"failed{_at(note)} with the same error"
     if not note.traceback:
         return f"ended{_at(note)} with {note.error}"
-    # NCCL's errors begin with a line of its source and end with the cause, after these words of
-    # torch.
+    # After these words of torch, NCCL's errors have a line of source, and the cause at the end.
     error = note.error.rpartition("\nLast error:\n")[2].partition("\n")[0]
     return (
         f"failed{_at(note)}: {error.replace(rank_notes.UNEXPLAINED, killed) if killed else error}"

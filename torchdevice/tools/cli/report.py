@@ -1,6 +1,4 @@
-"""Where a command says what was rewritten, on a stream or in a file; ``torchdevice report``, which
-shows such files.
-"""
+"""Where a command writes its report, and ``torchdevice report``, which shows such files."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ if TYPE_CHECKING:
 
 
 def output_file(*endings: str) -> Callable[[str], str]:
-    """Return what argparse calls for the name of a file that is to be written, and that has one of
-    two endings.
-    """
+    """Return an argparse type for a file to be written, with one of two endings."""
 
     def checked(path: str) -> str:
         if not path.endswith(endings):
@@ -38,9 +34,7 @@ def output_file(*endings: str) -> Callable[[str], str]:
 
 
 def add_report_flag(add: Callable[..., Any], flag: str = "--report") -> None:
-    """Add the flag that asks for a report, by ``add_argument`` of argparse or ``addoption`` of
-    pytest.
-    """
+    """Add a report's flag by ``add_argument`` of argparse or ``addoption`` of pytest."""
     add(
         flag,
         type=output_file(".html", ".json"),

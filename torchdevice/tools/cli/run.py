@@ -197,9 +197,7 @@ def _is_valid(source: bytes) -> bool:
 
 
 def _start_command(options: argparse.Namespace, program: Program) -> int:
-    """Run a command that is not Python's, with the variables by which Python processes that it
-    starts follow.
-    """
+    """Run a command that is not Python's, with the variables for Python processes below it."""
     with refusals():
         from torchdevice.scope import activation
 
@@ -219,8 +217,7 @@ def _chosen(options: argparse.Namespace) -> _options.Options:
 
 
 def _import_beside(program: Program, options: argparse.Namespace) -> None:
-    """Import this package with Python's standard modules, where the program's folder has a file of
-    the name of one.
+    """Import this package with Python's own modules, if a program's file shadows one's name.
 
     The program gets its own module of that name, as under Python. torch, which is imported here,
     gets the standard one.
@@ -275,8 +272,7 @@ def _first_folder(program: Program) -> str:
 
 
 def _set_first_path(program: Program) -> None:
-    """Replace the folder of this command, which the interpreter put first in ``sys.path``, by the
-    program's.
+    """Replace this command's folder, put first in ``sys.path`` by Python, with the program's.
 
     This comes before the import of torch, so that the program's own modules hide others from torch
     as they do under Python. Under ``-P`` the interpreter adds no folder, except one that is run
@@ -336,9 +332,7 @@ def _loader(path: str, source: bytes | str) -> Any:
 
 
 def _activate(options: argparse.Namespace, program: Program) -> None:
-    """Enable the scope for this process and those it starts, and have the report made if that was
-    asked for.
-    """
+    """Enable the scope here and in children, and arrange for the report if requested."""
     os.environ.pop(SWITCH, None)  # otherwise the import of torch below would enable another scope
     # It makes the import fail in a build without CUDA.
     sanitized = os.environ.pop(_SANITIZER, None) is not None
@@ -434,9 +428,7 @@ def _note_comparison(error: BaseException, frames: types.TracebackType | None) -
 
 
 def _forget_file(program: Program, main: dict[str, Any]) -> None:
-    """Take the file's name out of the globals of a script, as Python does before handlers of exit
-    run.
-    """
+    """Remove the file's name from a script's globals, as Python does before exit handlers."""
     for name in ("__file__", "__cached__") if isinstance(program.source, bytes) else ():
         main.pop(name, None)
 
