@@ -285,6 +285,18 @@ def test_views_and_arguments_are_no_allocations(recording: torchdevice.Scope) ->
 
 
 @pytest.mark.usefixtures("no_collections")
+def test_results_of_higher_order_operators_are_recorded(recording: torchdevice.Scope) -> None:
+    """They reach a dispatch mode whole, and torch refuses modes that do not declare them."""
+    a = torch.ones(1000, device="cuda")
+    branches = (lambda x: x + 1, lambda x: x - 1)
+    results = [torch.ops.higher_order.cond(which, *branches, (a,)) for which in (True, False)]
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    allocated = {event["data_ptr"] for event in events if event["action"] == "alloc"}
+    assert {result.data_ptr() for result in results} <= allocated
+    assert [result[0].item() for result in results] == [2, 0]
+
+
+@pytest.mark.usefixtures("no_collections")
 def test_a_recording_ends_with_its_scope(chosen: str) -> None:
     with torchdevice.portable() as scope:
         torch.cuda.memory._record_memory_history()

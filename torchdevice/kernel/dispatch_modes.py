@@ -79,7 +79,7 @@ def is_tracing() -> bool:
     return any(mode.is_infra_mode() for mode in _stack())
 
 
-def run(func: Any, args: Any, kwargs: Any) -> Any:
+def run(func: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Run an operator that a dispatch mode handles, as torch does without the mode.
 
     Neither a function mode nor a wrapper in the operator's place sees a call. In backward they
@@ -110,11 +110,7 @@ class Operators(_python_dispatch.TorchDispatchMode):
         self._observer = observer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._observer.run(func, functools.partial(_run, func), args, kwargs or {})
-
-
-def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
-    return run(func, args, kwargs)
+        return self._observer.run(func, functools.partial(run, func), args, kwargs or {})
 
 
 @block

@@ -1,39 +1,58 @@
 """Memory of a device without an allocator: that of the storages which operators return.
 
-An :class:`OperatorWatcher` does not see the memory that a kernel needs while it runs, nor earlier
-allocations.
+:func:`watch` does not see the memory that a kernel needs while it runs, nor earlier allocations.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdevice.kernel import dispatch_modes
 from torchdevice.kernel.devices.device_memory import Block
 from torchdevice.kernel.devices.observer import Observer
 
 
-class OperatorWatcher(TorchDispatchMode):
-    """Tells an observer of each new storage on a type of device that operators here return."""
+def watch(device_type: str, observer: Observer) -> Callable[[], None]:
+    """Tell an observer of each new storage that operators of this thread return.
+
+    Args:
+        device_type: The type of the devices whose storages count.
+        observer: Its ``allocated`` and ``freed`` are called.
+
+    Returns:
+        A function that ends this. It may be called again, below modes that came later, and from
+        another thread, on whose stack the mode stays without telling the observer.
+    """
+    storages = _NewStorages(device_type, observer)
+    mode = dispatch_modes.Operators(storages)
+    dispatch_modes.enter(mode)
+
+    def stop() -> None:
+        storages.stop()
+        dispatch_modes.leave(mode)
+
+    return stop
+
+
+class _NewStorages(Observer):
+    """Runs operators as kernels, and tells another observer of the storages that they make."""
 
     def __init__(self, device_type: str, observer: Observer):
-        super().__init__()
         self._device_type = device_type
         self._observer = observer
         self._known: dict[int, weakref.ref[Any]] = {}
         self._stopped = False
-        dispatch_modes.enter(self)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = dispatch_modes.run(func, args, kwargs)
+    def run(
+        self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = kernel(*args, **kwargs)
         if self._stopped:
             return result
         given: set[int] | None = None
@@ -54,10 +73,9 @@ class OperatorWatcher(TorchDispatchMode):
             self._observer.freed(address)
 
     def stop(self) -> None:
-        """Stop telling. May be called below modes that came later, and from another thread."""
+        """Tell of nothing more, neither of storages that end."""
         self._known.clear()
         self._stopped = True
-        dispatch_modes.leave(self)
 
 
 def held_by_python(device_type: str, index: int) -> list[Block]:
@@ -76,7 +94,8 @@ def held_by_python(device_type: str, index: int) -> list[Block]:
 def _memory(tree: Any, device_type: str) -> Iterator[tuple[torch.UntypedStorage, Block]]:
     """Yield the storages of a pytree's tensors on a kind of device, and where they are."""
     with torch._C.DisableTorchFunction():
-        for leaf in pytree.tree_leaves(tree):
+        # Most results are one tensor, for which `tree_leaves` makes six calls.
+        for leaf in (tree,) if type(tree) in _PLAIN else pytree.tree_leaves(tree):
             if (
                 type(leaf) in _PLAIN
                 and leaf.layout is torch.strided

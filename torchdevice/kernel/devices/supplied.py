@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
+from torchdevice.kernel.devices import operator_watcher
 from torchdevice.kernel.devices.device_memory import Block, Part, PrivatePools, Segment
 from torchdevice.kernel.devices.observer import Observer
-from torchdevice.kernel.devices.operator_watcher import OperatorWatcher, held_by_python
 
 _LARGE = 1 << 20
 """``kSmallSize`` of CUDA's caching allocator, in bytes: larger blocks belong to the large pool."""
@@ -166,7 +166,7 @@ class SuppliedDevice:
 
     def blocks(self, index: int) -> list[Block]:
         """Return the blocks of the device's tensors that are alive."""
-        return held_by_python(self._runtime.device_type, index)
+        return operator_watcher.held_by_python(self._runtime.device_type, index)
 
     def segments(self, index: int) -> list[Segment]:
         """Return the segments of the device's allocator. The base class makes one of each block."""
@@ -189,7 +189,7 @@ class SuppliedDevice:
         Returns:
             A function that ends this. It may be called again.
         """
-        return OperatorWatcher(self._runtime.device_type, observer).stop
+        return operator_watcher.watch(self._runtime.device_type, observer)
 
     def watch_host_waits(self, context: Any) -> None:
         """Tell a context's observers of operators at which the host waits, such as ``item()``.

@@ -216,13 +216,15 @@ class Capture(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.order.captures():
-            return dispatch_modes.run(func, args, kwargs)  # on a stream that takes no part, at once
+            return dispatch_modes.run(
+                func, *args, **kwargs
+            )  # on a stream that takes no part, at once
         func, args = self._filled(func, args)
         self._refuse_waiting(func, args, kwargs)
         self._refuse_generator(args, kwargs)
         # `squeeze_` and its like change the tensor object alone, which a replay must not do again.
         if torch.Tag.inplace_view in func.tags:
-            return dispatch_modes.run(func, args, kwargs)
+            return dispatch_modes.run(func, *args, **kwargs)
         for tensor in written(func, args, kwargs):
             storage = tensor.untyped_storage()._cdata
             if storage not in self._made:  # copied before an operator first writes to it
@@ -231,7 +233,7 @@ class Capture(TorchDispatchMode):
                 whole = tensor.detach().as_strided((elements,), (1,), 0)
                 self._before.append((whole, self._runtime.supplied.copy_outside(whole)))
         with self._undeclared_writes(func, args, kwargs):
-            result = dispatch_modes.run(func, args, kwargs)
+            result = dispatch_modes.run(func, *args, **kwargs)
         self._record(func, args, kwargs, result)
         if func is _aten.scalar_tensor.default:
             self._number = result, args[0]

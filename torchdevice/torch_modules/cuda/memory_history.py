@@ -1,10 +1,8 @@
 """The history of allocations, for ``torch.cuda.memory._record_memory_history``.
 
 A device with an allocator of its own tells a :class:`History` of each allocation. On other targets
-an
-``OperatorWatcher`` (``kernel/devices/operator_watcher.py``) tells it of the storages that operators
-of one thread return. Such a watcher sees neither the temporary memory of a kernel nor the storages
-that existed before it started.
+``kernel/devices/operator_watcher.py`` tells it of the storages that operators of one thread return,
+and neither of the temporary memory of a kernel nor of storages from before the recording.
 
 Torch gathers the stacks, of Python, of TorchScript and, where asked for, of C++, as it does for
 CUDA's allocator. Gathering is quick. Names and lines are looked up when they are asked for: those

@@ -57,7 +57,7 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
         if any(kind is not torch.Tensor for kind in kinds):
             return NotImplemented
         if func.namespace != "c10d":  # the tensor that torch makes for a barrier
-            return dispatch_modes.run(func, args, kwargs or {})
+            return dispatch_modes.run(func, *args, **kwargs or {})
         group = next(
             place for place, each in enumerate(args) if isinstance(each, torch.ScriptObject)
         )
