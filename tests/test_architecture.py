@@ -10,7 +10,7 @@ import importlib
 import inspect
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -180,15 +180,77 @@ def test_every_file_and_public_name_is_documented() -> None:
         assert inspect.getdoc(getattr(torchdevice, name)), name
 
 
+def _is_nested_ternary(node: ast.AST) -> bool:
+    inner = (part for part in ast.walk(node) if part is not node)
+    return isinstance(node, ast.IfExp) and any(isinstance(part, ast.IfExp) for part in inner)
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Return whether an expression makes a text: a literal, or a template that is filled in."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in ("format", "join") or _is_text(node.func.value)
+    is_literal = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return is_literal or isinstance(node, ast.JoinedStr)
+
+
+def _chooses_text(node: ast.AST) -> bool:
+    """Return whether ``and`` returns a text, as in ``condition and "text"``."""
+    return (
+        isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And) and _is_text(node.values[-1])
+    )
+
+
+def _is_joined(node: ast.AST) -> bool:
+    """Return whether three or more assignments share a line, as in ``a, b, c = 1, 2, 3``."""
+    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
+        return False
+    are_joined = any(isinstance(target, ast.Tuple) for target in node.targets)
+    return are_joined and len(node.value.elts) > 2
+
+
+AT_ONCE = {
+    "simulation.allocator.storages:_put_in_memory": "a storage and its views have one memory",
+    "simulation.serving:NativeDevice._led_in_python": "the segments and the blocks in them are of one ledger",
+    "torch_modules.cuda.graphs:GraphStandIn._abandon": "the capture ends in all three places",
+}
+"""The functions that assign more on a line, so that no interrupt comes between, and what would be
+torn apart.
+"""
+
+
 def test_no_ternary_stands_in_another() -> None:
-    nested = [
-        f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for path in MODULES.values()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.IfExp)
-        and any(isinstance(part, ast.IfExp) for part in ast.iter_child_nodes(node))
-    ]
-    assert nested == []
+    nested = {
+        f"{module}:{name}" for module, name, node in expressions() if _is_nested_ternary(node)
+    }
+    assert nested == set()
+
+
+def test_no_condition_is_used_as_a_text() -> None:
+    used = {f"{module}:{name}" for module, name, node in expressions() if _chooses_text(node)}
+    assert used == set()
+
+
+def test_lines_assign_one_value_or_a_pair() -> None:
+    joined = {f"{module}:{name}" for module, name, node in expressions() if _is_joined(node)}
+    assert joined == set(AT_ONCE)
+
+
+@pytest.mark.parametrize(
+    ("found", "refused", "accepted"),
+    [
+        (_is_nested_ternary, "f(1 if x else 2) if y else 3", "f(1 if x else 2, y)"),
+        (_chooses_text, "x and 'a'", "x and y"),
+        (_chooses_text, "y or (x and f'{x}')", "'a' and x"),
+        (_chooses_text, "x and T.format(x)", "x and f(x)"),
+        (_is_joined, "a, b, c = 1, 2, 3", "a, b = 1, 2"),
+        (_is_joined, "a, b, c = d = 1, 2, 3", "a, b, c = f()"),
+    ],
+)
+def test_what_is_dense_is_found(
+    found: Callable[[ast.AST], bool], refused: str, accepted: str
+) -> None:
+    assert any(map(found, ast.walk(ast.parse(refused))))
+    assert not any(map(found, ast.walk(ast.parse(accepted))))
 
 
 MOST_BRANCHES = 12
@@ -231,6 +293,21 @@ def branches(function: ast.AST) -> int:
             count += len(node.ifs)
         parts += ast.iter_child_nodes(node)
     return count
+
+
+@functools.cache
+def expressions() -> list[tuple[str, str, ast.AST]]:
+    """Return the choices and assignments of the package, with module and function."""
+    found: list[tuple[str, str, ast.AST]] = []
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        inside: dict[int, str] = {}
+        for name, function in functions(tree):  # an inner function comes later
+            inside.update((id(node), name) for node in ast.walk(function))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.IfExp, ast.BoolOp, ast.Assign)):
+                found.append((module, inside.get(id(node), f"line {node.lineno}"), node))
+    return found
 
 
 def functions(node: ast.AST, around: str = "") -> Iterator[tuple[str, ast.AST]]:

@@ -134,9 +134,8 @@ def detour_after(
     lacked = dtype_gaps.lacking(error)
     # The kernels of a GPU, a simulated one too, have CUDA's dtypes, and tensors of the CPU beside
     # it the CPU's. But torch refuses float16 in transforms before it asks for a kernel.
-    may_be_cudas = context.runtime.supplied.location_tag != "cuda" or getattr(
-        func, "__name__", ""
-    ).startswith("fft_")
+    is_transform = getattr(func, "__name__", "").startswith("fft_")
+    may_be_cudas = is_transform or context.runtime.supplied.location_tag != "cuda"
     if lacked is not None and may_be_cudas and dtype_gaps.can_be_repeated(func):
         return functools.partial(
             dtype_gaps.compute, context, lacked, func, func.__name__.partition(".")[0]

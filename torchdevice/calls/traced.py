@@ -102,11 +102,12 @@ def _redirect(self: Context, value: Any, above: int = 2) -> torch.device | None:
 
 
 in_place_of(float64_policy.fit)(lambda context, dtype: _fitting(context.devices.key, dtype))
-in_place_of(Context.report)(
-    lambda self, requested, done, fidelity: _reported(
-        self.devices.key, requested, done, fidelity.value
-    )
-)
+
+
+@in_place_of(Context.report)
+def _report(self: Context, requested: str, done: str, fidelity: Fidelity) -> None:
+    _reported(self.devices.key, requested, done, fidelity.value)
+
 
 # A traced tensor has no memory yet, so its side is unknown. A move without effect adds no copy to a
 # graph, as the compilers themselves drop every copy that is not needed.

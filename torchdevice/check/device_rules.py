@@ -271,9 +271,8 @@ def _branch(node: ast.expr, view: View, said: str) -> Found:
 
 def _is_demanded(node: ast.AST, view: View) -> bool:
     """Return whether the program fails unless an expression is true."""
-    negated = isinstance(node, ast.Compare) and any(
-        isinstance(op, (ast.NotEq, ast.NotIn)) for op in node.ops
-    )
+    operators = node.ops if isinstance(node, ast.Compare) else []
+    negated = any(isinstance(each, (ast.NotEq, ast.NotIn)) for each in operators)
     for part, each in view.upwards(node):
         if isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.Not):
             negated = not negated

@@ -237,9 +237,8 @@ def _compile(node: ast.Call | ast.Attribute | ast.Name, view: View) -> Iterator[
 def _compiled_by(node: ast.Attribute | ast.Name, view: View) -> Iterator[Found]:
     """Yield meanings of `torch.compile` without a call: as decorator, or given to `partial`."""
     parent = view.parent(node)
-    is_read = isinstance(getattr(node, "ctx", None), ast.Load) and not isinstance(
-        parent, ast.Attribute
-    )
+    is_loaded = isinstance(getattr(node, "ctx", None), ast.Load)
+    is_read = is_loaded and not isinstance(parent, ast.Attribute)
     is_called = isinstance(parent, ast.Call) and node is parent.func
     if (
         is_read
@@ -270,9 +269,10 @@ def _profiler(node: ast.Call, view: View) -> Iterator[Found]:
         return
     activities = argument(node, 0, "activities")
     if name == _PROFILERS[0]:
-        asked = activities is None or "CUDA" in "".join(
-            map(ast.unparse, (activities, *view.values(activities)))
-        )
+        asked = activities is None
+        if activities is not None:
+            words = map(ast.unparse, (activities, *view.values(activities)))
+            asked = "CUDA" in "".join(words)
     else:
         named = (argument(node, None, name) for name in ("use_cuda", "use_device"))
         asked = any(

@@ -158,9 +158,10 @@ def _is_kept(node: ast.AST, view: View) -> bool:
     if isinstance(parent, ast.Call) and node is parent.func:
         return False
     call = _call_with(node, view)
-    return call is None or not (
-        view.called(call).startswith("torch.") or view.method(call) in TAKE_A_DTYPE
-    )
+    if call is None:
+        return True
+    takes_it = view.called(call).startswith("torch.") or view.method(call) in TAKE_A_DTYPE
+    return not takes_it
 
 
 def _converted(call: ast.Call, view: View) -> str:
@@ -237,9 +238,8 @@ def _is_wide_array(node: ast.AST, view: View) -> bool:
     """Return whether an expression is surely an array of NumPy in float64, its default."""
 
     def of_call(call: ast.Call) -> Any:
-        if view.method(call) in ("reshape", "copy", "transpose", "squeeze") and isinstance(
-            call.func, ast.Attribute
-        ):
+        is_same = view.method(call) in ("reshape", "copy", "transpose", "squeeze")
+        if is_same and isinstance(call.func, ast.Attribute):
             return call.func.value
         if view.called(call) == "numpy.arange" and argument(call, 3, "dtype") is None:
             return any(
@@ -363,9 +363,9 @@ def _halves(call: ast.Call, view: View) -> bool:
     given = {
         view.dotted(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))
     }
-    return view.method(call) in _HALF or any(
-        f"torch.{name}" in given for name in ("float16", *_HALF)
-    )
+    if view.method(call) in _HALF:
+        return True
+    return any(f"torch.{name}" in given for name in ("float16", *_HALF))
 
 
 _HALF = ("half", "bfloat16")

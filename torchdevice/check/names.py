@@ -127,9 +127,8 @@ class Names:
             for name, default in _parameters(node.args):
                 inner.given[name].append(_Given(value=default))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            self.uses_torch |= "torch" in {
-                name.partition(".")[0] for name in _note_import(node, inner)
-            }
+            roots = {name.partition(".")[0] for name in _note_import(node, inner)}
+            self.uses_torch |= "torch" in roots
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             inner.elsewhere.update(node.names)
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:

@@ -89,9 +89,8 @@ class Target(NamedTuple):
         Returns None for a name that the table does not contain, and for one that the target has
         itself.
         """
-        if name.split(".")[1:2] == [self.native] or name.startswith(
-            f"torch.backends.{self.native}."
-        ):
+        of_backend = name.startswith(f"torch.backends.{self.native}.")
+        if of_backend or name.split(".")[1:2] == [self.native]:
             return None
         known = _known_name(name)
         if known is None:
@@ -218,9 +217,9 @@ def _known_name(name: str) -> str | None:
         if spelled in known:
             return spelled
         for module, candidate in _by_last_word().get(word, ()):
-            if spelled.startswith(f"{module}.") and torch_object(spelled) is torch_object(
-                candidate
-            ):
+            if not spelled.startswith(f"{module}."):
+                continue
+            if torch_object(spelled) is torch_object(candidate):
                 return candidate
     flags = f"{name.rpartition('.')[0]}.flags"
     if flags in known and parts[-1] in inspect.signature(torch_object(flags)).parameters:

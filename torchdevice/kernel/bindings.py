@@ -58,7 +58,10 @@ class Late:
         sees_scope: bool = False,
         error: type[Exception] | None = None,
     ):
-        self.name, self.makers, self.sees_scope, self.error = name, list(makers), sees_scope, error
+        self.name = name
+        self.makers = list(makers)
+        self.sees_scope = sees_scope
+        self.error = error
         self.patches: list[Patch] = []
 
     def install(self) -> None:

@@ -286,9 +286,8 @@ class Context:
 
     def _redirect_new(self, value: Any) -> torch.device | None:
         """Resolve an argument that is new to this thread, or whose answer is always reported."""
-        if not self.runtime.supplied.torch_knows_current and _names_without_index(
-            value, self.device_type
-        ):
+        torch_knows_current = self.runtime.supplied.torch_knows_current
+        if not torch_knows_current and _names_without_index(value, self.device_type):
             return self.devices.current
         spelling = parse(value)
         if spelling is None:

@@ -34,7 +34,9 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(?:([KMGT])(?:i?B)?|B)?", re.IGNOREC
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-COMMON, DEVICES, EXPERTS = "common options", "simulated devices", "for experts"
+COMMON = "common options"
+DEVICES = "simulated devices"
+EXPERTS = "for experts"
 """The headings of a command line, in order."""
 
 

@@ -148,7 +148,9 @@ class Replaced:
     ):
         if not may_be_absent:
             require(owner, name)
-        self.owner, self.name, self.make = owner, name, make
+        self.owner = owner
+        self.name = name
+        self.make = make
         # A class has a mapping proxy, a module its dictionary; both follow later changes.
         self.present_value: Callable[[str, Any], Any] = owner.__dict__.get  # of a live view
         self.before: Any = ABSENT
@@ -283,8 +285,8 @@ def routed(
     A name of an accelerator's module is native to that accelerator.
     """
     family = of_module(owner)
-    return lambda original: per_context(
-        original, replacement, native_to=native_to or family, family=family
+    return functools.partial(
+        per_context, replacement=replacement, native_to=native_to or family, family=family
     )
 
 

@@ -222,9 +222,8 @@ def extent(tensor: torch.Tensor) -> int:
     """Return how many elements there are in memory from the first to the last of a tensor's."""
     if not tensor.numel() or tensor.is_contiguous():
         return tensor.numel()
-    return 1 + sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in dimensions)
 
 
 def refuse_to_pickle(self: Any, protocol: Any) -> Any:

@@ -95,7 +95,10 @@ class WhileInside:
     def __init__(
         self, thread: ThreadValues, enter: Action, leave: Action, is_over: Callable[[], bool] = bool
     ):
-        self._thread, self._enter, self._leave, self._is_over = thread, enter, leave, is_over
+        self._thread = thread
+        self._enter = enter
+        self._leave = leave
+        self._is_over = is_over
 
     def begin(self) -> None:
         """Put it in force, until :meth:`end`."""

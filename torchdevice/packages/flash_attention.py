@@ -540,7 +540,9 @@ class Turn:
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor | None, interleaved: bool):
         if sin is None:
             raise RuntimeError("rotary_cos is given without rotary_sin. Give both, or neither.")
-        self.cos, self.sin, self.interleaved = cos, sin, interleaved
+        self.cos = cos
+        self.sin = sin
+        self.interleaved = interleaved
 
     def __call__(self, rows: torch.Tensor, at: int, in_order: bool) -> torch.Tensor:
         """Rotate rows (rows, heads, size) from a place on, or all of them by one place."""

@@ -34,7 +34,8 @@ def gated(
         norm_before_gate: Whether the gate comes after the normalization.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
-    rows, gate = x.to(wide), None if z is None else functional.silu(z.to(wide))
+    rows = x.to(wide)
+    gate = None if z is None else functional.silu(z.to(wide))
     if gate is not None and not norm_before_gate:
         rows = rows * gate
     # As groups, whose weights and biases come after.
@@ -89,7 +90,9 @@ class _Gated(Affine):
         dtype: Any = None,
     ) -> None:
         super().__init__(hidden_size, device, dtype)
-        self.eps, self.group_size, self.norm_before_gate = eps, group_size, norm_before_gate
+        self.eps = eps
+        self.group_size = group_size
+        self.norm_before_gate = norm_before_gate
 
     def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
         way = Way(self.eps, self.is_rms)

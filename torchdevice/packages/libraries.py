@@ -33,9 +33,9 @@ def _stands_in(context: Context, package: str) -> bool:
     """Return whether a package is stood in for in a context, and is not installed."""
     if context.options.packages != "stand-in" or "cuda" not in context.names.stood_for:
         return False
-    return isinstance(
-        sys.modules.get(package), StandInModule
-    ) or not importlib.machinery.PathFinder.find_spec(package)
+    if isinstance(sys.modules.get(package), StandInModule):
+        return True
+    return not importlib.machinery.PathFinder.find_spec(package)
 
 
 def _is_there(package: str) -> Any:

@@ -111,7 +111,9 @@ class Mamba2(nn.Module):
                 f"headdim={headdim} does not divide the {self.d_ssm} channels of the state space."
             )
         self.nheads = self.d_ssm // headdim
-        self.D_has_hdim, self.rmsnorm, self.norm_before_gate = D_has_hdim, rmsnorm, norm_before_gate
+        self.D_has_hdim = D_has_hdim
+        self.rmsnorm = rmsnorm
+        self.norm_before_gate = norm_before_gate
         self.dt_limit = dt_limit
         self.chunk_size = chunk_size
         self.use_mem_eff_path = use_mem_eff_path

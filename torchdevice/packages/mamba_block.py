@@ -41,7 +41,8 @@ def mamba_inner_fn(
     """Return a block's output (batch, length, size) for xz (batch, 2 channels, length)."""
     x, z = xz.chunk(2, 1)
     x = of_channels(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
-    size, rank = A.shape[-1] * (2 if A.is_complex() else 1), delta_proj_weight.shape[1]
+    size = A.shape[-1] * (2 if A.is_complex() else 1)
+    rank = delta_proj_weight.shape[1]
     chosen = functional.linear(x.transpose(1, 2), x_proj_weight)
     step, rest = chosen[..., :rank], chosen[..., rank:]
     delta = functional.linear(step, delta_proj_weight).transpose(1, 2)
@@ -109,7 +110,10 @@ class Mamba(nn.Module):
     ) -> None:
         super().__init__()
         place: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.d_model, self.d_state, self.d_conv, self.expand = d_model, d_state, d_conv, expand
+        self.d_model = d_model
+        self.d_state = d_state
+        self.d_conv = d_conv
+        self.expand = expand
         self.d_inner = int(expand * d_model)
         self.dt_rank = math.ceil(d_model / 16) if isinstance(dt_rank, str) else dt_rank
         self.use_fast_path, self.layer_idx = use_fast_path, layer_idx

@@ -208,7 +208,10 @@ class _Normalizing(Affine):
         dtype: Any = None,
     ) -> None:
         super().__init__(hidden_size, device, dtype)
-        self.prenorm, self.p, self.eps, self.residual_in_fp32 = prenorm, p, eps, residual_in_fp32
+        self.prenorm = prenorm
+        self.p = p
+        self.eps = eps
+        self.residual_in_fp32 = residual_in_fp32
 
     def forward(self, x0: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         way, p = Way(self.eps, self.is_rms), self.p if self.training else 0.0
@@ -332,7 +335,9 @@ class TritonRMSNorm(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.eps, self.dropout_p, self.zero_centered_weight = eps, dropout_p, zero_centered_weight
+        self.eps = eps
+        self.dropout_p = dropout_p
+        self.zero_centered_weight = zero_centered_weight
         start = torch.zeros if zero_centered_weight else torch.ones
         self.weight = nn.Parameter(start(hidden_size, device=device, dtype=dtype))
         self.register_parameter("bias", None)

@@ -108,9 +108,8 @@ def _error_classes() -> None:
         has(f"pynvml.{name}", number)
         if number:
             words = name.removeprefix("NVML_ERROR_").split("_")
-            label = "NVMLError_" + "".join(
-                "GPU" if word == "GPU" else word.capitalize() for word in words
-            )
+            camel = (word if word == "GPU" else word.capitalize() for word in words)
+            label = f"NVMLError_{''.join(camel)}"
             made: Any = type(
                 label,
                 (NVMLError,),

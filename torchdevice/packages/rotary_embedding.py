@@ -242,7 +242,9 @@ class RotaryEmbedding(nn.Module):
                 f"{_MODULE}.RotaryEmbedding(scale_base=...)",
                 "Leave scale_base out, or scale queries and keys yourself.",
             )
-        self.dim, self.base, self.interleaved = dim, float(base), interleaved
+        self.dim = dim
+        self.base = float(base)
+        self.interleaved = interleaved
         self.pos_idx_in_fp32 = pos_idx_in_fp32
         self.inv_freq: torch.Tensor
         self.register_buffer("inv_freq", self._frequencies(device), persistent=False)

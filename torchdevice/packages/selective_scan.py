@@ -40,7 +40,8 @@ def _chunk(
         c: (batch, channels, steps, size).
     """
     # Steps come first, so that each is contiguous.
-    size, move = dt.permute(2, 0, 1).contiguous(), u.permute(2, 0, 1).contiguous()
+    size = dt.permute(2, 0, 1).contiguous()
+    move = u.permute(2, 0, 1).contiguous()
     decays = torch.exp(size[..., None] * a).unbind()
     added = ((size * move)[..., None] * b.permute(2, 0, 1, 3)).unbind()
     states = []

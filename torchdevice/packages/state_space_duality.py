@@ -79,7 +79,8 @@ def _chunk(
     groups = chunk.b.shape[2]
     decayed = torch.cumsum(chunk.dt * chunk.a, 1).transpose(1, 2)  # (batch, heads, length)
     seen = torch.ones(length, length, dtype=torch.bool, device=state.device).tril()
-    left, kept = decayed.exp(), decayed[..., -1:].sub(decayed).exp()
+    left = decayed.exp()
+    kept = decayed[..., -1:].sub(decayed).exp()
     if chunk.index is not None and before is not None:
         seen = (seen & (chunk.index[:, :, None] == chunk.index[:, None]))[:, None]
         left = left * (chunk.index == before[:, None])[:, None]
@@ -94,9 +95,8 @@ def _chunk(
     b, c = (each.repeat_interleave(heads // groups, 2) for each in (chunk.b, chunk.c))
     out = torch.einsum("bhij,bjhp->bihp", scores, moved)
     out = out + torch.einsum("bihn,bhpn,bhi->bihp", c, state, left)
-    return out, state * left[..., -1, None, None] + torch.einsum(
-        "bjhp,bjhn,bhj->bhpn", moved, b, kept
-    )
+    added = torch.einsum("bjhp,bjhn,bhj->bhpn", moved, b, kept)
+    return out, state * left[..., -1, None, None] + added
 
 
 def _scan(

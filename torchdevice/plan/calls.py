@@ -54,7 +54,9 @@ def plan(
     given = memory if memory is not None or target != "cuda" else MEMORY
     scope = simulate(target, count=devices, memory=given, compute="meta", values="assume")
     name = getattr(what, "__qualname__", type(what).__qualname__)
-    found, kept, error = peaks.Peaks(), [], None
+    found = peaks.Peaks()
+    kept = []
+    error = None
     with scope:
         found.follow()
         try:

@@ -14,7 +14,10 @@ from torchdevice.plan import workspaces
 from torchdevice.scope.options import declarations
 from torchdevice.simulation import models
 
-YES, NO, UNKNOWN, WITHOUT_FRAGMENTS = "yes", "no", "unknown", "without fragments"
+YES = "yes"
+NO = "no"
+UNKNOWN = "unknown"
+WITHOUT_FRAGMENTS = "without fragments"
 """What is known of a model: it has the memory, too little, perhaps enough, or enough without the
 fragments.
 """
@@ -106,6 +109,11 @@ def macs(need: int, *, finished: bool) -> Iterator[dict[str, Any]]:
 def _headroom(need: int, memory: int) -> float:
     """Return the part of a memory that is left, in percent; below 0 where it is too little."""
     return round(100 * (memory - need) / memory, 1)
+
+
+def says_yes(plan: Mapping[str, Any], model: str) -> bool:
+    """Return whether a plan fits a model of a GPU for certain."""
+    return any(gpu["model"] == model and gpu["fits"] == YES for gpu in plan["fits"])
 
 
 def smallest(found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:

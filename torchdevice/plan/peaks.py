@@ -36,7 +36,10 @@ from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS, Fak
 if TYPE_CHECKING:
     from torchdevice.plan.traffic import Traffic
 
-WEIGHTS, GRADIENTS, STATE, OTHER = "weights", "gradients", "optimizer state", "activations"
+WEIGHTS = "weights"
+GRADIENTS = "gradients"
+STATE = "optimizer state"
+OTHER = "activations"
 
 KINDS = (WEIGHTS, GRADIENTS, STATE, OTHER)
 

@@ -200,11 +200,7 @@ def data(sweeps: Sequence[Sweep], plans: Mapping[int, dict[str, Any]]) -> dict[s
 
 def _largest(model: str, plans: Sequence[Mapping[str, Any]]) -> Values | None:
     """Return the values of the largest fitting plan; of one name, those of largest value."""
-    fit = [
-        each
-        for each in plans
-        if (model, fitting.YES) in [(gpu["model"], gpu["fits"]) for gpu in each["fits"]]
-    ]
+    fit = [each for each in plans if fitting.says_yes(each, model)]
     return max(fit, key=_size)["values"] if fit else None
 
 

@@ -326,7 +326,8 @@ def random_from(draw: Drawing, self: torch.Tensor, low: int, high: int | None) -
         return _write(self, _integers(draw.numbers(philox.PAIRS, self), 2**64, 0))
     if high is None:
         last = 2 ** _DIGITS[self.dtype] if self.dtype in _DIGITS else _values_of(self.dtype) - 1
-        span, low = last - _fitting(low, self.dtype) + 1, _fitting(low, self.dtype)
+        low = _fitting(low, self.dtype)
+        span = last - low + 1
     else:
         span = _fitting_end(high, self.dtype) - _fitting(low, self.dtype)
         low = _fitting(low, self.dtype)
@@ -457,9 +458,8 @@ def _common_order(*given: torch.Tensor) -> list[int]:
             if given[0].shape[order[j]] == 1:
                 continue
             pairs = [(each.stride(order[i]), each.stride(order[j])) for each in given]
-            if any(one < other for one, other in pairs) and not any(
-                one > other for one, other in pairs
-            ):
+            some_rise = any(one < other for one, other in pairs)
+            if some_rise and not any(one > other for one, other in pairs):
                 order[i], order[j] = order[j], order[i]
     return order
 

@@ -28,7 +28,8 @@ def around(file: str, line: int) -> tuple[int, list[str]]:
     lines = _given.get(file) or [each.rstrip("\n") for each in linecache.getlines(file)]
     if not 0 < line <= len(lines):
         return line, []
-    first, last = max(1, line - AROUND), min(len(lines), line + AROUND)
+    first = max(1, line - AROUND)
+    last = min(len(lines), line + AROUND)
     while first < line and not lines[first - 1].strip():
         first += 1
     while last > line and not lines[last - 1].strip():

@@ -170,10 +170,8 @@ class Scope(AbstractContextManager["Scope"]):
             for kind in TorchFunctionMode.__subclasses__():  # in the order of definition
                 if kind is ContextMode:
                     break
-                if (kind.__module__, kind.__name__) == (
-                    ContextMode.__module__,
-                    ContextMode.__name__,
-                ):
+                names = kind.__module__, kind.__name__
+                if names == (ContextMode.__module__, ContextMode.__name__):
                     raise SecondCopyError()  # whose class has the same name
             for name in PATCHERS:
                 if name in sys.modules:

@@ -214,9 +214,8 @@ def _named(target: object, name: str) -> Runtime:
         raise TargetUnavailableError(
             name, _NO_MAC if name == "mps" else f"{other}, or leave the target out."
         )
-    if name == torch._C._get_privateuse1_backend_name() and not _has_kernel(
-        _ALLOCATING, "PrivateUse1"
-    ):
+    is_out_of_tree = name == torch._C._get_privateuse1_backend_name()
+    if is_out_of_tree and not _has_kernel(_ALLOCATING, "PrivateUse1"):
         raise TargetUnavailableError(
             name,
             f"The backend has no kernel of {_ALLOCATING!r}, which allocates: import its extension "

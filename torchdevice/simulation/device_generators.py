@@ -33,7 +33,9 @@ counts in them.
 
 _WORD = 2**64 - 1
 
-_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_STEP = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
 """The constants of splitmix64, which makes one seed of a seed and an offset."""
 
 

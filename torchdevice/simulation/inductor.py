@@ -193,9 +193,8 @@ def _index(value: Any) -> int:
 
 
 def _draws(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(
-        target, "tags", ()
-    ) or "inductor_seed" in str(target)
+    is_seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    return is_seeded or "inductor_seed" in str(target)
 
 
 def _example(value: Any) -> Any:
@@ -217,9 +216,8 @@ def _for_cpu(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.Grap
     for node in gm.graph.nodes:
         copied = copies[node] = graph.node_copy(node, copies.__getitem__)
         copied.args, copied.kwargs = CpuAliases(None).take((copied.args, copied.kwargs))
-        if node.target is torch.ops.higher_order.flex_attention and all(
-            user.args[1] == 0 for user in node.users
-        ):
+        is_flex = node.target is torch.ops.higher_order.flex_attention
+        if is_flex and all(user.args[1] == 0 for user in node.users):
             # torch clears this flag itself where tensors are on the CPU, whose code returns no
             # logarithms of sums.
             arguments: Any = copied.args

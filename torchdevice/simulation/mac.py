@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchdevice.kernel.context import Context
@@ -45,12 +45,6 @@ class MacRuntime(SuppliedDevice, MpsRuntime):
     draws_on_cpu = True
     support = MpsRuntime.support._replace(autocast_key=None)
     corrected_key = "PrivateUse1"
-    lacks_kernel = staticmethod(
-        lambda operator: (
-            operator.startswith("aten::")
-            and PROFILES["mps"].missing(overload(operator)) is not None
-        )
-    )
     refusing_key = "PrivateUse1"
 
     def __init__(self, machine: Context):
@@ -74,21 +68,37 @@ class MacRuntime(SuppliedDevice, MpsRuntime):
     def rewriters(self) -> Mapping[Any, Any]:
         return self._simulated.rewriters
 
+    @staticmethod
+    def lacks_kernel(operator: str) -> bool:
+        is_of_torch = operator.startswith("aten::")
+        return is_of_torch and PROFILES["mps"].missing(overload(operator)) is not None
+
     def out_of_memory(self, error: BaseException) -> str | None:
         # The machine's memory is the host's, whose allocator may fail first. The machine then words
         # the error as MPS.
         return self._simulated.out_of_memory(error) or super().out_of_memory(error)
 
 
-# What the machine's own runtime does of its tensors, threads and generators.
-_OF_MACHINE = "host_alias enter_thread leave_thread begin_autocast after_error_in_backward"
-_OF_MACHINE += " serve_reducer generator numbers_of new_storage"
-for _name in _OF_MACHINE.split():
-    setattr(
-        MacRuntime,
-        _name,
-        lambda self, *args, _of=_name, **named: getattr(self._simulated, _of)(*args, **named),
-    )
+def _by_machine(name: str) -> Callable[..., Any]:
+    def method(self: MacRuntime, *args: Any, **named: Any) -> Any:
+        return getattr(self._simulated, name)(*args, **named)
+
+    return method
+
+
+# The machine's own runtime serves its tensors, threads and generators.
+for _name in (
+    "host_alias",
+    "enter_thread",
+    "leave_thread",
+    "begin_autocast",
+    "after_error_in_backward",
+    "serve_reducer",
+    "generator",
+    "numbers_of",
+    "new_storage",
+):
+    setattr(MacRuntime, _name, _by_machine(_name))
 
 _runtimes: weakref.WeakKeyDictionary[Context, MacRuntime] = weakref.WeakKeyDictionary()
 

@@ -182,9 +182,9 @@ def _named_list(text: str) -> str:
     names = [known_name(name) for name, _, _ in parts]
     if not MODELS.keys() >= set(names):
         return ""
-    return f"{SIMULATED}:" + ",".join(
-        f"{name}{colon}{number}" for name, (_, colon, number) in zip(names, parts, strict=True)
-    )
+    pairs = zip(names, parts, strict=True)
+    spelled = ",".join(f"{name}{colon}{number}" for name, (_, colon, number) in pairs)
+    return f"{SIMULATED}:{spelled}"
 
 
 def canonical(target: str) -> str:

@@ -89,9 +89,8 @@ class Policy:
             TypeError: The profile does not support the dtype.
             RuntimeError: The tensor has more dimensions than the profile's tensors may have.
         """
-        if tensor.dtype in self.profile.unsupported_dtypes and not (
-            _thread.lifted or _thread.holds_doubles
-        ):
+        is_unsupported = tensor.dtype in self.profile.unsupported_dtypes
+        if is_unsupported and not (_thread.lifted or _thread.holds_doubles):
             raise TypeError(self.profile.dtype_message(tensor.dtype))
         most = self.profile.most_dimensions
         if most is not None and tensor.dim() > most and not _thread.lifted:

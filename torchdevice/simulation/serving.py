@@ -412,7 +412,8 @@ def offer(op: Any, refused: Iterable[torch.dtype] = (), *, mixes: bool = True) -
 
 
 def _serve(op: Any, refused: list[torch.dtype], mixes: bool) -> None:
-    name, schema, results = op.name(), op._schema, cpu_kernels.Results(op)
+    name, schema = op.name(), op._schema
+    results = cpu_kernels.Results(op)
     scalars = name not in _HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op)
     facts = cpu_kernels.is_view(schema), scalars, mixes, results.counts_writes, name in _COPIES
     places = device_generators.place_of(op), cpu_kernels.outs_of(op), results.positions

@@ -19,7 +19,10 @@ from torchdevice.simulation import policy
 
 _NAME = "torchdevice"
 
-_ON, _OFF, _STATUS, _HELP = "on", "off", "status", "--help"
+_ON = "on"
+_OFF = "off"
+_STATUS = "status"
+_HELP = "--help"
 
 _USAGE = f"""\
 %{_NAME} TARGET [options]    run the rest of the session in a scope, in place of one before

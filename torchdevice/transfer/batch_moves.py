@@ -248,10 +248,8 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
         if way is not None:
             # The transfer stream waits for the complete batch and for free target memory.
             self._transfer = transfer = source._leaving_stream(*way)
-            self._computing, self._awaiting = (
-                source._working_stream(way[0]),
-                target._working_stream(way[1]),
-            )
+            self._computing = source._working_stream(way[0])
+            self._awaiting = target._working_stream(way[1])
             ready = self._computing.record_event() if self._after is None else self._after
             for event in (ready, self._awaiting.record_event()):
                 event.wait(transfer)

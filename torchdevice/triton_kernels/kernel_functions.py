@@ -416,9 +416,11 @@ def with_semantic(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def dtype_to_ir(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``dtype.to_ir``, which in MLIR does not tell signed integers from unsigned ones."""
-    return lambda self, builder: (
-        tl.dtype(self.name) if isinstance(builder, NumpyBuilder) else original(self, builder)
-    )
+
+    def to_ir(self: Any, builder: Any) -> Any:
+        return tl.dtype(self.name) if isinstance(builder, NumpyBuilder) else original(self, builder)
+
+    return to_ir
 
 
 OPERATORS = [

@@ -42,7 +42,9 @@ _set_eval_frame = importlib.import_module("torch._C._dynamo.eval_frame").set_eva
 _LIMITS = (2**31 - 1, 65535, 65535)
 """The largest grid of CUDA."""
 
-_ELEMENTS, _FIRST, _INSTANCES = 2**18, 64, 1024
+_ELEMENTS = 2**18
+_FIRST = 64
+_INSTANCES = 1024
 """How many elements the blocks of a group may have, and how many instances the first group and the
 others.
 """
@@ -77,9 +79,8 @@ class Launch:
         Args:
             size: The bytes of its blocks.
         """
-        limit = properties_of(
-            self.context, self.context.thread.device_index
-        ).shared_memory_per_block_optin
+        properties = properties_of(self.context, self.context.thread.device_index)
+        limit = properties.shared_memory_per_block_optin
         if self.context.policy and size > limit and self.compiled.shared > limit:
             raise triton.OutOfResources(self.compiled.shared, limit, "shared memory")
 
@@ -151,7 +152,8 @@ class Launch:
     ) -> None:
         """Run the instances in groups."""
         x, y, z = self.grid
-        total, done, told = x * y * z, 0, time.monotonic()
+        total, done = x * y * z, 0
+        told = time.monotonic()
         # glibc keeps blocks of the size of one that was freed. It would map and clear an
         # operation's arrays anew.
         np.empty(_ELEMENTS * 64, np.uint8)
@@ -365,7 +367,9 @@ class Compiled(OnNoDevice):
     def __init__(
         self, context: Context, src: Any, target: Any, options: dict[str, Any], **others: Any
     ):
-        self.context, self.src, self.largest = context, src, 0
+        self.context = context
+        self.src = src
+        self.largest = 0
         self.function = self.packed_metadata = None
         self._backend = triton.make_backend(target)
         self.options = self._backend.parse_options(options)

@@ -204,7 +204,8 @@ class Memory:
         self.largest = max(self.largest, pointers.size // len(pointers))
         if not found.size:
             return pointers, active
-        first, last = int(found.min()) >> _SHIFT, int(found.max()) >> _SHIFT
+        first = int(found.min()) >> _SHIFT
+        last = int(found.max()) >> _SHIFT
         if first == last:
             offset = self._offset(first, pointers, active, found, size, access, group)
             return pointers + offset, active

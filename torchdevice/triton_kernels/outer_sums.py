@@ -32,7 +32,9 @@ class OuterSum(TensorHandle):  # type: ignore[misc]
     """
 
     def __init__(self, terms: list[Any], shape: tuple[int, ...], dtype: Any):
-        self.terms, self.shape, self.dtype = terms, shape, dtype
+        self.terms = terms
+        self.shape = shape
+        self.dtype = dtype
 
     @functools.cached_property
     def data(self) -> Any:

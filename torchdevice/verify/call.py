@@ -217,7 +217,8 @@ class Call:
         """Return a difference of indices, unless they choose equal elements, each once."""
         place = self.inputs.places[id(self._given["self"])]
         elements = place.of(self.inputs.memories[place.memory])
-        dim, keepdim = self._given.get("dim", -1), indices.dim() == elements.dim()
+        dim = self._given.get("dim", -1)
+        keepdim = indices.dim() == elements.dim()
         if dim is None or (
             "dim" not in self._given and self.operator.name.endswith(("argmax", "argmin"))
         ):
@@ -278,10 +279,8 @@ class Call:
             found = tolerances.of_values(on_cpu(tensor, self._alias), expected)
             if found is None:
                 continue
-            cpu_wrote = (
-                tolerances.of_values(place.of(self.inputs.memories[place.memory]), expected)
-                is not None
-            )
+            before = place.of(self.inputs.memories[place.memory])
+            cpu_wrote = tolerances.of_values(before, expected) is not None
             difference = self._of_undeclared(tensor, found, cpu_wrote)
             if difference is not None:
                 yield f"the argument {self._name_of(tensor)!r}", difference
@@ -347,9 +346,8 @@ class Call:
 
     def _spelled(self, value: Any) -> str:
         """Return an argument as a person reads it; a tensor as it was before the call."""
-        if isinstance(value, (list, tuple)) and any(
-            isinstance(each, torch.Tensor) for each in value
-        ):
+        is_list = isinstance(value, (list, tuple))
+        if is_list and any(isinstance(each, torch.Tensor) for each in value):
             return "[" + "; ".join(map(self._spelled, value)) + "]"
         if not isinstance(value, torch.Tensor):
             return repr(value)

@@ -159,7 +159,9 @@ class Inputs:
         *,
         values: bool = True,
     ):
-        self.args, self.kwargs, self.has_values = args, kwargs, values
+        self.args = args
+        self.kwargs = kwargs
+        self.has_values = values
         self.places: dict[int, Place] = {}
         within: dict[int, list[Place]] = {}
         for tensor in given:
@@ -251,7 +253,9 @@ class Copies(StandIns):
         dtypes: Mapping[torch.dtype, torch.dtype],
     ):
         super().__init__(None)
-        self._places, self._made, self._dtypes = inputs.places, made, dtypes
+        self._places = inputs.places
+        self._made = made
+        self._dtypes = dtypes
         self.args, self.kwargs = self.take((inputs.args, inputs.kwargs))
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:

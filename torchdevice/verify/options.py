@@ -38,9 +38,8 @@ def _verify_only(name: str, value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
     names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple)) or not all(
-        isinstance(each, str) and each.strip() for each in names
-    ):
+    is_list = isinstance(names, (list, tuple))
+    if not is_list or not all(isinstance(each, str) and each.strip() for each in names):
         raise ValueError(
             f"verify_only={value!r} names no operators. Use a text such as 'mm,addcmul_', or a "
             "tuple."

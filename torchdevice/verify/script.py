@@ -94,7 +94,10 @@ class _Memory(NamedTuple):
 
 class _Program:
     def __init__(self, context: Context, operator: Operator, inputs: Inputs, path: Path):
-        self._context, self._operator, self._inputs, self._path = context, operator, inputs, path
+        self._context = context
+        self._operator = operator
+        self._inputs = inputs
+        self._path = path
         self._wide = context.runtime.shares_host_memory
         self._simulated = context.runtime.supplied.draws_on_cpu and not self._wide
         self._memories: dict[tuple[int, torch.dtype], _Memory] = {}

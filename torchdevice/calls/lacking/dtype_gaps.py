@@ -296,7 +296,8 @@ def _histc(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> 
     values = input.flatten().long()
     least, most = int(min), int(max)
     if least == most and values.numel():
-        least, most = int(values.min()), int(values.max())
+        least = int(values.min())
+        most = int(values.max())
     # As CUDA does for a histogram of equal values.
     if least == most:
         least, most = least - 1, most + 1

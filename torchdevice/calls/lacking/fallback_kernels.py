@@ -84,16 +84,16 @@ def lacking(key: str, lacks: Callable[[str], bool] | None = None) -> list[str]:
 
 @functools.cache
 def _lacking(key: str, lacks: Callable[[str], bool] | None, number_of_operators: int) -> list[str]:
+    def has_none(name: str) -> bool:
+        return not any(_has_kernel(name, each) for each in (key, *COMPOSITE))
+
+    is_lacking = lacks or has_none
     return [
         name
         for name in _names()
         if name.partition("::")[0] not in _LEFT_OUT
         and _has_kernel(name, "CPU")
-        and (
-            lacks(name)
-            if lacks is not None
-            else not any(_has_kernel(name, each) for each in (key, *COMPOSITE))
-        )
+        and is_lacking(name)
     ]
 
 

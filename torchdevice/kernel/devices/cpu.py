@@ -24,17 +24,17 @@ def computes_in_bfloat16() -> bool:
             torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         )
         return bool(has_instructions and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return torch.backends.mkldnn.is_available() and bool(
-        torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @functools.cache
 def computes_in_float16() -> bool:
     """Return whether the CPU multiplies float16 matrices natively; if not, float32 is faster."""
-    return torch.backends.mkldnn.is_available() and bool(
-        torch.ops.mkldnn._is_mkldnn_fp16_supported()
-    )
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 @functools.lru_cache(maxsize=1)

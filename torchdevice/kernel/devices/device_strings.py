@@ -51,7 +51,9 @@ def parse(value: object) -> Spelling | None:
     """
     if isinstance(value, str):
         match = SPELLED.fullmatch(value)
-        return Spelling(match[1], None if match[2] is None else int(match[2])) if match else None
+        if match is None:
+            return None
+        return Spelling(match[1], None if match[2] is None else int(match[2]))
     if isinstance(value, torch.device):
         return Spelling(value.type, value.index) if value.type in FAMILIES else None
     ordinal = ordinal_of(value)

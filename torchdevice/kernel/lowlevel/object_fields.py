@@ -49,7 +49,8 @@ def offsets(objects: Sequence[int], values: Sequence[int], words: int) -> list[i
     """Return the offsets in bytes at which each object holds its value, among so many words."""
     held = [bytes((ctypes.c_ubyte * (words * _WORD)).from_address(each)) for each in objects]
     wanted = [each.to_bytes(_WORD, sys.byteorder) for each in values]
-    pairs, places = list(zip(held, wanted, strict=True)), range(0, words * _WORD, _WORD)
+    pairs = list(zip(held, wanted, strict=True))
+    places = range(0, words * _WORD, _WORD)
     return [
         place for place in places if all(each[place:].startswith(value) for each, value in pairs)
     ]

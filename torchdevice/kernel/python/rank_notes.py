@@ -24,7 +24,10 @@ from torchdevice.kernel.python.library_files import is_library
 UNEXPLAINED = "a rank ended without an error, as one does that is killed"
 """What the other ranks can tell of a rank that a signal ended. The launcher knows the signal."""
 
-_FAILED, _WAITS, _STACK = _KINDS = ".failed", ".waits", ".stack"
+_FAILED = ".failed"
+_WAITS = ".waits"
+_STACK = ".stack"
+_KINDS = (_FAILED, _WAITS, _STACK)
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 """A line of faulthandler's. The innermost frame comes first."""

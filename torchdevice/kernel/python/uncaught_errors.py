@@ -107,9 +107,8 @@ def _add_remedies(error: BaseException, entries: list[TracebackType]) -> None:
     if isinstance(error, ModuleNotFoundError):
         names, remedies = [str(error.name)], {**_REMEDIES, **_MISSING}
     for pattern, remedy in remedies.items():
-        if any(re.fullmatch(pattern, name) for name in names) and remedy not in getattr(
-            error, "__notes__", ()
-        ):
+        is_new = remedy not in getattr(error, "__notes__", ())
+        if is_new and any(re.fullmatch(pattern, name) for name in names):
             add_note(error, remedy)
 
 

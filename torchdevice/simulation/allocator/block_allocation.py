@@ -114,7 +114,9 @@ class Blocks:
         self.statistics = Statistics()
         self.pools = Pools(self.statistics.of_pools)
         self.segments = Segments(index, number, self.statistics, tell)
-        self._index, self._limits, self._error = index, limits, error
+        self._index = index
+        self._limits = limits
+        self._error = error
         self._routes = self.pools.routes  # the same list: an attribute less in `_stays`
         self.configure(DEFAULT)
 
@@ -191,9 +193,9 @@ class Blocks:
         """Give a late block its place, even beyond the memory left: a tensor has it already."""
         pool, size = late.pool, late.size
         # The limit is not asked: the tensor exists already.
-        found = self._find(pool, size) or self.segments.obtain(
-            pool, self.settings.segment_size(size), None
-        )
+        found = self._find(pool, size)
+        if found is None:
+            found = self.segments.obtain(pool, self.settings.segment_size(size), None)
         assert found is not None
         found = self.give(found, size, late.requested)
         late.replace(found)
@@ -208,7 +210,10 @@ class Blocks:
         off again.
         """
         # One function, since every second allocation comes here: three would take 15 % longer.
-        pool, size, previous, after = block.pool, block.size, block.previous, block.next
+        pool = block.pool
+        size = block.size
+        previous = block.previous
+        after = block.next
         # Only the plain case: no private pool, other stream, settings, route or use.
         if (
             not pool.is_usual
@@ -278,10 +283,8 @@ class Blocks:
         if found is None or limit is None:
             return found
         # A block above the limit serves only requests above the limit, and not far smaller ones.
-        too_large = found.size >= (
-            limit if size < limit else size + self.settings.max_non_split_rounding
-        )
-        return None if too_large else found
+        too_much = limit if size < limit else size + self.settings.max_non_split_rounding
+        return None if found.size >= too_much else found
 
     def _expanding(self, pool: Pool) -> Pool:
         """Return the pool of the blocks in expandable segments for the same requests."""
@@ -290,7 +293,9 @@ class Blocks:
     def give(self, block: Block, size: int, requested: int) -> Block:
         """Allocate a block that is in no pool, after cutting off the bytes beyond ``size``."""
         # Read before `cut`, which makes the block a part of a split segment.
-        pool, rest, was_split = block.pool, block.size - size, block.is_split
+        pool = block.pool
+        rest = block.size - size
+        was_split = block.is_split
         if rest and self._splits(pool, size, rest):
             cut(block, size, FREE)
             if not pool.expands:
@@ -355,9 +360,7 @@ class Blocks:
         if capture is None:
             self.statistics.numbers["num_sync_all_streams"] += 1
             self.host_waited()
-        elif capture.order.is_unsafe_here and any(
-            not p.blocks[key].is_split for p in pools for key in p.keys
-        ):
+        elif capture.order.is_unsafe_here and _has_whole_segments(pools):
             capture.failed, self.refused = True, capture_rules.error(capture_rules.NOT_PERMITTED)
             raise self.refused
         release_all(self.segments, pools, self.settings)
@@ -415,7 +418,9 @@ class Blocks:
     def free(self, block: Block) -> None:
         """Put a block into its pool, with its free neighbours."""
         block.state = FREE  # also where its neighbour takes it in
-        pool, count, inactive = block.pool, 0, 0
+        pool = block.pool
+        count = 0
+        inactive = 0
         # The statistics count whole blocks, so before the neighbours are joined.
         pool.figures.remove(block.size, block.requested)
         after, previous = block.next, block.previous
@@ -437,6 +442,11 @@ class Blocks:
 
 
 # ---- which free segments are returned to the driver ----------------------------------------------
+
+
+def _has_whole_segments(pools: Iterable[Pool]) -> bool:
+    """Return whether a free block of some pool is a segment of its own."""
+    return any(not pool.blocks[key].is_split for pool in pools for key in pool.keys)
 
 
 def release_all(segments: Segments, pools: Iterable[Pool], settings: Settings) -> None:

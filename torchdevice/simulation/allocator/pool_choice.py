@@ -42,9 +42,8 @@ class Pools:
         """Return a pool, which is made if there is none."""
         key = (stream, is_small, owner, expands)
         # `or` is safe: pools define no length. `setdefault` decides between threads.
-        return self._pools.get(key) or self._pools.setdefault(
-            key, Pool(*key, self._figures[is_small])
-        )
+        found = self._pools.get(key)
+        return found or self._pools.setdefault(key, Pool(*key, self._figures[is_small]))
 
     def unused(self) -> list[Pool]:
         """Return pools outside private ones in use: the driver may get their segments back."""

@@ -614,7 +614,10 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     kind = tensor.__class__
     if kind is not _Tensor and kind is not _Parameter:
         tensor = without_disguise(tensor)
-    address, dtype, shape, stride = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    address = tensor.data_ptr()
+    dtype = tensor.dtype
+    shape = tensor.shape
+    stride = tensor.stride()
     owner = _owners.get(address)
     if owner is not None:
         own = owner.tensor

@@ -75,9 +75,8 @@ dtype_of = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
 
 def is_view(schema: Any) -> bool:
     """Return whether an operator with this schema returns views of its arguments."""
-    return any(r.alias_info is not None for r in schema.returns) and not any(
-        map(is_written, schema.arguments)
-    )
+    has_aliases = any(each.alias_info is not None for each in schema.returns)
+    return has_aliases and not any(map(is_written, schema.arguments))
 
 
 def body_of(op: Any) -> Kernel | None:
@@ -172,7 +171,8 @@ def sparse_of(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 
 def count_copy(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool) -> None:
     """Count a copy between devices. The host waits, unless it is non-blocking of locked memory."""
-    one, other, context = index_of(source), index_of(destination), state.context
+    one, other = index_of(source), index_of(destination)
+    context = state.context
     if one != other:
         host = None
         if one < 0 or other < 0:
@@ -448,7 +448,9 @@ class _Outs(CpuAliases):
         outs: dict[int, torch.Tensor],
     ):
         super().__init__(func, op, random)
-        self._alias, self._results, self._outs = alias, results, outs
+        self._alias = alias
+        self._results = results
+        self._outs = outs
         self._grown: set[int] = set()
 
     def call(self, args: Any, kwargs: Any) -> Any:

@@ -116,9 +116,9 @@ def refuse_tangents(derivatives: Derivatives, given: Iterable[torch.Tensor]) -> 
     Raises:
         NotImplementedError: One has.
     """
-    if differentiates_forward() and any(
-        forward_ad.unpack_dual(each).tangent is not None for each in given
-    ):
+    if not differentiates_forward():
+        return
+    if any(forward_ad.unpack_dual(each).tangent is not None for each in given):
         _raise(in_forward_mode(derivatives.operator))
 
 

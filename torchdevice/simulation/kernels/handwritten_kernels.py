@@ -332,9 +332,9 @@ def _composed(
     query, key, value, *given = tensors
     mask = given[0] if given else None
     if by_math:
-        return _MATH_KERNEL(
-            query, key, value, _added(mask, query), dropout_p, is_causal, **options
-        )[0]
+        added = _added(mask, query)
+        result, *_ = _MATH_KERNEL(query, key, value, added, dropout_p, is_causal, **options)
+        return result
     composed = _aten.scaled_dot_product_attention.default.decompose
     return composed(query, key, value, mask, dropout_p, is_causal, **options)
 
@@ -355,9 +355,8 @@ def _flash(
     # The kernel takes four dimensions.
     query, key, value, *rest = map(_of_four_dimensions, tensors)
     mask = _added(rest[0], query) if rest else None
-    found: torch.Tensor = _FLASH_KERNEL(
-        query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale
-    )[0]
+    found: torch.Tensor
+    found, *_ = _FLASH_KERNEL(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)
     if kernel is not None:
         derivatives.refuse_second(kernel, found)
     return found if tensors[0].dim() == 4 else found[0]
@@ -511,7 +510,8 @@ def _ctc(overload: str) -> Callable[..., Any]:
         log_probs: torch.Tensor, targets: torch.Tensor, *lengths_and_options: Any, **options: Any
     ) -> Any:
         """Check the targets, which torch's kernels do not; the CPU's may end the process."""
-        used, classes = _used_targets(aliased(targets), lengths_and_options[1]), log_probs.size(-1)
+        used = _used_targets(aliased(targets), lengths_and_options[1])
+        classes = log_probs.size(-1)
         wrong = used[(used < 0) | (used >= classes)]
         if wrong.numel():
             why = f"Target {wrong[0].item()} of ctc_loss is not in [0, {classes})."
@@ -534,9 +534,8 @@ SPECIAL["_ctc_loss"], SPECIAL["_ctc_loss.Tensor"] = _ctc("default"), _ctc("Tenso
 
 def _is_real(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has memory; the fake tensors of compilers have none."""
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(
-        tensor
-    )
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and not torch._is_functional_tensor(tensor)
 
 
 _MATH_KERNEL = _aten._scaled_dot_product_attention_math.default

@@ -51,7 +51,9 @@ class Pipeline:
     def __init__(
         self, op: Any, body: Any = None, refusals: Callable[[Any], Refusals] = refusals_of
     ):
-        self._op, self._body, self._refusals_of = op, body, refusals
+        self._op = op
+        self._body = body
+        self._refusals_of = refusals
         self._may_lack = op if body is None else None
         # The first call makes the rest.
         self._refusals: Refusals = (self._make,)

@@ -42,7 +42,10 @@ def _lstm_cell(
     ingate, forget, new, out = (
         _with_bias(of_hidden, hidden_bias) + _with_bias(of_input, input_bias)
     ).chunk(4, 1)
-    ingate, forget, new, out = ingate.sigmoid(), forget.sigmoid(), new.tanh(), out.sigmoid()
+    ingate = ingate.sigmoid()
+    forget = forget.sigmoid()
+    new = new.tanh()
+    out = out.sigmoid()
     cy = forget * cell + ingate * new
     return out * cy.tanh(), cy, torch.cat([ingate, forget, new, out], 1)
 
@@ -64,7 +67,8 @@ def _lstm_cell_backward(
         through = through + of_cell
     of_ingate = through * new * ingate * (1 - ingate)
     of_forget = through * old * forget * (1 - forget)
-    of_new, of_out = through * ingate * (1 - new * new), of_hidden * tanh * out * (1 - out)
+    of_new = through * ingate * (1 - new * new)
+    of_out = of_hidden * tanh * out * (1 - out)
     grad_gates = torch.cat([of_ingate, of_forget, of_new, of_out], 1)
     return grad_gates, through * forget, grad_gates.sum(0) if has_bias else None
 
@@ -79,7 +83,8 @@ def _gru_cell(
     """Return the hidden state and backward's values. Gates have the shape (batch, 3 * hidden)."""
     input_reset, input_update, input_new = _with_bias(of_input, input_bias).chunk(3, 1)
     hidden_reset, hidden_update, hidden_new = _with_bias(of_hidden, hidden_bias).chunk(3, 1)
-    reset, update = (hidden_reset + input_reset).sigmoid(), (hidden_update + input_update).sigmoid()
+    reset = (hidden_reset + input_reset).sigmoid()
+    update = (hidden_update + input_update).sigmoid()
     new = (input_new + hidden_new * reset).tanh()
     return (hidden - new) * update + new, torch.cat([reset, update, new, hidden, hidden_new], 1)
 

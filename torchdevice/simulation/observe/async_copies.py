@@ -166,10 +166,11 @@ class InFlight(Order):
             trusted = set()
         for copy in needed:
             # A stream that does not know of the copy reads what is there: garbage.
-            if copy.block in trusted or knows(
-                self.clock(self.current(used[copy.block])), copy.stream, copy.number
-            ):
-                copy.run()
+            if copy.block not in trusted:
+                clock = self.clock(self.current(used[copy.block]))
+                if not knows(clock, copy.stream, copy.number):
+                    continue
+            copy.run()
 
     def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
         with torch._C.DisableTorchFunction(), self.lock:

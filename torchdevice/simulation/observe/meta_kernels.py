@@ -46,6 +46,8 @@ device do not take.
 """
 
 _NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_SIZE_BY_VALUES = "may return an output Tensor with data-dependent shape"
+"""A part of the error of torch's fake tensors."""
 
 
 _KEPT = 16 << 20
@@ -84,9 +86,8 @@ class WithoutValues(Observer):
                 return False
             leaves = list(tensors((args, kwargs)))
             # The meta device has no sparse and nested tensors: kernels refuse valueless parts.
-            if name in _OF_METADATA or any(
-                each.layout is not torch.strided or each.is_nested for each in leaves
-            ):
+            has_parts = any(each.layout is not torch.strided or each.is_nested for each in leaves)
+            if name in _OF_METADATA or has_parts:
                 return kernel(*args, **kwargs)
             known = all(map(_has_values, leaves))
             if gives_values(op, args, kwargs):
@@ -366,9 +367,7 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     except RuntimeError as error:  # of which NotImplementedError is one
         # Operators of libraries have no such tag; their kernel for fake tensors asks for a size
         # that it does not know.
-        if _NEEDS_VALUES.intersection(
-            op.tags
-        ) or "may return an output Tensor with data-dependent shape" in str(error):
+        if _NEEDS_VALUES.intersection(op.tags) or _SIZE_BY_VALUES in str(error):
             raise NoValueError(op._schema.name) from None
         if not isinstance(error, NotImplementedError):
             raise

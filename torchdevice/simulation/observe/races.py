@@ -70,7 +70,9 @@ class _Memory:
     replays = 0
 
     def __init__(self, stream: Stream, block: Block):
-        self.stream, self.size, self.place = stream, block.size, block.place or 0
+        self.stream = stream
+        self.size = block.size
+        self.place = block.place or 0
         self.accesses = Accesses()
         # Those that nothing orders before the block is given out again.
         self.left: list[Access] = []
@@ -239,14 +241,11 @@ class Races(Order):
             RaceError: It is not, and the option says ``"error"``.
         """
         with self.lock:
-            written, (inputs, made) = (
-                self._written.setdefault(pool, {}),
-                self._graphs.get(graph, ({}, [])),
-            )
+            written = self._written.setdefault(pool, {})
+            inputs, made = self._graphs.get(graph, ({}, []))
             for address, memory in inputs.items():
-                if self._memory.get(address) is not memory and not (
-                    memory.pool == pool and _is_last(memory, written)
-                ):
+                is_own = memory.pool == pool and _is_last(memory, written)
+                if self._memory.get(address) is not memory and not is_own:
                     site = site_of(program_line())
                     self._tell(GraphRaceError(_LOST.format(site)), (site,))
             for memory in made:

@@ -196,7 +196,8 @@ class _Facts:
     """A call and the scope's GPU, as the checks ask for them and the texts show them."""
 
     def __init__(self, call: SDPAParams):
-        self.q, self.k, self.v = three = call.query, call.key, call.value
+        three = call.query, call.key, call.value
+        self.q, self.k, self.v = three
         self.mask, self.dropout = call.attn_mask, call.dropout
         self.causal, self.grouped = call.is_causal, call.enable_gqa
         self.gpu = policy.capability(call.query) or (8, 0)

@@ -65,10 +65,8 @@ def _of_batch(
     if weight is None:
         return ""
     own, kind = dtype_of(input), dtype_of(weight)
-    takes = (kind is torch.float32 or own is not torch.float16) and torch.bfloat16 not in (
-        own,
-        kind,
-    )
+    has_bfloat16 = torch.bfloat16 in (own, kind)
+    takes = not has_bfloat16 and (kind is torch.float32 or own is not torch.float16)
     if takes and input.dim() > 2 and torch._C._get_cudnn_enabled():
         return _of_cudnn_batch(input, weight, bias, *rest)
     wanted = torch.float32 if own in _LOW and kind is not own else own
@@ -122,11 +120,11 @@ def _int_mm(self: torch.Tensor, mat2: torch.Tensor, **out: Any) -> Any:
     if self.dim() != 2 or mat2.dim() != 2:
         return ""  # the CPU's error
     rows, inner, columns = *self.shape, mat2.size(1)
-    return (
-        (rows <= 16 and f"self.size(0) needs to be greater than 16, but got {rows}")
-        or (inner % 8 and f"self.size(1) {multiple} {inner}")
-        or (columns % 8 and f"mat2.size(1) {multiple} {columns}")
-    )
+    if rows <= 16:
+        return f"self.size(0) needs to be greater than 16, but got {rows}"
+    if inner % 8:
+        return f"self.size(1) {multiple} {inner}"
+    return f"mat2.size(1) {multiple} {columns}" if columns % 8 else ""
 
 
 _PRODUCTS_WITHOUT_FLOAT8 = (
@@ -139,7 +137,8 @@ def _scaled_mm(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any)
     capability = policy.capability(self)
     if capability is not None and capability < _FLOAT8:
         return _PRODUCTS_WITHOUT_FLOAT8
-    one, other = "x".join(map(str, self.shape)), "x".join(map(str, mat2.shape))
+    one = "x".join(map(str, self.shape))
+    other = "x".join(map(str, mat2.shape))
     if self.size(1) % 16:
         return (
             "Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: "
@@ -147,16 +146,15 @@ def _scaled_mm(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any)
         )
     if mat2.size(0) % 16 or mat2.size(1) % 16:
         return f"mat2 shape ({other}) must be divisible by 16"
-    other_layout = capability == (9, 0) and (self.stride(1) != 1 or mat2.stride(0) != 1)
-    return (
-        other_layout
-        and "Only multiplication of row-major and column-major matrices is supported by cuBLASLt"
-    )
+    if capability == (9, 0) and (self.stride(1) != 1 or mat2.stride(0) != 1):
+        return "Only multiplication of row-major and column-major matrices is supported by cuBLASLt"
+    return ""
 
 
 def _two_e5m2(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    same = dtype_of(self) is dtype_of(mat2) is torch.float8_e5m2
-    return same and "Multiplication of two Float8_e5m2 matrices is not supported"
+    if dtype_of(self) is dtype_of(mat2) is torch.float8_e5m2:
+        return "Multiplication of two Float8_e5m2 matrices is not supported"
+    return ""
 
 
 _HALF_OF_CUFFT = (
@@ -167,7 +165,9 @@ _HALF_OF_CUFFT = (
 
 
 def _odd_sizes(sizes: Any) -> Any:
-    return any(size & (size - 1) for size in sizes) and _HALF_OF_CUFFT.format(sizes=list(sizes))
+    if any(size & (size - 1) for size in sizes):
+        return _HALF_OF_CUFFT.format(sizes=list(sizes))
+    return ""
 
 
 def _fft(
@@ -204,21 +204,24 @@ _DRIVER_OF_SVD = (
 
 
 def _svd(A: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any) -> Any:
-    return driver not in (None, "gesvd", "gesvdj", "gesvda") and _DRIVER_OF_SVD.format(
-        driver=driver
-    )
+    if driver in (None, "gesvd", "gesvdj", "gesvda"):
+        return ""
+    return _DRIVER_OF_SVD.format(driver=driver)
 
 
 def _hermitian(LD: torch.Tensor, *rest: Any, hermitian: bool = False, **out: Any) -> Any:
+    if not (hermitian and dtype_of(LD).is_complex):
+        return ""
     refused = "complex tensors with hermitian=True flag are not supported on CUDA."
-    return hermitian and dtype_of(LD).is_complex and f"torch.linalg.ldl_solve: {refused}"
+    return f"torch.linalg.ldl_solve: {refused}"
 
 
 def _lstsq(
     self: torch.Tensor, b: torch.Tensor, *rest: Any, driver: str | None = None, **out: Any
 ) -> Any:
-    other = driver is not None and driver.lower() != "gels"
-    return other and "torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA"
+    if driver is None or driver.lower() == "gels":
+        return ""
+    return "torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA"
 
 
 def _place(tensor: torch.Tensor) -> str:
@@ -258,7 +261,7 @@ def _network(input: torch.Tensor, *args: Any) -> Any:
     gaps = [
         name for name, state in zip(("hx", "cx"), states, strict=False) if not state.is_contiguous()
     ]
-    return gaps and f"rnn: {gaps[0]} is not contiguous"
+    return f"rnn: {gaps[0]} is not contiguous" if gaps else ""
 
 
 def _reduced(self: torch.Tensor, dim: int, index: Any, src: Any, reduce: str, **named: Any) -> Any:
@@ -268,10 +271,9 @@ def _reduced(self: torch.Tensor, dim: int, index: Any, src: Any, reduce: str, **
         refused = ("amax", "amin", "prod")
     elif dtype.is_complex:
         refused = ("mean", "prod")
-    return (
-        reduce in refused
-        and f"\"cuda_scatter_gather_base_kernel_func\" not implemented for '{scalar_type(dtype)}'"
-    )
+    if reduce not in refused:
+        return ""
+    return f"\"cuda_scatter_gather_base_kernel_func\" not implemented for '{scalar_type(dtype)}'"
 
 
 def _bags(weight: torch.Tensor, *rest: Any, **named: Any) -> str:
@@ -295,36 +297,35 @@ def _integers(
 
 def _sparse_product(*given: torch.Tensor, **scalars: Any) -> Any:
     sparse, other = given[-2:]
-    refused = sparse.is_sparse and not other.is_sparse and dtype_of(sparse) not in _SUMMED
-    return (
-        refused and f"\"addmm_sparse_cuda\" not implemented for '{scalar_type(dtype_of(sparse))}'"
-    )
+    if not sparse.is_sparse or other.is_sparse or dtype_of(sparse) in _SUMMED:
+        return ""
+    return f"\"addmm_sparse_cuda\" not implemented for '{scalar_type(dtype_of(sparse))}'"
 
 
 def _flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any
 ) -> Any:
     three, head = (query, key, value), query.size(-1)
-    return (
-        (
-            (policy.capability(query) or (8, 0)) < (8, 0)
-            and "FlashAttention only supports Ampere GPUs or newer."
-        )
-        or (dtype_of(query) not in _LOW and "FlashAttention only support fp16 and bf16 data type")
-        or (len(set(map(dtype_of, three))) > 1 and "query and key must have the same dtype")
-        or (
-            any(each.stride(-1) != 1 for each in three)
-            and "Input tensor must have contiguous last dimension"
-        )
-        or (head % 8 and "head_size must be a multiple of 8, this is ensured by padding!")
-        or (head > 256 and "FlashAttention forward only supports head dimension at most 256")
-    )
+    if (policy.capability(query) or (8, 0)) < (8, 0):
+        return "FlashAttention only supports Ampere GPUs or newer."
+    if dtype_of(query) not in _LOW:
+        return "FlashAttention only support fp16 and bf16 data type"
+    if len(set(map(dtype_of, three))) > 1:
+        return "query and key must have the same dtype"
+    if any(each.stride(-1) != 1 for each in three):
+        return "Input tensor must have contiguous last dimension"
+    if head % 8:
+        return "head_size must be a multiple of 8, this is ensured by padding!"
+    if head > 256:
+        return "FlashAttention forward only supports head dimension at most 256"
+    return ""
 
 
 def _too_long(self: torch.Tensor, *args: Any, dim: int = -1, **named: Any) -> Any:
     dim = next((each for each in args if type(each) is int), dim)
-    long = self.dim() and self.size(dim) > _INT_MAX
-    return long and "The dimension being sorted can not have more than INT_MAX elements."
+    if not self.dim() or self.size(dim) <= _INT_MAX:
+        return ""
+    return "The dimension being sorted can not have more than INT_MAX elements."
 
 
 RULES = by_operator(

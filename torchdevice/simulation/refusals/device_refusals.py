@@ -206,9 +206,8 @@ def rules_of_cuda(op: Any) -> Iterator[Rule]:
     """Yield an operator's rules: those in the table, and those derived from torch's tables."""
     name = name_of(op)
     # Dynamically quantized layers are the host's.
-    if re.match("quantized::.*_dynamic", op.name()) or is_cpu_only(
-        op.name().removeprefix("aten::")
-    ):
+    is_of_host = re.match("quantized::.*_dynamic", op.name()) is not None
+    if is_of_host or is_cpu_only(op.name().removeprefix("aten::")):
         yield Rule(
             name,
             lambda *args, **kwargs: missing_on_cuda(op.name()),
@@ -316,21 +315,23 @@ makes the table.
 
 def _projected(input: torch.Tensor, *args: Any) -> Any:
     states = next(each for each in args if isinstance(each, list))
-    return (
-        states[0].size(2) != states[1].size(2)
-        and "LSTM with projections is not currently supported with MPS."
-    )
+    if states[0].size(2) == states[1].size(2):
+        return ""
+    return "LSTM with projections is not currently supported with MPS."
 
 
 def _convolution_of_mps(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any) -> Any:
     if dtype_of(input) is torch.int64:  # the CPU has no kernel for other integers
         return "Convolution is supported only for Floating types"
-    halves = rest[4] and input.dim() == 5 and dtype_of(input) in (torch.float16, torch.bfloat16)
-    return halves and "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS"
+    if rest[4] and input.dim() == 5 and dtype_of(input) in (torch.float16, torch.bfloat16):
+        return "ConvTranspose 3D with BF16 or FP16 types is not supported on MPS"
+    return ""
 
 
 def _channels(input: torch.Tensor, weight: torch.Tensor, *rest: Any, **out: Any) -> Any:
-    return weight.size(0) > 1 << 16 and "Output channels > 65536 not supported at the MPS device."
+    if weight.size(0) <= 1 << 16:
+        return ""
+    return "Output channels > 65536 not supported at the MPS device."
 
 
 _POOLED_ON_MPS = (

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import textwrap
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,6 +144,11 @@ def _report_links(outside: list[str]) -> None:
         print(f"torchdevice: not checked: {said}", file=sys.stderr)
 
 
+def _names(given: Iterable[str]) -> set[str]:
+    """Return the names in the values of a flag, each of which may list several."""
+    return {name for each in given for name in each.split(",")}
+
+
 def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[str]:
     """Return the names of the rules to apply: those of the command line, else those of the project.
 
@@ -151,16 +157,10 @@ def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[st
     """
     from torchdevice.check import RULES
 
-    selected, ignored = (
-        {name for given in on_command_line for name in given.split(",")} or {*in_project}
-        for on_command_line, in_project in (
-            (options.select, project.select),
-            (options.ignore, project.ignore),
-        )
-    )
-    for name in sorted(
-        (selected | ignored | {*chain(*project.per_file_ignores.values())}) - set(RULES)
-    ):
+    selected = _names(options.select) or {*project.select}
+    ignored = _names(options.ignore) or {*project.ignore}
+    ignored_in_files = {*chain(*project.per_file_ignores.values())}
+    for name in sorted((selected | ignored | ignored_in_files) - set(RULES)):
         meant = did_you_mean(name, RULES)
         raise ValueError(
             f"there is no rule {name!r}{meant}. 'torchdevice check --rules' lists them."

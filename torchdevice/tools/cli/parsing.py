@@ -197,9 +197,8 @@ def show_columns(rows: Sequence[Sequence[str]], indent: str = "") -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     screen = shutil.get_terminal_size((1 << 20, 0)).columns
     for row in rows:
-        first = indent + "".join(
-            f"{cell:{width}}  " for cell, width in zip(row, widths, strict=False)
-        )
+        cells = (f"{cell:{width}}  " for cell, width in zip(row, widths, strict=False))
+        first = indent + "".join(cells)
         wrapper = textwrap.TextWrapper(max(screen, len(first) + _LEAST), first, " " * len(first))
         wrapper.break_long_words = wrapper.break_on_hyphens = False
         print(wrapper.fill(row[-1]).rstrip() or first.rstrip())

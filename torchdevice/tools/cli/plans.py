@@ -96,12 +96,10 @@ def try_changes(options: argparse.Namespace, title: str) -> int:
         jobs = [sweeping.Job([*own, *_change_flag(each)], options.rest, {}) for each in changes]
     else:
         changes = change_words.tried_on_model(options.train)
-        jobs = [
-            sweeping.Job(
-                [*own, *_optimizer_flag(each)], change_words.words_of_model(options.rest, each), {}
-            )
-            for each in changes
-        ]
+        jobs = []
+        for each in changes:
+            words = change_words.words_of_model(options.rest, each)
+            jobs.append(sweeping.Job([*own, *_optimizer_flag(each)], words, {}))
     plans: dict[int, dict[str, Any]] = {}
     try:
         plans.update(styled_text.counted(sweeping.planned(jobs), len(jobs), "plans made"))
@@ -113,11 +111,7 @@ def try_changes(options: argparse.Namespace, title: str) -> int:
         _show_sweep(options, {"tried": found}, tables, title or " ".join(options.rest))
     good = [each for each in found if each["finished"] and not each.get("not changed")]
     if model is not None:
-        good = [
-            each
-            for each in good
-            if (model, fitting.YES) in [(gpu["model"], gpu["fits"]) for gpu in each["fits"]]
-        ]
+        good = [each for each in good if fitting.says_yes(each, model)]
     return int(not good)
 
 

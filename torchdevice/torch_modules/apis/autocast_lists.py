@@ -120,7 +120,8 @@ def _register_spare(own_key: Any) -> None:
     """Register kernels for operators that torch casts differently from CUDA under a key."""
     # Libraries such as torchvision register operators of their own there.
     all_own = (name.partition("::") for name in registrations_for_dispatch_key(own_key))
-    own, listed = {name for library, _, name in all_own if library == "aten"}, policies().keys()
+    own = {name for library, _, name in all_own if library == "aten"}
+    listed = policies().keys()
     made = {
         name: _kernel(name, lambda: _region.kind, SPARE)
         for name in (listed - own) | _CAST_OTHERWISE

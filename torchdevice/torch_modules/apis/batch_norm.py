@@ -137,14 +137,13 @@ def batch_norm_backward_reduce(
     grad = _accumulated(grad)
     of_grad = _sum(grad)
     of_product = _sum(grad * (_accumulated(x) - _across(mean, x)))
+    dtype = weight.dtype if weight is not None else x.dtype
     return (
         of_grad if for_input else None,
         of_product if for_input else None,
-        (of_product * invstd).to(weight.dtype if weight is not None else x.dtype)
-        if for_weight
-        else None,
+        (of_product * invstd).to(dtype) if for_weight else None,
         # A copy, because `of_grad` itself is returned too.
-        of_grad.to(weight.dtype if weight is not None else x.dtype).clone() if for_bias else None,
+        of_grad.to(dtype).clone() if for_bias else None,
     )
 
 

@@ -235,9 +235,8 @@ _ATTRIBUTE = "__torch_dispatch__"
 
 @replaces(TorchDispatchMode, "__enter__")
 def _enter(context: Context, original: Any, self: TorchDispatchMode) -> Any:
-    if not type(self).__module__.startswith(("torch.", "torchdevice.")) and _ATTRIBUTE not in vars(
-        self
-    ):
+    is_of_program = not type(self).__module__.startswith(("torch.", "torchdevice."))
+    if is_of_program and _ATTRIBUTE not in vars(self):
         # A method, because torch refuses what is not bound to the mode.
         setattr(
             self,

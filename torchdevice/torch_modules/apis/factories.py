@@ -99,9 +99,9 @@ def rewrites_calls() -> bool:
     target's device.
     """
     stack = _get_current_function_mode_stack()
-    return thread_state.state.mode is not None or any(
-        isinstance(mode, thread_state.ContextMode) for mode in stack
-    )
+    if thread_state.state.mode is not None:
+        return True
+    return any(isinstance(mode, thread_state.ContextMode) for mode in stack)
 
 
 @replaces(torch.UntypedStorage, "device", makes=True)

@@ -20,7 +20,9 @@ from torchdevice.kernel.context import Context
 from torchdevice.kernel.python.library_files import PACKAGE, is_library
 from torchdevice.torch_modules.accelerators.mps import MACOS
 
-_SYSTEM, _MACHINE, _PROCESSOR = "Darwin", "arm64", "arm"
+_SYSTEM = "Darwin"
+_MACHINE = "arm64"
+_PROCESSOR = "arm"
 
 _DARWIN = f"{MACOS[0] + 9}.{MACOS[1]}.0"
 """The version of the kernel. macOS 11 to 15 have 20 to 24."""

@@ -155,15 +155,12 @@ def _new_tensor(
 _NAMES_OF_PLACED = frozenset({"other", "storage", "cdata"})
 """Parameters of ``torch.Tensor`` for what is somewhere already."""
 
-_CONSTRUCTOR = Installation(
-    lambda: [
-        Replaced(
-            torch.Tensor,
-            "__new__",
-            lambda original: staticmethod(per_context(original, _new_tensor)),
-        )
-    ]
-)
+
+def _constructor(original: Any) -> Any:
+    return staticmethod(per_context(original, _new_tensor))
+
+
+_CONSTRUCTOR = Installation(lambda: [Replaced(torch.Tensor, "__new__", _constructor)])
 
 
 @rewrites(torch.Tensor.type)

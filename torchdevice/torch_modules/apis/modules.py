@@ -73,7 +73,9 @@ class _HasTorchFunction(EntryPoint):
         )
         # The classes to which torch hands calls over.
         kinds = {*map(type, relevant_args)} - {torch.Tensor}
-        return not only_ours or any(
+        if not only_ours:
+            return True
+        return any(
             getattr(each, "__torch_function__", _DISABLED) is not _DISABLED for each in kinds
         )
 

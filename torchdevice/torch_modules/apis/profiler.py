@@ -35,9 +35,8 @@ class DeviceEvent(FunctionEvent):
     @property
     def device_time_total(self) -> float:
         """Microseconds of the event's operator and of the operators that it calls."""
-        return self.self_device_time_total + sum(
-            child.device_time_total for child in self.cpu_children
-        )
+        nested = sum(child.device_time_total for child in self.cpu_children)
+        return self.self_device_time_total + nested
 
     @property
     def self_device_time_total(self) -> float:

@@ -106,10 +106,8 @@ def _restored(
     natively = map_location is None and context.runtime.supplied.location_tag == context.program
     named = location if natively else map_location
     spelling = parse(named) if isinstance(named, (str, torch.device)) else None
-    foreign = spelling is not None and spelling.accelerator not in (
-        context.names.family,
-        *context.names.families,
-    )
+    own = (context.names.family, *context.names.families)
+    foreign = spelling is not None and spelling.accelerator not in own
     with thread_state.suspended() if foreign else contextlib.nullcontext():
         return restore(storage, location)
 

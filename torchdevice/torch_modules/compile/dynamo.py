@@ -268,11 +268,8 @@ def _traced_autocast(context: Context, original: Any, *args: Any, **kwargs: Any)
     found = original(*args, **kwargs)
     # `target_values` are the arguments of the region as the graph will have them.
     device_type, dtype, enabled, *rest = found.target_values
-    if device_type not in context.names.families and dtype not in (
-        None,
-        torch.float16,
-        torch.bfloat16,
-    ):
+    is_lower = dtype in (None, torch.float16, torch.bfloat16)
+    if device_type not in context.names.families and not is_lower:
         enabled = False  # as torch says, with a warning, where it is made outside a graph
     if device_type in context.names.families or device_type == context.device_type:
         fitting = dtype_on_target(
@@ -349,9 +346,8 @@ def _call_compiler(
         if isinstance(refused, FidelityError):
             raise unstacked_mode.GraphRefusedError(refused.requested, refused.done) from None
         raise
-    if thread_state.state.traced is not None and isinstance(
-        compiler, torch._TorchCompileInductorWrapper
-    ):
+    is_inductor = isinstance(compiler, torch._TorchCompileInductorWrapper)
+    if is_inductor and thread_state.state.traced is not None:
         return compiled
     return functools.update_wrapper(functools.partial(without_modes, context, compiled), compiled)
 

@@ -176,9 +176,9 @@ _LAUNCH = "triton_kernel_wrapper_mutation"
 def _wrap(context: Context, original: Any, self: Any, value: Any) -> Any:
     """Trace a kernel. Dynamo asks ``has_triton()`` for that, which is False for a compiler."""
     triton = sys.modules.get("triton")
-    if triton is None or not isinstance(
-        value, (triton.runtime.JITFunction, triton.runtime.Autotuner)
-    ):
+    if triton is None:
+        return original(self, value)
+    if not isinstance(value, (triton.runtime.JITFunction, triton.runtime.Autotuner)):
         return original(self, value)
     builder = importlib.import_module("torch._dynamo.variables.builder")
     self.install_guards(builder.GuardBuilder.ID_MATCH)

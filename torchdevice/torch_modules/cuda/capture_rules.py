@@ -86,7 +86,10 @@ class CaptureOrder(Observer):
     """
 
     def __init__(self, context: Context, capture: Any, stream: Stream, mode: str):
-        self._context, self._capture, self._mode, self._first = context, capture, mode, stream
+        self._context = context
+        self._capture = capture
+        self._mode = mode
+        self._first = stream
         self.clocks: dict[Stream, dict[Stream, int]] = {stream: {}}
         self._events: dict[int, dict[Stream, int]] = {}
         self._count = 0

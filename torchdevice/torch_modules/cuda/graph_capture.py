@@ -266,9 +266,8 @@ class Capture(TorchDispatchMode):
 
     def _refuse_waiting(self, func: Any, args: Any, kwargs: Any) -> None:
         """Raise CUDA's error for an operator at which the host waits, such as ``item()``'s."""
-        if self._device_type is None or not any(
-            native_device(t).type == self._device_type for t in tensors(args)
-        ):
+        types = (native_device(each).type for each in tensors(args))
+        if self._device_type is None or self._device_type not in types:
             return
         indices = list(tensors(args[1])) if func in _INDEXING else []
         if self._copies(func, args, kwargs, indices):
@@ -278,9 +277,9 @@ class Capture(TorchDispatchMode):
 
     def _copies(self, func: Any, args: Any, kwargs: Any, indices: list[torch.Tensor]) -> bool:
         """Return whether an operator copies between the device and pageable memory of the host."""
-        if func.overloadpacket in _COPYING or any(
-            native_device(t).type != self._device_type for t in indices
-        ):
+        if func.overloadpacket in _COPYING:
+            return True
+        if any(native_device(each).type != self._device_type for each in indices):
             return True
         if func is _aten.histc.default:
             return not any(args[2:])  # it looks for the bounds

@@ -286,11 +286,8 @@ def new_pool(
 ) -> MemPoolStandIn:
     """``MemPool``: a new pool of the current device, by the rules of the device's allocator."""
     pools = _pools(context, context.thread.device_index)
-    for name, given in {
-        "allocator": allocator,
-        "use_on_oom": use_on_oom,
-        "no_split": no_split,
-    }.items():
+    unsupported = {"allocator": allocator, "use_on_oom": use_on_oom, "no_split": no_split}
+    for name, given in unsupported.items():
         if given:
             thread_state.refuse(
                 f"torch.{context.program}.MemPool({name}={given!r})", "Leave the argument out."

@@ -119,7 +119,9 @@ class History(Observer):
             cpp: Whether stacks have the frames of C++.
         """
         with self._lock:
-            self._context, self._skipped, self._cpp = context, skipped, cpp
+            self._context = context
+            self._skipped = skipped
+            self._cpp = cpp
             # A new length keeps the newest events; a deque drops the oldest by itself.
             length = max(1, entries) if kept == "all" else 1
             self._entries = collections.deque(getattr(self, "_entries", ()), maxlen=length)

@@ -240,10 +240,9 @@ class StreamStandIn(torch.Stream):
         return before
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, torch.Stream) and self._identity == (
-            other.device_index,
-            other.stream_id,
-        )
+        if not isinstance(other, torch.Stream):
+            return False
+        return self._identity == (other.device_index, other.stream_id)
 
     def __hash__(self) -> int:
         return hash(self._identity)
@@ -561,8 +560,8 @@ replaces_classes(StreamStandIn, EventStandIn)
 replaces(torch, "Stream", makes=True, by_value=True)(
     lambda original: _generic(original, new_stream)
 )
-replaces(torch, "Event", makes=True, by_value=True)(
-    lambda original: _generic(
-        original, lambda context, device, **named: EventStandIn(context, **named)
-    )
-)
+
+
+@replaces(torch, "Event", makes=True, by_value=True)
+def _generic_event(original: Any) -> Any:
+    return _generic(original, lambda context, device, **named: EventStandIn(context, **named))

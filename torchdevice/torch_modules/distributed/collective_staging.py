@@ -37,7 +37,9 @@ class Staging:
     """
 
     def __init__(self, group: NcclGroup, name: str, *, connects: bool = True):
-        self._group, self._name, self._connects = group, name, connects
+        self._group = group
+        self._name = name
+        self._connects = connects
         self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._ordinals: list[int] = []
 
@@ -108,7 +110,9 @@ class Collective(Staging):
             result: The tensors of the target.
             exchange: Does the collective for the CPU tensors. It uses nothing of a scope.
         """
-        group, call, began = self._group, self._call, datetime.datetime.now()
+        group = self._group
+        call = self._call
+        began = datetime.datetime.now()
         times = group.begin()
         if self._goes_on():
             # What another thread says names the line all the same.
@@ -179,7 +183,9 @@ class Ongoing(Observer):
         times: int,
         exchange: Callable[[], object],
     ):
-        self._group, self._call, self._times = group, call, times
+        self._group = group
+        self._call = call
+        self._times = times
         self._context = thread_state.state.context
         before = None if group.ongoing is None else group.ongoing._result
         self._result = gloo_waits.begin(functools.partial(_in_order, before, exchange))

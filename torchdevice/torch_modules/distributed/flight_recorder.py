@@ -179,7 +179,9 @@ class FlightRecorder:
         """Record that this rank begins a collective, see :func:`shown`."""
         if not self.size:
             return None
-        counts, group_name, desc = group.counts, group.group_name, group.group_desc
+        counts = group.counts
+        group_name = group.group_name
+        desc = group.group_desc
         self._groups[group_name] = {
             "name": group_name,
             "desc": desc,
@@ -309,9 +311,9 @@ def of_thread() -> FlightRecorder:
     """Return the recorder of this thread's scope."""
     context = thread_state.state.context
     settings = {} if context is None else context.settings
-    return settings.get(FlightRecorder) or settings.setdefault(
-        FlightRecorder, FlightRecorder(int(_variable(_SIZE, "0")))
-    )
+    found = settings.get(FlightRecorder)
+    # `setdefault` decides between threads.
+    return found or settings.setdefault(FlightRecorder, FlightRecorder(int(_variable(_SIZE, "0"))))
 
 
 def dump_pickle(*args: Any, **kwargs: Any) -> bytes:

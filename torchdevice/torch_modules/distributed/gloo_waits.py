@@ -116,7 +116,8 @@ def store_of_this_attempt(store: Any, rank: int, size: int) -> Any:
     addresses of killed ranks there. So each rank writes a new value, and waits until all others
     have seen it. Then all have the new value of rank 0.
     """
-    others, mine = [each for each in range(size) if each != rank], uuid.uuid4().hex
+    others = [each for each in range(size) if each != rank]
+    mine = uuid.uuid4().hex
     unaware = others
     store.set(f"{rank} begins", mine)
     while True:

@@ -84,7 +84,9 @@ class NcclGroup(dist.ProcessGroup):
     ):
         # The stub lacks the constructor.
         super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]
-        self.gloo, self.runtime, self.waiting = gloo, runtime, waiting
+        self.gloo = gloo
+        self.runtime = runtime
+        self.waiting = waiting
         self._store = store
         self._checks_nan = is_set("TORCH_NCCL_NAN_CHECK")
         self._ended: str | None = None  # why no collective can begin any more
@@ -175,9 +177,9 @@ class NcclGroup(dist.ProcessGroup):
         Raises:
             RuntimeError: There is one.
         """
-        if self._checks_nan and any(
-            each.is_floating_point() and each.isnan().any() for each in tensors
-        ):
+        if not self._checks_nan:
+            return
+        if any(each.is_floating_point() and each.isnan().any() for each in tensors):
             raise RuntimeError("NaN found in input tensor.")
 
     # ---- what torch asks of a group --------------------------------------------------------------
@@ -204,7 +206,8 @@ class NcclGroup(dist.ProcessGroup):
         Args:
             reason: The error after which the ranks are no longer connected.
         """
-        self._ended = self._ended or (reason and f" Original reason for failure was: {reason}")
+        if not self._ended:
+            self._ended = f" Original reason for failure was: {reason}" if reason else ""
 
     def get_group_store(self) -> Any:
         """Return the store by which the ranks found each other."""
@@ -270,9 +273,9 @@ class NcclGroup(dist.ProcessGroup):
         ended = datetime.datetime.now()
         times = {"time_started": began, "time_finished": ended, "active_duration": ended - began}
         for hook in self.hooks:
-            kind = getattr(_OpType, name.upper(), None) or getattr(
-                _OpType, name.replace("_", "").upper()
-            )
+            # Some of torch's names have no underscore, such as ALLREDUCE.
+            without = name.replace("_", "")
+            kind = getattr(_OpType, name.upper(), None) or getattr(_OpType, without.upper())
             hook(types.SimpleNamespace(op_type=kind, seq=self.counts["collective"], **times))
 
     def _start_coalescing(self, device: torch.device | None) -> None:

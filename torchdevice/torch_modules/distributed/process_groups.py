@@ -174,7 +174,9 @@ def _asked_of(group: Any) -> str | None:
 @_replaces("get_backend")
 def _get_backend(context: Context, original: Any, group: Any = None) -> Any:
     found, asked = original(group), _asked_of(group)
-    return found if asked is None else dist.Backend("nccl" if "nccl" in asked else asked)
+    if asked is None:
+        return found
+    return dist.Backend("nccl" if "nccl" in asked else asked)
 
 
 @_replaces("get_backend_config")
@@ -453,10 +455,9 @@ def _make_from_device(original: Any) -> Any:
 @replaces(torch._utils, "_get_device_module", native_to="cuda", by_value=True)
 def _module_of_type(context: Context, original: Any, device_type: str = "cuda") -> Any:
     """``_get_device_handle`` and its twin: the program's module, as ``torch.mps`` lacks streams."""
-    lacks = bool(context.runtime.support.lacks_in_module) and context.devices.is_targets_type(
-        device_type
-    )
-    return getattr(torch, context.program) if lacks else original(device_type)
+    if context.runtime.support.lacks_in_module and context.devices.is_targets_type(device_type):
+        return getattr(torch, context.program)
+    return original(device_type)
 
 
 @replaces(
@@ -472,9 +473,8 @@ def _set_up_mesh(context: Context, original: Any, self: Any) -> Any:
     group = original(self)
     # As torch does: the launcher's variable first, else by the rank.
     index = int(os.environ.get("LOCAL_RANK", dist.get_rank() % max(1, count)))
-    of_accelerator = self._device_type == context.program or context.devices.is_targets_type(
-        self._device_type
-    )
+    kind = self._device_type
+    of_accelerator = kind == context.program or context.devices.is_targets_type(kind)
     if of_accelerator and not chosen and index < count:
         context.thread.select(index)
     return group
