@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 import torchdevice
-from torchdevice.calls.lacking.fallback_kernels import VARIABLE
+from torchdevice.calls.lacking.missing_operators import VARIABLE
 from torchdevice.version import versions
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchdevice.errors.PortabilityWarning")

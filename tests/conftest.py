@@ -35,7 +35,7 @@ import sweeping
 import torch
 
 import torchdevice
-from torchdevice.calls.lacking import fallback_kernels
+from torchdevice.calls.lacking import missing_operators
 from torchdevice.kernel import patching, thread_state
 from torchdevice.kernel.devices import runtime as runtimes
 from torchdevice.native import building
@@ -452,12 +452,12 @@ def the_fallback_of_mps_is_as_before() -> Iterator[None]:
     """Put torch's variable back, which accelerate sets for the rest of the process where it finds
     MPS.
     """
-    before = os.environ.get(fallback_kernels.VARIABLE)
+    before = os.environ.get(missing_operators.VARIABLE)
     yield
     if before is None:
-        os.environ.pop(fallback_kernels.VARIABLE, None)
+        os.environ.pop(missing_operators.VARIABLE, None)
     else:
-        os.environ[fallback_kernels.VARIABLE] = before
+        os.environ[missing_operators.VARIABLE] = before
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import torchdevice
-from torchdevice.calls.lacking.fallback_kernels import overload_of
+from torchdevice.calls.lacking.missing_operators import overload_of
 from torchdevice.calls.lacking.mps_guards import FAULTS
 from torchdevice.simulation.kernels import fused_attention, handwritten_kernels, recurrent_networks
 from torchdevice.simulation.refusals.cuda_rules import COMPOSED

@@ -17,9 +17,9 @@ from places import ROOT
 from processes import run_fresh_python
 
 import torchdevice
-from torchdevice.calls.lacking import fallback_kernels
+from torchdevice.calls.lacking import missing_operators
 from torchdevice.calls.lacking.cpu_fallback import CpuFallback
-from torchdevice.calls.lacking.fallback_kernels import VARIABLE
+from torchdevice.calls.lacking.missing_operators import VARIABLE
 from torchdevice.kernel import registered_kernels
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.simulation.profiles import PROFILES
@@ -157,7 +157,7 @@ class TestWhoAsks:
 
     def test_one_leaves_torchs_fallback(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(VARIABLE, "1")
-        monkeypatch.setattr(fallback_kernels, "run_on_cpu", None)
+        monkeypatch.setattr(missing_operators, "run_on_cpu", None)
         with torchdevice.simulate("mps") as scope:
             assert torch.linalg.eig(matrix().cuda())[0].device.type == "mps"
         assert any("linalg_eig" in entry.requested for entry in scope.journal.degraded)
@@ -206,7 +206,7 @@ class TestRegistration:
             torch.linalg.eig(matrix().cuda())
             assert scope.journal.degraded
             monkeypatch.setenv(VARIABLE, value)
-            monkeypatch.setattr(fallback_kernels, "run_on_cpu", None)
+            monkeypatch.setattr(missing_operators, "run_on_cpu", None)
             refused = pytest.raises(NotImplementedError, match=MISSING)
             # The simulated Mac has torch's own fallback.
             with refused if value == "0" else contextlib.nullcontext():
@@ -215,7 +215,7 @@ class TestRegistration:
     def test_what_the_target_has_is_left_alone(self) -> None:
         # Asked of torch's kernels for meta tensors: those of simulated devices come with an
         # operator's first call.
-        lacking = fallback_kernels.lacking("Meta")
+        lacking = missing_operators.lacking("Meta")
         assert (
             "aten::geqrf" in lacking
             and "aten::isfinite" not in lacking
@@ -269,7 +269,7 @@ def lacking(scope: torchdevice.Scope, *names: str) -> Iterator[None]:
     key = "PrivateUse1"
     for name in (*names, *names):  # again, as after an interrupt
         registered_kernels.put_in_front(
-            name, key, fallback_kernels.kernel_of(name, key), "operators that are lacking"
+            name, key, missing_operators.kernel_of(name, key), "operators that are lacking"
         )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scope.runtime, "corrected_key", key)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchdevice.calls.lacking.fallback_kernels import overload_of
+from torchdevice.calls.lacking.missing_operators import overload_of
 from torchdevice.simulation.allocator.storages import fresh, memory_of
 from torchdevice.simulation.kernels import handwritten_kernels
 from torchdevice.simulation.kernels.cpu_kernels import Kernel, index_of

@@ -11,7 +11,7 @@ import torch
 
 from torchdevice.calls.lacking import dtype_gaps, float64_policy
 from torchdevice.calls.lacking.cpu_fallback import call_on_cpu, counted
-from torchdevice.calls.lacking.fallback_kernels import is_refusal
+from torchdevice.calls.lacking.missing_operators import is_refusal
 from torchdevice.calls.rewriters import Rewriter
 from torchdevice.errors import TorchDeviceError
 from torchdevice.kernel.context import Context

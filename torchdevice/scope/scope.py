@@ -23,7 +23,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torchdevice.calls import interruptions, kept_functions, wrap
-from torchdevice.calls.lacking import fallback_kernels, mps_guards
+from torchdevice.calls.lacking import missing_operators, mps_guards
 from torchdevice.calls.mode import DeviceMode, of_this_thread
 from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError, SecondCopyError
 from torchdevice.kernel import thread_state
@@ -300,7 +300,7 @@ def _fill(entry: Entry, context: Context) -> None:
         entry.parts += wrap.needed(context)
 
 
-_PUTTING = mps_guards.put, fallback_kernels.put, dispatch.put, kept_functions.put
+_PUTTING = mps_guards.put, missing_operators.put, dispatch.put, kept_functions.put
 """What puts kernels in front of torch's. They stay, and ask the context of their thread."""
 
 

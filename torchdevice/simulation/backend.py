@@ -18,8 +18,8 @@ import torch
 import torch.multiprocessing.reductions
 
 from torchdevice.calls import interruptions
-from torchdevice.calls.lacking import fallback_kernels, mps_guards
-from torchdevice.calls.lacking.fallback_kernels import composite, of_aten, overload_of, shadowed
+from torchdevice.calls.lacking import missing_operators, mps_guards
+from torchdevice.calls.lacking.missing_operators import composite, of_aten, overload_of, shadowed
 from torchdevice.errors import BackendTakenError, ScopeError
 from torchdevice.kernel import registered_kernels, thread_state
 from torchdevice.kernel.context import Context
@@ -275,7 +275,7 @@ def _named() -> set[str]:
     whole = of_aten(composite())
     found = shadowed("CPU").union(_FREQUENT)
     found.update(name for name in whole if name.startswith("_foreach_") or name in _RUN_WHOLE)
-    found.update(of_aten(mps_guards.guarded_on("CPU")), of_aten(fallback_kernels.operators("CPU")))
+    found.update(of_aten(mps_guards.guarded_on("CPU")), of_aten(missing_operators.operators("CPU")))
     return found
 
 

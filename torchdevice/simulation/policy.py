@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.calls.lacking import fallback_kernels
+from torchdevice.calls.lacking import missing_operators
 from torchdevice.calls.lacking.cpu_fallback import counted
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
@@ -127,19 +127,19 @@ class Policy:
             return None
         context = _simulating(self._context)
         native = context.program == self.profile.accelerator
-        asked = os.environ.get(fallback_kernels.VARIABLE, "0" if native else "")
+        asked = os.environ.get(missing_operators.VARIABLE, "0" if native else "")
         if self.profile.refuses or context.options.strict or asked == "0":
             context.report(missing, "NotImplementedError", Fidelity.UNSUPPORTED)
-            text = fallback_kernels.error_text if self.profile.backends else missing_on_cuda
+            text = missing_operators.error_text if self.profile.backends else missing_on_cuda
             raise NotImplementedError(text(missing))
         return missing
 
     def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator through the recorders, or one that the profile's device lacks.
 
-        The latter runs on the CPU by :mod:`torchdevice.calls.lacking.fallback_kernels` as on a Mac,
-        or by the real device's own fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that. It
-        is counted, with its time and bytes.
+        The latter runs on the CPU, by ``calls/lacking/missing_operators.py`` as on a Mac, or by the
+        real device's own fallback where ``PYTORCH_ENABLE_MPS_FALLBACK`` asks for that. It is
+        counted, with its time and bytes.
         """
         looking = self.observers()
         if looking:
@@ -148,9 +148,9 @@ class Policy:
         assert context is not None and missing is not None
         context.devices.machine.fallbacks[missing] += 1
         with being("falling_back"):
-            if fallback_kernels.VARIABLE in os.environ:  # the real device's own fallback
+            if missing_operators.VARIABLE in os.environ:  # the real device's own fallback
                 return counted(context, missing, lambda: kernel(*args, **kwargs), (args, kwargs))
-            return fallback_kernels.run_on_cpu(context, missing, op, args, kwargs)
+            return missing_operators.run_on_cpu(context, missing, op, args, kwargs)
 
 
 def asking() -> Policy | None:

@@ -10,7 +10,7 @@
 The table is torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries.
 What a device lacks besides, a profile or a model of the device says (``simulation/gpus.py``). A
 real device's operators without a kernel are those that are not registered with torch, see
-``calls/lacking/fallback_kernels.py``.
+``calls/lacking/missing_operators.py``.
 """
 
 from __future__ import annotations

@@ -42,11 +42,13 @@ class StandInDriver(CudaDriver):  # type: ignore[misc]
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         """Return what launches a kernel that the program has compiled by ``triton.compile``."""
+
         # The stream, the function, the packed metadata, that of the launch and two hooks come
         # before the arguments.
-        return lambda *grid_and_rest: source.fn.run(
-            *grid_and_rest[9:], grid=grid_and_rest[:3], warmup=False
-        )
+        def launch(*grid_and_rest: Any) -> None:
+            source.fn.run(*grid_and_rest[9:], grid=grid_and_rest[:3], warmup=False)
+
+        return launch
 
     def get_active_torch_device(self) -> torch.device:
         return self._context.devices.shown(self._context.devices.at(self.get_current_device()))

@@ -30,9 +30,9 @@ from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Settings, parsed
 from torchdevice.simulation.allocator.allocator_stats import Figures, Statistics
-from torchdevice.simulation.allocator.block_allocation import rounded
 from torchdevice.simulation.allocator.caching_allocator import Device
 from torchdevice.simulation.allocator.memory_blocks import NOBODY, USED, Block, Pool
+from torchdevice.simulation.allocator.rounding import rounded
 
 pytestmark = pytest.mark.one_engine
 

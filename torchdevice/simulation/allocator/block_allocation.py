@@ -1,4 +1,4 @@
-"""Which block a request gets, how its size is rounded, and what becomes of a freed one.
+"""Which block a request gets, and the end of a freed one.
 
 A request gets the smallest free block of its stream's pool that is large enough, of which the rest
 is split off, else a block of a new segment. A free block is merged with its free neighbours.
@@ -33,35 +33,13 @@ from torchdevice.simulation.allocator.memory_blocks import (
     joined,
 )
 from torchdevice.simulation.allocator.pool_choice import Pools
+from torchdevice.simulation.allocator.rounding import MINIMUM, rounded
 from torchdevice.simulation.allocator.segments import Segments, Tell, best_expandable, expand, unmap
 from torchdevice.torch_modules.cuda import capture_rules
 
 # 2^62 is beyond the addresses of every device; the step leaves room for the largest block.
 _LATE_ADDRESSES = itertools.count(1 << 62, 1 << 40)
 """The addresses of late blocks until they have a place. No segment is there."""
-
-
-MINIMUM = 512
-"""``kMinBlockSize``: sizes are rounded up to a multiple of it, in bytes."""
-
-
-def rounded(size: int, settings: Settings) -> int:
-    """Return the size of the block for a request of ``size`` bytes."""
-    # The interval is the power of 2 of the size in MiB; smaller sizes are in the first, larger ones
-    # in the last.
-    divisions = settings.divisions[
-        min(max(0, size.bit_length() - SMALL.bit_length()), len(settings.divisions) - 1)
-    ]
-    # CUDA divides only sizes that have room for so many steps of 512 bytes.
-    if divisions <= 1 or size <= MINIMUM * divisions:
-        # -512 is a mask of all bits but the last nine, so this rounds up to a multiple of 512.
-        return (size + MINIMUM - 1) & -MINIMUM
-    # The largest power of 2 that is not above the size.
-    power = 1 << size.bit_length() - 1
-    # More divisions than bytes give steps of 0, hence the power itself.
-    step = power // divisions or power
-    # Ceiling division: `-(-a // b)`.
-    return -(-size // step) * step
 
 
 LimitsOf = Callable[[int], tuple[int | None, int | None, int]]

@@ -22,14 +22,9 @@ from torchdevice.kernel.python import forks
 from torchdevice.simulation.allocator import checkpoints
 from torchdevice.simulation.allocator.allocator_settings import Settings
 from torchdevice.simulation.allocator.allocator_stats import EXBIBYTE, OF_EXBIBYTES
-from torchdevice.simulation.allocator.block_allocation import (
-    Blocks,
-    ErrorOf,
-    LimitsOf,
-    release_all,
-    rounded,
-)
+from torchdevice.simulation.allocator.block_allocation import Blocks, ErrorOf, LimitsOf, release_all
 from torchdevice.simulation.allocator.memory_blocks import Block, Owner
+from torchdevice.simulation.allocator.rounding import rounded
 
 
 def _tell(

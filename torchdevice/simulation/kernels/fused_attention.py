@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from torchdevice.calls.lacking.fallback_kernels import overload_of
+from torchdevice.calls.lacking.missing_operators import overload_of
 from torchdevice.kernel.stand_ins import given_to
 from torchdevice.simulation import device_generators, policy
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases
@@ -241,10 +241,12 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     )
 
 
+def _fill_mask(mask: torch.Tensor, *given: Any) -> torch.Tensor:
+    return mask.copy_(CpuAliases(_uniform).call((mask, *given), {}))
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
-    "_fill_mem_eff_dropout_mask_": lambda mask, *given: mask.copy_(
-        CpuAliases(_uniform).call((mask, *given), {})
-    ),
+    "_fill_mem_eff_dropout_mask_": _fill_mask,
     **{each: functools.partial(_run, overload_of(each)) for each in _KERNELS},
 }
 """The kernels of the operators by their names."""

@@ -15,7 +15,7 @@ from torch._C import DispatchKey
 from torch.backends.cuda import SDPAParams
 
 from torchdevice.calls import interruptions
-from torchdevice.calls.lacking.fallback_kernels import overload_of
+from torchdevice.calls.lacking.missing_operators import overload_of
 from torchdevice.kernel import thread_state
 from torchdevice.random_numbers import operators
 from torchdevice.simulation import device_generators, policy, serving, storage_resizing
@@ -632,27 +632,54 @@ def _sparse_product(
     )
 
 
+# cuDNN's operators by torch's own. Their last arguments are settings of cuDNN.
+
+
+def _affine_grid(theta: Any, *size: int) -> Any:
+    return _aten.affine_grid_generator(theta, size, True)
+
+
+def _affine_grid_backward(grad: Any, *size: int) -> Any:
+    return _aten.affine_grid_generator_backward(grad, size, True)
+
+
+def _convolution_of_cudnn(
+    self: Any, weight: Any, padding: Any, stride: Any, dilation: Any, groups: int, *settings: bool
+) -> Any:
+    none = [0] * len(padding)
+    return _aten.convolution(self, weight, None, stride, padding, dilation, False, none, groups)
+
+
+def _transposed_convolution_of_cudnn(
+    self: Any,
+    weight: Any,
+    padding: Any,
+    output_padding: Any,
+    stride: Any,
+    dilation: Any,
+    groups: int,
+    *settings: bool,
+) -> Any:
+    return _aten.convolution(
+        self, weight, None, stride, padding, dilation, True, output_padding, groups
+    )
+
+
+def _sampled_grid(self: Any, grid: Any) -> Any:
+    return _aten.grid_sampler_2d(self, grid, 0, 0, True)
+
+
+def _sampled_grid_backward(self: Any, grid: Any, gradient: Any) -> Any:
+    return _aten.grid_sampler_2d_backward(gradient, self, grid, 0, 0, True, [True, True])
+
+
 _FORMULAS: dict[str, Callable[..., Any]] = {
-    "cudnn_affine_grid_generator": lambda theta, *size: _aten.affine_grid_generator(
-        theta, size, True
-    ),
-    "cudnn_affine_grid_generator_backward": lambda grad, *size: (
-        _aten.affine_grid_generator_backward(grad, size, True)
-    ),
-    "cudnn_convolution": lambda self, weight, padding, stride, dilation, groups, *settings: (
-        _aten.convolution(
-            self, weight, None, stride, padding, dilation, False, [0] * len(padding), groups
-        )
-    ),
-    "cudnn_convolution_transpose": lambda self, weight, padding, output_padding, stride, *rest: (
-        _aten.convolution(
-            self, weight, None, stride, padding, rest[0], True, output_padding, rest[1]
-        )
-    ),
-    "cudnn_grid_sampler": lambda self, grid: _aten.grid_sampler_2d(self, grid, 0, 0, True),
-    "cudnn_grid_sampler_backward": lambda self, grid, gradient: _aten.grid_sampler_2d_backward(
-        gradient, self, grid, 0, 0, True, [True, True]
-    ),
+    "cudnn_affine_grid_generator": _affine_grid,
+    "cudnn_affine_grid_generator_backward": _affine_grid_backward,
+    "cudnn_convolution": _convolution_of_cudnn,
+    "cudnn_convolution_transpose": _transposed_convolution_of_cudnn,
+    "cudnn_grid_sampler": _sampled_grid,
+    "cudnn_grid_sampler_backward": _sampled_grid_backward,
     **recurrent_networks.FORMULAS,
     **batch_norm.KERNELS,
     "_cslt_compress": torch.Tensor.clone,

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch._C import DispatchKey
 
-from torchdevice.calls.lacking.fallback_kernels import of_aten, overload_of, shadowed
+from torchdevice.calls.lacking.missing_operators import of_aten, overload_of, shadowed
 from torchdevice.errors import NotSupportedError
 from torchdevice.kernel import registered_kernels
 from torchdevice.kernel.devices.sparse_parts import parts_of

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
-from torchdevice.calls.lacking.fallback_kernels import overload_of, schema_of
+from torchdevice.calls.lacking.missing_operators import overload_of, schema_of
 from torchdevice.kernel.thread_state import state
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy, serving

@@ -237,6 +237,17 @@ class _Facts:
     def heads(self) -> list[int]:
         return [size[1] for size in self.sizes]
 
+    def heads_differ(self) -> bool:
+        """Return whether keys and values differ in heads, or cannot be divided among queries."""
+        queries, keys, values = self.heads()
+        return keys != values or queries % keys != 0
+
+    def has_unaligned_sizes(self) -> bool:
+        if self.q.size(-1) != self.k.size(-1):
+            return True
+        sizes = self.q.size(-1), self.v.size(-1)
+        return any(size == 0 or size % self.alignment for size in sizes)
+
     def cudnn_takes_mask(self) -> bool:
         if self.mask is None:
             return True
@@ -258,9 +269,7 @@ _CHECKS: dict[str, Callable[[_Facts], Any]] = {
     "devices": lambda call: call.q.is_cpu,
     "dimensions": lambda call: {len(each) for each in call.sizes} != {4},
     "batches": lambda call: len({size[0] for size in call.sizes}) > 1,
-    "groups": lambda call: (
-        call.grouped and (call.heads()[0] % call.heads()[1] or call.heads()[1] != call.heads()[2])
-    ),
+    "groups": lambda call: call.grouped and call.heads_differ(),
     "heads": lambda call: not call.grouped and len(set(call.heads())) > 1,
     "lengths": lambda call: 0 in (call.q.size(-2), call.k.size(-2)),
     "strides": lambda call: call.has_gaps(singles=True),
@@ -270,18 +279,13 @@ _CHECKS: dict[str, Callable[[_Facts], Any]] = {
     "mem_efficient_gpu": lambda call: not (5, 0) <= call.gpu <= (12, 1),
     "flash_gpu": lambda call: not (8, 0) <= call.gpu <= (12, 1),
     "cudnn_gpu": lambda call: not (8, 0) <= call.gpu <= (12, 1),
-    "mem_efficient_size": lambda call: (
-        call.q.size(-1) != call.k.size(-1)
-        or any(not each.size(-1) or each.size(-1) % call.alignment for each in (call.q, call.v))
-    ),
+    "mem_efficient_size": lambda call: call.has_unaligned_sizes(),
     "flash_size": lambda call: len({size[3] for size in call.sizes}) > 1 or call.q.size(3) > 256,
     "flash_mask": lambda call: call.mask is not None,
     "flash_training": lambda call: call.beyond_training(),
     "flash_causal": lambda call: call.causal and call.q.size(-2) != call.k.size(-2),
-    "cudnn_determinism": lambda _: (
-        torch.are_deterministic_algorithms_enabled()
-        and not torch.is_deterministic_algorithms_warn_only_enabled()
-    ),
+    # The program asked for deterministic algorithms, by more than a warning.
+    "cudnn_determinism": lambda _: torch.get_deterministic_debug_mode() == 2,
     "cudnn_mask": lambda call: not call.cudnn_takes_mask(),
     "cudnn_dropout": lambda call: call.dropout * 16 % 1,
     "cudnn_size": lambda call: max(call.q.size(3), call.v.size(3)) > call.widest,

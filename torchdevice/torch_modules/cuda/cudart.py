@@ -109,17 +109,21 @@ def _stream_create(context: Context, place: int) -> CudaError:
     return CudaError.success
 
 
+def _host_unregister(context: Context, address: int) -> CudaError:
+    return _done(context.pinned.registered.pop(address, None), _NOT_REGISTERED)
+
+
+def _stream_destroy(context: Context, handle: int) -> CudaError:
+    return _done(context.streams.handles.pop(handle, None), _INVALID_HANDLE)
+
+
 _CUDART: dict[str, Callable[..., Any]] = {
     "cudaGetErrorString": lambda context, error: _TEXTS.get(int(error), "unrecognized error code"),
     "cudaMemGetInfo": mem_get_info,
     "cudaProfilerStart": _success,
     "cudaProfilerStop": _success,
     "cudaHostRegister": _host_register,
-    "cudaHostUnregister": lambda context, address: _done(
-        context.pinned.registered.pop(address, None), _NOT_REGISTERED
-    ),
+    "cudaHostUnregister": _host_unregister,
     "cudaStreamCreate": _stream_create,
-    "cudaStreamDestroy": lambda context, handle: _done(
-        context.streams.handles.pop(handle, None), _INVALID_HANDLE
-    ),
+    "cudaStreamDestroy": _stream_destroy,
 }

@@ -124,13 +124,11 @@ class Collective(Staging):
             return Work(result, [Ongoing(group, call, times, run)])
         if group.ongoing is not None:
             group.ongoing.settle()
-        self._exchange(
-            call,
-            exchange,
-            lambda work: group.wait_for(
-                functools.partial(collective_checks.ended, work), call, times
-            ),
-        )
+
+        def wait(work: Any) -> None:
+            group.wait_for(functools.partial(collective_checks.ended, work), call, times)
+
+        self._exchange(call, exchange, wait)
         # After an error nothing is written to the tensors.
         self.write_back()
         group.completed(self._name, began)
