@@ -313,9 +313,8 @@ def to_host(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
 @rewrites(torch.Tensor.type_as)
 def _type_as(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``Tensor.type_as``, which also moves a tensor to the other tensor's device."""
-    return _moved_beside(
-        context, args[0], func(*args, **kwargs), args[1] if len(args) > 1 else kwargs["other"]
-    )
+    other = args[1] if len(args) > 1 else kwargs["other"]
+    return _moved_beside(context, args[0], func(*args, **kwargs), other)
 
 
 @rewrites(torch.Tensor.clone, torch.clone)

@@ -144,7 +144,8 @@ def found(paths: Iterable[str]) -> Files:
     files: dict[str, str] = {}
     outside: list[str] = []
     for path in paths:
-        for file in sorted(_in_folder(path, roots, outside)) if os.path.isdir(path) else [path]:
+        inside = sorted(_in_folder(path, roots, outside)) if os.path.isdir(path) else [path]
+        for file in inside:
             files.setdefault(os.path.realpath(file), file)
     if not files:
         raise ValueError(

@@ -184,7 +184,9 @@ def _nothing(
 ) -> Attended:
     """Return the result of rows without keys, linked to its inputs for gradients of 0."""
     batch, rows, heads, _ = q.shape
-    linked = (q.sum() + k.sum() + v.sum()) * 0 if torch.is_grad_enabled() else q.new_zeros(())
+    linked = q.new_zeros(())
+    if torch.is_grad_enabled():
+        linked = (q.sum() + k.sum() + v.sum()) * 0
     out = q.new_zeros(batch, rows, heads, v.shape[-1]) + torch.nan_to_num(linked)
     infinite = torch.full((batch, heads, rows), math.inf, dtype=_wide(q.dtype), device=q.device)
     none = q.new_zeros(batch, heads, rows, k.shape[1])

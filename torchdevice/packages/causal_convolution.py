@@ -175,7 +175,8 @@ def causal_conv1d_update(
         conv_state[rows] = state.scatter(
             2, after[:, None].expand(-1, state.shape[1], -1), new.to(state.dtype)
         )
-    seen = whole[:, :, whole.shape[2] - new.shape[2] - width + 1 :].to(x.dtype)
+    first = whole.shape[2] - new.shape[2] - width + 1
+    seen = whole[:, :, first:].to(x.dtype)
     out = convolved(seen, weight, bias, activation).to(x.dtype)
     return out[..., 0] if x.dim() == 2 else out
 

@@ -49,7 +49,8 @@ def _chunk(
     for decay, more in zip(decays, added, strict=True):
         state = torch.addcmul(more, decay, state)
         states.append(state)
-    return (torch.stack(states) * c.permute(2, 0, 1, 3)).sum(-1).permute(1, 2, 0), state
+    out = (torch.stack(states) * c.permute(2, 0, 1, 3)).sum(-1)
+    return out.permute(1, 2, 0), state
 
 
 def _by_step(given: torch.Tensor) -> torch.Tensor:
@@ -116,7 +117,9 @@ def scanned(
     if torch.is_complex(A):
         return _complex(u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
     dt = _steps(delta, delta_bias, delta_softplus, wide)
-    out, state = _scan(u.to(wide), dt, A.to(wide), _by_step(B).to(wide), _by_step(C).to(wide))
+    b = _by_step(B).to(wide)
+    c = _by_step(C).to(wide)
+    out, state = _scan(u.to(wide), dt, A.to(wide), b, c)
     return _gated(out, u, D, z, state, return_last_state)
 
 

@@ -162,7 +162,8 @@ class Peaks(Observer):
         self._mark((each.grad for each in there if each.grad is not None), GRADIENTS)
         self._mark(there, WEIGHTS)
         peak, found = self.devices[index], Counter[str]()
-        for each in [each for each in self._held.values() if each.device == index] + peak._freed:
+        held = [each for each in self._held.values() if each.device == index]
+        for each in held + peak._freed:
             if each.born <= peak._born:
                 found[each.kind] += each.size
         return found
@@ -178,7 +179,8 @@ class Peaks(Observer):
         blocks = [each for each in (*self._ended, *self._held.values()) if each.device == index]
         changes = [(each.born, each.kind, each.size) for each in blocks]
         changes += [(each.died, each.kind, -each.size) for each in blocks if each.died is not None]
-        in_use, columns = dict.fromkeys(KINDS, 0), list[list[int]]()
+        in_use = dict.fromkeys(KINDS, 0)
+        columns: list[list[int]] = []
         by_column = itertools.groupby(
             sorted(changes), lambda each: max(0, each[0] - begin) * COLUMNS // span
         )

@@ -379,9 +379,9 @@ def randperm_out(draw: Drawing, n: int, *, out: torch.Tensor) -> torch.Tensor:
     # The sort compares the last bits as numbers without a sign, unless they are all of the key.
     if bits < info.bits:
         keys = keys.long() & ((1 << bits) - 1)
-    keys, places = _sorted(
-        keys.long(), n.bit_length() if bits < info.bits and bits + n.bit_length() < 64 else 0
-    )
+    bits_of_places = n.bit_length()
+    has_room = bits < info.bits and bits + bits_of_places < 64
+    keys, places = _sorted(keys.long(), bits_of_places if has_room else 0)
     source = draw.take(n)
     _shuffle_equal(keys, places, source)
     return out.copy_(places)
@@ -533,8 +533,10 @@ def _can_sample(chances: torch.Tensor, samples: int, replacement: bool) -> bool:
         or samples <= 0
     ):
         return False
-    fits = replacement or samples <= chances.shape[-1]
-    return fits and bool(((chances >= 0) & chances.isfinite()).all() & (chances.sum(-1) > 0).all())
+    if not replacement and samples > chances.shape[-1]:
+        return False
+    are_chances = ((chances >= 0) & chances.isfinite()).all()
+    return bool(are_chances & (chances.sum(-1) > 0).all())
 
 
 _SAMPLING_BLOCK, _LARGEST_GRID = 128, 65535
@@ -547,7 +549,8 @@ def _with_replacement(draw: Drawing, rows: torch.Tensor, samples: int) -> torch.
     grid_rows = min(len(rows), _LARGEST_GRID)
     source = draw.take(((len(rows) - 1) // grid_rows + 1) * 4)
     width = -(-samples // _SAMPLING_BLOCK) * _SAMPLING_BLOCK
-    chances = (rows.double() / rows.double().sum(-1, keepdim=True)).to(rows.dtype)
+    weights = rows.double()
+    chances = (weights / weights.sum(-1, keepdim=True)).to(rows.dtype)
     sums = chances.double().cumsum(-1).to(rows.dtype)
     found = []
     for first in range(0, len(rows), grid_rows):
@@ -556,9 +559,8 @@ def _with_replacement(draw: Drawing, rows: torch.Tensor, samples: int) -> torch.
         numbers = torch.from_numpy(philox.uniform_of_threads(of_turn, width * count)[:, 0])
         numbers = numbers.view(count, width)[:, :samples]
         part = slice(first, first + count)
-        chosen = torch.searchsorted(sums[part], numbers.to(rows.dtype).contiguous()).clamp_(
-            max=rows.shape[1] - 1
-        )
+        chosen = torch.searchsorted(sums[part], numbers.to(rows.dtype).contiguous())
+        chosen.clamp_(max=rows.shape[1] - 1)
         found.append(_last_possible(chances[part]).gather(-1, chosen))
     return torch.cat(found)
 

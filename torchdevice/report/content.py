@@ -111,7 +111,8 @@ def rows_of(entries: Iterable[Entry]) -> list[Row]:
 
     Entries that say the same of the same line are one row.
     """
-    return _ordered([functools.reduce(_sum, alike) for alike in _alike(map(_row, entries), str)])
+    alike = _alike(map(_row, entries), str)
+    return _ordered([functools.reduce(_sum, each) for each in alike])
 
 
 def _row(entry: Entry) -> Row:
@@ -157,8 +158,10 @@ def without_indices(text: str) -> str:
 def with_all_indices(texts: Iterable[str]) -> str:
     """Return one text for such texts, which names the devices of all: ``"cuda:0-3"``."""
     first, *others = dict.fromkeys(texts)
-    indices = sorted({int(index) for text in (first, *others) for index in _INDEX.findall(text)})
-    return _INDEX.sub(numbers(indices), first) if others else first
+    if not others:
+        return first
+    indices = {int(index) for text in (first, *others) for index in _INDEX.findall(text)}
+    return _INDEX.sub(numbers(sorted(indices)), first)
 
 
 def numbers(found: Sequence[int]) -> str:
@@ -176,8 +179,9 @@ def _ordered(rows: Collection[Row]) -> list[Row]:
 
     def rank(row: Row) -> Any:
         line = lines[row.group, row.file, row.line]
-        weight = -sum(each.seconds for each in line), -sum(each.count for each in line)
-        return groups.index(row.group), *weight, row.file, row.line, -row.count, row.asked, row.done
+        of_line = -sum(each.seconds for each in line), -sum(each.count for each in line)
+        in_line = -row.count, row.asked, row.done
+        return groups.index(row.group), *of_line, row.file, row.line, *in_line
 
     return sorted(rows, key=rank)
 

@@ -407,7 +407,8 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     @_of_values
     def create_gather(data: Any, at: Any, axis: int) -> Any:
         count = max(len(data), len(at))
-        data, at = (np.broadcast_to(each, (count, *each.shape[1:])) for each in (data, at))
+        data = np.broadcast_to(data, (count, *data.shape[1:]))
+        at = np.broadcast_to(at, (count, *at.shape[1:]))
         return np.take_along_axis(data, at, axis=axis + 1)
 
     def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
@@ -470,9 +471,12 @@ def _scaled(values: Any, scale: Any, kind: Any, packed: int) -> Any:
     if scale is None:
         return values
     # An exponent alone, or a number in float8.
-    exponents = scale.data.astype(np.int32) - 127
-    factors = decoded(scale) if scale.dtype.is_floating() else np.ldexp(np.float32(1), exponents)
-    return values * np.repeat(factors, values.shape[-1] // factors.shape[-1], axis=-1)
+    if scale.dtype.is_floating():
+        factors = decoded(scale)
+    else:
+        factors = np.ldexp(np.float32(1), scale.data.astype(np.int32) - 127)
+    times = values.shape[-1] // factors.shape[-1]
+    return values * np.repeat(factors, times, axis=-1)
 
 
 class DivergedError(Exception):

@@ -160,7 +160,8 @@ def double_of(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) ->
     if isinstance(tensor, HostDouble) and tensor.dtype is dtype:
         return tensor
     # A copy where nothing else makes one, so that the memory is not the program's CPU tensor.
-    return on_target(tensor.to(CPU).to(dtype, copy=tensor.device.type == CPU.type), device)
+    is_on_cpu = tensor.device.type == CPU.type
+    return on_target(tensor.to(CPU).to(dtype, copy=is_on_cpu), device)
 
 
 def on_target(host: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -16,7 +16,8 @@ def _window(at: Any, dtype: Any) -> tuple[Any, Any]:
     import numpy as np
 
     lowest, size = at.min(), dtype.itemsize
-    memory: Any = (ctypes.c_char * int(at.max() - lowest + size)).from_address(int(lowest))
+    length = int(at.max() - lowest + size)
+    memory: Any = (ctypes.c_char * length).from_address(int(lowest))
     offsets = (at - lowest).view(np.int64)
     if np.bitwise_or.reduce(offsets, axis=None) & (size - 1):
         # An element at every byte.

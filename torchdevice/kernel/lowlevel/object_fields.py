@@ -47,7 +47,8 @@ def offset_of(name: str, objects: Sequence[int], values: Sequence[int], words: i
 
 def offsets(objects: Sequence[int], values: Sequence[int], words: int) -> list[int]:
     """Return the offsets in bytes at which each object holds its value, among so many words."""
-    held = [bytes((ctypes.c_ubyte * (words * _WORD)).from_address(each)) for each in objects]
+    fields = ctypes.c_ubyte * (words * _WORD)
+    held = [bytes(fields.from_address(each)) for each in objects]
     wanted = [each.to_bytes(_WORD, sys.byteorder) for each in values]
     pairs = list(zip(held, wanted, strict=True))
     places = range(0, words * _WORD, _WORD)

@@ -224,8 +224,9 @@ def _backward(op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     }
     results: list[Any] = []
     for name, gradient in found.items():
-        heads = call.turned(call.given[name]).size(1)  # several heads of queries may share one
-        results.append(call.back(gradient.unflatten(1, (heads, -1)).sum(2), call.given[name]))
+        given = call.given[name]
+        heads = call.turned(given).size(1)  # several heads of queries may share one
+        results.append(call.back(gradient.unflatten(1, (heads, -1)).sum(2), given))
     results.append(None if bias is None else above.sum_to_size(bias.shape).to(bias.dtype))
     return tuple(results[: len(op._schema.returns)])
 

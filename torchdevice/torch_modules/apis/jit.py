@@ -173,7 +173,8 @@ class _Rewriting:
         """Replace a node by a function of ``_REPLACEMENTS`` on the node's first inputs."""
         graph.setInsertPoint(node)
         function = getattr(self._replacements, name).inlined_graph
-        (made,) = graph.insertGraph(function, list(node.inputs())[: len(list(function.inputs()))])
+        number = len(list(function.inputs()))
+        (made,) = graph.insertGraph(function, list(node.inputs())[:number])
         node.output().replaceAllUsesWith(made)
         node.destroy()
 

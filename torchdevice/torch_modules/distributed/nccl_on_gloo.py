@@ -407,9 +407,11 @@ _FEW = 4096
 """Up to how many bytes one rank reduces those of all."""
 
 _REDUCED: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
-    _Kind.SUM: lambda rows: rows.sum(0), _Kind.PRODUCT: lambda rows: rows.prod(0),
-    _Kind.MIN: lambda rows: rows.amin(0), _Kind.MAX: lambda rows: rows.amax(0),
-}  # fmt: skip
+    _Kind.SUM: lambda rows: rows.sum(0),
+    _Kind.PRODUCT: lambda rows: rows.prod(0),
+    _Kind.MIN: lambda rows: rows.amin(0),
+    _Kind.MAX: lambda rows: rows.amax(0),
+}
 """The operation -> the reduction of rows, one of each rank."""
 
 
